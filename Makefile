@@ -1,0 +1,56 @@
+# Needs Python >= 3.11, a C++17 compiler and make; everything else is installed into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc fedcore -type f -not -name '*.pyc')
+CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl')
+
+.PHONY: help quickstart test lint format bench wheel-check clean
+help:
+	@sed -n 's/^## //p' Makefile
+
+## make quickstart    set up, then compare FedAvg, MIFA and MimiC on handwritten digits (about a minute)
+quickstart: $(INSTALLED)
+	$(BIN)/fedcore run quickstart
+
+## make test          set up, then lint and run all tests
+test: lint
+	$(BIN)/python -m pytest
+
+## make lint          ruff, mypy and clang-format, as `make test` runs them
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+	$(BIN)/mypy
+
+## make format        rewrite the sources as lint wants them
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+## make bench         time the kernels against their rivals and the read floor
+bench: $(INSTALLED)
+	$(BIN)/python -m pytest bench -s
+
+## make wheel-check   build the wheel, install it beside numpy alone, and run a round
+wheel-check: $(INSTALLED)
+	rm -rf build/wheel build/wheel-env
+	$(BIN)/pip wheel -q --no-deps -w build/wheel .
+	$(PYTHON) -m venv build/wheel-env
+	build/wheel-env/bin/pip install -q build/wheel/*.whl
+	cd build && wheel-env/bin/python ../tests/architecture/core_alone.py
+
+## make clean         remove the environment and everything built
+clean:
+	rm -rf $(VENV) build dist
+
+# The build tools go in first and the package is built with them, not in isolation, so that a rebuild compiles only
+# what changed.
+$(INSTALLED): $(SOURCES)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt "scikit-build-core>=0.10" "pybind11>=2.13" cmake ninja
+	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e ".[dev]"
+	touch $@

@@ -1,0 +1,159 @@
+#include "base/pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+namespace fedcore {
+namespace {
+
+struct Job {
+    Task task;
+    const void* context;
+    std::int64_t pieces;
+    std::atomic<std::int64_t> next{0};   // the next piece to claim
+    std::atomic<std::int64_t> ended{0};  // pieces that are done
+    std::atomic<int> seats;              // workers that may still join
+    std::mutex mutex;                    // guards `error`, and the wait for the last piece
+    std::condition_variable all_ended;
+    std::exception_ptr error;
+
+    Job(Task body, const void* argument, std::int64_t count, int workers)
+        : task(body), context(argument), pieces(count), seats(workers) {}
+
+    bool exhausted() const { return next.load(std::memory_order_relaxed) >= pieces; }
+
+    // Claims and runs pieces until none is left. `context` is alive while a claimed piece has not ended,
+    // because the caller waits for it; a worker that comes late claims nothing and so touches nothing of the
+    // caller's.
+    void work() {
+        std::int64_t done = 0;
+        for (std::int64_t piece; (piece = next.fetch_add(1, std::memory_order_relaxed)) < pieces; ++done) {
+            try {
+                task(context, piece);
+            } catch (...) {
+                const std::lock_guard<std::mutex> lock(mutex);
+                if (!error) error = std::current_exception();
+            }
+        }
+        if (done != 0 && ended.fetch_add(done, std::memory_order_acq_rel) + done == pieces) {
+            const std::lock_guard<std::mutex> lock(mutex);  // so that the caller is not between its test and its wait
+            all_ended.notify_all();
+        }
+    }
+
+    void wait() {
+        // The last piece of another thread ends within one block's time; sleeping would cost more than that.
+        for (int spin = 0; spin < 2000 && ended.load(std::memory_order_acquire) != pieces; ++spin) {
+#if defined(__x86_64__)
+            __builtin_ia32_pause();
+#endif
+        }
+        std::unique_lock<std::mutex> lock(mutex);
+        all_ended.wait(lock, [this] { return ended.load(std::memory_order_acquire) == pieces; });
+        if (error) std::rethrow_exception(error);
+    }
+};
+
+// Never destroyed: workers sleep in it until the process ends, and joining them at exit would hang a process
+// that was forked, or whose interpreter is being torn down.
+class Workers {
+  public:
+    void run(std::int64_t pieces, Task task, const void* context, int workers) {
+        const auto job = std::make_shared<Job>(task, context, pieces, workers);
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            for (; started_ < workers; ++started_) std::thread(&Workers::serve, this).detach();
+            jobs_.push_back(job);
+        }
+        for (int worker = 0; worker < workers; ++worker) wake_.notify_one();
+        job->work();
+        job->wait();
+    }
+
+  private:
+    void serve() {
+        std::unique_lock<std::mutex> lock(mutex_);
+        for (;;) {
+            const std::shared_ptr<Job> job = take();
+            if (!job) {
+                wake_.wait(lock);
+                continue;
+            }
+            lock.unlock();
+            job->work();
+            lock.lock();
+        }
+    }
+
+    // A seat in the oldest job that has pieces and seats left; forgets the jobs that have none. Needs the
+    // lock.
+    std::shared_ptr<Job> take() {
+        while (!jobs_.empty()) {
+            const auto& job = jobs_.front();
+            if (!job->exhausted() && job->seats.fetch_sub(1, std::memory_order_relaxed) > 0) return job;
+            jobs_.pop_front();
+        }
+        return nullptr;
+    }
+
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    std::deque<std::shared_ptr<Job>> jobs_;
+    int started_ = 0;
+};
+
+int default_threads() {
+    if (const char* wanted = std::getenv("FEDCORE_THREADS")) {
+        const long count = std::strtol(wanted, nullptr, 10);
+        if (count >= 1 && count <= 4096) return static_cast<int>(count);
+    }
+    cpu_set_t allowed;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) return CPU_COUNT(&allowed);
+    return 1;
+}
+
+std::atomic<int> thread_count{default_threads()};
+std::atomic<Workers*> current{nullptr};
+
+Workers& workers() {
+    Workers* found = current.load(std::memory_order_acquire);
+    if (found != nullptr) return *found;
+    // A child of fork() has no workers, and the parent's locks may be held for ever: it forgets them all.
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { current.store(nullptr); });
+    (void)registered;
+    auto* fresh = new Workers;
+    if (current.compare_exchange_strong(found, fresh, std::memory_order_acq_rel)) return *fresh;
+    delete fresh;
+    return *found;
+}
+
+}  // namespace
+
+void parallel_for(std::int64_t pieces, Task task, const void* context) {
+    const int helpers = static_cast<int>(std::min<std::int64_t>(threads(), pieces)) - 1;
+    if (helpers < 1) {
+        for (std::int64_t piece = 0; piece < pieces; ++piece) task(context, piece);
+        return;
+    }
+    workers().run(pieces, task, context, helpers);
+}
+
+int threads() {
+    return thread_count.load(std::memory_order_relaxed);
+}
+
+void set_threads(int count) {
+    thread_count.store(count, std::memory_order_relaxed);
+}
+
+}  // namespace fedcore

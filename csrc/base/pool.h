@@ -1,0 +1,32 @@
+// The package's own threads. Not OpenMP: it clashes with torch's copy and hangs in a forked child.
+//
+// A call is a job whose pieces are claimed one by one from a counter, by the caller too: when no worker gets
+// a core (torch's threads spin for milliseconds after each operation) the caller does all of it and waits for
+// nobody. Workers start at the first job that wants them and sleep between jobs. A forked child starts its
+// own. Several threads may call at once; their jobs share the workers.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+namespace fedcore {
+
+using Task = void (*)(const void* context, std::int64_t piece);
+
+// Runs task(context, piece) for every piece in [0, pieces). Returns when all are done; rethrows the first
+// exception that a piece threw, after every claimed piece has ended. Pieces may run in any order and on any
+// thread.
+void parallel_for(std::int64_t pieces, Task task, const void* context);
+
+template <class Body>
+void parallel_for(std::int64_t pieces, const Body& body) {
+    parallel_for(
+        pieces, [](const void* context, std::int64_t piece) { (*static_cast<const Body*>(context))(piece); }, &body);
+}
+
+// How many threads may work on one job, the caller counted: FEDCORE_THREADS, else the cores this process may
+// use.
+int threads();
+void set_threads(int count);  // count >= 1
+
+}  // namespace fedcore

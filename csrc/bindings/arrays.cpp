@@ -1,0 +1,170 @@
+#include "bindings/arrays.h"
+
+#include <cstring>
+
+#include "bindings/dlpack_abi.h"
+
+namespace fedcore::bindings {
+
+void raise(const char* kind, const std::string& message) {
+    const py::object type = py::module_::import("fedcore.errors").attr(kind);
+    PyErr_SetString(type.ptr(), message.c_str());
+    throw py::error_already_set();
+}
+
+std::string Name::text() const {
+    return index < 0 ? argument : std::string(argument) + "[" + std::to_string(index) + "]";
+}
+
+namespace {
+
+// An array as its exporter describes it.
+struct Found {
+    void* data = nullptr;
+    std::string dtype;
+    std::vector<std::int64_t> shape;
+    bool contiguous = true;
+    bool writable = true;
+};
+
+std::string text(const std::string& dtype, const std::vector<std::int64_t>& shape) {
+    std::string sizes;
+    for (const std::int64_t size : shape) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
+    return dtype + "[" + sizes + "]";
+}
+
+template <class Strides>
+bool c_order(const std::vector<std::int64_t>& shape, const Strides& strides, std::int64_t unit) {
+    for (std::size_t axis = shape.size(); axis-- > 0; unit *= shape[axis])
+        if (shape[axis] > 1 && strides[axis] != unit) return false;
+    return true;
+}
+
+Found from_numpy(const py::array& array) {
+    Found found;
+    const py::dtype dtype = array.dtype();
+    found.data = const_cast<void*>(array.data());
+    found.dtype = dtype.num() == py::detail::npy_api::NPY_FLOAT_    ? "float32"
+                  : dtype.num() == py::detail::npy_api::NPY_DOUBLE_ ? "float64"
+                                                                    : py::str(py::handle(dtype));
+    if (dtype.byteorder() == '>' || dtype.byteorder() == '<') found.dtype = py::str(py::handle(dtype));  // swapped
+    found.shape.assign(array.shape(), array.shape() + array.ndim());
+    found.contiguous = (array.flags() & py::array::c_style) != 0;
+    found.writable = array.writeable();
+    return found;
+}
+
+Found from_dlpack(const py::capsule& capsule, Name name) {
+    const dlpack::Tensor* tensor;
+    Found found;
+    if (std::strcmp(capsule.name(), "dltensor_versioned") == 0) {
+        const auto* managed = capsule.get_pointer<dlpack::ManagedVersioned>();
+        found.writable = (managed->flags & dlpack::kReadOnly) == 0;
+        tensor = &managed->tensor;
+    } else {
+        tensor = &capsule.get_pointer<dlpack::Managed>()->tensor;
+    }
+    if (tensor->device_type != dlpack::kCpu)
+        raise("ArrayError", name.text() + ": expected an array in CPU memory, got one on another device");
+    const char* kind = tensor->type_code == dlpack::kFloat      ? "float"
+                       : tensor->type_code == dlpack::kBfloat   ? "bfloat"
+                       : tensor->type_code == dlpack::kInt      ? "int"
+                       : tensor->type_code == dlpack::kUnsigned ? "uint"
+                                                                : "another type of ";
+    found.data = static_cast<char*>(tensor->data) + tensor->byte_offset;
+    found.dtype = kind + std::to_string(tensor->type_bits * tensor->type_lanes);
+    found.shape.assign(tensor->shape, tensor->shape + tensor->ndim);
+    found.contiguous = tensor->strides == nullptr || c_order(found.shape, tensor->strides, 1);
+    return found;
+}
+
+py::capsule export_dlpack(py::handle object, bool writable) {
+    if (writable) {  // only 1.x tells whether the exporter allows writing
+        try {
+            return object.attr("__dlpack__")(py::arg("max_version") = py::make_tuple(1, 0));
+        } catch (py::error_already_set& error) {
+            if (!error.matches(PyExc_TypeError)) throw;
+        }
+    }
+    return object.attr("__dlpack__")();
+}
+
+Found from_buffer(const py::buffer_info& info) {
+    Found found;
+    found.data = info.ptr;
+    found.dtype = info.format == "f" ? "float32" : info.format == "d" ? "float64" : "'" + info.format + "'";
+    found.shape.assign(info.shape.begin(), info.shape.end());
+    found.contiguous = c_order(found.shape, info.strides, info.itemsize);
+    found.writable = !info.readonly;
+    return found;
+}
+
+}  // namespace
+
+void* Arrays::open(py::handle object, Name name, bool writable, char due, std::int64_t* n) {
+    Found found;
+    if (py::isinstance<py::array>(object)) {
+        kept_.push_back(py::reinterpret_borrow<py::object>(object));
+        found = from_numpy(py::reinterpret_borrow<py::array>(object));
+    } else if (py::hasattr(object, "__dlpack__")) {
+        const py::capsule capsule = export_dlpack(object, writable);
+        kept_.push_back(capsule);  // unconsumed: its own destructor gives the tensor back
+        found = from_dlpack(capsule, name);
+    } else if (PyObject_CheckBuffer(object.ptr()) != 0) {
+        buffers_.push_back(py::reinterpret_borrow<py::buffer>(object).request());
+        found = from_buffer(buffers_.back());
+    } else {
+        raise("ArrayError", name.text() + ": expected an array in CPU memory, got " +
+                                std::string(py::str(py::type::of(object).attr("__name__"))));
+    }
+    const std::string dtype = due == 'f' ? "float32" : "float64";
+    const std::string came = text(found.dtype, found.shape);
+    const std::string expected =
+        name.text() + ": expected " + dtype + "[" + (*n == kAnyLength ? "n" : std::to_string(*n)) + "]";
+    if (found.dtype != dtype) raise("DtypeError", expected + ", got " + came);
+    if (found.shape.size() != 1 || (*n != kAnyLength && found.shape[0] != *n))
+        raise("ShapeError", expected + ", got " + came);
+    if (!found.contiguous) raise("ShapeError", expected + ", got " + came + " that is not contiguous");
+    if (writable && !found.writable) raise("ArrayError", expected + " to write to, got a read-only array");
+    *n = found.shape[0];
+    return found.data;
+}
+
+template <class T>
+Span<const T> Arrays::input(py::handle object, Name name, std::int64_t n) {
+    const auto* data = static_cast<const T*>(open(object, name, false, sizeof(T) == 4 ? 'f' : 'd', &n));
+    regions_.push_back({reinterpret_cast<const char*>(data), reinterpret_cast<const char*>(data + n), name});
+    return {data, n};
+}
+
+template <class T>
+Span<T> Arrays::output(py::handle object, Name name, std::int64_t n, const void* replaces) {
+    auto* data = static_cast<T*>(open(object, name, true, sizeof(T) == 4 ? 'f' : 'd', &n));
+    const auto* begin = reinterpret_cast<const char*>(data);
+    const auto* end = reinterpret_cast<const char*>(data + n);
+    for (const Region& region : regions_) {
+        const bool replaced = begin == replaces && region.begin == begin && region.end == end;
+        if (!replaced && begin < region.end && region.begin < end)
+            raise("ArrayError", name.text() + ": must not overlap " + region.name.text());
+    }
+    regions_.push_back({begin, end, name});
+    return {data, n};
+}
+
+template Span<const float> Arrays::input<float>(py::handle, Name, std::int64_t);
+template Span<const double> Arrays::input<double>(py::handle, Name, std::int64_t);
+template Span<float> Arrays::output<float>(py::handle, Name, std::int64_t, const void*);
+template Span<double> Arrays::output<double>(py::handle, Name, std::int64_t, const void*);
+
+py::sequence sequence(py::handle object, const char* name, std::int64_t k) {
+    if (!PyList_Check(object.ptr()) && !PyTuple_Check(object.ptr()))
+        raise("ArrayError", std::string(name) + ": expected a list or tuple, got " +
+                                std::string(py::str(py::type::of(object).attr("__name__"))));
+    const auto items = py::reinterpret_borrow<py::sequence>(object);
+    if (k != kAnyLength && static_cast<std::int64_t>(items.size()) != k)
+        raise("ShapeError",
+              std::string(name) + ": expected " + std::to_string(k) + " entries, got " + std::to_string(items.size()));
+    return items;
+}
+
+}  // namespace fedcore::bindings

@@ -1,0 +1,63 @@
+// Callers' arrays, checked once: NumPy, whatever exports DLPack (torch, JAX, CuPy on the host), and the
+// buffer protocol. Nothing is copied; behind these checks the kernels trust every pointer and length.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace fedcore::bindings {
+
+namespace py = pybind11;
+
+// Raises fedcore.errors.<kind>(message).
+[[noreturn]] void raise(const char* kind, const std::string& message);
+
+// How an argument is called in an error: `weights`, or `rows[3]`.
+struct Name {
+    const char* argument;
+    std::int64_t index = -1;
+    std::string text() const;
+};
+
+template <class T>
+struct Span {
+    T* data;
+    std::int64_t n;
+};
+
+constexpr std::int64_t kAnyLength = -1;
+
+// The arrays of one call. It keeps them alive until it goes out of scope, which must be with the GIL held;
+// ask for all inputs before the outputs, so that an output can be held against every input.
+class Arrays {
+  public:
+    // T is float or double: the dtype that is due. n: the length that is due.
+    template <class T>
+    Span<const T> input(py::handle object, Name name, std::int64_t n = kAnyLength);
+
+    // May be exactly the input that starts at `replaces`, and overlaps nothing else that this call reads or
+    // writes.
+    template <class T>
+    Span<T> output(py::handle object, Name name, std::int64_t n, const void* replaces = nullptr);
+
+  private:
+    struct Region {
+        const char* begin;
+        const char* end;
+        Name name;
+    };
+    void* open(py::handle object, Name name, bool writable, char due, std::int64_t* n);
+
+    std::vector<py::object> kept_;
+    std::vector<py::buffer_info> buffers_;
+    std::vector<Region> regions_;
+};
+
+// A list or tuple of exactly k objects (any length if k is kAnyLength).
+py::sequence sequence(py::handle object, const char* name, std::int64_t k = kAnyLength);
+
+}  // namespace fedcore::bindings

@@ -1,0 +1,15 @@
+// What module.cpp lists: one function a file, each of which adds its functions to the module.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace fedcore::bindings {
+
+namespace py = pybind11;
+
+void bind_aggregate(py::module_& module);
+void bind_exchange(py::module_& module);
+void bind_norms(py::module_& module);
+void bind_runtime(py::module_& module);
+
+}  // namespace fedcore::bindings

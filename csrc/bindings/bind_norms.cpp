@@ -1,0 +1,38 @@
+#include <vector>
+
+#include "base/blocks.h"
+#include "bindings/arrays.h"
+#include "bindings/bind.h"
+#include "kernels/norms.h"
+
+namespace fedcore::bindings {
+namespace {
+
+py::array_t<double> squared_norms(const py::object& rows) {
+    const py::sequence listed = sequence(rows, "rows");
+    const auto k = static_cast<std::int64_t>(listed.size());
+    Arrays arrays;
+    std::int64_t n = kAnyLength;
+    std::vector<const float*> pointers;
+    for (std::int64_t i = 0; i < k; ++i) {
+        const auto row = arrays.input<float>(listed[i], {"rows", i}, n);
+        n = row.n;
+        pointers.push_back(row.data);
+    }
+    py::array_t<double> norms(k);
+    double* norm = norms.mutable_data();
+    std::vector<double> scratch(k == 0 ? 0 : k * block_count(n));
+    if (k != 0) {
+        const py::gil_scoped_release release;  // reads every row once: milliseconds
+        fedcore::squared_norms(pointers.data(), k, n, scratch.data(), norm);
+    }
+    return norms;
+}
+
+}  // namespace
+
+void bind_norms(py::module_& module) {
+    module.def("squared_norms", &squared_norms, py::arg("rows"));
+}
+
+}  // namespace fedcore::bindings

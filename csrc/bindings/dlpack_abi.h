@@ -1,0 +1,39 @@
+// The part of DLPack's C ABI (dmlc/dlpack, versions 0.x and 1.x) that a consumer of CPU tensors reads.
+#pragma once
+
+#include <cstdint>
+
+namespace fedcore::bindings::dlpack {
+
+constexpr std::int32_t kCpu = 1;
+constexpr std::uint8_t kInt = 0, kUnsigned = 1, kFloat = 2, kBfloat = 4;  // type codes
+constexpr std::uint64_t kReadOnly = 1;                                    // flag bit, 1.x only
+
+struct Tensor {
+    void* data;
+    std::int32_t device_type;
+    std::int32_t device_id;
+    std::int32_t ndim;
+    std::uint8_t type_code;
+    std::uint8_t type_bits;
+    std::uint16_t type_lanes;
+    std::int64_t* shape;
+    std::int64_t* strides;  // in elements; null for C order
+    std::uint64_t byte_offset;
+};
+
+struct Managed {  // capsule "dltensor"
+    Tensor tensor;
+    void* context;
+    void (*deleter)(Managed*);
+};
+
+struct ManagedVersioned {  // capsule "dltensor_versioned"
+    std::uint32_t major, minor;
+    void* context;
+    void (*deleter)(ManagedVersioned*);
+    std::uint64_t flags;
+    Tensor tensor;
+};
+
+}  // namespace fedcore::bindings::dlpack

@@ -1,0 +1,26 @@
+// The inner loops of one ISA level, each over one range [begin, end) of elements. level.cpp fills one table a
+// level.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/aggregate.h"
+#include "kernels/exchange.h"
+
+namespace fedcore {
+
+struct Table {
+    void (*weighted_sum)(const float* const* rows, const float* weights, std::int64_t k, std::int64_t begin,
+                         std::int64_t end, float* out);
+    // squares: float64[k], this range's share of |h_i|^2
+    void (*accumulate)(const double* acc, double* out, const Sent* sent, std::int64_t k, std::int64_t begin,
+                       std::int64_t end, double* squares);
+    void (*exchange)(const double* acc, double* out, const Sent* sent, const RowSwap* rows, std::int64_t k,
+                     std::int64_t begin, std::int64_t end, double* squares);
+    // squares: float64[2], this range's share of |v|^2 and |x'|^2
+    void (*server_step)(const Step& step, const double* sum, const double* total, const float* x, float* v,
+                        double* total_out, float* x_out, std::int64_t begin, std::int64_t end, double* squares);
+    double (*squared_norm)(const float* row, std::int64_t begin, std::int64_t end);
+};
+
+}  // namespace fedcore

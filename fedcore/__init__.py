@@ -1,0 +1,26 @@
+"""fedcore: the server side of federated learning at memory speed."""
+
+from fedcore import algorithms, errors, kernels, participation
+from fedcore.layout import Layout
+from fedcore.runtime import __version__, build_info, isa, set_threads, threads
+from fedcore.server import Broadcast, Round, RoundReport, Server, Update
+from fedcore.store import ClientStore
+
+__all__ = [
+    "Broadcast",
+    "ClientStore",
+    "Layout",
+    "Round",
+    "RoundReport",
+    "Server",
+    "Update",
+    "__version__",
+    "algorithms",
+    "build_info",
+    "errors",
+    "isa",
+    "kernels",
+    "participation",
+    "set_threads",
+    "threads",
+]

@@ -1,0 +1,43 @@
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+version: str
+compiler: str
+
+def weighted_sum(rows: Sequence[Any], weights: Any, out: Any) -> None: ...
+def accumulate(
+    acc: Any, out: Any, bases: Sequence[Any], ys: Sequence[Any], scales: Any, weights: Any
+) -> npt.NDArray[np.float64]: ...
+def server_step(
+    sum: Any,
+    total: Any,
+    x: Any,
+    v: Any,
+    total_out: Any,
+    x_out: Any,
+    *,
+    from_sum: float,
+    from_total: float,
+    keep_sum: float,
+    keep_v: float,
+    gamma: float,
+) -> tuple[float, float]: ...
+def exchange(
+    acc: Any,
+    out: Any,
+    bases: Sequence[Any],
+    ys: Sequence[Any],
+    scales: Any,
+    weights: Any,
+    old_rows: Sequence[Any],
+    anchors: Sequence[Any],
+    new_rows: Sequence[Any],
+) -> npt.NDArray[np.float64]: ...
+def squared_norms(rows: Sequence[Any]) -> npt.NDArray[np.float64]: ...
+def threads() -> int: ...
+def set_threads(count: int) -> None: ...
+def isa() -> str: ...
+def best_isa() -> str: ...

@@ -1,0 +1,27 @@
+"""FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017."""
+
+from typing import ClassVar, Literal
+
+from fedcore.algorithms.algorithm import Algorithm, Cohort, Step
+from fedcore.errors import UnknownNameError
+
+
+class FedAvg(Algorithm):
+    """x' = x - gamma v, v = sum_i w_i h_i / W over the cohort.
+
+    Without a server rate this is the average of the clients' models, x' = x + sum_i (w_i / W) (y_i - x).
+
+    Args:
+        weights: "examples", w_i = n_i (McMahan), or "uniform", w_i = 1 (MimiC paper, eq. 4-5).
+    """
+
+    averages_models: ClassVar[bool] = True
+
+    def __init__(self, weights: Literal["uniform", "examples"] = "examples") -> None:
+        if weights not in ("uniform", "examples"):
+            raise UnknownNameError.of("weights", weights, ["uniform", "examples"])
+        self.weights = weights
+
+    def step(self, cohort: Cohort) -> Step:
+        """v = A / W."""
+        return Step(from_sum=1 / cohort.W)

@@ -1,0 +1,70 @@
+"""The errors of fedcore: one class a kind, each also the built-in that a caller would expect.
+
+Every message names the argument, what was due and what came: ``weights: expected float32[4], got float64[3]``.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class FedcoreError(Exception):
+    """Whatever fedcore raises on purpose."""
+
+
+class ShapeError(FedcoreError, ValueError):
+    """An array has the wrong shape, or is not contiguous."""
+
+
+class DtypeError(FedcoreError, ValueError):
+    """An array has the wrong dtype."""
+
+
+class ArrayError(FedcoreError, ValueError):
+    """An object is no CPU array, an output is read-only, or an output overlaps an input."""
+
+
+class RangeError(FedcoreError, ValueError):
+    """A number is outside its range."""
+
+
+class UnknownNameError(FedcoreError, ValueError):
+    """A name (of an algorithm, a preset, a model, ...) is not one of those that exist."""
+
+    @classmethod
+    def of(cls, what: str, name: object, known: Iterable[str]) -> "UnknownNameError":
+        """The error for ``name``, with the nearest known one and the list of all."""
+        names = sorted(known)
+        spelt = {known_name.lower(): known_name for known_name in names}
+        near = get_close_matches(str(name).lower(), spelt, n=1, cutoff=0.5)
+        hint = f"; did you mean {spelt[near[0]]!r}?" if near else ""
+        return cls(f"{what}: {name!r} is unknown{hint} (known: {', '.join(names)})")
+
+
+class ConfigError(FedcoreError, ValueError):
+    """A configuration has a misspelt key or a value out of range."""
+
+
+class UnknownClientError(FedcoreError, KeyError):
+    """A client id is not registered."""
+
+    __str__ = Exception.__str__  # KeyError would print the message's repr
+
+
+class DuplicateUpdateError(FedcoreError, ValueError):
+    """A client's update came a second time in one round."""
+
+
+class RoundError(FedcoreError, RuntimeError):
+    """A round is used out of order: closed, or opened while another is open."""
+
+
+class DivergedError(FedcoreError, RuntimeError):
+    """A step would make the model infinite or NaN."""
+
+
+class MissingDataError(FedcoreError, RuntimeError):
+    """A data set's files are not there, or their content is not what it should be."""
+
+
+class MissingDependencyError(FedcoreError, RuntimeError):
+    """An optional package is needed; the message says what to install."""

@@ -1,0 +1,46 @@
+"""Threads, instruction set and build: what a bug report needs to say."""
+
+import os
+import platform
+
+import numpy as np
+
+from fedcore import _core
+from fedcore.errors import RangeError
+
+__version__ = _core.version
+
+
+def threads() -> int:
+    """How many threads one call may use: FEDCORE_THREADS, else the cores that this process may use."""
+    return _core.threads()
+
+
+def set_threads(count: int) -> None:
+    """Let one call use up to ``count`` threads; results have the same bits for any count.
+
+    Raises:
+        RangeError: ``count`` is not in 1..4096.
+    """
+    if not 1 <= count <= 4096:
+        raise RangeError(f"count: expected 1..4096 threads, got {count!r}")
+    _core.set_threads(count)
+
+
+def isa() -> str:
+    """The instruction-set level of the kernels in use; FEDCORE_ISA forces one, or "reference" for the NumPy twins."""
+    return "reference" if os.environ.get("FEDCORE_ISA") == "reference" else _core.isa()
+
+
+def build_info() -> dict[str, str | int]:
+    """Versions, compiler, instruction set and threads."""
+    return {
+        "fedcore": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "compiler": _core.compiler,
+        "platform": platform.platform(),
+        "isa": isa(),
+        "isa_best": _core.best_isa(),
+        "threads": threads(),
+    }

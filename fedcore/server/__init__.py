@@ -1,0 +1,8 @@
+"""The server, its rounds, and what goes in and comes out."""
+
+from fedcore.server.report import RoundReport
+from fedcore.server.round import Round
+from fedcore.server.server import Broadcast, Server
+from fedcore.server.update import Update
+
+__all__ = ["Broadcast", "Round", "RoundReport", "Server", "Update"]

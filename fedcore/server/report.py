@@ -1,0 +1,37 @@
+"""What a round did."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.store import ClientId
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """The outcome of one round.
+
+    Attributes:
+        round: its number, counted from 0.
+        heard: the clients whose updates count, in the order of ``add``.
+        refused: (client, reason) of the updates that do not.
+        steps: the local steps of the clients heard, added up.
+        norms: float64[len(heard)], |h_i|, the lengths of the clients' mean gradients.
+        diversity: sum q_i |h_i|^2 / |sum q_i h_i|^2 with q_i = w_i / W, the weighted gradient diversity (Haddadpour
+            and Mahdavi 2019, eq. 7); None for an empty cohort, for a mean of zero, and for methods that never form
+            the cohort's plain mean.
+        gamma: the server's step along v; 0 where x stayed.
+        seconds: time spent in the server, the clients' own not counted.
+        bytes: what the clients sent.
+    """
+
+    round: int
+    heard: tuple[ClientId, ...] = ()
+    refused: tuple[tuple[ClientId, str], ...] = ()
+    steps: int = 0
+    norms: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    diversity: float | None = None
+    gamma: float = 0.0
+    seconds: float = 0.0
+    bytes: int = 0

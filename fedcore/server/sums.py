@@ -1,0 +1,124 @@
+"""The sums of the open round, which a bad update cannot spoil."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore import kernels
+from fedcore.algorithms import Algorithm
+from fedcore.layout import Layout
+from fedcore.store import ClientId, ClientStore, History
+
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An update that passed every check but the last, whether each element is finite: the fold itself tells that."""
+
+    client: ClientId
+    y: F32
+    is_model: bool  # else a difference: nothing is subtracted from it
+    has_buffers: bool
+    scale: float  # h = (x - y) scale, or -y scale
+    weight: float
+    steps: int
+    distance: float  # eta_i K_i, how far a gradient of length 1 goes
+    counters: dict[str, npt.NDArray[np.integer[Any]]]
+
+
+class Sums:
+    """A, the sum over the cohort of what its updates add, for the parameters and for the float buffers.
+
+    A fold reads the sum and writes a spare, and the two change places if every row was finite.
+
+    Cost: 16 n bytes, allocated once and used again every round.
+    """
+
+    def __init__(self, algorithm: Algorithm, layout: Layout, store: ClientStore, history: History) -> None:
+        self._algorithm, self._layout, self._store, self._history = algorithm, layout, store, history
+        self._value = np.zeros(layout.n, np.float64)
+        self._spare = np.empty(layout.n, np.float64)
+        self.weight = 0.0
+        self.buffer_weight = 0.0
+
+    @property
+    def parameters(self) -> F64:
+        """A over the parameters, float64[n_parameters]."""
+        return self._value[: self._layout.n_parameters]
+
+    @property
+    def buffers(self) -> F64:
+        """The weighted sum of x - y over the float buffers, float64[n - n_parameters]."""
+        return self._value[self._layout.n_parameters :]
+
+    def clear(self) -> None:
+        """Back to zero, for a new round."""
+        self._value[:] = 0
+        self.weight = self.buffer_weight = 0.0
+
+    def fold(self, x: F32, entries: Sequence[Entry]) -> F64:
+        """Add the entries in one pass, in their order, and stage their rows.
+
+        Args:
+            x: float32[n], what the cohort started from.
+
+        Returns:
+            float64[len(entries)], |h_i|^2. An entry whose square is not finite held a NaN or an infinity; it was left
+            out as if it had never come.
+        """
+        squares = self._fold_parameters(x, entries)
+        if self._layout.n > self._layout.n_parameters:
+            squares += self._fold_buffers(x, entries)
+        finite = np.isfinite(squares)
+        if finite.all():
+            self._value, self._spare = self._spare, self._value
+            for entry in entries:
+                self.weight += entry.weight
+                self.buffer_weight += entry.weight if entry.has_buffers else 0.0
+            return squares
+        for entry, good in zip(entries, finite, strict=True):
+            if not good:
+                self._store.unstage(entry.client)
+        if finite.any():
+            squares[finite] = self.fold(x, [entry for entry, good in zip(entries, finite, strict=True) if good])
+        return squares
+
+    def _fold_parameters(self, x: F32, entries: Sequence[Entry]) -> F64:
+        p = self._layout.n_parameters
+        start = x[:p]
+        clients = [entry.client for entry in entries]
+        bases = [start if entry.is_model else None for entry in entries]
+        ys = [entry.y[:p] for entry in entries]
+        scales = np.array([entry.scale for entry in entries])
+        weights = np.array([entry.weight for entry in entries])
+        if not self._algorithm.keeps_rows:
+            return kernels.accumulate(self.parameters, bases, ys, scales, weights, out=self._spare[:p])
+        old_rows = [self._store.row(client) for client in clients]
+        anchors: list[F32 | None] = [None] * len(clients)
+        if self._algorithm.keeps_history:
+            rounds = [self._store.round_of(client) for client in clients]
+            anchors = [None if t is None else self._history[t] for t in rounds]
+        new_rows = [self._store.stage(client) for client in clients]
+        return kernels.exchange(
+            self.parameters, bases, ys, scales, weights, old_rows, anchors, new_rows, out=self._spare[:p]
+        )
+
+    def _fold_buffers(self, x: F32, entries: Sequence[Entry]) -> F64:
+        """Fold x - y of the float buffers; 0 for each finite entry, not finite for the others."""
+        p = self._layout.n_parameters
+        having = [entry for entry in entries if entry.has_buffers]
+        bad = np.zeros(len(entries))
+        bad[[entry.has_buffers for entry in entries]] = 0.0 * kernels.accumulate(
+            self.buffers,
+            [x[p:] if entry.is_model else None for entry in having],
+            [entry.y[p:] for entry in having],
+            np.ones(len(having)),
+            np.array([entry.weight for entry in having]),
+            out=self._spare[p:],
+        )
+        return bad

@@ -1,0 +1,7 @@
+"""State that belongs to clients: their rows, and what the rows refer to."""
+
+from fedcore.store.client_store import ClientStore
+from fedcore.store.history import History
+from fedcore.store.registry import ClientId, Registry
+
+__all__ = ["ClientId", "ClientStore", "History", "Registry"]

@@ -1,0 +1,38 @@
+"""Every promise over every method: a new one is a row in the registry."""
+
+import numpy as np
+import pytest
+
+import fedcore
+from fedcore.algorithms import REGISTRY, Algorithm, Cohort, named
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_method_is_a_documented_table(name):
+    algorithm = named(name)
+    assert isinstance(algorithm, Algorithm)
+    assert type(algorithm).__name__ == name
+    assert algorithm.__doc__
+    assert REGISTRY[name].__module__.startswith("fedcore.algorithms.")
+    step = algorithm.step(Cohort(S=3, N=7, W=5.0, rows=7))
+    assert algorithm.keeps_total or (step.from_total, step.keep_sum, step.keep_v) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_full_participation_with_one_gradient_each_is_gradient_descent(name):
+    """K = 1, everybody heard: every method is x - eta * mean of the gradients."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=6)
+    server = fedcore.Server(name, x.astype(np.float32), clients=4, lr=0.25)
+    for _ in range(5):
+        gradients = rng.normal(size=(4, 6)).astype(np.float32)
+        server.round([fedcore.Update(i, server.x - np.float32(0.25) * gradients[i], steps=1) for i in range(4)])
+        x = x - 0.25 * gradients.mean(axis=0)
+    np.testing.assert_allclose(server.x, x, rtol=1e-5, atol=1e-6)
+
+
+def test_unknown_names():
+    with pytest.raises(fedcore.errors.UnknownNameError, match=r"algorithm: 'FedAvgg' .* did you mean 'FedAvg'"):
+        named("FedAvgg")
+    with pytest.raises(fedcore.errors.UnknownNameError, match="weights: 'example' is unknown; did you mean 'examples'"):
+        named("FedAvg", weights="example")

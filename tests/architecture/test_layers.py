@@ -1,0 +1,105 @@
+"""Imports point down only, and optional packages stay where they are needed."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import fedcore
+
+ROOT = Path(fedcore.layout.__file__).parent
+
+LAYERS = [
+    {"errors", "randomness", "runtime", "layout", "_core"},
+    {"kernels", "store"},
+    {"algorithms", "participation"},
+    {"server", "data", "local"},
+    {"engines"},
+    {"experiment"},
+    {"reports"},
+    {"cli"},
+]
+LAYER = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
+# Within a layer a room knows no other, except:
+ALLOWED = {("runtime", "errors"), ("runtime", "_core"), ("layout", "errors")}
+# Where an optional package may be imported at all.
+OPTIONAL = {
+    "torch": {"local", "engines", "experiment"},
+    "sklearn": {"data"},
+    "pooch": {"data"},
+    "pydantic": {"experiment"},
+    "matplotlib": {"reports"},
+    "rich": {"reports", "cli"},
+    "typer": {"cli"},
+}
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def imports(file):
+    """Absolute names of the modules that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            yield node.module
+            if node.module == "fedcore":
+                yield from (f"fedcore.{alias.name}" for alias in node.names)
+
+
+def room(file):
+    return file.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def test_every_room_has_a_layer():
+    assert {room(file) for file in FILES} - {"__init__", "__main__"} <= LAYER.keys()
+
+
+def test_imports_point_down():
+    for file in FILES:
+        here = room(file)
+        if here in ("__init__", "__main__"):  # the doors: they may see everything
+            continue
+        for name in imports(file):
+            package, _, rest = name.partition(".")
+            there = rest.partition(".")[0]
+            if package != "fedcore" or not rest or there == here or there == "__version__":
+                continue
+            down = LAYER[there] < LAYER[here] or (here, there) in ALLOWED
+            assert down, f"{file.relative_to(ROOT)} (layer {LAYER[here]}) imports {name} (layer {LAYER[there]})"
+
+
+def test_optional_packages_stay_in_their_rooms():
+    for file in FILES:
+        for name in imports(file):
+            rooms = OPTIONAL.get(name.partition(".")[0])
+            assert rooms is None or room(file) in rooms, f"{file.relative_to(ROOT)} imports {name}"
+
+
+def test_only_the_bindings_know_python_and_nobody_knows_the_bindings():
+    csrc = ROOT.parent / "csrc"
+    below = {"base": {"base"}, "kernels": {"base", "kernels"}, "bindings": {"base", "kernels", "bindings"}}
+    for file in [path for path in csrc.rglob("*") if path.suffix in {".h", ".cpp", ".inl"}]:
+        here = file.relative_to(csrc).parts[0]
+        for line in file.read_text().splitlines():
+            if line.startswith("#include <"):
+                assert here == "bindings" or "pybind11" not in line, file
+            elif line.startswith("#include"):
+                assert line.split('"')[1].split("/")[0] in below[here], f"{file.relative_to(csrc)}: {line}"
+
+
+def test_fedcore_alone_needs_numpy_alone():
+    hidden = "".join(f"sys.modules[{name!r}] = None\n" for name in OPTIONAL)
+    script = (
+        Path(__file__)
+        .with_name("core_alone.py")
+        .read_text()
+        .replace("import fedcore\n", f"{hidden}import fedcore\n", 1)
+    )
+    script = script.replace("& sys.modules.keys()", "& {name for name, module in sys.modules.items() if module}")
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_files_are_short():
+    for file in FILES:
+        assert len(file.read_text().splitlines()) <= 400, f"{file} is past 400 lines"

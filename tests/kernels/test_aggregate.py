@@ -1,0 +1,171 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedcore import errors, kernels
+from fedcore.kernels import reference
+
+# Vector edges, tile and block edges, and the sizes where a second thread joins.
+LENGTHS = [0, 1, 7, 15, 16, 17, 31, 33, 97, 2047, 2048, 2049, 16383, 16384, 16385, 300_001]
+
+
+def vectors(k, n, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=n).astype(np.float32) for _ in range(k)]
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("k", [1, 3, 4, 5, 9])
+def test_weighted_sum_has_the_bits_of_the_reference(k, n):
+    rows, weights = vectors(k, n), vectors(1, k, seed=1)[0]
+    due = np.empty(n, np.float32)
+    reference.weighted_sum(rows, weights, due)
+    np.testing.assert_array_equal(kernels.weighted_sum(rows, weights), due)
+
+
+def test_weighted_sum_of_no_rows_is_zero():
+    out = np.ones(5, np.float32)
+    assert kernels.weighted_sum([], [], out=out) is out
+    np.testing.assert_array_equal(out, np.zeros(5))
+    with pytest.raises(errors.ShapeError, match="rows: expected at least one"):
+        kernels.weighted_sum([], [])
+
+
+@settings(deadline=None)
+@given(k=st.integers(1, 6), n=st.integers(0, 400), seed=st.integers(0, 99), extremes=st.booleans())
+def test_weighted_sum_on_any_shape(k, n, seed, extremes):
+    rows, weights = vectors(k, n, seed), vectors(1, k, seed + 1)[0]
+    if extremes and n:
+        specials = np.float32([np.nan, np.inf, -np.inf, 1e-42, -0.0, 3e38])
+        for i, row in enumerate(rows):
+            row[(seed + i) % n] = specials[(seed + i) % 6]
+    due = np.empty(n, np.float32)
+    with np.errstate(all="ignore"):
+        reference.weighted_sum(rows, weights, due)
+    np.testing.assert_array_equal(kernels.weighted_sum(rows, weights), due)
+
+
+def test_torch_tensors_buffers_and_unaligned_rows_go_in_without_a_copy():
+    rows = vectors(3, 1001)
+    due = kernels.weighted_sum(rows, [1, 2, 3])
+    tensors = [torch.from_numpy(row) for row in rows]
+    out = torch.empty(1001)
+    assert kernels.weighted_sum(tensors, torch.tensor([1.0, 2.0, 3.0]), out=out) is out
+    np.testing.assert_array_equal(out.numpy(), due)  # written into torch's own memory
+    views = [memoryview(row.tobytes()).cast("f") for row in rows]
+    np.testing.assert_array_equal(kernels.weighted_sum(views, [1, 2, 3]), due)
+    for offset in range(1, 5):
+        moved = []
+        for row in rows:
+            memory = np.empty(4 * 1001 + offset, np.uint8)
+            memory[offset:] = row.view(np.uint8)
+            moved.append(memory[offset:].view(np.float32))
+        np.testing.assert_array_equal(kernels.weighted_sum(moved, [1, 2, 3]), due)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (dict(weights=np.ones(3)), errors.DtypeError, r"weights: expected float32\[2\], got float64\[3\]"),
+        (dict(weights=np.ones(3, np.float32)), errors.ShapeError, r"weights: expected float32\[2\], got float32\[3\]"),
+        (dict(out=np.zeros(4)), errors.DtypeError, r"out: expected float32\[4\], got float64\[4\]"),
+        (dict(out=np.zeros(5, np.float32)), errors.ShapeError, r"out: expected float32\[4\], got float32\[5\]"),
+        (dict(out=np.zeros(8, np.float32)[::2]), errors.ShapeError, "out: .* not contiguous"),
+        (dict(out=np.zeros((4, 1), np.float32)), errors.ShapeError, r"got float32\[4, 1\]"),
+        (dict(out=np.frombuffer(bytes(16), np.float32)), errors.ArrayError, "out: .* read-only"),
+        (dict(out=[0.0] * 4), errors.ArrayError, "out: expected an array in CPU memory, got list"),
+        (dict(rows=[np.ones(4, np.float32), np.ones(3, np.float32)]), errors.ShapeError, r"rows\[1\]: expected"),
+        (dict(rows=[np.ones(4, ">f4")] * 2), errors.DtypeError, r"rows\[0\]: .* got >f4\[4\]"),
+        (dict(rows=[torch.ones(4, dtype=torch.bfloat16)] * 2), errors.DtypeError, r"rows\[0\]: .* got bfloat16\[4\]"),
+        (dict(rows=[torch.ones(4, 2)[:, 0]] * 2), errors.ShapeError, r"rows\[0\]: .* not contiguous"),
+        (dict(rows=np.ones((2, 4), np.float32)), errors.ArrayError, "rows: expected a list or tuple, got ndarray"),
+    ],
+)
+def test_bad_arguments_are_named_and_nothing_is_written(change, error, message):
+    arguments = dict(rows=vectors(2, 4), weights=np.ones(2, np.float32), out=np.full(4, 7, np.float32)) | change
+    before = np.array(arguments["out"]).copy()
+    with pytest.raises(error, match=message):
+        kernels.weighted_sum(**arguments)
+    np.testing.assert_array_equal(arguments["out"], before)
+
+
+def test_an_output_over_an_input_is_refused():
+    memory = np.zeros(10, np.float32)
+    with pytest.raises(errors.ArrayError, match=r"out: must not overlap rows\[1\]"):
+        kernels.weighted_sum([np.ones(6, np.float32), memory[:6]], [1, 1], out=memory[4:])
+    acc = np.zeros(4)
+    with pytest.raises(errors.ArrayError, match="out: must not overlap acc"):
+        kernels.accumulate(acc[:3], [None], [np.ones(3, np.float32)], np.ones(1), np.ones(1), out=acc[1:])
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("in_place", [True, False])
+def test_accumulate_has_the_bits_of_the_reference(n, in_place):
+    ys, x = vectors(5, n), vectors(1, n, seed=2)[0]
+    bases = [x, None, x, x, None]
+    scales, weights = np.linspace(0.5, 7, 5), np.linspace(-1, 3, 5)
+    acc = np.random.default_rng(3).normal(size=n)
+    due = np.empty(n)
+    due_norms = reference.accumulate(acc, due, bases, ys, scales, weights)
+    out = acc if in_place else np.full(n, np.nan)
+    norms = kernels.accumulate(acc, bases, ys, scales, weights, out=out)
+    np.testing.assert_array_equal(out, due)
+    np.testing.assert_allclose(norms, due_norms, rtol=1e-13)
+
+
+def test_one_by_one_is_all_at_once():
+    ys, x = vectors(9, 20_000), vectors(1, 20_000, seed=2)[0]
+    scales, weights = np.linspace(0.5, 7, 9), np.linspace(-1, 3, 9)
+    whole = np.empty(20_000)
+    norms = kernels.accumulate(np.zeros(20_000), [x] * 9, ys, scales, weights, out=whole)
+    single = np.zeros(20_000)
+    singles = [
+        kernels.accumulate(single, [x], [ys[i]], scales[i : i + 1], weights[i : i + 1], out=single) for i in range(9)
+    ]
+    np.testing.assert_array_equal(single, whole)
+    np.testing.assert_array_equal(np.concatenate(singles), norms)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", [0, 2047, 16_384, 19_999])
+def test_a_bad_row_shows_in_its_norm_and_leaves_the_sum_that_was(bad, where):
+    ys = vectors(3, 20_000)
+    ys[1][where] = bad
+    acc = np.ones(20_000)
+    norms = kernels.accumulate(acc, [None] * 3, ys, np.ones(3), np.ones(3), out=np.empty(20_000))
+    np.testing.assert_array_equal(np.isfinite(norms), [True, False, True])
+    np.testing.assert_array_equal(acc, np.ones(20_000))
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("with_total", [True, False])
+def test_server_step_has_the_bits_of_the_reference(n, with_total):
+    rng = np.random.default_rng(4)
+    total = rng.normal(size=n) if with_total else None
+    given_ = dict(from_sum=0.3, from_total=-0.7, keep_sum=1.5, keep_v=-2.5, gamma=0.9)
+    sum_, x = rng.normal(size=n), rng.normal(size=n).astype(np.float32)
+    results = []
+    for run in (
+        kernels.server_step,
+        lambda *a, v, total_out, x_out, **k: reference.server_step(*a, v, total_out, x_out, **k),
+    ):
+        v, x_out = np.empty(n, np.float32), np.empty(n, np.float32)
+        total_out = np.empty(n) if with_total else None
+        squares = run(sum_, total, x, v=v, total_out=total_out, x_out=x_out, **given_)
+        results.append((v, x_out, total_out, squares))
+    (v, x_out, total_out, squares), (due_v, due_x, due_total, due_squares) = results
+    np.testing.assert_array_equal(v, due_v)
+    np.testing.assert_array_equal(x_out, due_x)
+    if with_total:
+        np.testing.assert_array_equal(total_out, due_total)
+    np.testing.assert_allclose(squares, due_squares, rtol=1e-13)
+
+
+def test_server_step_tells_an_overflow():
+    v, x_out = np.empty(2, np.float32), np.empty(2, np.float32)
+    _, square = kernels.server_step(
+        np.array([1e30, 0]), None, np.zeros(2, np.float32), from_sum=1, gamma=1e30, v=v, total_out=None, x_out=x_out
+    )
+    assert not np.isfinite(square)

@@ -1,0 +1,203 @@
+"""The caller's mistakes raise, what a client sent is refused by name, and either way the state is as before."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import fedcore
+from fedcore import ClientStore, Server, Update, errors
+
+N, n = 3, 5
+ALGORITHMS = ["FedAvg", "MIFA", "MimiC"]
+
+
+def warm(name, **options):
+    """A server with rows, history and a total to lose."""
+    server = Server(name, np.arange(n, dtype=np.float32), clients=N, lr=0.1, **options)
+    for t in range(3):
+        server.round([Update(i, server.x - np.float32(1 + i + t), steps=2) for i in range(N)])
+    return server
+
+
+def snapshot(server):
+    rows = [server.store.read(i).tobytes() for i in range(N)]
+    corrections = [server.correction(i).tobytes() for i in range(N)]
+    return server.x.tobytes(), server.round_number, rows, corrections, [server.store.round_of(i) for i in range(N)]
+
+
+def finish_as_if_nothing(server):
+    """One more round, which shows the state that cannot be seen."""
+    server.round([Update(1, server.x - np.float32(3), steps=2)])
+    return snapshot(server)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("way", ["exception", "abort", "mistake", "diverged"])
+def test_a_round_that_is_left_leaves_everything_as_before(name, way):
+    server, untouched = warm(name, server_lr=10), warm(name, server_lr=10)
+    before = snapshot(server)
+
+    def spoil(round):
+        round.add(0, server.x + np.float32(9), steps=1)
+        round.add(2, (server.x + np.float32(8)).tobytes(), steps=1)  # held
+
+    if way == "exception":
+        with pytest.raises(ZeroDivisionError), server.open_round() as round:
+            spoil(round)
+            1 / 0  # noqa: B018
+    elif way == "abort":
+        with server.open_round() as round:
+            spoil(round)
+            round.abort()
+        assert round.report is None
+    elif way == "mistake":
+        with pytest.raises(errors.UnknownClientError), server.open_round() as round:
+            spoil(round)
+            round.add(N, server.x, steps=1)
+    else:
+        with pytest.raises(errors.DivergedError, match="would make x infinite"), server.open_round() as round:
+            for client in range(N):
+                round.add(client, np.full(n, -1e38, np.float32), steps=1, kind="gradient")
+    assert snapshot(server) == before
+    assert finish_as_if_nothing(server) == finish_as_if_nothing(untouched)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (dict(y=np.zeros(4, np.float32)), r"y: expected float32\[5\], got float32\[4\]"),
+        (dict(y=np.zeros((5, 1), np.float32)), r"y: expected float32\[5\], got float32\[5, 1\]"),
+        (dict(y=np.zeros(5)), r"y: expected float32\[5\], got float64\[5\]"),
+        (dict(y=np.zeros(10, np.float32)[::2]), r"not contiguous"),
+        (dict(y=torch.zeros(5, dtype=torch.bfloat16)), r"y: expected float32\[5\]"),
+        (dict(y=np.array([None] * 5)), r"y: expected float32\[5\], got object\[5\]"),
+        (dict(y=b"123"), r"y: expected float32\[5\] in CPU memory"),
+        (
+            dict(y={"w": np.zeros(5, np.float32)}),
+            r"model: expected the tensors \['x'\]; missing \['x'\], unexpected \['w'\]",
+        ),
+        (dict(y=None), "model: expected a module, a mapping"),
+        (dict(y=np.float32([0, 0, np.nan, 0, 0])), "y: expected finite numbers"),
+        (dict(y=np.float32([0, 0, 0, 0, np.inf])), "y: expected finite numbers"),
+        (dict(steps=0), r"steps: expected an integer in 1\.\.1000000, got 0"),
+        (dict(steps=-3), r"steps: .* got -3"),
+        (dict(steps=10**18), r"steps: .* got 1000000000000000000"),
+        (dict(steps=2.5), r"steps: .* got 2.5"),
+        (dict(steps=True), r"steps: .* got True"),
+        (dict(examples=0), r"examples: expected an integer in 1\.\.1000000000, got 0"),
+        (dict(examples=10**18), "examples: .* got 1000000000000000000"),
+        (dict(examples="many"), "examples: .* got 'many'"),
+        (dict(lr=float("nan")), "lr: expected a finite number > 0, got nan"),
+        (dict(lr=-1.0), r"lr: .* got -1\.0"),
+        (dict(round=2), "round: expected 3, the open one, got 2"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+def test_what_a_client_sent_is_refused_by_name_and_the_round_goes_on(name, change, reason):
+    server, without = warm(name), warm(name)
+    good = Update(2, server.x + np.float32(1), steps=4)
+    report = server.round([Update(**(dict(client=0, y=server.x + np.float32(2), steps=2, keep=True) | change)), good])
+    assert report.heard == (2,)
+    [(client, why)] = report.refused
+    assert client == 0
+    assert re.search(reason, why), why
+    # as if it had never come
+    without.round([good])
+    assert snapshot(server) == snapshot(without)
+    assert finish_as_if_nothing(server) == finish_as_if_nothing(without)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("fold", [1, 2, 8])
+def test_bad_rows_among_held_ones_fall_out_alone(name, fold):
+    server, without = warm(name, fold=fold), warm(name)
+    bad = np.full(n, np.nan, np.float32)
+    updates = [Update(i, server.x - np.float32(i), steps=2, keep=True) for i in range(N)]
+    report = server.round([Update(1, bad, steps=1, keep=True), updates[0], Update(2, bad, steps=1, keep=True)])
+    assert report.heard == (0,)
+    assert [client for client, _ in report.refused] == [1, 2]
+    without.round([updates[0]])
+    assert finish_as_if_nothing(server) == finish_as_if_nothing(without)
+
+
+def test_a_refused_client_may_try_again():
+    server = warm("MIFA")
+    with server.open_round() as round:
+        round.add(0, np.full(n, np.nan, np.float32), steps=1)
+        round.add(0, server.x, steps=1)
+    assert round.report.heard == (0,)
+    assert len(round.report.refused) == 1
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_callers_mistakes_raise(name):
+    server = warm(name)
+    y = server.x.copy()
+    with server.open_round() as round:
+        round.add(0, y, steps=1, keep=True)
+        with pytest.raises(errors.DuplicateUpdateError, match="client: 0 has an update in round 3 already"):
+            round.add(0, y, steps=1)
+        for unknown in (N, -1, "0", 1.0, True, None):
+            with pytest.raises(errors.UnknownClientError, match=r"client: expected .* got"):
+                round.add(unknown, y, steps=1)
+        with pytest.raises(errors.UnknownNameError, match="kind: 'modle' is unknown; did you mean 'model'"):
+            round.add(1, y, steps=1, kind="modle")
+        with pytest.raises(errors.RangeError, match="count: expected"):
+            round.add(1, y, steps=1, count=0)
+        with pytest.raises(errors.RoundError, match="round 3 is open already"):
+            server.open_round()
+    assert round.report.heard == (0,)
+    for call in (lambda: round.add(1, y, steps=1), round.finish):
+        with pytest.raises(errors.RoundError, match="finished or aborted"):
+            call()
+    with pytest.raises(errors.UnknownClientError, match="got 99"):
+        server.broadcast([0, 99])
+    if name != "FedAvg":
+        with pytest.raises(errors.RangeError, match="count: expected 1, since the method keeps a row per client"):
+            server.round([Update(1, y, steps=1, count=2)])
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "MimiC"])
+def test_an_empty_cohort_is_recorded_counts_and_moves_nothing(name):
+    server = warm(name)
+    x, number = server.x.copy(), server.round_number
+    report = server.round([])
+    np.testing.assert_array_equal(server.x, x)
+    assert server.round_number == number + 1
+    assert (report.round, report.heard, report.gamma, report.steps, report.diversity) == (number, (), 0.0, 0, None)
+    # a cohort that was refused to the last one is empty too
+    assert server.round([Update(0, np.zeros(1, np.float32), steps=1)]).heard == ()
+    np.testing.assert_array_equal(server.x, x)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (dict(algorithm="MIMIC"), errors.UnknownNameError, "algorithm: 'MIMIC' is unknown; did you mean 'MimiC'"),
+        (dict(x0=np.zeros(3)), errors.DtypeError, "x: expected float32 or an integer dtype, got float64"),
+        (dict(x0=np.zeros(0, np.float32)), errors.ShapeError, "x0: expected at least one parameter"),
+        (dict(x0=np.float32([np.nan])), errors.ArrayError, "x0: expected finite numbers"),
+        (dict(clients=0), errors.RangeError, "clients: expected a count >= 1, got 0"),
+        (dict(clients=["a", "a"]), errors.RangeError, "each once"),
+        (dict(clients=[2**64]), errors.UnknownClientError, "client: expected an int in"),
+        (dict(clients=None), errors.RangeError, "clients: expected a count or the ids"),
+        (dict(lr=0), errors.RangeError, "rate: expected a finite number > 0, got 0"),
+        (dict(server_lr=float("inf")), errors.RangeError, "rate: expected a finite number > 0, got inf"),
+        (dict(fold=0), errors.RangeError, r"fold: expected an integer in 1\.\.2\*\*53, got 0"),
+        (dict(store="disk"), errors.UnknownNameError, "store: 'disk' is unknown"),
+        (dict(store=ClientStore(3, 4), clients=None), errors.ShapeError, "store: expected rows of 2 parameters, got 4"),
+        (dict(store=ClientStore(3, 2)), errors.RangeError, "clients: expected none beside a ClientStore"),
+    ],
+)
+def test_a_server_that_cannot_be(change, error, message):
+    arguments = dict(algorithm="FedAvg", x0=np.zeros(2, np.float32), clients=3, lr=0.1) | change
+    with pytest.raises(error, match=message):
+        Server(**arguments)
+
+
+def test_an_unknown_option_names_the_nearest():
+    with pytest.raises(errors.UnknownNameError, match="option of MIFA: 'wiat' is unknown; did you mean 'wait'"):
+        fedcore.algorithms.named("MIFA", wiat=True)

@@ -1,0 +1,119 @@
+"""Two clients, rounds computed by hand."""
+
+import numpy as np
+import pytest
+
+import fedcore
+from fedcore import Server, Update
+
+LR, K = 0.5, 2  # eta K = 1: h_i = x - y_i
+
+
+def vector(*values):
+    return np.array(values, np.float32)
+
+
+def one_round(server, **ys):
+    """A round that heard the clients named c0, c1 with those h: y = x - h."""
+    with server.open_round() as round:
+        for name, h in ys.items():
+            round.add(int(name[1:]), server.x - np.float32(h), steps=K)
+    return round.report
+
+
+def test_fedavg_weighs_models_by_examples():
+    server = Server("FedAvg", vector(0, 0), clients=2, lr=LR)
+    report = server.round([Update(0, vector(4, 8), steps=K, examples=3), Update(1, vector(0, 4), steps=9, examples=1)])
+    np.testing.assert_array_equal(server.x, [3, 7])
+    assert report.heard == (0, 1)
+    assert report.steps == K + 9
+    assert report.gamma == 1
+    np.testing.assert_allclose(report.norms, [np.hypot(4, 8) / (LR * K), 4 / (LR * 9)])
+    # sum q |h|^2 / |sum q h|^2 = (3/4 80 + 1/4 16) / (9 + 49)
+    assert report.diversity == pytest.approx(64 / 58)
+
+
+def test_fedavg_uniform_with_a_server_rate_steps_along_the_mean_gradient():
+    server = Server(fedcore.algorithms.FedAvg("uniform"), vector(1), clients=2, lr=LR, server_lr=0.1)
+    # h_0 = (1 - 0) / (.5 * 2) = 1 and h_1 = (1 + 5) / (.5 * 4) = 3
+    report = server.round([Update(0, vector(0), steps=2, examples=9), Update(1, vector(-5), steps=4)])
+    np.testing.assert_allclose(server.x, [1 - 0.1 * 2], rtol=1e-7)
+    np.testing.assert_allclose(report.norms, [1, 3])
+    assert report.gamma == 0.1
+
+
+def test_a_client_drawn_twice_counts_twice():
+    server = Server("FedAvg", vector(0), clients=2, lr=LR)
+    server.round([Update(0, vector(3), steps=1, count=2), Update(1, vector(6), steps=1)])
+    np.testing.assert_array_equal(server.x, [4])
+
+
+def test_mifa_by_hand():
+    server = Server(fedcore.algorithms.MIFA(wait=False), vector(0), clients=2, lr=LR)
+    one_round(server, c0=4)  # rows (4, 0): v = 2
+    assert server.x == [-2]
+    one_round(server, c1=6)  # rows (4, 6): v = 5
+    assert server.x == [-7]
+    one_round(server, c0=2)  # rows (2, 6): v = 4
+    assert server.x == [-11]
+    report = one_round(server)  # nobody: along the remembered mean
+    assert server.x == [-15]
+    assert report.gamma == 1
+    assert (server.store.read(0), server.store.read(1)) == ([2], [6])
+    assert server.round_number == 4
+
+
+def test_mifa_waits_until_everybody_was_heard():
+    server = Server("MIFA", vector(10), clients=2, lr=LR)
+    assert one_round(server, c0=4).gamma == 0
+    assert server.x == [10]
+    one_round(server)
+    assert server.x == [10]
+    assert one_round(server, c1=6).gamma == 1
+    assert server.x == [5]
+    assert server.round_number == 3
+
+
+def test_mifa_rows_are_gradients_that_todays_rate_multiplies():
+    rates = {0: 0.5, 1: 0.25}
+    server = Server(fedcore.algorithms.MIFA(wait=False), vector(0), clients=2, lr=rates.__getitem__)
+    one_round(server, c0=4)  # eta K = 1
+    server.round([Update(1, server.x - np.float32(3), steps=2)])  # eta K = .5: h = 6, v = (4 + 6) / 2, gamma = .5
+    assert server.store.read(1) == [6]
+    assert server.x == [-2 - 0.5 * 5]
+
+
+def test_mimic_by_hand():
+    server = Server("MimiC", vector(0), clients=2, lr=LR)
+    one_round(server, c0=2, c1=6)  # v = 4, c = (2, -2)
+    assert server.x == [-4]
+    assert (server.correction(0), server.correction(1)) == ([2], [-2])
+    one_round(server, c0=3)  # v = 3 + 2 = 5, c_0 = 5 - 3
+    assert server.x == [-9]
+    assert (server.correction(0), server.correction(1)) == ([2], [-2])
+    one_round(server, c1=1)  # v = 1 - 2, c_1 = -1 - 1
+    assert server.x == [-8]
+    assert server.correction(1) == [-2]
+    one_round(server)  # nobody: x stays, the round counts
+    assert server.x == [-8]
+    one_round(server, c0=0, c1=4)  # v = ((0 + 2) + (4 - 2)) / 2 = 2; c = (2, -2)
+    assert server.x == [-10]
+    assert (server.correction(0), server.correction(1)) == ([2], [-2])
+    assert server.round_number == 5
+
+
+@pytest.mark.parametrize("kind", ["model", "delta", "gradient"])
+@pytest.mark.parametrize("name", ["FedAvg", "MIFA", "MimiC"])
+def test_a_model_a_difference_and_a_gradient_say_the_same(name, kind):
+    server = Server(name, vector(8, 16), clients=1, lr=LR)
+    y = {"model": vector(4, 8), "delta": vector(-4, -8), "gradient": vector(1, 2)}[kind]  # eta K = 4
+    report = server.round([Update(0, y, steps=8, kind=kind)])
+    np.testing.assert_array_equal(server.x, [4, 8])
+    np.testing.assert_allclose(report.norms, [np.hypot(1, 2)])
+
+
+def test_the_clients_own_rate_makes_its_gradient():
+    server = Server("MimiC", vector(0), clients=1, lr=LR)
+    server.round([Update(0, vector(-3), steps=2, lr=0.25)])
+    assert server.store.read(0) == [6]
+    assert server.x == [-3]

@@ -1,0 +1,120 @@
+"""One by one, held and folded, or as a batch: the same bits."""
+
+import numpy as np
+import pytest
+import torch
+
+import fedcore
+from fedcore import Server, Update
+
+n, N = 4099, 9
+
+
+def run(name, deliver, *, fold=8, rounds=4):
+    rng = np.random.default_rng(1)
+    server = Server(name, rng.normal(size=n).astype(np.float32), clients=N, lr=0.1, fold=fold)
+    for _ in range(rounds):
+        cohort = rng.permutation(N)[: rng.integers(1, N + 1)].tolist()
+        ys = [(server.x + rng.normal(size=n)).astype(np.float32) for _ in cohort]
+        numbers = rng.integers(1, 50, size=(len(cohort), 2)).tolist()
+        deliver(server, [Update(i, y, steps=k, examples=e) for i, y, (k, e) in zip(cohort, ys, numbers, strict=True)])
+    return server
+
+
+def batch(server, updates):
+    server.round(updates)
+
+
+def generated_in_one_buffer(server, updates):
+    buffer = np.empty(n, np.float32)
+
+    def trained():
+        for update in updates:
+            buffer[:] = update.y
+            yield Update(update.client, buffer, update.steps, update.examples)
+
+    server.round(trained())
+    buffer[:] = np.nan
+
+
+def one_by_one(**options):
+    def deliver(server, updates):
+        with server.open_round() as round:
+            for update in updates:
+                round.add(update.client, update.y, steps=update.steps, examples=update.examples, **options)
+            round.finish()
+
+    return deliver
+
+
+def as_bytes(server, updates):
+    with server.open_round() as round:
+        for update in updates:
+            round.add(update.client, update.y.tobytes(), steps=update.steps, examples=update.examples)
+
+
+def as_tensors(server, updates):
+    server.round([Update(u.client, torch.from_numpy(u.y), u.steps, u.examples) for u in updates])
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "MIFA", "MimiC"])
+@pytest.mark.parametrize("fold", [1, 3, 8, 100])
+def test_every_way_of_delivery_gives_the_same_bits(name, fold):
+    due = run(name, batch)
+    for deliver in (batch, generated_in_one_buffer, one_by_one(), one_by_one(keep=True), as_bytes, as_tensors):
+        server = run(name, deliver, fold=fold)
+        np.testing.assert_array_equal(server.x, due.x)
+        for client in range(N):
+            np.testing.assert_array_equal(server.store.read(client), due.store.read(client))
+
+
+def test_a_writable_buffer_is_folded_before_add_returns():
+    server = Server("MIFA", np.zeros(2, np.float32), clients=2, lr=1)
+    buffer = np.float32([-1, -1])
+    with server.open_round() as round:
+        round.add(0, buffer, steps=1)
+        buffer[:] = -5
+        round.add(1, buffer, steps=1)
+    np.testing.assert_array_equal(server.x, [-3, -3])
+
+
+def test_a_read_only_view_of_writable_memory_is_folded_at_once_too():
+    server = Server("FedAvg", np.zeros(2, np.float32), clients=1, lr=1)
+    memory = np.float32([1, 1])
+    view = memory.view()
+    view.flags.writeable = False
+    with server.open_round() as round:
+        round.add(0, view, steps=1)
+        memory[:] = 9
+    np.testing.assert_array_equal(server.x, [1, 1])
+
+
+def test_nothing_is_shared_with_the_caller():
+    x0 = np.zeros(3, np.float32)
+    server = Server("MIFA", x0, clients=1, lr=1)
+    sent = server.broadcast([0]).x
+    y = np.float32([1, 2, 3])
+    server.round([Update(0, y, steps=1)])
+    x0[:] = y[:] = 77
+    np.testing.assert_array_equal(server.x, [1, 2, 3])
+    np.testing.assert_array_equal(sent, [0, 0, 0])  # what a slow client still trains on
+    with pytest.raises(ValueError, match="read-only"):
+        server.x[0] = 5
+    server.tensors()["x"][0] = 5
+    np.testing.assert_array_equal(server.x, [1, 2, 3])
+
+
+def test_bits_do_not_depend_on_threads():
+    before = fedcore.threads()
+    try:
+        results = []
+        for count in (1, 2):
+            fedcore.set_threads(count)
+            rng = np.random.default_rng(0)
+            server = Server("MimiC", rng.normal(size=300_000).astype(np.float32), clients=4, lr=0.1)
+            for _ in range(3):
+                server.round([Update(i, server.x + rng.normal(size=300_000).astype("f"), steps=3) for i in range(4)])
+            results.append(server.x)
+        np.testing.assert_array_equal(*results)
+    finally:
+        fedcore.set_threads(before)

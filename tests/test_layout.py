@@ -1,0 +1,135 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcore import Layout, Server, errors
+from fedcore.algorithms import MIFA, FedAvg, MimiC
+
+
+def batch_norm_net():
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+
+
+def test_parameters_then_buffers_and_counters_outside():
+    for model in (batch_norm_net(), batch_norm_net().state_dict()):
+        layout = Layout.of(model)
+        assert layout.n_parameters == 3 * 4 + 4 + 2 * 4 + 4 * 2 + 2
+        assert layout.n == layout.n_parameters + 2 * 4
+        assert layout.names[-2:] == ("1.running_mean", "1.running_var")
+        assert [piece.name for piece in layout.counters] == ["1.num_batches_tracked"]
+
+
+def test_a_mappings_buffers_are_told_by_pattern():
+    mapping = {"w": np.zeros(2, np.float32), "ema": np.zeros(3, np.float32)}
+    assert Layout.of(mapping).n_parameters == 5
+    assert Layout.of(mapping, buffers=["ema"]).n_parameters == 2
+
+
+@given(st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=5))
+def test_flatten_and_unflatten_undo_each_other(shapes):
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    layout = Layout.of(arrays)
+    flat = layout.flatten(arrays)
+    back = layout.unflatten(flat)
+    for i, array in enumerate(arrays):
+        np.testing.assert_array_equal(back[str(i)], array)
+        assert back[str(i)].base is not None  # a view
+    if layout.n:
+        flat[:] = 7
+        assert all((view == 7).all() for view in back.values())
+
+
+def test_flatten_reads_modules_state_dicts_and_arrays_alike():
+    net = batch_norm_net()
+    layout = Layout.of(net)
+    numpy = {name: tensor.detach().numpy() for name, tensor in net.state_dict().items()}
+    out = np.empty(layout.n, np.float32)
+    assert layout.flatten(net, out=out) is out
+    np.testing.assert_array_equal(layout.flatten(net.state_dict()), out)
+    np.testing.assert_array_equal(layout.flatten(numpy), out)
+
+
+def test_tied_parameters_are_one():
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    net[1].weight = net[0].weight
+    assert Layout.of(net).n == 9 + 3 + 3
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "message"),
+    [
+        ({"w": np.zeros(2)}, errors.DtypeError, "w: expected float32 or an integer dtype, got float64"),
+        ({"w": torch.zeros(2, dtype=torch.bfloat16)}, errors.DtypeError, "w: .* got torch.bfloat16"),
+        ({"w": [1.0, 2.0]}, errors.ArrayError, "w: expected an array, got list"),
+        (None, errors.ArrayError, "model: expected a module"),
+        ("weights.pt", errors.ArrayError, "model: expected a module, .* got str"),
+    ],
+)
+def test_what_is_no_model(model, error, message):
+    with pytest.raises(error, match=message):
+        Layout.of(model)
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "message"),
+    [
+        ({"w": np.zeros((2, 1), np.float32)}, errors.ArrayError, r"missing \['t'\], unexpected \[\]"),
+        (
+            {"w": np.zeros(2, np.float32), "t": np.array(3)},
+            errors.ShapeError,
+            r"w: expected shape \(2, 1\), got \(2,\)",
+        ),
+        ({"w": np.zeros((2, 1)), "t": np.array(3)}, errors.DtypeError, "w: expected float32, got float64"),
+        ({"w": np.zeros((2, 1), np.float32), "t": np.array(3.0)}, errors.DtypeError, "t: expected an integer dtype"),
+    ],
+)
+def test_another_model_is_refused(model, error, message):
+    layout = Layout.of({"w": np.zeros((2, 1), np.float32), "t": np.array(1)})
+    with pytest.raises(error, match=message):
+        layout.flatten(model)
+
+
+def test_outputs_are_checked():
+    layout = Layout.of(np.zeros(3, np.float32))
+    with pytest.raises(errors.DtypeError, match=r"out: expected float32\[3\], got float64"):
+        layout.flatten(np.ones(3, np.float32), out=np.zeros(3))
+    with pytest.raises(errors.ShapeError, match=r"out: expected float32\[3\], got shape \(4,\)"):
+        layout.flatten(np.ones(3, np.float32), out=np.zeros(4, np.float32))
+    with pytest.raises(errors.ShapeError, match=r"flat: expected float32\[3\], got shape \(2,\)"):
+        layout.unflatten(np.zeros(2, np.float32))
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), MIFA(wait=False), MimiC()])
+def test_a_server_averages_buffers_never_corrects_them_and_keeps_counters_whole(algorithm):
+    net = batch_norm_net()
+    server = Server(algorithm, net, clients=3, lr=0.1)
+    p, n = server.layout.n_parameters, server.layout.n
+    assert server.store.n == p
+    x0 = server.x.copy()
+
+    def trained(shift, batches):
+        state = {key: torch.as_tensor(value) + shift for key, value in server.tensors().items()}
+        state["1.num_batches_tracked"] = torch.tensor(batches)
+        return state
+
+    for t in range(3):
+        with server.open_round() as round:
+            round.add(0, trained(1.0, 7 + t), steps=2)
+            round.add(2, trained(3.0, 5), steps=4)
+            round.add(1, {**trained(1.0, 50), "1.running_var": torch.full((4,), torch.nan)}, steps=2)
+        assert round.report.heard == (0, 2)
+        # the plain average of what the clients hold, whatever the method does with the parameters
+        np.testing.assert_allclose(server.x[p:n], x0[p:n] + 2 * (t + 1), rtol=1e-6)
+    tensors = server.tensors()
+    assert tensors["1.num_batches_tracked"].dtype == np.int64
+    assert tensors["1.num_batches_tracked"] == 9
+    net.load_state_dict({key: torch.from_numpy(value) for key, value in tensors.items()})
+    # a mean gradient has no buffers: they stay
+    before = server.x[p:n].copy()
+    server.round([])
+    with server.open_round() as round:
+        round.add(0, np.ones(p, np.float32), steps=1, kind="gradient")
+    np.testing.assert_array_equal(server.x[p:n], before)
