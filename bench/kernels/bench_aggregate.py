@@ -2,9 +2,9 @@
 
 import numpy as np
 import torch
-from bench.probe import read_seconds
 
 import fedcore
+from bench.probe import read_seconds
 from fedcore import kernels
 
 S, N = 32, 4_000_000

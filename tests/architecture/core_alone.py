@@ -1,14 +1,21 @@
-"""One round with nothing but numpy beside fedcore; run by `make wheel-check` in an environment of its own."""
+"""One round with nothing but numpy beside fedcore; `make wheel-check` runs it in an environment of its own."""
 
 import sys
 
 import numpy as np
 
-import fedcore
 
-server = fedcore.Server("FedAvg", np.zeros(3, np.float32), clients=2, lr=0.1)
-server.round([fedcore.Update(0, np.float32([1, 2, 3]), steps=1), fedcore.Update(1, np.float32([3, 2, 1]), steps=1)])
-np.testing.assert_array_equal(server.x, [2, 2, 2])
-loaded = {"torch", "pydantic", "typer", "rich", "matplotlib", "sklearn", "pooch"} & sys.modules.keys()
-assert not loaded, f"import fedcore loaded {sorted(loaded)}"
-print(f"fedcore {fedcore.__version__} from {fedcore.__file__}: one FedAvg round, {fedcore.isa()}")
+def main():
+    import fedcore
+
+    server = fedcore.Server("FedAvg", np.zeros(3, np.float32), clients=2, lr=0.1)
+    server.round([fedcore.Update(0, np.float32([1, 2, 3]), steps=1), fedcore.Update(1, np.float32([3, 2, 1]), steps=1)])
+    np.testing.assert_array_equal(server.x, [2, 2, 2])
+    optional = ("torch", "pydantic", "typer", "rich", "matplotlib", "sklearn", "pooch")
+    loaded = [name for name in optional if sys.modules.get(name)]
+    assert not loaded, f"import fedcore loaded {loaded}"
+    print(f"fedcore {fedcore.__version__} from {fedcore.__file__}: one FedAvg round, {fedcore.isa()}")
+
+
+if __name__ == "__main__":
+    main()
