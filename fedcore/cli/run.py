@@ -1,0 +1,91 @@
+"""``fedcore run``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedcore.cli.progress import RunProgress
+from fedcore.cli.report import show_report
+from fedcore.errors import ConfigError
+from fedcore.experiment import load_preset, run_experiment
+from fedcore.experiment.folder import default_folder
+
+INTERRUPTED = 130
+"""128 + SIGINT, as shells have it."""
+
+
+def run(
+    preset: Annotated[str, typer.Argument(help="A preset (see `fedcore list`), or a .toml or .json file.")],
+    rounds: Annotated[int | None, typer.Option(help="Communication rounds.")] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(help="A count (`3` is 0,1,2), or a list (`0,4,7`; `4,` is the seed 4 alone)."),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change one key of the configuration; may be repeated."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A new or empty folder; by default runs/PRESET-DATE-TIME.", metavar="DIR"),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes; by default as many as there are cores.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of fedcore's kernels in each process.")] = None,
+) -> None:
+    """Run an experiment: every algorithm with every seed, on the same clients in the same rounds.
+
+    Shows a table of accuracies and writes it, the curves, the records and the configuration to a folder.
+
+    Examples:
+
+        fedcore run quickstart
+
+        fedcore run mimic/fmnist-tau50 --rounds 60 --seeds 1
+
+        fedcore run quickstart --set rate.lr=0.1 --set 'participation={name="Bernoulli", p=0.2}'
+
+        fedcore run quickstart --set 'algorithms=["MimiC", {name="MIFA", wait=false}]'
+
+        fedcore run runs/quickstart-20260101-120000/config.json --out again
+    """
+    overrides = list(changes or ())
+    overrides += [f"rounds={rounds}"] if rounds is not None else []
+    overrides += [f"seeds={_seeds(seeds)}"] if seeds is not None else []
+    overrides += [f"threads={threads}"] if threads is not None else []
+    experiment = load_preset(preset, overrides)
+    folder = out or default_folder(experiment)
+    console = Console()
+    try:
+        with RunProgress(console, experiment) as progress:
+            failed = run_experiment(experiment, folder, jobs=jobs, on_event=progress.show)
+    except KeyboardInterrupt:
+        console.print(
+            f"interrupted; the finished rounds are in {folder / 'records'}: fedcore report {folder}",
+            style="yellow",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+        raise typer.Exit(INTERRUPTED) from None
+    show_report(console, folder)
+    for event in failed:
+        console.print(f"{event.trial.name}: failed: {event.error}", style="red", markup=False, soft_wrap=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _seeds(text: str) -> list[int]:
+    """``"3"`` is the first three seeds, ``"0,4"`` these two."""
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise ConfigError(
+            f"--seeds: expected a count or numbers with commas between them, got {text!r}"
+        ) from None
+    return numbers if "," in text else list(range(numbers[0]))

@@ -1,0 +1,48 @@
+"""A labelled data set in memory, as every loader returns it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.errors import DtypeError, RangeError, ShapeError
+
+Inputs = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Training and test examples with their labels.
+
+    Attributes:
+        name: what ``load`` knows it by.
+        train_x: float32[m, ...], pixels in [0, 1] as [m, channels, height, width].
+        train_y: int64[m], in 0 .. classes-1.
+        test_x: float32[m', ...], of the same example shape.
+        test_y: int64[m'].
+        classes: the number of classes.
+
+    Raises:
+        DtypeError, ShapeError, RangeError: an array is not as above.
+    """
+
+    name: str
+    train_x: Inputs
+    train_y: Labels
+    test_x: Inputs
+    test_y: Labels
+    classes: int
+
+    def __post_init__(self) -> None:
+        for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
+            if x.dtype != np.float32:
+                raise DtypeError(f"{part}_x: expected float32[m, ...], got {x.dtype}")
+            if y.dtype != np.int64:
+                raise DtypeError(f"{part}_y: expected int64[m], got {y.dtype}")
+            if x.ndim < 2 or x.shape[1:] != self.train_x.shape[1:]:
+                raise ShapeError(f"{part}_x: expected float32[m, ...] of one example shape, got {x.shape}")
+            if y.shape != x.shape[:1]:
+                raise ShapeError(f"{part}_y: expected int64[{len(x)}], got shape {y.shape}")
+            if y.size and not 0 <= y.min() <= y.max() < self.classes:
+                raise RangeError(f"{part}_y: expected 0 .. {self.classes - 1}, got {y.min()} .. {y.max()}")

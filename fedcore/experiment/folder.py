@@ -1,0 +1,47 @@
+"""A run's folder: what was run, by which build, and the records."""
+
+import json
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from fedcore.errors import ConfigError
+from fedcore.experiment.config import Experiment
+from fedcore.runtime import build_info
+
+CONFIG = "config.json"
+
+
+def default_folder(experiment: Experiment) -> Path:
+    """``runs/<preset>-<date>-<time>`` in the working directory."""
+    name = Path(experiment.name).name if Path(experiment.name).is_absolute() else experiment.name
+    return Path("runs", f"{name.replace('/', '-') or 'run'}-{datetime.now():%Y%m%d-%H%M%S}")
+
+
+def prepare(folder: Path, experiment: Experiment) -> None:
+    """Make the folder and write ``config.json`` (which can be run again) and ``build.json`` into it.
+
+    Raises:
+        ConfigError: the folder cannot be made, or something is in it already.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(f"output folder: expected a new or empty folder, got {folder}, which holds files")
+        (folder / "records").mkdir()
+        (folder / CONFIG).write_text(experiment.model_dump_json(indent=2, exclude_none=True) + "\n", encoding="utf-8")
+        (folder / "build.json").write_text(json.dumps(build(), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"output folder: cannot write to {folder}: {error}") from error
+
+
+def build() -> dict[str, str | int]:
+    """fedcore's build, and the versions of the packages that a run's figures depend on."""
+    return build_info() | {package: _version(package) for package in ("torch", "scikit-learn")}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

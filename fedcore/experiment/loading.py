@@ -1,0 +1,111 @@
+"""A preset or a file, with what the command line changes in it, as a checked ``Experiment``."""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from fedcore.errors import ConfigError
+from fedcore.experiment import presets
+from fedcore.experiment.config import Experiment
+from fedcore.experiment.fields import said, unknown_key
+
+
+def load_preset(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
+    """Read an experiment and check all of it.
+
+    Args:
+        name_or_path: the name of a preset, or the path of a ``.toml`` or ``.json`` file.
+        overrides: ``"table.key=value"``. Values are TOML (``5``, ``0.1``, ``[0, 1]``, ``{p = 0.3}``); bare
+            words are strings, and ``none`` takes a key out.
+
+    Raises:
+        UnknownNameError: there is no such preset.
+        ConfigError: the file cannot be read, or has unknown keys, missing ones or values out of range: all of
+            them in one message.
+
+    >>> load_preset("quickstart", ["rounds=2", "local.batch=8"]).local.batch
+    8
+    """
+    where = str(name_or_path)
+    tables = _read(Path(where)) if where.endswith((".toml", ".json")) else presets.read(where)
+    tables.setdefault("name", where.removesuffix(".toml").removesuffix(".json"))
+    for override in overrides:
+        _apply(tables, override)
+    try:
+        return Experiment.model_validate(tables)
+    except ValidationError as error:
+        found = [f"{key}: {problem}" if key else problem for key, problem in _problems(error)]
+    if len(found) == 1:
+        raise ConfigError(f"{where}: {found[0]}")
+    raise ConfigError(f"{where}: {len(found)} problems\n" + "\n".join(f"  {line}" for line in found))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such file") from None
+    except (OSError, ValueError) as error:  # both parsers raise ValueErrors that name the line
+        raise ConfigError(f"{path}: {error}") from None
+    if not isinstance(tables, dict):
+        raise ConfigError(f"{path}: expected tables at the top, got {type(tables).__name__}")
+    return tables
+
+
+def _apply(tables: dict[str, Any], override: str) -> None:
+    key, sign, text = (part.strip() for part in override.partition("="))
+    if not (key and sign and text):
+        raise ConfigError(f"override: expected key=value, got {override!r}")
+    *parents, last = key.split(".")
+    table = tables
+    for parent in parents:
+        inner = table.setdefault(parent, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"override {override!r}: {parent!r} is no table")
+        table = inner
+    if text == "none":
+        table.pop(last, None)
+    else:
+        table[last] = _value(override, text)
+
+
+def _value(override: str, text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError as error:
+        if re.fullmatch(r"[A-Za-z][\w./-]*", text):
+            return text
+        raise ConfigError(f"override {override!r}: the value is neither TOML nor a bare word: {error}") from None
+
+
+def _problems(error: ValidationError) -> Iterator[tuple[str, str]]:
+    for one in error.errors():
+        yield from _spread(one)
+
+
+def _spread(error: ErrorDetails) -> Iterator[tuple[str, str]]:
+    place = [str(part) for part in error["loc"]]
+    if error["type"] == "problems":
+        for key, problem in error["ctx"]["found"].items():
+            yield ".".join([*place, key] if key else place), problem
+    elif error["type"] == "extra_forbidden":
+        yield ".".join(place), unknown_key(place[-1], _keys(place[:-1]))
+    else:
+        yield ".".join(place), said(cast(dict[str, Any], error))
+
+
+def _keys(place: list[str]) -> list[str]:
+    """The keys that the table at this place has."""
+    table: type[BaseModel] = Experiment
+    for part in place:
+        kinds = [table.model_fields[part].annotation]
+        kinds += getattr(kinds[0], "__args__", ())  # the table of "table or none"
+        table = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+    return list(table.model_fields)

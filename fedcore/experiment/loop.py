@@ -1,0 +1,71 @@
+"""The rounds of one trial: who is active, what they send, what the server makes of it, how good that is."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from fedcore.engines.inprocess import InProcess
+from fedcore.experiment.records import RoundRecord
+from fedcore.participation import Participation
+from fedcore.server import Server, Update
+
+
+def rounds(
+    server: Server, engine: InProcess, pattern: Participation, *, count: int, evaluate_every: int
+) -> Iterator[RoundRecord]:
+    """Run ``count`` rounds, and yield what happened in each.
+
+    Raises:
+        DivergedError: a step would make the model infinite or NaN.
+    """
+    uploads = 0
+    for round in range(count):
+        ids = pattern.active(round)
+        broadcast = server.broadcast(ids)
+        stream = _Timed(engine.updates(broadcast))
+        start = perf_counter()
+        report = server.round(stream)
+        folded = perf_counter()
+        evaluate = (round + 1) % evaluate_every == 0 or round + 1 == count
+        evaluation = engine.evaluate(server.x) if evaluate else None
+        done = perf_counter()
+        uploads += stream.seen
+        yield RoundRecord(
+            round=round,
+            active=ids.tolist(),
+            heard=len(report.heard),
+            refused=len(report.refused),
+            accuracy=evaluation.accuracy if evaluation else None,
+            loss=evaluation.loss if evaluation else None,
+            lr=broadcast.lr,
+            gamma=report.gamma,
+            steps=report.steps,
+            uploads=uploads,
+            norm=float(np.mean(report.norms)) if len(report.norms) else None,
+            bytes=report.bytes,
+            seconds={
+                "train": stream.seconds,
+                "server": folded - start - stream.seconds,
+                "evaluate": done - folded,
+            },
+        )
+
+
+@dataclass
+class _Timed:
+    """Passes updates on, counts them, and adds up the time that making them took."""
+
+    updates: Iterable[Update]
+    seconds: float = 0.0
+    seen: int = 0
+
+    def __iter__(self) -> Iterator[Update]:
+        start = perf_counter()
+        for update in self.updates:
+            self.seconds += perf_counter() - start
+            self.seen += 1
+            yield update
+            start = perf_counter()
+        self.seconds += perf_counter() - start

@@ -1,0 +1,162 @@
+"""A trial's record: a file of JSON lines, a header and then one line a round, flushed as they are written."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from fedcore.errors import MissingDataError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Header:
+    """Whose record it is: the first line of its file.
+
+    Attributes:
+        preset: the name of the experiment.
+        title: its title.
+        algorithm: the label of the algorithm.
+        order: its place among the algorithms compared; differences are taken to number 0.
+        seed: the seed.
+        rounds: how many rounds were asked for.
+        version: the version of fedcore.
+        format: the version of this file format.
+    """
+
+    preset: str
+    title: str
+    algorithm: str
+    order: int
+    seed: int
+    rounds: int
+    version: str
+    format: int = FORMAT
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What happened in one round.
+
+    Attributes:
+        round: counted from 0.
+        active: the clients that took part.
+        heard: how many of them sent an update that was used.
+        refused: how many sent one that was not.
+        accuracy: on the test set, in [0, 1]; None when the round was not evaluated.
+        loss: mean cross-entropy on the test set, or None.
+        lr: the clients' rate eta_t.
+        gamma: the server's step; 0 where the model stayed.
+        steps: local steps of all clients together.
+        uploads: model vectors sent to the server so far.
+        norm: mean length of the clients' mean gradients; None if nobody was heard.
+        bytes: what the updates of this round weighed.
+        seconds: wall time by what it went to (``train``, ``server``, ``evaluate``): the only field that two
+            runs of one experiment may disagree on.
+    """
+
+    round: int
+    active: list[int]
+    heard: int
+    refused: int
+    accuracy: float | None
+    loss: float | None
+    lr: float
+    gamma: float
+    steps: int
+    uploads: int
+    norm: float | None
+    bytes: int
+    seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One trial's file, as read: its header, its rounds, and whether its last line was torn off."""
+
+    header: Header
+    rounds: list[RoundRecord]
+    torn: bool
+
+
+class Writer:
+    """Writes a record, so that whatever stops the run loses no finished round.
+
+    A context manager; the file must not exist yet.
+    """
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self._file = path.open("x", encoding="utf-8")
+        self._line(header)
+
+    def add(self, record: RoundRecord) -> None:
+        """Write one round and hand it to the operating system."""
+        self._line(record)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def _line(self, line: Header | RoundRecord) -> None:
+        self._file.write(json.dumps(asdict(line), allow_nan=False) + "\n")
+        self._file.flush()
+
+
+def read(path: Path) -> Record:
+    """Read one trial's record.
+
+    A last line that was cut off, as a killed process leaves it, is left out and told in ``torn``.
+
+    Raises:
+        MissingDataError: the file has no header, or a line before the last is damaged.
+    """
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    torn = lines.pop() != ""
+    try:
+        header = Header(**_table(path, 1, lines[0]))
+    except (IndexError, TypeError):
+        raise MissingDataError(f"{path}: expected the header of a record in line 1") from None
+    if header.format != FORMAT:
+        raise MissingDataError(f"{path}: expected a record of format {FORMAT}, got format {header.format}")
+    rounds = []
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            rounds.append(RoundRecord(**_table(path, number, line)))
+        except TypeError as error:
+            raise MissingDataError(f"{path}: line {number} is no round: {error}") from None
+    return Record(header, rounds, torn)
+
+
+def read_folder(folder: Path) -> list[Record]:
+    """All records of a run's folder, in the order of the comparison, then by seed.
+
+    Files that hold no complete header yet are left out.
+
+    Raises:
+        MissingDataError: there is no record in it, or one is damaged.
+    """
+    records = [read(path) for path in _started(sorted((folder / "records").glob("*.jsonl")))]
+    if not records:
+        raise MissingDataError(f"{folder}: expected records (records/*.jsonl), found none")
+    return sorted(records, key=lambda record: (record.header.order, record.header.seed))
+
+
+def _started(paths: Iterable[Path]) -> Iterable[Path]:
+    return (path for path in paths if b"\n" in path.read_bytes())
+
+
+def _table(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        table = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise MissingDataError(f"{path}: line {number} is damaged: {error}") from None
+    if not isinstance(table, dict):
+        raise MissingDataError(f"{path}: line {number}: expected an object, got {type(table).__name__}")
+    return table

@@ -1,0 +1,93 @@
+"""A process that runs trials, one after another, and the messages between it and the run."""
+
+import signal
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from fedcore.errors import FedcoreError
+from fedcore.experiment.records import RoundRecord
+from fedcore.experiment.trial import Trial, run_trial
+from fedcore.runtime import set_threads
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A trial is over; ``error`` says why, if it failed."""
+
+    error: str | None
+
+
+class Worker:
+    """One process of a run.
+
+    Spawned, not forked: a forked child inherits torch's threads as locks that nobody holds.
+    """
+
+    def __init__(self, records: Path) -> None:
+        context = get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(theirs, records), daemon=True)
+        with _interrupts_ignored():  # what the child inherits: Ctrl-C is the run's business, also while it starts
+            self.process.start()
+        theirs.close()
+        self.alive = True
+
+    def start(self, trial: Trial) -> None:
+        """Begin a trial."""
+        self.trial = trial
+        with suppress(BrokenPipeError):  # a process that is gone shows when its messages are received
+            self.pipe.send(trial)
+
+    def receive(self) -> RoundRecord | Ended:
+        """The next message about the trial: its rounds, and at last one ``Ended``, whatever happens."""
+        try:
+            message: RoundRecord | Ended = self.pipe.recv()
+        except (EOFError, ConnectionResetError):  # killed, by the system's memory guard for instance
+            self.alive = False
+            self.process.join()
+            return Ended(f"its process ended with exit status {self.process.exitcode}")
+        return message
+
+    def stop(self) -> None:
+        """End the process at once; every line of its record that was written stays."""
+        self.process.terminate()
+        self.process.join()
+        self.pipe.close()
+
+
+def _work(pipe: Connection, records: Path) -> None:
+    import torch
+
+    torch.set_num_threads(1)  # the order of torch's sums depends on it, and the figures must not on the machine
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the run is gone
+        while True:
+            trial: Trial = pipe.recv()
+            set_threads(trial.experiment.threads)
+            try:
+                run_trial(trial, records, pipe.send)
+            except FedcoreError as error:
+                pipe.send(Ended(str(error)))
+            except Exception as error:
+                log = (records / trial.file_name).with_suffix(".traceback.txt")
+                log.write_text(traceback.format_exc(), encoding="utf-8")
+                pipe.send(Ended(f"{type(error).__name__}: {error} (see {log})"))
+            else:
+                pipe.send(Ended(None))
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may change, or would get, a signal
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,119 @@
+"""What the records of a run say about each algorithm: per seed first, then over the seeds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from fedcore.experiment.records import Record
+
+LAST = 10
+"""How many evaluated rounds at the end of a trial count as its result."""
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """Mean and sample standard deviation over seeds; None where there are too few values for one."""
+
+    mean: float | None
+    deviation: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Statistic":
+        """The statistic of one value a seed.
+
+        >>> Statistic.of([1.0, 3.0])
+        Statistic(mean=2.0, deviation=1.4142135623730951)
+        """
+        return cls(fmean(values) if values else None, stdev(values) if len(values) > 1 else None)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One algorithm.
+
+    Attributes:
+        algorithm: its label.
+        seeds: the seeds that have at least one evaluated round.
+        rounds: rounds done in the shortest of these trials.
+        final: accuracy, the mean over the last 10 evaluated rounds.
+        best: the highest accuracy in any round.
+        oscillation: standard deviation of the accuracy over those last 10 rounds.
+        difference: ``final`` minus that of the first algorithm with the same seed, over the rounds that both
+            did; None for the first algorithm itself.
+        seconds: wall time of one trial.
+    """
+
+    algorithm: str
+    seeds: tuple[int, ...]
+    rounds: int
+    final: Statistic
+    best: Statistic
+    oscillation: Statistic
+    difference: Statistic | None
+    seconds: Statistic
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The rows in the order of the comparison, and notes on trials that are not whole."""
+
+    title: str
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+
+
+def summarise(records: Sequence[Record]) -> Summary:
+    """The statistics of a run.
+
+    Args:
+        records: of one experiment, as ``read_folder`` returns them: at least one.
+    """
+    by_algorithm: dict[str, list[Record]] = {}
+    for record in records:
+        by_algorithm.setdefault(record.header.algorithm, []).append(record)
+    first = {record.header.seed: record for record in records if record.header.order == 0}
+    return Summary(
+        title=records[0].header.title,
+        rows=tuple(_row(label, group, first) for label, group in by_algorithm.items()),
+        notes=tuple(note for record in records for note in _notes(record)),
+    )
+
+
+def accuracies(record: Record) -> dict[int, float]:
+    """Round to accuracy, for the rounds that were evaluated."""
+    return {line.round: line.accuracy for line in record.rounds if line.accuracy is not None}
+
+
+def _row(label: str, group: Sequence[Record], first: dict[int, Record]) -> Row:
+    curves = {record.header.seed: accuracies(record) for record in group}
+    curves = {seed: curve for seed, curve in curves.items() if curve}
+    lasts = [list(curve.values())[-LAST:] for curve in curves.values()]
+    pairs = [_paired(curve, accuracies(first[seed])) for seed, curve in curves.items() if seed in first]
+    return Row(
+        algorithm=label,
+        seeds=tuple(curves),
+        rounds=min((len(record.rounds) for record in group if record.header.seed in curves), default=0),
+        final=Statistic.of([fmean(last) for last in lasts]),
+        best=Statistic.of([max(curve.values()) for curve in curves.values()]),
+        oscillation=Statistic.of([stdev(last) for last in lasts if len(last) > 1]),
+        difference=None
+        if group[0].header.order == 0
+        else Statistic.of([difference for difference in pairs if difference is not None]),
+        seconds=Statistic.of([sum(sum(line.seconds.values()) for line in record.rounds) for record in group]),
+    )
+
+
+def _paired(curve: dict[int, float], baseline: dict[int, float]) -> float | None:
+    """The difference over the last rounds that both trials evaluated."""
+    shared = [round for round in curve if round in baseline][-LAST:]
+    return fmean(curve[round] - baseline[round] for round in shared) if shared else None
+
+
+def _notes(record: Record) -> list[str]:
+    header, notes = record.header, []
+    name = f"{header.algorithm}, seed {header.seed}"
+    if len(record.rounds) < header.rounds:
+        notes.append(f"{name}: stopped after {len(record.rounds)} of {header.rounds} rounds")
+    if record.torn:
+        notes.append(f"{name}: the last line of its record was cut off and is left out")
+    return notes

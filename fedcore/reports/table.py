@@ -1,0 +1,87 @@
+"""A summary as a table: for the terminal, as Markdown and as CSV."""
+
+import csv
+import io
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from fedcore.reports.summary import LAST, Row, Statistic, Summary
+
+HEADINGS = ("algorithm", "accuracy %", "vs {first}", "best %", "oscillation", "seeds", "rounds", "s / trial")
+ESSENTIAL = 5
+"""How many of these columns a terminal of 80 characters has room for."""
+LEGEND = (
+    f"accuracy: mean over the last {LAST} evaluated rounds; oscillation: its standard deviation over them; "
+    "mean ± sample standard deviation over seeds, in points; vs: paired by seed, same clients in each round"
+)
+
+
+def terminal_table(summary: Summary) -> Group:
+    """Title, first columns and legend for a terminal, the best accuracy in bold."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for index, heading in enumerate(_headings(summary)[:ESSENTIAL]):
+        table.add_column(heading, justify="right" if index else "left", no_wrap=True)
+    best = max((row.final.mean for row in summary.rows if row.final.mean is not None), default=None)
+    for row in summary.rows:
+        table.add_row(*_cells(row)[:ESSENTIAL], style="bold" if row.final.mean == best is not None else None)
+    return Group(Text(summary.title, style="bold"), table, Text(f"{LEGEND}.", style="dim"))
+
+
+def markdown_table(summary: Summary) -> str:
+    """The table as Markdown, with its notes."""
+    headings = _headings(summary)
+    lines = [f"# {summary.title}", "", _line(headings), _line(["---"] + ["---:"] * (len(headings) - 1))]
+    lines += [_line(_cells(row)) for row in summary.rows]
+    lines += ["", f"{LEGEND[0].upper()}{LEGEND[1:]}."]
+    if summary.notes:
+        lines += ["", *(f"- {note}" for note in summary.notes)]
+    return "\n".join(lines) + "\n"
+
+
+def csv_table(summary: Summary) -> str:
+    """The table as CSV: fractions, not points, in full precision; empty where there is no value."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = ("final", "best", "oscillation", "difference", "seconds")
+    spread = [f"{name}_{part}" for name in names for part in ("mean", "std")]
+    writer.writerow(["algorithm", "seeds", "rounds", *spread])
+    for row in summary.rows:
+        values = [getattr(row, name) or Statistic(None, None) for name in names]
+        numbers = [number for value in values for number in (value.mean, value.deviation)]
+        writer.writerow([row.algorithm, len(row.seeds), row.rounds, *numbers])
+    return text.getvalue()
+
+
+def _headings(summary: Summary) -> list[str]:
+    return [heading.format(first=summary.rows[0].algorithm) for heading in HEADINGS]
+
+
+def _cells(row: Row) -> list[str]:
+    difference = "" if row.difference is None else _points(row.difference, sign="+")
+    seconds = "–" if row.seconds.mean is None else f"{row.seconds.mean:.1f}"
+    return [
+        row.algorithm,
+        _points(row.final),
+        difference,
+        _points(row.best),
+        _points(row.oscillation),
+        str(len(row.seeds)),
+        str(row.rounds),
+        seconds,
+    ]
+
+
+def _points(statistic: Statistic, sign: str = "") -> str:
+    """``71.3 ± 2.0``: a fraction as percentage points."""
+    if statistic.mean is None:
+        return "–"
+    mean = f"{100 * statistic.mean:{sign}.1f}"
+    return mean if statistic.deviation is None else f"{mean} ± {100 * statistic.deviation:.1f}"
+
+
+def _line(cells: list[str]) -> str:
+    escaped = (cell.replace("|", "\\|") for cell in cells)
+    return f"| {' | '.join(escaped)} |"

@@ -1,0 +1,56 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fedcore.experiment.records import read_folder
+from fedcore.reports import write_report
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGINT is POSIX")
+def test_an_interrupted_run_leaves_usable_records(tmp_path):
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "fedcore", "run", "quickstart", "--rounds", "100000", "--jobs", "2"]
+    process = subprocess.Popen(
+        [*command, "--out", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # as a terminal does: Ctrl-C goes to the whole process group
+    )
+    try:
+        wait_for_rounds(folder)
+        os.killpg(process.pid, signal.SIGINT)
+        output, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 130, errors
+    assert f"fedcore report {folder}" in output.replace("\n", "")
+    assert "Traceback" not in output + errors
+    wait_for_the_end_of_group(process.pid)
+    records = read_folder(folder)
+    assert len(records) == 2
+    assert all(len(record.rounds) > 2 for record in records)
+    assert len(write_report(folder).summary.notes) >= 2
+
+
+def wait_for_rounds(folder, seconds=60):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        files = list((folder / "records").glob("*.jsonl"))
+        if len(files) == 2 and all(file.read_bytes().count(b"\n") > 4 for file in files):
+            return
+        time.sleep(0.05)
+    raise AssertionError("no rounds came")
+
+
+def wait_for_the_end_of_group(group, seconds=30):
+    """multiprocessing's resource tracker ends a moment after the process that it served."""
+    deadline = time.monotonic() + seconds
+    with pytest.raises(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(group, 0)
+            time.sleep(0.05)

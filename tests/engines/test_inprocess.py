@@ -1,0 +1,175 @@
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fedcore import algorithms
+from fedcore.data import Dataset, shards
+from fedcore.engines import InProcess, inprocess
+from fedcore.errors import RangeError, ShapeError, UnknownClientError, UnknownNameError
+from fedcore.layout import Layout
+from fedcore.local import FlatModel, build, minibatches, sgd
+from fedcore.server import Broadcast, Server, Update
+
+CLIENTS = 4
+
+
+@pytest.fixture(scope="module")
+def dataset() -> Dataset:
+    """Three classes of 8x8 images, each a noisy pattern of its own."""
+    random = np.random.default_rng(0)
+    y = np.arange(150) % 3
+    x = (random.random((3, 1, 8, 8))[y] + random.normal(size=(150, 1, 8, 8)) / 4).astype(np.float32)
+    return Dataset("made up", x[:120], y[:120], x[120:], y[120:], classes=3)
+
+
+@pytest.fixture(scope="module")
+def parts(dataset: Dataset) -> list[np.ndarray]:
+    return [*shards(dataset.train_y, CLIENTS, 3, seed=0)[:3], np.arange(7)]
+
+
+def engine(dataset: Dataset, parts: list[np.ndarray], **options: Any) -> InProcess:
+    options = {"batch": 8, "epochs": 2, "seed": 5} | options
+    return InProcess(build("mlp", seed=1), dataset, parts, **options)
+
+
+def sent(engine: InProcess, *ids: int, round: int = 0, lr: float = 0.1) -> Broadcast:
+    server = Server(algorithms.named("FedAvg"), engine.initial, clients=CLIENTS, lr=lr)
+    return replace(server.broadcast(ids), round=round)
+
+
+def models(engine: InProcess, broadcast: Broadcast) -> dict[Any, np.ndarray]:
+    return {update.client: np.array(update.y) for update in engine.updates(broadcast)}
+
+
+def test_initial_is_a_copy_of_the_modules_values(dataset: Dataset, parts: list[np.ndarray]) -> None:
+    work = engine(dataset, parts)
+    due = Layout.of(build("mlp", seed=1)).flatten(build("mlp", seed=1))
+    models(work, sent(work, 0, 1))
+    np.testing.assert_array_equal(work.initial, due)
+
+
+def test_an_update_is_the_rules_result_on_the_clients_part(dataset: Dataset, parts: list[np.ndarray]) -> None:
+    work = engine(dataset, parts)
+    broadcast = sent(work, 2, round=3)
+    (update,) = ((update, np.array(update.y)) for update in work.updates(broadcast))
+
+    model = FlatModel(build("mlp", seed=1))
+    batches = minibatches(len(parts[2]), 8, epochs=2, seed=5, round=3, client=2)
+    own_x, own_y = torch.from_numpy(dataset.train_x[parts[2]]), torch.from_numpy(dataset.train_y[parts[2]])
+    steps = sgd(model, own_x, own_y, batches, lr=0.1)
+
+    np.testing.assert_array_equal(update[1], model.flat.numpy())
+    assert (update[0].client, update[0].steps, update[0].examples) == (2, steps, len(parts[2]))
+    assert update[0].lr == broadcast.lr
+    assert np.abs(update[1] - work.initial).max() > 1e-3
+
+
+def test_an_update_depends_on_nobody_elses(dataset: Dataset, parts: list[np.ndarray]) -> None:
+    work = engine(dataset, parts)
+    together = models(work, sent(work, 0, 1, 3))
+    other_order = models(work, sent(work, 3, 0))
+    np.testing.assert_array_equal(together[3], other_order[3])
+    np.testing.assert_array_equal(together[0], other_order[0])
+    assert not np.array_equal(together[0], models(work, sent(work, 0, round=1))[0])
+
+
+def test_steps_done_are_reported(dataset: Dataset, parts: list[np.ndarray]) -> None:
+    by_epochs = engine(dataset, parts)
+    assert [update.steps for update in by_epochs.updates(sent(by_epochs, 0, 3))] == [2 * -(-len(parts[0]) // 8), 2]
+    by_steps = engine(dataset, parts, epochs=None, steps=9)
+    assert [update.steps for update in by_steps.updates(sent(by_steps, 0, 3))] == [9, 9]
+
+
+def test_updates_share_one_writable_buffer(dataset: Dataset, parts: list[np.ndarray]) -> None:
+    work = engine(dataset, parts)
+    first, second = work.updates(sent(work, 0, 1))
+    assert np.shares_memory(first.y, second.y)
+    assert first.y.flags.writeable
+    assert not first.keep
+
+
+def test_a_round_on_the_server_is_the_mean_of_the_models(dataset: Dataset, parts: list[np.ndarray]) -> None:
+    work = engine(dataset, parts)
+    server = Server(algorithms.named("FedAvg"), work.initial, clients=CLIENTS, lr=0.1)
+    each = models(work, server.broadcast([0, 1, 3]))
+    report = server.round(work.updates(server.broadcast([0, 1, 3])))
+    assert list(report.heard) == [0, 1, 3]
+    weights = [len(parts[client]) for client in each]
+    np.testing.assert_allclose(server.x, np.average(list(each.values()), axis=0, weights=weights), atol=1e-6)
+
+
+def test_rounds_learn(dataset: Dataset, parts: list[np.ndarray]) -> None:
+    work = engine(dataset, parts)
+    server = Server(algorithms.named("FedAvg"), work.initial, clients=CLIENTS, lr=0.05)
+    before = work.evaluate(server.x)
+    for _ in range(8):
+        server.round(work.updates(server.broadcast(range(CLIENTS))))
+    after = work.evaluate(server.x)
+    assert after.accuracy > 0.9 > before.accuracy
+    assert after.loss < before.loss / 2
+
+
+@pytest.mark.parametrize("batch", [7, 1000])
+def test_evaluation(dataset: Dataset, parts: list[np.ndarray], batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inprocess, "EVALUATION_BATCH", batch)
+    work = engine(dataset, parts)
+    models(work, sent(work, 0))  # the model now holds something else
+    got = work.evaluate(work.initial)
+    with torch.no_grad():
+        scores = build("mlp", seed=1)(torch.from_numpy(dataset.test_x))
+        labels = torch.from_numpy(dataset.test_y)
+        assert got.loss == pytest.approx(float(cross_entropy(scores, labels)), rel=1e-5)
+    assert got.accuracy == (scores.argmax(1) == labels).sum() / 30
+
+
+def test_norms_learn_in_training_and_stand_still_in_evaluation(dataset: Dataset, parts: list[np.ndarray]) -> None:
+    module = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 3))
+    work = InProcess(module, dataset, parts, batch=8, steps=2, seed=0)
+    x = work.initial.copy()
+    first = work.evaluate(x)
+    assert work.evaluate(x) == first
+    y = models(work, sent(work, 0))[0]
+    assert np.abs(y[-64:] - x[-64:]).max() > 0  # the running variance
+    assert work.evaluate(x) == first
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"parts": []}, "^parts: expected at least one client's, got none"),
+        ({"parts": [np.arange(3), np.arange(0)]}, "^parts: .* for client 1"),
+        ({"parts": [np.array([120])]}, r"^parts: expected indices 0 .. 119, got 120 .. 120"),
+        ({"parts": [np.array([-1])]}, r"^parts: expected indices 0 .. 119, got -1 .. -1"),
+        ({"batch": 0}, "^batch: expected an int >= 1, got 0"),
+        ({"steps": 3}, "^epochs, steps: expected exactly one"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_once(dataset: Dataset, wrong: dict[str, Any], message: str) -> None:
+    options = {"parts": [np.arange(3)], "batch": 8, "epochs": 1, "seed": 0} | wrong
+    with pytest.raises(RangeError, match=message):
+        InProcess(build("mlp", seed=0), dataset, **options)
+
+
+def test_what_cannot_be_trained_is_refused(dataset: Dataset, parts: list[np.ndarray]) -> None:
+    work = engine(dataset, parts)
+    broadcast = sent(work, 0)
+    with pytest.raises(UnknownNameError, match="local_rule: 'sdg' is unknown; did you mean 'sgd'"):
+        next(work.updates(replace(broadcast, local_rule="sdg")))
+    for client in (4, -1, "0"):
+        with pytest.raises(UnknownClientError, match=f"ids: expected 0 .. 3, got {client!r}"):
+            next(work.updates(replace(broadcast, ids=(client,))))
+    with pytest.raises(ShapeError, match=r"^x: expected float32"):
+        work.evaluate(work.initial[:-1])
+
+
+def test_updates_are_made_when_asked_for(dataset: Dataset, parts: list[np.ndarray]) -> None:
+    work = engine(dataset, parts)
+    updates = work.updates(sent(work, 1, 0))
+    first = next(updates)
+    assert isinstance(first, Update)
+    assert first.client == 1

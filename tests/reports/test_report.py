@@ -1,0 +1,46 @@
+import json
+from dataclasses import asdict
+
+import pytest
+
+from fedcore.errors import MissingDataError
+from fedcore.reports import write_report
+
+
+def write(folder, *records):
+    (folder / "records").mkdir()
+    for record in records:
+        lines = [json.dumps(asdict(line)) + "\n" for line in (record.header, *record.rounds)]
+        path = folder / "records" / f"{record.header.algorithm}-{record.header.seed}.jsonl"
+        path.write_text("".join(lines))
+
+
+def test_a_run_that_was_cut_short_has_a_report(tmp_path, record):
+    write(
+        tmp_path,
+        record("A", 0, 0, [0.1, 0.2, 0.3]),
+        record("B", 1, 0, [0.2, None], rounds=3),
+        record("B", 1, 1, [], rounds=3),
+    )
+    torn = tmp_path / "records" / "B-0.jsonl"
+    torn.write_text(torn.read_text() + '{"round": 2, "act')
+    written = write_report(tmp_path)
+    assert [path.name for path in written.files] == ["table.md", "table.csv", "curves.png"]
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert written.summary.notes == (
+        "B, seed 0: stopped after 2 of 3 rounds",
+        "B, seed 0: the last line of its record was cut off and is left out",
+        "B, seed 1: stopped after 0 of 3 rounds",
+    )
+    assert written.summary.rows[1].difference is not None
+    assert written.summary.rows[1].difference.mean == pytest.approx(0.1)
+
+
+def test_a_run_without_a_round_has_one_too(tmp_path, record):
+    write(tmp_path, record("A", 0, 0, [], rounds=3))
+    assert write_report(tmp_path).summary.rows[0].final.mean is None
+
+
+def test_a_folder_that_is_no_run(tmp_path):
+    with pytest.raises(MissingDataError, match="expected records"):
+        write_report(tmp_path)
