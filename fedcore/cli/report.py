@@ -11,9 +11,7 @@ from fedcore.reports.table import terminal_table
 
 
 def report(
-    folder: Annotated[
-        Path, typer.Argument(help="A folder that `fedcore run` wrote, finished or not.", metavar="DIR")
-    ],
+    folder: Annotated[Path, typer.Argument(help="A folder that `fedcore run` wrote, finished or not.", metavar="DIR")],
 ) -> None:
     """Make the table and the curves of a run anew from its records.
 

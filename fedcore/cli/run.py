@@ -25,17 +25,13 @@ def run(
     ] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change one key of the configuration; may be repeated."
-        ),
+        typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the configuration; may be repeated."),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="A new or empty folder; by default runs/PRESET-DATE-TIME.", metavar="DIR"),
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes; by default as many as there are cores.")
-    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; by default as many as there are cores.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of fedcore's kernels in each process.")] = None,
 ) -> None:
     """Run an experiment: every algorithm with every seed, on the same clients in the same rounds.
@@ -85,7 +81,5 @@ def _seeds(text: str) -> list[int]:
     try:
         numbers = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
-        raise ConfigError(
-            f"--seeds: expected a count or numbers with commas between them, got {text!r}"
-        ) from None
+        raise ConfigError(f"--seeds: expected a count or numbers with commas between them, got {text!r}") from None
     return numbers if "," in text else list(range(numbers[0]))

@@ -55,21 +55,29 @@ def _band(group: Sequence[Record]) -> tuple[list[int], list[float], list[float],
 
 
 def _label_ends(axes: Any, ends: list[tuple[float, str, str]]) -> None:
-    """Write each algorithm's name beside the end of its line, moved up where two would overlap."""
+    """Write each algorithm's name beside the end of its line, moved apart where two would overlap."""
     low, high = axes.get_ylim()
-    lowest = low
-    for y, algorithm, colour in sorted(ends):
-        lowest = max(y, lowest)
+    heights = _apart([y for y, *_ in sorted(ends)], gap=(high - low) / 20, top=high)
+    for y, (_, algorithm, colour) in zip(heights, sorted(ends), strict=True):
         axes.text(
             1.012,
-            lowest,
+            y,
             algorithm,
             transform=axes.get_yaxis_transform(),
             color=colour,
             fontweight="bold",
             va="center_baseline",
         )
-        lowest += (high - low) / 20  # a line of text
+
+
+def _apart(heights: Sequence[float], *, gap: float, top: float) -> list[float]:
+    """Ascending heights moved up until each is ``gap`` above the one before, then down to stay below ``top``."""
+    placed: list[float] = []
+    for height in heights:
+        placed.append(max(height, placed[-1] + gap) if placed else height)
+    for index in reversed(range(len(placed))):
+        placed[index] = min(placed[index], top - gap / 2 - gap * (len(placed) - 1 - index))
+    return placed
 
 
 def _dress(axes: Any, records: Sequence[Record]) -> None:

@@ -127,15 +127,17 @@ def test_evaluation(dataset: Dataset, parts: list[np.ndarray], batch: int, monke
     assert got.accuracy == (scores.argmax(1) == labels).sum() / 30
 
 
-def test_norms_learn_in_training_and_stand_still_in_evaluation(dataset: Dataset, parts: list[np.ndarray]) -> None:
+def test_norms_learn_in_training_and_are_used_in_evaluation(dataset: Dataset, parts: list[np.ndarray]) -> None:
     module = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 3))
     work = InProcess(module, dataset, parts, batch=8, steps=2, seed=0)
-    x = work.initial.copy()
-    first = work.evaluate(x)
-    assert work.evaluate(x) == first
     y = models(work, sent(work, 0))[0]
-    assert np.abs(y[-64:] - x[-64:]).max() > 0  # the running variance
-    assert work.evaluate(x) == first
+    assert np.abs(y[-64:] - work.initial[-64:]).min() > 0  # the running variance
+    got = work.evaluate(y)
+    module.eval()
+    with torch.no_grad():
+        scores = module(torch.from_numpy(dataset.test_x))
+    assert got.loss == pytest.approx(float(cross_entropy(scores, torch.from_numpy(dataset.test_y))), rel=1e-5)
+    assert work.evaluate(y) == got
 
 
 @pytest.mark.parametrize(

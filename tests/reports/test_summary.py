@@ -34,10 +34,11 @@ def test_differences_are_paired_by_seed(record):
     assert second.difference == Statistic(pytest.approx(0.1), pytest.approx(0.0))
 
 
-def test_differences_are_over_the_rounds_that_both_did(record):
-    _, second = summarise([record("A", 0, 0, [0.1, 0.9, 0.9], 9), record("B", 1, 0, [0.3], 9)]).rows
-    assert second.difference is not None
-    assert second.difference.mean == pytest.approx(0.2)
+@pytest.mark.parametrize(("first", "second"), [([0.1, 0.9, 0.9], [0.3]), ([0.1], [0.3, 0.9])])
+def test_differences_are_over_the_rounds_that_both_did(record, first, second):
+    _, row = summarise([record("A", 0, 0, first, 9), record("B", 1, 0, second, 9)]).rows
+    assert row.difference is not None
+    assert row.difference.mean == pytest.approx(0.2)
 
 
 def test_partial_records_are_noted(record):
