@@ -1,6 +1,6 @@
 """fedcore: the server side of federated learning at memory speed."""
 
-from fedcore import algorithms, errors, kernels, participation
+from fedcore import algorithms, errors, kernels, participation, sampling
 from fedcore.layout import Layout
 from fedcore.runtime import __version__, build_info, isa, set_threads, threads
 from fedcore.server import Broadcast, Round, RoundReport, Server, Update
@@ -21,6 +21,7 @@ __all__ = [
     "isa",
     "kernels",
     "participation",
+    "sampling",
     "set_threads",
     "threads",
 ]

@@ -5,6 +5,15 @@ import hashlib
 import numpy as np
 
 
+def tag(purpose: str) -> int:
+    """The 64 bits that stand for a purpose: the first of its BLAKE2s digest, little-endian.
+
+    >>> tag("minibatches") == tag("cohort")
+    False
+    """
+    return int.from_bytes(hashlib.blake2s(purpose.encode(), digest_size=8).digest(), "little")
+
+
 def generator(seed: int, purpose: str, *, round: int = 0, client: int = 0) -> np.random.Generator:
     """A generator that depends on its arguments alone.
 
@@ -23,5 +32,4 @@ def generator(seed: int, purpose: str, *, round: int = 0, client: int = 0) -> np
     >>> float(generator(7, "example").random()) == float(generator(7, "example").random())
     True
     """
-    tag = int.from_bytes(hashlib.blake2s(purpose.encode(), digest_size=8).digest(), "little")
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, tag, round, client])))
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, tag(purpose), round, client])))

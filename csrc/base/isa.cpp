@@ -28,6 +28,8 @@ Isa best_isa() {
     return Isa::baseline;
 }
 
+namespace {
+
 Isa chosen_isa() {
     const Isa best = best_isa();
     const char* wanted = std::getenv("FEDCORE_ISA");
@@ -36,6 +38,13 @@ Isa chosen_isa() {
         if (std::string(wanted) == name(level) && level <= best) return level;
     throw std::runtime_error("FEDCORE_ISA: expected one of the levels from baseline to " + std::string(name(best)) +
                              ", which this machine has, got " + wanted);
+}
+
+}  // namespace
+
+Isa active_isa() {
+    static const Isa level = chosen_isa();
+    return level;
 }
 
 }  // namespace fedcore

@@ -10,8 +10,8 @@ const char* name(Isa level);
 // The highest level that both this build and this machine have.
 Isa best_isa();
 
-// best_isa(), or the level that FEDCORE_ISA forces. Throws std::runtime_error if that is unknown or not to be
-// had.
-Isa chosen_isa();
+// best_isa(), or the level that FEDCORE_ISA forces, read once at the first call. Throws std::runtime_error if
+// that is unknown or not to be had.
+Isa active_isa();
 
 }  // namespace fedcore

@@ -11,5 +11,6 @@ void bind_aggregate(py::module_& module);
 void bind_exchange(py::module_& module);
 void bind_norms(py::module_& module);
 void bind_runtime(py::module_& module);
+void bind_sampling(py::module_& module);
 
 }  // namespace fedcore::bindings

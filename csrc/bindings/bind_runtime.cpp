@@ -1,6 +1,6 @@
+#include "base/isa.h"
 #include "base/pool.h"
 #include "bindings/bind.h"
-#include "kernels/dispatch.h"
 
 namespace fedcore::bindings {
 

@@ -2,9 +2,10 @@
 
 PYBIND11_MODULE(_core, module) {
     using namespace fedcore::bindings;
-    module.doc() = "fedcore's native kernels; call them through fedcore.kernels.";
+    module.doc() = "fedcore's native code; call it through fedcore.kernels and fedcore.sampling.";
     bind_aggregate(module);
     bind_exchange(module);
     bind_norms(module);
     bind_runtime(module);
+    bind_sampling(module);
 }

@@ -1,5 +1,7 @@
 #include "kernels/dispatch.h"
 
+#include "base/isa.h"
+
 namespace fedcore {
 
 namespace baseline {
@@ -13,11 +15,6 @@ namespace avx512 {
 extern const Table loops;
 }
 #endif
-
-Isa active_isa() {
-    static const Isa level = chosen_isa();
-    return level;
-}
 
 const Table& table() {
     switch (active_isa()) {

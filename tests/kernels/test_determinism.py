@@ -16,7 +16,7 @@ DIGEST = """
 import hashlib, sys
 import numpy as np
 import fedcore
-from fedcore import kernels
+from fedcore import kernels, sampling
 print(fedcore.isa())
 for threads in (1, 2, 3, 7, 1):
     fedcore.set_threads(threads)
@@ -40,6 +40,13 @@ for threads in (1, 2, 3, 7, 1):
         digest.update(np.array(squares))
         for array in (v, total_out, x_out):
             digest.update(array)
+    draw = dict(seed=1, round=2)
+    weights = rng.exponential(size=70_001)
+    digest.update(sampling.without_replacement(10**6, 3000, **draw))
+    digest.update(sampling.weighted_without_replacement(weights, 3000, **draw))
+    digest.update(sampling.with_replacement(weights, 40_000, **draw))
+    digest.update(sampling.bernoulli(300_001, .3, **draw))
+    digest.update(sampling.permutation(70_001, **draw))
     print(digest.hexdigest())
 """
 

@@ -1,0 +1,66 @@
+#include "base/random.h"
+
+#include "base/isa.h"
+
+namespace fedcore {
+
+using Fill = void(const std::uint64_t* key, const std::uint64_t* use, std::uint64_t first, std::int64_t blocks,
+                  std::uint64_t* out);
+
+namespace baseline {
+Fill threefry4x64;
+}
+#if defined(FEDCORE_X86_LEVELS)
+namespace avx2 {
+Fill threefry4x64;
+}
+namespace avx512 {
+Fill threefry4x64;
+}
+#endif
+
+namespace {
+
+Fill* chosen() {
+    switch (active_isa()) {
+#if defined(FEDCORE_X86_LEVELS)
+        case Isa::avx512:
+            return avx512::threefry4x64;
+        case Isa::avx2:
+            return avx2::threefry4x64;
+#endif
+        default:
+            return baseline::threefry4x64;
+    }
+}
+
+}  // namespace
+
+void random_words(const Stream& stream, std::uint64_t first, std::int64_t blocks, std::uint64_t* out) {
+    static Fill* const fill = chosen();
+    const std::uint64_t key[4] = {stream.key.seed, stream.key.round, stream.key.client, stream.key.purpose};
+    fill(key, stream.use, first, blocks, out);
+}
+
+Words::Words(const Stream& stream, std::uint64_t first_word) : stream_(stream), block_(first_word / kWordsPerBlock) {
+    refill();
+    at_ = static_cast<std::int64_t>(first_word % kWordsPerBlock);
+}
+
+void Words::refill() {
+    random_words(stream_, block_, kHeld / kWordsPerBlock, held_);
+    block_ += kHeld / kWordsPerBlock;
+    at_ = 0;
+}
+
+std::uint64_t below(Words& words, std::uint64_t bound) {
+    for (;;) {
+        const auto product = static_cast<unsigned __int128>(words.next()) * bound;
+        const auto low = static_cast<std::uint64_t>(product);
+        // 2^64 mod bound of the words are too many; they are those whose low half is below that. The division is
+        // needed only where low < bound.
+        if (low >= bound || low >= (0 - bound) % bound) return static_cast<std::uint64_t>(product >> 64);
+    }
+}
+
+}  // namespace fedcore
