@@ -7,7 +7,7 @@ cover the parameters only, so they have ``n_parameters`` elements where a model 
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from typing import Any, Literal
 
@@ -25,13 +25,14 @@ BUFFERS = ("*running_mean", "*running_var")
 
 @dataclass(frozen=True)
 class Slice:
-    """One named tensor: its kind, its shape, and [start, stop) in the flat vector (empty for a counter)."""
+    """One named tensor: its kind, shape and dtype, and [start, stop) in the flat vector (empty for a counter)."""
 
     name: str
     kind: Kind
     shape: tuple[int, ...]
-    start: int
-    stop: int
+    dtype: np.dtype[Any]
+    start: int = 0
+    stop: int = 0
 
 
 class Layout:
@@ -42,20 +43,22 @@ class Layout:
         n_parameters: its first elements, those that are parameters: the width of a client's row.
         slices: the tensors of the flat vector, in its order.
         counters: the integer tensors, which lie outside it.
+        aliases: further names of tied parameters, which a ``state_dict`` lists and the vector holds once.
     """
 
-    def __init__(self, tensors: Iterable[tuple[str, Kind, tuple[int, ...]]]) -> None:
+    def __init__(self, tensors: Iterable[Slice], aliases: Mapping[str, str] | None = None) -> None:
         listed = list(tensors)
         self.slices: tuple[Slice, ...] = ()
-        self.counters = tuple(Slice(name, kind, shape, 0, 0) for name, kind, shape in listed if kind == "counter")
+        self.counters = tuple(piece for piece in listed if piece.kind == "counter")
+        self.aliases = dict(aliases or {})
         start = 0
-        for wanted in ("parameter", "buffer"):
-            for name, kind, shape in listed:
-                if kind == wanted:
-                    stop = start + math.prod(shape)
-                    self.slices += (Slice(name, kind, shape, start, stop),)
+        for kind in ("parameter", "buffer"):
+            for piece in listed:
+                if piece.kind == kind:
+                    stop = start + math.prod(piece.shape)
+                    self.slices += (replace(piece, start=start, stop=stop),)
                     start = stop
-            if wanted == "parameter":
+            if kind == "parameter":
                 self.n_parameters = start
         self.n = start
 
@@ -78,25 +81,30 @@ class Layout:
         >>> layout.n, layout.names
         (8, ('w', 'b'))
         """
+        parameters: set[str] = set()
+        buffer_names: set[str] = set()
+        aliases: dict[str, str] = {}
         if hasattr(x, "named_parameters"):
-            parameters = {name for name, _ in x.named_parameters()}
+            first = {id(tensor): name for name, tensor in x.named_parameters()}
+            parameters = set(first.values())
             buffer_names = {name for name, _ in x.named_buffers()}
-        else:
-            parameters, buffer_names = set(), set()
-        tensors: list[tuple[str, Kind, tuple[int, ...]]] = []
+            for name, tensor in x.named_parameters(remove_duplicate=False):
+                if first[id(tensor)] != name:
+                    aliases[name] = first[id(tensor)]
+        tensors = []
         for name, leaf in _named(x).items():
             dtype = _dtype(name, leaf)
             is_buffer = name in buffer_names or (
                 name not in parameters and any(fnmatch(name, pattern) for pattern in buffers)
             )
-            if np.issubdtype(dtype, np.integer):
+            if dtype.kind in "iu":
                 kind: Kind = "counter"
             elif dtype == np.float32:
                 kind = "buffer" if is_buffer else "parameter"
             else:
                 raise DtypeError(f"{name}: expected float32 or an integer dtype, got {dtype}")
-            tensors.append((name, kind, tuple(leaf.shape)))
-        return cls(tensors)
+            tensors.append(Slice(name, kind, tuple(leaf.shape), dtype))
+        return cls(tensors, aliases)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -127,7 +135,7 @@ class Layout:
         elif out.shape != (self.n,):
             raise ShapeError(f"out: expected float32[{self.n}], got shape {out.shape}")
         for piece in self.slices:
-            out[piece.start : piece.stop] = _array(named[piece.name]).reshape(-1)
+            out[piece.start : piece.stop] = _array(piece.name, named[piece.name]).reshape(-1)
         return out
 
     def unflatten(self, flat: Vector) -> dict[str, Vector]:
@@ -146,11 +154,11 @@ class Layout:
     def read_counters(self, x: Any) -> dict[str, npt.NDArray[np.integer[Any]]]:
         """Copies of a model's integer counters, in their own dtypes."""
         named = self._check(x) if self.counters else {}
-        return {piece.name: _array(named[piece.name]).copy() for piece in self.counters}
+        return {piece.name: _array(piece.name, named[piece.name]).copy() for piece in self.counters}
 
     def _check(self, x: Any) -> dict[str, Any]:
         """The model's tensors by name, each with the shape and kind of dtype that the layout says."""
-        named = _named(x)
+        named = {name: leaf for name, leaf in _named(x).items() if name not in self.aliases}
         pieces = {piece.name: piece for piece in self.slices + self.counters}
         if named.keys() != pieces.keys():
             missing = [name for name in pieces if name not in named]
@@ -158,9 +166,8 @@ class Layout:
             raise ArrayError(f"model: expected the tensors {list(pieces)}; missing {missing}, unexpected {extra}")
         for name, leaf in named.items():
             piece, dtype = pieces[name], _dtype(name, leaf)
-            due = "an integer dtype" if piece.kind == "counter" else "float32"
-            if not (np.issubdtype(dtype, np.integer) if piece.kind == "counter" else dtype == np.float32):
-                raise DtypeError(f"{name}: expected {due}, got {dtype}")
+            if dtype != piece.dtype:
+                raise DtypeError(f"{name}: expected {piece.dtype}, got {dtype}")
             if tuple(leaf.shape) != piece.shape:
                 raise ShapeError(f"{name}: expected shape {piece.shape}, got {tuple(leaf.shape)}")
         return named
@@ -189,6 +196,9 @@ def _dtype(name: str, leaf: Any) -> np.dtype[Any]:
         raise DtypeError(f"{name}: expected float32 or an integer dtype, got {leaf.dtype}") from None
 
 
-def _array(leaf: Any) -> npt.NDArray[Any]:
+def _array(name: str, leaf: Any) -> npt.NDArray[Any]:
     """A NumPy view of an array or CPU tensor."""
-    return leaf if isinstance(leaf, np.ndarray) else np.from_dlpack(leaf.detach())
+    try:
+        return np.from_dlpack(leaf.detach()) if hasattr(leaf, "detach") else np.asarray(leaf)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise ArrayError(f"{name}: expected an array in CPU memory: {error}") from None

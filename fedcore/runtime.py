@@ -22,14 +22,18 @@ def set_threads(count: int) -> None:
     Raises:
         RangeError: ``count`` is not in 1..4096.
     """
-    if not 1 <= count <= 4096:
+    if not isinstance(count, int) or not 1 <= count <= 4096:
         raise RangeError(f"count: expected 1..4096 threads, got {count!r}")
     _core.set_threads(count)
 
 
+ON_REFERENCE = os.environ.get("FEDCORE_ISA") == "reference"
+"""Whether the package runs on the NumPy twins of its native functions; settled when it is imported."""
+
+
 def isa() -> str:
     """The instruction-set level of the kernels in use; FEDCORE_ISA forces one, or "reference" for the NumPy twins."""
-    return "reference" if os.environ.get("FEDCORE_ISA") == "reference" else _core.isa()
+    return "reference" if ON_REFERENCE else _core.isa()
 
 
 def build_info() -> dict[str, str | int]:

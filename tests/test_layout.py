@@ -83,7 +83,7 @@ def test_what_is_no_model(model, error, message):
             r"w: expected shape \(2, 1\), got \(2,\)",
         ),
         ({"w": np.zeros((2, 1)), "t": np.array(3)}, errors.DtypeError, "w: expected float32, got float64"),
-        ({"w": np.zeros((2, 1), np.float32), "t": np.array(3.0)}, errors.DtypeError, "t: expected an integer dtype"),
+        ({"w": np.zeros((2, 1), np.float32), "t": np.array(3.0)}, errors.DtypeError, "t: expected int64, got float64"),
     ],
 )
 def test_another_model_is_refused(model, error, message):

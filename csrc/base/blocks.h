@@ -19,19 +19,23 @@ inline std::int64_t block_count(std::int64_t n) {
     return (n + kBlock - 1) / kBlock;
 }
 
-// Calls body(block, begin, end) for every block of [0, n), on the pool where `bytes` of traffic are worth it.
+// Calls body(piece) for every piece of [0, pieces), on the pool where `bytes` of traffic are worth it.
+template <class Body>
+void for_pieces(std::int64_t pieces, std::int64_t bytes, const Body& body) {
+    if (pieces < 2 || bytes < kSerialBytes) {
+        for (std::int64_t piece = 0; piece < pieces; ++piece) body(piece);
+    } else {
+        parallel_for(pieces, body);
+    }
+}
+
+// Calls body(block, begin, end) for every block of [0, n), likewise.
 template <class Body>
 void for_blocks(std::int64_t n, std::int64_t bytes, const Body& body) {
-    const auto task = [&](std::int64_t block) {
+    for_pieces(block_count(n), bytes, [&](std::int64_t block) {
         const std::int64_t begin = block * kBlock;
         body(block, begin, std::min(begin + kBlock, n));
-    };
-    const std::int64_t blocks = block_count(n);
-    if (blocks < 2 || bytes < kSerialBytes) {
-        for (std::int64_t block = 0; block < blocks; ++block) task(block);
-    } else {
-        parallel_for(blocks, task);
-    }
+    });
 }
 
 }  // namespace fedcore

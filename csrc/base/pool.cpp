@@ -11,7 +11,10 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
+
+#include "base/float_mode.h"
 
 namespace fedcore {
 namespace {
@@ -72,7 +75,11 @@ class Workers {
         const auto job = std::make_shared<Job>(task, context, pieces, workers);
         {
             const std::lock_guard<std::mutex> lock(mutex_);
-            for (; started_ < workers; ++started_) std::thread(&Workers::serve, this).detach();
+            try {
+                for (; started_ < workers; ++started_) std::thread(&Workers::serve, this).detach();
+            } catch (const std::system_error&) {
+                // The system has no thread to give; those that there are, and the caller, do the work.
+            }
             jobs_.push_back(job);
         }
         for (int worker = 0; worker < workers; ++worker) wake_.notify_one();
@@ -82,6 +89,7 @@ class Workers {
 
   private:
     void serve() {
+        const IeeeMode mode;  // not the one that the thread which happened to start this one was in
         std::unique_lock<std::mutex> lock(mutex_);
         for (;;) {
             const std::shared_ptr<Job> job = take();
@@ -119,18 +127,19 @@ int default_threads() {
     }
     cpu_set_t allowed;
     if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) return CPU_COUNT(&allowed);
-    return 1;
+    return std::max(1u, std::thread::hardware_concurrency());  // more cores than the set has room for
 }
 
 std::atomic<int> thread_count{default_threads()};
 std::atomic<Workers*> current{nullptr};
 
+// A child of fork() has no workers, and the parent's locks may be held for ever: it forgets them all. Registered when
+// the module is loaded, so that no fork can come between.
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { current.store(nullptr); });
+
 Workers& workers() {
     Workers* found = current.load(std::memory_order_acquire);
     if (found != nullptr) return *found;
-    // A child of fork() has no workers, and the parent's locks may be held for ever: it forgets them all.
-    static const int registered = pthread_atfork(nullptr, nullptr, [] { current.store(nullptr); });
-    (void)registered;
     auto* fresh = new Workers;
     if (current.compare_exchange_strong(found, fresh, std::memory_order_acq_rel)) return *fresh;
     delete fresh;

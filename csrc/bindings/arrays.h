@@ -16,10 +16,11 @@ namespace py = pybind11;
 // Raises fedcore.errors.<kind>(message).
 [[noreturn]] void raise(const char* kind, const std::string& message);
 
-// How an argument is called in an error: `weights`, or `rows[3]`.
+// How an argument is called in an error: `weights`, `rows[3]`, or `models[3][1]`.
 struct Name {
     const char* argument;
     std::int64_t index = -1;
+    std::int64_t second = -1;
     std::string text() const;
 };
 
@@ -27,9 +28,14 @@ template <class T>
 struct Span {
     T* data;
     std::int64_t n;
+    std::size_t number;  // of the array in its call
 };
 
 constexpr std::int64_t kAnyLength = -1;
+constexpr std::size_t kNothing = static_cast<std::size_t>(-1);
+
+// Whether an array must have one axis, or may have any, and is read as the vector of its elements in C order.
+enum class Axes { one, any };
 
 // The arrays of one call. It keeps them alive until it goes out of scope, which must be with the GIL held;
 // ask for all inputs before the outputs, so that an output can be held against every input.
@@ -37,12 +43,12 @@ class Arrays {
   public:
     // T is float or double: the dtype that is due. n: the length that is due.
     template <class T>
-    Span<const T> input(py::handle object, Name name, std::int64_t n = kAnyLength);
+    Span<const T> input(py::handle object, Name name, std::int64_t n = kAnyLength, Axes axes = Axes::one);
 
-    // May be exactly the input that starts at `replaces`, and overlaps nothing else that this call reads or
-    // writes.
+    // May be exactly the input of number `replaces`, and overlaps nothing else that this call reads or writes.
     template <class T>
-    Span<T> output(py::handle object, Name name, std::int64_t n, const void* replaces = nullptr);
+    Span<T> output(py::handle object, Name name, std::int64_t n, std::size_t replaces = kNothing,
+                   Axes axes = Axes::one);
 
   private:
     struct Region {
@@ -50,12 +56,15 @@ class Arrays {
         const char* end;
         Name name;
     };
-    void* open(py::handle object, Name name, bool writable, char due, std::int64_t* n);
+    void* open(py::handle object, Name name, bool writable, bool float64, Axes axes, std::int64_t* n);
 
     std::vector<py::object> kept_;
     std::vector<py::buffer_info> buffers_;
     std::vector<Region> regions_;
 };
+
+// Whether it is a NumPy array of float32, for functions that take sums of two dtypes.
+bool is_float32(py::handle object);
 
 // A list or tuple of exactly k objects (any length if k is kAnyLength).
 py::sequence sequence(py::handle object, const char* name, std::int64_t k = kAnyLength);

@@ -3,14 +3,15 @@
 #include "base/blocks.h"
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
+#include "bindings/native_call.h"
 #include "bindings/sent.h"
 #include "kernels/exchange.h"
 
 namespace fedcore::bindings {
 namespace {
 
-const float* optional_row(Arrays& arrays, const py::object& row, Name name, std::int64_t n) {
-    return row.is_none() ? nullptr : arrays.input<float>(row, name, n).data;
+Span<const float> optional_row(Arrays& arrays, const py::object& row, Name name, std::int64_t n) {
+    return row.is_none() ? Span<const float>{nullptr, n, kNothing} : arrays.input<float>(row, name, n);
 }
 
 py::array_t<double> exchange(const py::object& acc, const py::object& out, const py::object& bases,
@@ -24,20 +25,23 @@ py::array_t<double> exchange(const py::object& acc, const py::object& out, const
     const py::sequence anchor = sequence(anchors, "anchors", k);
     const py::sequence new_row = sequence(new_rows, "new_rows", k);
     std::vector<RowSwap> rows(k);
+    std::vector<std::size_t> replaced(k);
     for (std::int64_t i = 0; i < k; ++i) {
-        rows[i].old_row = optional_row(arrays, old_row[i], {"old_rows", i}, sum.n);
-        rows[i].anchor = optional_row(arrays, anchor[i], {"anchors", i}, sum.n);
+        const auto old = optional_row(arrays, old_row[i], {"old_rows", i}, sum.n);
+        rows[i].old_row = old.data;
+        replaced[i] = old.number;
+        rows[i].anchor = optional_row(arrays, anchor[i], {"anchors", i}, sum.n).data;
         if (rows[i].anchor != nullptr && rows[i].old_row == nullptr)
             raise("ArrayError", Name{"anchors", i}.text() + ": expected None where old_rows is None");
     }
     for (std::int64_t i = 0; i < k; ++i)
-        rows[i].new_row = arrays.output<float>(new_row[i], {"new_rows", i}, sum.n, rows[i].old_row).data;
-    const auto result = arrays.output<double>(out, {"out"}, sum.n, sum.data);
+        rows[i].new_row = arrays.output<float>(new_row[i], {"new_rows", i}, sum.n, replaced[i]).data;
+    const auto result = arrays.output<double>(out, {"out"}, sum.n, sum.number);
     py::array_t<double> norms(k);
     double* norm = norms.mutable_data();
     std::vector<double> scratch(k * block_count(sum.n));
     {
-        const py::gil_scoped_release release;  // reads and writes every row once: milliseconds
+        const NativeCall call;  // reads and writes every row once: milliseconds
         fedcore::exchange(sum.data, result.data, sent.data(), rows.data(), k, sum.n, scratch.data(), norm);
     }
     return norms;

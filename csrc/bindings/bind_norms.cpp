@@ -3,6 +3,7 @@
 #include "base/blocks.h"
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
+#include "bindings/native_call.h"
 #include "kernels/norms.h"
 
 namespace fedcore::bindings {
@@ -23,7 +24,7 @@ py::array_t<double> squared_norms(const py::object& rows) {
     double* norm = norms.mutable_data();
     std::vector<double> scratch(k == 0 ? 0 : k * block_count(n));
     if (k != 0) {
-        const py::gil_scoped_release release;  // reads every row once: milliseconds
+        const NativeCall call;  // reads every row once: milliseconds
         fedcore::squared_norms(pointers.data(), k, n, scratch.data(), norm);
     }
     return norms;

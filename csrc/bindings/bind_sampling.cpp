@@ -6,6 +6,7 @@
 #include "base/random.h"
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
+#include "bindings/native_call.h"
 #include "sampling/bernoulli.h"
 #include "sampling/permutation.h"
 #include "sampling/uniform.h"
@@ -34,7 +35,7 @@ Drawn uniform(std::int64_t population, std::int64_t k, const Words4& key) {
     Drawn out(k);
     std::int64_t* drawn = out.mutable_data();
     {
-        const py::gil_scoped_release release;  // some nanoseconds a draw
+        const NativeCall call;  // some nanoseconds a draw
         fedcore::without_replacement(population, k, key_of(key), drawn);
     }
     return out;
@@ -48,7 +49,7 @@ py::object weighted(const Span<const double>& weights, std::int64_t longest, con
     std::int64_t drawn = 0;
     bool valid = true;
     if (weights.n != 0) {
-        const py::gil_scoped_release release;  // reads every weight once: up to milliseconds
+        const NativeCall call;  // reads every weight once: up to milliseconds
         WeightTree tree(weights.data, weights.n);
         valid = tree.valid();
         if (valid) drawn = draw(tree, next);
@@ -85,7 +86,7 @@ py::object bernoulli_set(std::int64_t population, const py::object& p, const Wor
     BitSet set(population);
     bool valid;
     {
-        const py::gil_scoped_release release;  // some nanoseconds a client
+        const NativeCall call;  // some nanoseconds a client
         valid = bernoulli(chances, each, key_of(key), set);
     }
     if (!valid) return py::none();
@@ -98,7 +99,7 @@ Drawn permuted(std::int64_t population, std::int64_t start, std::int64_t count, 
     Drawn out(count);
     std::int64_t* places = out.mutable_data();
     {
-        const py::gil_scoped_release release;  // some nanoseconds a place
+        const NativeCall call;  // some nanoseconds a place
         fedcore::permutation(population, start, count, key_of(key), places);
     }
     return out;

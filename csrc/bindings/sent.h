@@ -21,8 +21,8 @@ inline std::vector<Sent> read_sent(Arrays& arrays, const py::object& bases, cons
     for (std::int64_t i = 0; i < k; ++i) {
         const float* y = arrays.input<float>(listed[i], {"ys", i}, n).data;
         const py::object from = base[i];
-        sent.push_back({y, from.is_none() ? nullptr : arrays.input<float>(from, {"bases", i}, n).data, scale.data[i],
-                        weight.data[i]});
+        sent.push_back({y, from.is_none() ? nullptr : arrays.input<float>(from, {"bases", i}, n).data,
+                        static_cast<float>(scale.data[i]), weight.data[i]});
     }
     return sent;
 }

@@ -1,19 +1,28 @@
-// Compiled once per ISA level (isa.cmake). Everything below stands in that level's namespace and calls no
-// inline function of a shared header: the linker would keep one copy for all levels, and might keep the
-// AVX-512 one.
+// Compiled once per ISA level (isa.cmake). Everything below stands in that level's namespace and calls no inline
+// function of a shared header: the linker would keep one copy for all levels, and might keep the AVX-512 one.
 #include "kernels/table.h"
 
 namespace fedcore::FEDCORE_LEVEL {
 namespace {
 
+constexpr std::int64_t kTile = 2048;  // elements: the float64 sum of a tile stays in L1 while all rows pass
+constexpr std::int64_t kAhead = 512;  // elements to prefetch ahead of a stream
+
+// Each uses those before it, so their order is no sorter's business.
+// clang-format off
+#include "kernels/vectors_cpu.inl"
 #include "kernels/norms_cpu.inl"
-// after the norms, whose lanes and tiles they use
+#include "kernels/fold_cpu.inl"
 #include "kernels/aggregate_cpu.inl"
 #include "kernels/exchange_cpu.inl"
+// clang-format on
+
+template <class Sum>
+constexpr Sums<Sum> sums = {weighted_sum<Sum>, accumulate<Sum>, server_step<Sum>};
 
 }  // namespace
 
 extern const Table loops;
-const Table loops = {weighted_sum, accumulate, exchange, server_step, squared_norm};
+const Table loops = {sums<float>, sums<double>, exchange, squared_norm};
 
 }  // namespace fedcore::FEDCORE_LEVEL

@@ -1,29 +1,46 @@
-// What the families share: the tile, the 16-lane sum of squares, and a client's update read as a gradient.
+// Squares are summed on 16 lanes of float32, element j of a tile on lane j mod 16, and the lanes folded in a fixed
+// tree: relative error below 1e-5, mostly 1e-7. A tile whose sum float32 cannot hold well is summed again in float64.
 
-constexpr std::int64_t kTile = 2048;  // elements: a tile of h and of the float64 sum stay in L1/L2 over the rows
-constexpr int kLanes = 16;
-
-// The lanes folded in a fixed tree: the same bits whatever the width of a vector.
-inline double fold(double* lanes) {
+// The lanes' total, `tail` holding the squares of the elements that filled no vector.
+inline double fold_lanes(const Floats* part, const float* tail, int count) {
+    float lane[kLanes];
+    for (int v = 0; v < kVectors; ++v) store(lane + v * kWidth, part[v]);
+    for (int l = 0; l < count; ++l) lane[l] += tail[l];
     for (int width = kLanes / 2; width > 0; width /= 2)
-        for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
-    return lanes[0];
+        for (int l = 0; l < width; ++l) lane[l] += lane[l + width];
+    return static_cast<double>(lane[0]);
 }
 
-// sum of values[j]^2 over [0, count): element j goes to lane j mod 16.
-inline double sum_of_squares(const float* values, std::int64_t count) {
-    double lanes[kLanes] = {};
+// Whether squares neither overflowed nor lost what counts to underflow. Zero is left to float64, which says zero.
+inline bool is_sound(double squares) {
+    return squares > 1e-30 && squares < 1e38;
+}
+
+double sum_of_squares_exactly(const float* values, std::int64_t count) {
+    double lane[kLanes] = {};
+    for (std::int64_t j = 0; j < count; ++j)
+        lane[j % kLanes] += static_cast<double>(values[j]) * static_cast<double>(values[j]);
+    for (int width = kLanes / 2; width > 0; width /= 2)
+        for (int l = 0; l < width; ++l) lane[l] += lane[l + width];
+    return lane[0];
+}
+
+double sum_of_squares(const float* values, std::int64_t count) {
+    Floats part[kVectors] = {};
     std::int64_t j = 0;
-    for (; j + kLanes <= count; j += kLanes)
-        for (int lane = 0; lane < kLanes; ++lane) {
-            const double value = values[j + lane];
-            lanes[lane] += value * value;
+    for (; j + kLanes <= count; j += kLanes) {
+        __builtin_prefetch(values + j + kAhead);
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) {
+            const Floats value = load(values + j + v * kWidth);
+            part[v] += value * value;
         }
-    for (int lane = 0; j < count; ++j, ++lane) {
-        const double value = values[j];
-        lanes[lane] += value * value;
     }
-    return fold(lanes);
+    float tail[kLanes];
+    int rest = 0;
+    for (; j < count; ++j, ++rest) tail[rest] = values[j] * values[j];
+    const double squares = fold_lanes(part, tail, rest);
+    return is_sound(squares) ? squares : sum_of_squares_exactly(values, count);
 }
 
 double squared_norm(const float* row, std::int64_t begin, std::int64_t end) {
@@ -31,17 +48,4 @@ double squared_norm(const float* row, std::int64_t begin, std::int64_t end) {
     for (std::int64_t tile = begin; tile < end; tile += kTile)
         sum += sum_of_squares(row + tile, end - tile < kTile ? end - tile : kTile);
     return sum;
-}
-
-// h[0..count) = the gradient of `sent` at [begin, begin + count).
-inline void read_gradient(const Sent& sent, std::int64_t begin, std::int64_t count, float* __restrict h) {
-    const float* __restrict y = sent.y + begin;
-    const double scale = sent.scale;
-    if (sent.base != nullptr) {
-        const float* __restrict base = sent.base + begin;
-        for (std::int64_t j = 0; j < count; ++j)
-            h[j] = static_cast<float>((static_cast<double>(base[j]) - static_cast<double>(y[j])) * scale);
-    } else {
-        for (std::int64_t j = 0; j < count; ++j) h[j] = static_cast<float>(-static_cast<double>(y[j]) * scale);
-    }
 }

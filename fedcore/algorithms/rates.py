@@ -1,7 +1,7 @@
 """Learning rates as functions of the round."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, SupportsFloat
 
 from fedcore.errors import RangeError
 
@@ -51,5 +51,25 @@ class Exponential:
 
 
 def as_rate(rate: float | Rate) -> Rate:
-    """A number as the constant rate; a rate as itself."""
-    return rate if callable(rate) else Constant(float(rate))
+    """A number as the constant rate; a rate as itself.
+
+    Raises:
+        RangeError: it is neither.
+    """
+    if callable(rate):
+        return rate
+    if isinstance(rate, bool) or not isinstance(rate, SupportsFloat):
+        raise RangeError(f"rate: expected a finite number > 0 or a function of the round, got {rate!r}")
+    return Constant(float(rate))
+
+
+def rate_at(rate: Rate, round: int) -> float:
+    """The rate of that round.
+
+    Raises:
+        RangeError: it is no finite number > 0, as at the end of a long decay.
+    """
+    value = float(rate(round))
+    if not 0 < value < float("inf"):
+        raise RangeError(f"rate: expected a finite number > 0 in round {round}, got {value!r}")
+    return value

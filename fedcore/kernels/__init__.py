@@ -1,8 +1,17 @@
 """The kernels on bare arrays; ``fedcore.kernels.reference`` defines each of them in NumPy."""
 
 from fedcore.kernels import reference
-from fedcore.kernels.aggregate import accumulate, server_step, weighted_sum
+from fedcore.kernels.aggregate import accumulate, server_step, weighted_sum, weighted_sum_segments
 from fedcore.kernels.exchange import exchange
 from fedcore.kernels.norms import all_finite, squared_norms
 
-__all__ = ["accumulate", "all_finite", "exchange", "reference", "server_step", "squared_norms", "weighted_sum"]
+__all__ = [
+    "accumulate",
+    "all_finite",
+    "exchange",
+    "reference",
+    "server_step",
+    "squared_norms",
+    "weighted_sum",
+    "weighted_sum_segments",
+]

@@ -1,9 +1,9 @@
-"""Which implementation the kernels' faces call: the native one, or the NumPy reference if FEDCORE_ISA=reference."""
+"""Which implementation the kernels' faces call."""
 
-import os
 from typing import Any
 
 from fedcore import _core
 from fedcore.kernels import reference
+from fedcore.runtime import ON_REFERENCE
 
-implementation: Any = reference if os.environ.get("FEDCORE_ISA") == "reference" else _core
+implementation: Any = reference if ON_REFERENCE else _core

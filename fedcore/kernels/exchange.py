@@ -10,7 +10,7 @@ from fedcore.kernels.backend import implementation
 
 
 def exchange(
-    acc: npt.NDArray[np.float64],
+    acc: npt.NDArray[np.floating[Any]],
     bases: Sequence[Any],
     ys: Sequence[Any],
     scales: npt.NDArray[np.float64],
@@ -19,7 +19,7 @@ def exchange(
     anchors: Sequence[Any],
     new_rows: Sequence[Any],
     *,
-    out: npt.NDArray[np.float64],
+    out: npt.NDArray[np.floating[Any]],
 ) -> npt.NDArray[np.float64]:
     """out = acc + sum_i weights[i] (h_i - r_i + v_i) and r_i' = h_i, in one pass over the cohort.
 

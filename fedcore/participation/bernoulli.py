@@ -2,12 +2,9 @@
 
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
 from fedcore.errors import RangeError
-from fedcore.participation.pattern import Participation
-from fedcore.randomness import generator
+from fedcore.participation.pattern import Clients, Participation
+from fedcore.sampling import bernoulli
 
 
 class Bernoulli(Participation):
@@ -35,5 +32,5 @@ class Bernoulli(Participation):
             raise RangeError(f"p: expected a number in [0, 1], got {p!r}")
         self.p = p
 
-    def _mask(self, round: int) -> npt.NDArray[np.bool_]:
-        return generator(self.seed, "participation: bernoulli", round=round).random(self.clients) < self.p
+    def _active(self, round: int) -> Clients:
+        return bernoulli(self.clients, self.p, seed=self.seed, round=round, purpose="participation: bernoulli")

@@ -16,7 +16,7 @@ class Participation(ABC):
 
     Args:
         clients: N; the clients are 0 .. N-1.
-        seed: the run's seed, any int >= 0.
+        seed: the run's seed, 0 .. 2^64 - 1.
         first_round: "all" makes everyone active in round 0, as the MimiC paper's analysis assumes (Sec. 5).
 
     Raises:
@@ -29,8 +29,8 @@ class Participation(ABC):
     def __init__(self, clients: int, *, seed: int = 0, first_round: Literal["all"] | None = None) -> None:
         if clients < 1:
             raise RangeError(f"clients: expected an int >= 1, got {clients!r}")
-        if seed < 0:
-            raise RangeError(f"seed: expected an int >= 0, got {seed!r}")
+        if not 0 <= seed < 2**64:
+            raise RangeError(f"seed: expected an int in 0 .. 2^64 - 1, got {seed!r}")
         if first_round not in ("all", None):
             raise RangeError(f"first_round: expected 'all' or None, got {first_round!r}")
         self.clients = clients
@@ -53,8 +53,8 @@ class Participation(ABC):
             raise RangeError(f"round: expected an int >= 0, got {round!r}")
         if round == 0 and self.first_round == "all":
             return np.arange(self.clients)
-        return np.flatnonzero(self._mask(round))
+        return self._active(round)
 
     @abstractmethod
-    def _mask(self, round: int) -> npt.NDArray[np.bool_]:
-        """Whether each client is active, bool[N]: a pure function of the arguments and ``round``."""
+    def _active(self, round: int) -> Clients:
+        """The same without ``first_round``: ascending, a pure function of the arguments and ``round``."""

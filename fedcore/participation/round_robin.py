@@ -3,10 +3,9 @@
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from fedcore.errors import RangeError
-from fedcore.participation.pattern import Participation
+from fedcore.participation.pattern import Clients, Participation
 from fedcore.randomness import generator
 
 
@@ -58,5 +57,5 @@ class RoundRobin(Participation):
         if phase == "random":
             self._phase = generator(seed, "participation: phases").integers(0, self._period)
 
-    def _mask(self, round: int) -> npt.NDArray[np.bool_]:
-        return np.asarray((round + self._phase) % self._period == 0)
+    def _active(self, round: int) -> Clients:
+        return np.flatnonzero((round + self._phase) % self._period == 0)

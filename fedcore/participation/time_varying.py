@@ -3,11 +3,11 @@
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from fedcore.errors import RangeError
-from fedcore.participation.pattern import Participation
+from fedcore.participation.pattern import Clients, Participation
 from fedcore.randomness import generator
+from fedcore.sampling import weighted_without_replacement
 
 
 class TimeVarying(Participation):
@@ -39,18 +39,9 @@ class TimeVarying(Participation):
         self.share = share
         self._k = max(1, round(share * clients))
 
-    def _mask(self, round: int) -> npt.NDArray[np.bool_]:
-        random = generator(self.seed, "participation: time-varying", round=round)
-        return _successive(random.uniform(1, 10, self.clients), self._k, random)
-
-
-def _successive(a: npt.NDArray[np.float64], k: int, random: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Who is among k successive draws without replacement with probabilities a_i / sum a, as bool[N].
-
-    Exponential clocks of rates a_i ring in exactly that order: the first to ring is i with probability
-    a_i / sum a, and since an exponential has no memory, the rest then start afresh without it. So the k
-    smallest E_i / a_i with E_i ~ Exp(1) have the law of the k draws.
-    """
-    drawn = np.zeros(len(a), np.bool_)
-    drawn[np.argsort(random.exponential(size=len(a)) / a)[:k]] = True
-    return drawn
+    def _active(self, round: int) -> Clients:
+        a = generator(self.seed, "participation: weights", round=round).uniform(1, 10, self.clients)
+        drawn = weighted_without_replacement(
+            a, self._k, seed=self.seed, round=round, purpose="participation: time-varying"
+        )
+        return np.sort(drawn)

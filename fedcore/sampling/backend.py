@@ -1,9 +1,9 @@
-"""Which implementation the draws' faces call: the native one, or the reference if FEDCORE_ISA=reference."""
+"""Which implementation the draws' faces call."""
 
-import os
 from typing import Any
 
 from fedcore import _core
+from fedcore.runtime import ON_REFERENCE
 from fedcore.sampling import reference
 
-implementation: Any = reference if os.environ.get("FEDCORE_ISA") == "reference" else _core
+implementation: Any = reference if ON_REFERENCE else _core

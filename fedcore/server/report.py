@@ -18,9 +18,9 @@ class RoundReport:
         refused: (client, reason) of the updates that do not.
         steps: the local steps of the clients heard, added up.
         norms: float64[len(heard)], |h_i|, the lengths of the clients' mean gradients.
-        diversity: sum q_i |h_i|^2 / |sum q_i h_i|^2 with q_i = w_i / W, the weighted gradient diversity (Haddadpour
-            and Mahdavi 2019, eq. 7); None for an empty cohort, for a mean of zero, and for methods that never form
-            the cohort's plain mean.
+        diversity: sum q_i |h_i|^2 / |sum q_i h_i|^2 with q_i = w_i / W, and h_i = x - y_i where models are averaged:
+            the weighted gradient diversity (Haddadpour and Mahdavi 2019, eq. 7). None for an empty cohort, for a mean
+            of zero, and for methods that never form the cohort's plain mean.
         gamma: the server's step along v; 0 where x stayed.
         seconds: time spent in the server, the clients' own not counted.
         bytes: what the clients sent.

@@ -1,19 +1,19 @@
 """One round: updates come in one at a time, are folded into the sums, and are forgotten."""
 
+import math
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from threading import Lock
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.algorithms.rates import rate_at
 from fedcore.errors import DuplicateUpdateError, FedcoreError, RangeError, RoundError, UnknownNameError
-from fedcore.layout import Layout
 from fedcore.server.report import RoundReport
 from fedcore.server.state import Settings, State
 from fedcore.server.sums import Entry
-from fedcore.server.update import KINDS, Kind, Update, check_numbers, is_integer, read_vector
+from fedcore.server.update import KINDS, Kind, Update, is_integer, read_counters, read_lr, read_vector
 from fedcore.store import ClientId
 
 EMPTY = np.empty(0, np.float32)
@@ -23,17 +23,19 @@ class Round:
     """An open round of a server; get it from ``Server.open_round``, and use it as a context manager.
 
     Leaving the block by an exception, or ``abort()``, leaves the server as it was before ``open_round``. Leaving it
-    normally finishes the round if nobody did.
+    normally finishes the round if nobody did. Several threads may add at once; they take turns.
 
     Attributes:
         report: the RoundReport once the round is finished, else None.
+        is_open: whether updates can still come in.
     """
 
-    def __init__(self, settings: Settings, state: State, on_close: Callable[[], None]) -> None:
+    def __init__(self, settings: Settings, state: State, *, fold: int, may_hold: bool) -> None:
         self.report: RoundReport | None = None
-        self._settings, self._state, self._on_close = settings, state, on_close
-        self._lr = settings.lr(state.round_number)
-        self._open = True
+        self.is_open = True
+        self._settings, self._state, self._fold_at, self._may_hold = settings, state, fold, may_hold
+        self._lr = rate_at(settings.lr, state.round_number)
+        self._turn = Lock()
         self._held: list[Entry] = []
         self._heard: list[Entry] = []  # without their y
         self._squares: list[float] = []  # |h_i|^2, parallel to _heard
@@ -41,7 +43,7 @@ class Round:
         self._refused: list[tuple[ClientId, str]] = []
         self._bytes = 0
         self._seconds = 0.0
-        state.sums.clear()
+        state.begin()
 
     def __enter__(self) -> "Round":
         return self
@@ -49,7 +51,7 @@ class Round:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.abort()
-        elif self._open:
+        elif self.is_open:
             self.finish()
 
     def add(
@@ -84,22 +86,22 @@ class Round:
 
     def add_update(self, update: Update) -> None:
         """Fold one client's update in: ``add`` for an Update."""
-        began = time.perf_counter()
-        if not self._open:
-            raise RoundError("round: expected an open one, got one that is finished or aborted")
-        client = self._state.store.registry.check(update.client)
-        self._check_caller(update, client)
-        try:
-            y, may_hold = read_vector(update, self._settings.layout)
-            self._held.append(self._entry(replace(update, client=client), y))
-        except FedcoreError as error:
-            self._refused.append((client, str(error)))
-        else:
-            self._known.add(client)
-            self._bytes += y.nbytes
-            if not may_hold or len(self._held) >= self._settings.fold:
-                self._fold()
-        self._seconds += time.perf_counter() - began
+        with self._turn:
+            began = time.perf_counter()
+            self._require_open()
+            client = self._check_caller(update)
+            try:
+                entry, immutable = self._check(update, client)
+            except FedcoreError as error:
+                self._refused.append((client, str(error)))
+                self._bytes += getattr(update.y, "nbytes", 0)
+            else:
+                self._bytes += entry.y.nbytes
+                self._known.add(client)
+                self._held.append(entry)
+                if len(self._held) >= self._fold_at or not (self._may_hold or update.keep or immutable):
+                    self._fold()
+            self._seconds += time.perf_counter() - began
 
     def finish(self) -> RoundReport:
         """Take the server's step and close the round.
@@ -108,93 +110,107 @@ class Round:
             RoundError: the round is closed.
             DivergedError: x would become infinite or NaN; the server stays as it was before the round.
         """
-        began = time.perf_counter()
-        if not self._open:
-            raise RoundError("round: expected an open one, got one that is finished or aborted")
-        try:
+        with self._turn:
+            began = time.perf_counter()
+            self._require_open()
             self._fold()
-            weight = self._state.sums.weight
-            gamma, v_square = self._state.commit(self._heard)
-        except BaseException:
-            self.abort()
-            raise
-        self._close()
-        self.report = RoundReport(
-            round=self._state.round_number - 1,
-            heard=tuple(entry.client for entry in self._heard),
-            refused=tuple(self._refused),
-            steps=sum(entry.steps for entry in self._heard),
-            norms=self._norms(),
-            diversity=self._diversity(weight, v_square),
-            gamma=gamma,
-            seconds=self._seconds + time.perf_counter() - began,
-            bytes=self._bytes,
-        )
-        return self.report
+            number, weight = self._state.round_number, self._state.sums.weight
+            try:
+                gamma, v_square = self._state.commit(self._heard)
+            except BaseException:
+                self._abort()
+                raise
+            self.is_open = False
+            self.report = RoundReport(
+                round=number,
+                heard=tuple(entry.client for entry in self._heard),
+                refused=tuple(self._refused),
+                steps=sum(entry.steps for entry in self._heard),
+                norms=self._norms(),
+                diversity=self._diversity(weight, v_square),
+                gamma=gamma,
+                seconds=self._seconds + time.perf_counter() - began,
+                bytes=self._bytes,
+            )
+            return self.report
 
     def abort(self) -> None:
         """Close the round and leave the server as it was before ``open_round``; a closed round stays as it is."""
-        if self._open:
-            self._state.store.discard()
-            self._close()
+        with self._turn:
+            if self.is_open:
+                self._abort()
 
-    def _close(self) -> None:
-        self._open = False
+    def _abort(self) -> None:
+        self.is_open = False
         self._held.clear()
-        self._on_close()
+        self._state.store.discard()
 
-    def _check_caller(self, update: Update, client: ClientId) -> None:
-        """Raise for what is the caller's mistake, not the client's."""
+    def _require_open(self) -> None:
+        if not self.is_open:
+            raise RoundError("round: expected an open one, got one that is finished or aborted")
+
+    def _check_caller(self, update: Update) -> ClientId:
+        """The client's id; raises for what is the caller's mistake, not the client's."""
+        client = self._state.store.registry.check(update.client)
         if client in self._known:
-            raise DuplicateUpdateError(f"client: {client!r} has an update in round {self._state.round_number} already")
+            self._fold()  # if the first one is held and turns out to be no update, this one is not the second
+            if client in self._known:
+                number = self._state.round_number
+                raise DuplicateUpdateError(f"client: {client!r} has an update in round {number} already")
         if update.kind not in KINDS:
             raise UnknownNameError.of("kind", update.kind, KINDS)
         most = 1 if self._settings.algorithm.keeps_rows else 2**31
         if not is_integer(update.count, 1, most):
             due = f"an integer in 1..{most}" if most > 1 else "1, since the method keeps a row per client"
             raise RangeError(f"count: expected {due}, got {update.count!r}")
+        return client
 
-    def _entry(self, update: Update, y: npt.NDArray[np.float32]) -> Entry:
-        """The update as the fold takes it.
+    def _check(self, update: Update, client: ClientId) -> tuple[Entry, bool]:
+        """The update as the fold takes it, and whether it can be held without a promise.
 
         Raises:
-            FedcoreError: one of the client's numbers cannot be believed.
+            FedcoreError: what the client sent cannot be believed.
         """
-        check_numbers(
-            update,
-            round=self._state.round_number,
-            max_steps=self._settings.max_steps,
-            max_examples=self._settings.max_examples,
-        )
-        distance = (self._lr if update.lr is None else float(update.lr)) * update.steps
+        settings = self._settings
+        y, immutable = read_vector(update, settings.layout)
+        steps, count = int(update.steps) if isinstance(update.steps, np.integer) else update.steps, int(update.count)
+        distance = read_lr(update, self._lr, settings.limits, self._state.round_number) * steps
         # h in units of x where models are averaged, else in units of a gradient.
-        scale = 1.0 if self._settings.averages_models else 1 / distance
-        weight = update.examples if self._settings.algorithm.weights == "examples" else 1
-        return Entry(
-            client=update.client,
-            y=y,
+        scale = 1.0 if settings.averages_models else 1 / distance
+        if not 0 < scale < math.inf:
+            raise RangeError(f"lr: expected a rate whose inverse is finite, got {update.lr!r}")
+        entry = Entry(
+            client,
+            y,
             is_model=update.kind == "model",
             has_buffers=update.kind != "gradient",
             scale=-distance * scale if update.kind == "gradient" else scale,
-            weight=float(weight * update.count),
-            steps=int(update.steps) * int(update.count),
+            weight=float(int(update.examples) * count if settings.algorithm.weights == "examples" else count),
+            steps=steps * count,
             distance=distance,
-            counters=read_counters(self._settings.layout, update.y),
+            counters=read_counters(update, settings.layout),
         )
+        return entry, immutable
 
     def _fold(self) -> None:
-        """Fold what is held; what turns out not to be finite is refused."""
-        held, self._held = self._held, []
-        if not held:
+        """Fold what is held; what turns out not to be finite is refused. If it fails, the round is over."""
+        if not self._held:
             return
-        squares = self._state.sums.fold(self._state.x, held)
+        held, self._held = self._held, []
+        try:
+            squares = self._state.sums.fold(self._state.x, held)
+        except BaseException:
+            self._abort()
+            raise
         for entry, square in zip(held, squares.tolist(), strict=True):
-            if np.isfinite(square):
-                self._heard.append(replace(entry, y=EMPTY))
+            entry.y = EMPTY
+            if math.isfinite(square):
+                self._heard.append(entry)
                 self._squares.append(square)
             else:
                 self._known.discard(entry.client)
-                self._refused.append((entry.client, "y: expected finite numbers, got a NaN or an infinity"))
+                why = "y: expected finite numbers, got a NaN, an infinity, or a gradient past float32's range"
+                self._refused.append((entry.client, why))
 
     def _norms(self) -> npt.NDArray[np.float64]:
         """|h_i| as a gradient, whatever the units that were folded."""
@@ -207,9 +223,3 @@ class Round:
             return None
         mean = sum(entry.weight * square for entry, square in zip(self._heard, self._squares, strict=True)) / weight
         return mean / v_square
-
-
-def read_counters(layout: Layout, y: Any) -> dict[str, npt.NDArray[np.integer[Any]]]:
-    """The integer counters of an update; none from a flat vector, which has no room for them."""
-    flat = isinstance(y, bytes | bytearray | memoryview) or hasattr(y, "__dlpack__")
-    return {} if flat else layout.read_counters(y)

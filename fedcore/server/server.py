@@ -2,19 +2,21 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
+from weakref import ReferenceType, ref
 
 import numpy as np
 import numpy.typing as npt
 
 from fedcore.algorithms import Algorithm, named
-from fedcore.algorithms.rates import Rate, as_rate
+from fedcore.algorithms.rates import Rate, as_rate, rate_at
 from fedcore.errors import ArrayError, RangeError, RoundError, ShapeError, UnknownNameError
 from fedcore.layout import Layout
 from fedcore.server.report import RoundReport
 from fedcore.server.round import Round
 from fedcore.server.state import Settings, State
-from fedcore.server.update import Update, is_integer
+from fedcore.server.sums import Precision
+from fedcore.server.update import Limits, Update, is_integer
 from fedcore.store import ClientId, ClientStore
 
 F32 = npt.NDArray[np.float32]
@@ -52,12 +54,14 @@ class Server:
             the cohort's mean of eta_i K_i (methods in gradient units; in a round without clients the last gamma).
         store: "ram", or a ClientStore with rows of ``n_parameters`` elements.
         fold: how many updates a round may hold to fold them in one pass, where they may be held at all.
-        max_steps, max_examples: an update that claims more is refused.
+        accumulate: what a round's sums are kept in; always float64 where the method keeps a total (MIFA, MimiC).
+        max_steps, max_examples, max_lr: an update that claims more is refused.
 
     Raises:
         UnknownNameError, RangeError, ShapeError, DtypeError, ArrayError: an argument is not what is said above.
 
-    Cost: 40 n bytes, and 4 n for each row (MimiC: for each round that a row refers to as well).
+    Cost: 20 n bytes (44 n where the method keeps a total), and 4 n for each row (MimiC: and for each round that a row
+        refers to).
 
     >>> server = Server("FedAvg", np.zeros(2, np.float32), clients=2, lr=0.1)
     >>> with server.open_round() as round:
@@ -77,23 +81,31 @@ class Server:
         server_lr: float | Rate | None = None,
         store: str | ClientStore = "ram",
         fold: int = 8,
+        accumulate: Precision = "float32",
         max_steps: int = 10**6,
         max_examples: int = 10**9,
+        max_lr: float = 100.0,
     ) -> None:
         for name, value in (("fold", fold), ("max_steps", max_steps), ("max_examples", max_examples)):
             if not is_integer(value, 1, 2**53):
                 raise RangeError(f"{name}: expected an integer in 1..2**53, got {value!r}")
+        if isinstance(algorithm, str):
+            algorithm = named(algorithm)
+        if not isinstance(algorithm, Algorithm):
+            raise UnknownNameError(f"algorithm: expected an Algorithm or the name of one, got {algorithm!r}")
+        if accumulate not in get_args(Precision):
+            raise UnknownNameError.of("accumulate", accumulate, get_args(Precision))
         layout = Layout.of(x0)
         if layout.n_parameters < 1:
             raise ShapeError(f"x0: expected at least one parameter, got {layout.n_parameters}")
         self._settings = Settings(
-            algorithm=named(algorithm) if isinstance(algorithm, str) else algorithm,
+            algorithm=algorithm,
             layout=layout,
             lr=as_rate(lr),
             server_lr=None if server_lr is None else as_rate(server_lr),
             fold=int(fold),
-            max_steps=int(max_steps),
-            max_examples=int(max_examples),
+            accumulate=accumulate,
+            limits=Limits(int(max_steps), int(max_examples), as_rate(max_lr)(0)),
         )
         x = layout.flatten(x0)
         if not np.isfinite(x).all():
@@ -101,7 +113,8 @@ class Server:
         self._state = State(
             self._settings, x, _open_store(store, clients, layout.n_parameters), layout.read_counters(x0)
         )
-        self._round: Round | None = None
+        # Weak, so that a round that was dropped does not stay open for ever.
+        self._round: ReferenceType[Round] | None = None
 
     @property
     def algorithm(self) -> Algorithm:
@@ -121,9 +134,7 @@ class Server:
     @property
     def x(self) -> F32:
         """The model, float32[n]: a read-only view, never changed later (a round makes a new one)."""
-        view = self._state.x.view()
-        view.flags.writeable = False
-        return view
+        return self._state.x.view()
 
     @property
     def round_number(self) -> int:
@@ -132,8 +143,9 @@ class Server:
 
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
         """The model by name, as copies: parameters and buffers in float32, counters in their own integer types."""
-        copies: dict[str, npt.NDArray[Any]] = dict(self.layout.unflatten(self._state.x.copy()))
-        return copies | {name: counter.copy() for name, counter in self._state.counters.items()}
+        named: dict[str, npt.NDArray[Any]] = dict(self.layout.unflatten(self._state.x.copy()))
+        named |= {name: counter.copy() for name, counter in self._state.counters.items()}
+        return named | {alias: named[name] for alias, name in self.layout.aliases.items()}
 
     def correction(self, client: ClientId) -> npt.NDArray[np.float64]:
         """c_i, float64[n_parameters]: what MimiC adds to the client's next mean gradient; zero elsewhere."""
@@ -149,7 +161,7 @@ class Server:
             UnknownClientError: one of them is not registered.
         """
         known = tuple(self.store.registry.check(client) for client in ids)
-        lr = self._settings.lr(self.round_number)
+        lr = rate_at(self._settings.lr, self.round_number)
         return Broadcast(known, self.round_number, self.x, lr, self.algorithm.local_rule)
 
     def open_round(self) -> Round:
@@ -158,29 +170,36 @@ class Server:
         Raises:
             RoundError: one is open already.
         """
-        if self._round is not None:
-            raise RoundError(f"round {self.round_number} is open already: finish or abort it first")
-        self._round = Round(self._settings, self._state, on_close=self._forget_round)
-        return self._round
+        return self._open(self._settings.fold, may_hold=False)
 
     def round(self, updates: Iterable[Update]) -> RoundReport:
         """A whole round from an iterable of updates, which may be made while they are read.
 
         Errors are those of ``Round.add`` and ``Round.finish``; the server is then as it was before.
         """
-        with self.open_round() as opened:
+        # A list's arrays live as long as this call and change only if another thread does it: all in one pass.
+        listed = isinstance(updates, list | tuple)
+        fold = max(self._settings.fold, len(updates)) if isinstance(updates, list | tuple) else self._settings.fold
+        with self._open(fold, may_hold=listed) as opened:
             for update in updates:
                 opened.add_update(update)
             return opened.finish()
 
-    def _forget_round(self) -> None:
-        self._round = None
+    def _open(self, fold: int, *, may_hold: bool) -> Round:
+        before = self._round() if self._round is not None else None
+        if before is not None and before.is_open:
+            raise RoundError(f"round {self.round_number} is open already: finish or abort it first")
+        opened = Round(self._settings, self._state, fold=fold, may_hold=may_hold)
+        self._round = ref(opened)
+        return opened
 
 
 def _open_store(store: str | ClientStore, clients: int | Iterable[ClientId] | None, n: int) -> ClientStore:
     if isinstance(store, ClientStore):
         if clients is not None:
             raise RangeError("clients: expected none beside a ClientStore, which knows its clients")
+        if len(store) > 0:
+            raise RangeError(f"store: expected one without rows, whose sums nobody knows, got {len(store)} rows")
         if store.n != n:
             raise ShapeError(f"store: expected rows of {n} parameters, got {store.n}")
         return store

@@ -9,10 +9,11 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.algorithms import Algorithm, Cohort
-from fedcore.algorithms.rates import Rate
+from fedcore.algorithms.rates import Rate, rate_at
 from fedcore.errors import DivergedError
 from fedcore.layout import Layout
-from fedcore.server.sums import Entry, Sums
+from fedcore.server.sums import Entry, Precision, Sums
+from fedcore.server.update import Limits
 from fedcore.store import ClientStore, History
 
 F32 = npt.NDArray[np.float32]
@@ -27,8 +28,8 @@ class Settings:
     lr: Rate
     server_lr: Rate | None
     fold: int
-    max_steps: int
-    max_examples: int
+    accumulate: Precision
+    limits: Limits
 
     @property
     def averages_models(self) -> bool:
@@ -41,17 +42,23 @@ class State:
 
     def __init__(self, settings: Settings, x: F32, store: ClientStore, counters: dict[str, Any]) -> None:
         p = settings.layout.n_parameters
+        x.flags.writeable = False
         self.x = x
         self.store = store
         self.history = History()
         self.counters = counters
         self.round_number = 0
-        self.sums = Sums(settings.algorithm, settings.layout, store, self.history)
+        self.sums = Sums(settings.algorithm, settings.layout, store, self.history, settings.accumulate)
         self._settings = settings
         self._total = np.zeros(p, np.float64) if settings.algorithm.keeps_total else None
         self._spare_total = None if self._total is None else np.empty_like(self._total)
         self._v = np.empty(settings.layout.n, np.float32)
         self._gamma = 0.0  # the last one, for a round without clients
+
+    def begin(self) -> None:
+        """Forget what a round before has left that was never finished."""
+        self.sums.clear()
+        self.store.discard()
 
     def cohort(self, heard: Sequence[Entry]) -> Cohort:
         """The cohort in the papers' symbols."""
@@ -72,29 +79,28 @@ class State:
         gamma, square = self._step_length(heard), 0.0
         moves = algorithm.moves(cohort)
         if heard or moves:
-            v, x, square = self._step(cohort, gamma if moves else 0.0, heard=bool(heard))
+            v, x, square = self._step(cohort, gamma if moves else 0.0)
             self._total, self._spare_total = self._spare_total, self._total
             if moves:
+                x.flags.writeable = False
                 self.x = x
                 self._gamma = gamma
+                self._count(heard)
             if algorithm.keeps_history:
                 self._turn_history(v, heard)
             self.store.commit(self.round_number)
-        for entry in heard:
-            for name, counter in entry.counters.items():
-                self.counters[name] = np.asarray(np.maximum(self.counters[name], counter))
         self.round_number += 1
         return (gamma if moves else 0.0), square
 
     def _step_length(self, heard: Sequence[Entry]) -> float:
         """gamma: the server's rate; or 1 where models are averaged; or the cohort's mean of eta_i K_i."""
         if self._settings.server_lr is not None:
-            return self._settings.server_lr(self.round_number)
+            return rate_at(self._settings.server_lr, self.round_number)
         if self._settings.averages_models:
             return 1.0
         return sum(entry.distance for entry in heard) / len(heard) if heard else self._gamma
 
-    def _step(self, cohort: Cohort, gamma: float, *, heard: bool) -> tuple[F32, F32, float]:
+    def _step(self, cohort: Cohort, gamma: float) -> tuple[F32, F32, float]:
         """v, the next x, and |v|^2; the next total is left in the spare."""
         p = self._settings.layout.n_parameters
         step = self._settings.algorithm.step(cohort)
@@ -132,6 +138,12 @@ class State:
                 "x infinite or NaN; x stays, lower the rates"
             )
         return v, x, v_square
+
+    def _count(self, heard: Sequence[Entry]) -> None:
+        """A counter becomes the largest that is known, in its own integer type."""
+        for entry in heard:
+            for name, counter in entry.counters.items():
+                self.counters[name] = np.asarray(np.maximum(self.counters[name], counter))
 
     def _turn_history(self, v: F32, heard: Sequence[Entry]) -> None:
         """The cohort's rows now refer to this round's v, and to none before."""

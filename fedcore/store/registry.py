@@ -18,10 +18,12 @@ class Registry:
 
     def __init__(self, clients: int | Iterable[ClientId]) -> None:
         self._ids: range | dict[ClientId, None]
-        if isinstance(clients, int | np.integer):
+        if isinstance(clients, int | np.integer) and not isinstance(clients, bool):
             if clients < 1:
                 raise RangeError(f"clients: expected a count >= 1, got {clients}")
             self._ids = range(int(clients))
+        elif not isinstance(clients, Iterable):
+            raise RangeError(f"clients: expected a count or the ids, got {clients!r}")
         else:
             ids = [canonical(client) for client in clients]
             self._ids = dict.fromkeys(ids)
@@ -37,7 +39,7 @@ class Registry:
         Raises:
             UnknownClientError: no such client is registered.
         """
-        known = canonical(client)
+        known = client if type(client) is int else canonical(client)
         if known not in self._ids:
             which = f"0..{len(self._ids) - 1}" if isinstance(self._ids, range) else f"{len(self._ids)} listed ids"
             raise UnknownClientError(f"client: expected a registered id ({which}), got {client!r}")

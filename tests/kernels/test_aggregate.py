@@ -1,3 +1,6 @@
+import ctypes
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -21,7 +24,7 @@ def vectors(k, n, seed=0):
 def test_weighted_sum_has_the_bits_of_the_reference(k, n):
     rows, weights = vectors(k, n), vectors(1, k, seed=1)[0]
     due = np.empty(n, np.float32)
-    reference.weighted_sum(rows, weights, due)
+    reference.weighted_sum(rows, weights, due, float64=False)
     np.testing.assert_array_equal(kernels.weighted_sum(rows, weights), due)
 
 
@@ -43,7 +46,7 @@ def test_weighted_sum_on_any_shape(k, n, seed, extremes):
             row[(seed + i) % n] = specials[(seed + i) % 6]
     due = np.empty(n, np.float32)
     with np.errstate(all="ignore"):
-        reference.weighted_sum(rows, weights, due)
+        reference.weighted_sum(rows, weights, due, float64=False)
     np.testing.assert_array_equal(kernels.weighted_sum(rows, weights), due)
 
 
@@ -100,19 +103,105 @@ def test_an_output_over_an_input_is_refused():
         kernels.accumulate(acc[:3], [None], [np.ones(3, np.float32)], np.ones(1), np.ones(1), out=acc[1:])
 
 
+def test_a_float64_sum_of_a_thousand_rows_is_right_to_the_last_bit_but_one():
+    rows, weights = vectors(1000, 301), vectors(1, 1000, seed=1)[0]
+    due = np.array([math.fsum(np.float64(weights) * np.float64([row[j] for row in rows])) for j in range(301)])
+    sums = kernels.weighted_sum(rows, weights, accumulate="float64")
+    assert (np.abs(sums - due) <= np.spacing(np.abs(due).astype(np.float32))).all()
+    assert np.abs(kernels.weighted_sum(rows, weights) - due).max() > np.abs(sums - due).max()
+    with pytest.raises(errors.UnknownNameError, match="accumulate: 'double' is unknown"):
+        kernels.weighted_sum(rows, weights, accumulate="double")
+
+
+@pytest.mark.parametrize("accumulate", ["float32", "float64"])
+def test_segments_are_summed_where_they_lie(accumulate):
+    shapes = [(3, 4), (), (0,), (70_000,), (5,), (2, 1, 33_000)]
+    rng = np.random.default_rng(0)
+    models = [[np.asarray(rng.normal(size=shape), np.float32) for shape in shapes] for _ in range(6)]
+    weights = vectors(1, 6)[0]
+    sums = kernels.weighted_sum_segments(models, weights, accumulate=accumulate)
+    for s, shape in enumerate(shapes):
+        assert sums[s].shape == shape
+        rows = [model[s].reshape(-1) for model in models]
+        np.testing.assert_array_equal(sums[s].reshape(-1), kernels.weighted_sum(rows, weights, accumulate=accumulate))
+    tensors = [[torch.from_numpy(tensor) for tensor in model] for model in models]
+    outs = [np.empty(shape, np.float32) for shape in shapes]
+    assert kernels.weighted_sum_segments(tensors, weights, outs, accumulate=accumulate) is outs
+    for s in range(len(shapes)):
+        np.testing.assert_array_equal(outs[s], sums[s])
+
+
+def test_segments_that_do_not_fit_are_named():
+    models = [[np.ones((2, 3), np.float32), np.ones(4, np.float32)] for _ in range(3)]
+    models[2][0] = np.ones((2, 2), np.float32)
+    with pytest.raises(errors.ShapeError, match=r"models\[2\]\[0\]: expected float32 of 6 elements, got"):
+        kernels.weighted_sum_segments(models, [1, 1, 1])
+    with pytest.raises(errors.ShapeError, match="expected 2 entries, got 1"):
+        kernels.weighted_sum_segments([models[0], models[1][:1]], [1, 1])
+    with pytest.raises(errors.ArrayError, match=r"outs\[1\]: must not overlap models\[0\]\[1\]"):
+        kernels.weighted_sum_segments(models[:2], [1, 1], [np.empty(6, np.float32), models[0][1]])
+
+
+class Exporter:
+    """Hands out a DLPack capsule of our choice."""
+
+    def __init__(self, capsule):
+        self.capsule = capsule
+
+    def __dlpack__(self, **_):
+        return self.capsule
+
+
+def test_capsules_are_looked_at_before_they_are_trusted():
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    memory = ctypes.create_string_buffer(256)
+    for name in (None, b"used_dltensor", b"something"):
+        with pytest.raises(errors.ArrayError, match=r"rows\[0\]: expected a DLPack capsule that nobody used"):
+            kernels.squared_norms([Exporter(new(ctypes.addressof(memory), name, None))])
+    with pytest.raises(errors.ArrayError, match=r"rows\[0\]: expected a DLPack capsule from __dlpack__"):
+        kernels.squared_norms([Exporter(7)])
+    with pytest.raises(errors.ArrayError, match=r"rows\[0\]: .* whose export says"):
+        kernels.squared_norms([torch.ones(3, requires_grad=True)])
+    frozen = np.ones(3, np.float32)
+    frozen.flags.writeable = False
+
+    class Frozen:
+        def __dlpack__(self, **options):
+            return frozen.__dlpack__(**options)
+
+    with pytest.raises(errors.ArrayError, match=r"out: .*read-only"):
+        kernels.weighted_sum([np.ones(3, np.float32)], [1], out=Frozen())
+    offset = torch.arange(10, dtype=torch.float32)[4:7]
+    np.testing.assert_array_equal(kernels.weighted_sum([offset], [1]), [4, 5, 6])
+
+
+def test_bits_do_not_follow_the_callers_flush_to_zero():
+    rows = [np.full(1_000_000, 1e-40, np.float32)] * 2
+    due = kernels.weighted_sum(rows, [1, 1])
+    try:
+        torch.set_flush_denormal(True)
+        sums = kernels.weighted_sum(rows, [1, 1])
+    finally:
+        torch.set_flush_denormal(False)
+    np.testing.assert_array_equal(sums.view(np.int32), due.view(np.int32))
+    assert (due.view(np.int32) > 0).all()
+
+
 @pytest.mark.parametrize("n", LENGTHS)
 @pytest.mark.parametrize("in_place", [True, False])
-def test_accumulate_has_the_bits_of_the_reference(n, in_place):
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_accumulate_has_the_bits_of_the_reference(n, in_place, dtype):
     ys, x = vectors(5, n), vectors(1, n, seed=2)[0]
     bases = [x, None, x, x, None]
     scales, weights = np.linspace(0.5, 7, 5), np.linspace(-1, 3, 5)
-    acc = np.random.default_rng(3).normal(size=n)
-    due = np.empty(n)
+    acc = np.random.default_rng(3).normal(size=n).astype(dtype)
+    due = np.empty(n, dtype)
     due_norms = reference.accumulate(acc, due, bases, ys, scales, weights)
-    out = acc if in_place else np.full(n, np.nan)
+    out = acc if in_place else np.full(n, np.nan, dtype)
     norms = kernels.accumulate(acc, bases, ys, scales, weights, out=out)
     np.testing.assert_array_equal(out, due)
-    np.testing.assert_allclose(norms, due_norms, rtol=1e-13)
+    np.testing.assert_allclose(norms, due_norms, rtol=1e-5)
 
 
 def test_one_by_one_is_all_at_once():
@@ -160,7 +249,7 @@ def test_server_step_has_the_bits_of_the_reference(n, with_total):
     np.testing.assert_array_equal(x_out, due_x)
     if with_total:
         np.testing.assert_array_equal(total_out, due_total)
-    np.testing.assert_allclose(squares, due_squares, rtol=1e-13)
+    np.testing.assert_allclose(squares, due_squares, rtol=1e-5)
 
 
 def test_server_step_tells_an_overflow():

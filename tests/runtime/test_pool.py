@@ -83,7 +83,13 @@ def test_the_thread_count_can_change_between_calls():
 
 
 @pytest.mark.parametrize(
-    "ending", ["pass", "raise SystemExit(0)", "import threading; threading.Thread(target=work).start()"]
+    "ending",
+    [
+        "pass",
+        "raise SystemExit(0)",
+        "import threading; threading.Thread(target=work).start()",
+        "import threading; threading.Thread(target=work, daemon=True).start()",
+    ],
 )
 def test_the_interpreter_exits_with_sleeping_and_with_working_threads(ending):
     code = (

@@ -1,6 +1,7 @@
 """The caller's mistakes raise, what a client sent is refused by name, and either way the state is as before."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -74,7 +75,10 @@ def test_a_round_that_is_left_leaves_everything_as_before(name, way):
         (dict(y=np.zeros(10, np.float32)[::2]), r"not contiguous"),
         (dict(y=torch.zeros(5, dtype=torch.bfloat16)), r"y: expected float32\[5\]"),
         (dict(y=np.array([None] * 5)), r"y: expected float32\[5\], got object\[5\]"),
-        (dict(y=b"123"), r"y: expected float32\[5\] in CPU memory"),
+        (dict(y=b"123"), r"y: expected 20 bytes of float32\[5\], got 3 bytes"),
+        (dict(y=memoryview(np.zeros(5))), "y: expected 20 bytes .* got 40 bytes of format 'd'"),
+        (dict(y=torch.zeros(5, requires_grad=True)), r"y: expected float32\[5\] in CPU memory"),
+        (dict(y={"x": torch.zeros(5, device="meta")}), "x: expected an array in CPU memory"),
         (
             dict(y={"w": np.zeros(5, np.float32)}),
             r"model: expected the tensors \['x'\]; missing \['x'\], unexpected \['w'\]",
@@ -90,9 +94,18 @@ def test_a_round_that_is_left_leaves_everything_as_before(name, way):
         (dict(examples=0), r"examples: expected an integer in 1\.\.1000000000, got 0"),
         (dict(examples=10**18), "examples: .* got 1000000000000000000"),
         (dict(examples="many"), "examples: .* got 'many'"),
-        (dict(lr=float("nan")), "lr: expected a finite number > 0, got nan"),
+        (dict(lr=float("nan")), r"lr: expected a number in \(0, 100\], got nan"),
+        (dict(lr=float("inf")), "lr: .* got inf"),
+        (dict(lr=1e30), r"lr: .* got 1e\+30"),
+        (dict(lr=10**400), "lr: .* got 1000"),
+        (dict(lr=10**5000), "lr: .* got an unprintable int"),
+        (dict(lr=True), "lr: .* got True"),
+        (dict(lr=np.complex64(0.1)), "lr: expected a number"),
+        (dict(lr="a" * 10**5), "lr: expected a number .{0,60}$"),
         (dict(lr=-1.0), r"lr: .* got -1\.0"),
         (dict(round=2), "round: expected 3, the open one, got 2"),
+        (dict(round=3.0), "round: expected 3, the open one, got 3.0"),
+        (dict(round=np.array([3, 3])), "round: expected 3, the open one, got array"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
@@ -189,6 +202,15 @@ def test_an_empty_cohort_is_recorded_counts_and_moves_nothing(name):
         (dict(fold=0), errors.RangeError, r"fold: expected an integer in 1\.\.2\*\*53, got 0"),
         (dict(store="disk"), errors.UnknownNameError, "store: 'disk' is unknown"),
         (dict(store=ClientStore(3, 4), clients=None), errors.ShapeError, "store: expected rows of 2 parameters, got 4"),
+        (
+            dict(algorithm=fedcore.algorithms.MIFA),
+            errors.UnknownNameError,
+            "algorithm: expected an Algorithm",
+        ),
+        (dict(lr="fast"), errors.RangeError, "rate: expected a finite number > 0 or a function"),
+        (dict(clients=2.5), errors.RangeError, "clients: expected a count or the ids, got 2.5"),
+        (dict(clients=True), errors.RangeError, "clients: expected a count or the ids, got True"),
+        (dict(accumulate="float16"), errors.UnknownNameError, "accumulate: 'float16' is unknown"),
         (dict(store=ClientStore(3, 2)), errors.RangeError, "clients: expected none beside a ClientStore"),
     ],
 )
@@ -201,3 +223,96 @@ def test_a_server_that_cannot_be(change, error, message):
 def test_an_unknown_option_names_the_nearest():
     with pytest.raises(errors.UnknownNameError, match="option of MIFA: 'wiat' is unknown; did you mean 'wait'"):
         fedcore.algorithms.named("MIFA", wiat=True)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_held_update_that_is_none_lets_its_client_try_again(keep):
+    server = warm("MIFA")
+    report = server.round([Update(0, np.full(n, np.nan, np.float32), steps=1, keep=keep), Update(0, server.x, steps=1)])
+    assert report.heard == (0,)
+    assert [client for client, _ in report.refused] == [0]
+
+
+@pytest.mark.parametrize("name", ["MIFA", "MimiC"])
+def test_a_round_whose_fold_fails_is_over_and_leaves_no_trace(name, monkeypatch):
+    server, untouched = warm(name), warm(name)
+    before = snapshot(server)
+    round = server.open_round()
+    round.add(0, server.x.tobytes(), steps=1)  # held
+    with monkeypatch.context() as patch:
+        patch.setattr(fedcore.kernels, "exchange", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            round.add(1, server.x.copy(), steps=1)
+    with pytest.raises(errors.RoundError, match="finished or aborted"):
+        round.add(2, server.x.copy(), steps=1)
+    assert snapshot(server) == before
+    assert finish_as_if_nothing(server) == finish_as_if_nothing(untouched)
+
+
+def test_a_round_that_was_dropped_does_not_stay_open():
+    server = warm("MIFA")
+    before = snapshot(server)
+    server.open_round().add(0, server.x + np.float32(1), steps=1)
+    with server.open_round():
+        pass
+    assert snapshot(server)[2] == before[2]
+
+
+def test_threads_that_add_take_turns():
+    clients, width = 8, 200_000
+    server = Server("FedAvg", np.zeros(width, np.float32), clients=clients, lr=0.1)
+    with server.open_round() as round, ThreadPoolExecutor(clients) as pool:
+        list(pool.map(lambda i: round.add(i, np.full(width, i, np.float32), steps=1), range(clients)))
+    assert len(round.report.heard) == clients
+    np.testing.assert_array_equal(server.x, np.full(width, 3.5, np.float32))
+
+
+def test_numbers_of_narrow_types_do_not_wrap():
+    server = Server("FedAvg", np.zeros(1, np.float32), clients=2, lr=0.1)
+    y = [np.float32([1]), np.float32([4])]
+    report = server.round(
+        [
+            Update(0, y[0], steps=np.int16(30_000), examples=np.int32(10**9), count=3),
+            Update(1, y[1], steps=1, examples=np.int32(10**9), lr=np.float32(0.5)),
+        ]
+    )
+    assert server.x[0] == 1.75
+    assert report.steps == 90_001
+
+
+def test_x_cannot_be_made_writable():
+    server = warm("FedAvg")
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        server.x.flags.writeable = True
+
+
+def test_a_rate_that_runs_out_is_an_error():
+    server = Server("FedAvg", np.zeros(1, np.float32), clients=1, lr=lambda round: 0.1 * (round < 1))
+    server.round([])
+    with pytest.raises(errors.RangeError, match=r"rate: expected a finite number > 0 in round 1, got 0\.0"):
+        server.open_round()
+    with pytest.raises(errors.RangeError, match="in round 1"):
+        server.broadcast([0])
+
+
+def test_a_store_with_rows_is_refused():
+    store = ClientStore(2, 3)
+    store.stage(0)[:] = 1
+    store.commit(0)
+    with pytest.raises(errors.RangeError, match="store: expected one without rows"):
+        Server("MIFA", np.zeros(3, np.float32), lr=0.1, store=store)
+
+
+def test_bytes_and_seconds_are_counted():
+    server = Server("FedAvg", np.zeros(1000, np.float32), clients=3, lr=0.1)
+    report = server.round([Update(0, np.ones(1000, np.float32), steps=1), Update(1, np.ones(10, np.float32), steps=1)])
+    assert report.bytes == 4000 + 40
+    assert 0 < report.seconds < 10
+
+
+@pytest.mark.parametrize("name", ["MIFA", "MimiC"])
+def test_a_gradient_that_float32_cannot_hold_is_refused(name):
+    server = warm(name)
+    report = server.round([Update(0, np.full(n, 3e38, np.float32), steps=1, lr=1e-9)])
+    assert report.heard == ()
+    assert "a gradient past float32's range" in report.refused[0][1]

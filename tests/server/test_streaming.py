@@ -118,3 +118,33 @@ def test_bits_do_not_depend_on_threads():
         np.testing.assert_array_equal(*results)
     finally:
         fedcore.set_threads(before)
+
+
+def count_folds(monkeypatch):
+    """How many updates each pass of the kernel took."""
+    passes, whole = [], fedcore.kernels.accumulate
+
+    def counted(acc, bases, ys, *rest, **options):
+        passes.append(len(ys))
+        return whole(acc, bases, ys, *rest, **options)
+
+    monkeypatch.setattr(fedcore.kernels, "accumulate", counted)
+    return passes
+
+
+def test_what_may_be_held_is_folded_in_one_pass(monkeypatch):
+    passes = count_folds(monkeypatch)
+    y = np.ones(3, np.float32)
+    server = Server("FedAvg", np.zeros(3, np.float32), clients=20, lr=1, fold=4)
+    with server.open_round() as round:
+        for client in range(9):
+            round.add(client, y.tobytes(), steps=1)
+        for client in range(9, 15):
+            round.add(client, y, steps=1, keep=True)
+    assert passes == [4, 4, 4, 3]
+    passes.clear()
+    server.round([Update(client, y, steps=1) for client in range(20)])
+    assert passes == [20]
+    passes.clear()
+    server.round(Update(client, y.copy(), steps=1) for client in range(3))
+    assert passes == [1, 1, 1]

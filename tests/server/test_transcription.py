@@ -98,3 +98,15 @@ def test_mimics_corrections_sum_to_zero_over_5000_rounds():
     # and so the limit is the optimum of all clients, for all that only some are heard
     optimum = (clients.a * clients.optimum).sum(axis=0) / clients.a.sum(axis=0)
     assert np.linalg.norm(server.x - optimum) < 1e-5 * np.linalg.norm(optimum)
+
+
+def test_rounding_far_from_the_optimum_leaves_mimics_limit_alone():
+    """What the centring C / N is for: without it the corrections' sum keeps the rounding of the first, large rounds."""
+    rng = np.random.default_rng(1)
+    clients = Clients(1)
+    server = fedcore.Server("MimiC", np.full(n, 1e4, np.float32), clients=N, lr=0.1)
+    for _ in range(6000):
+        cohort = np.flatnonzero(rng.random(N) < 0.3).tolist()
+        server.round([fedcore.Update(i, clients.train(i, server.x, 0.1, 1).astype("f"), steps=1) for i in cohort])
+    optimum = (clients.a * clients.optimum).sum(axis=0) / clients.a.sum(axis=0)
+    assert np.linalg.norm(server.x - optimum) < 1e-5 * np.linalg.norm(optimum)
