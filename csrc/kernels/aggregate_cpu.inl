@@ -3,9 +3,9 @@ template <class Sum>
 void weighted_sum(const float* const* rows, const float* weights, std::int64_t k, std::int64_t begin, std::int64_t end,
                   float* out) {
     using Wide = typename In<Sum>::Vector;
-    for (std::int64_t tile = begin; tile < end; tile += kTile) {
-        const std::int64_t count = end - tile < kTile ? end - tile : kTile;
-        alignas(64) Sum sum[kTile];
+    for (std::int64_t tile = begin; tile < end; tile += kSumTile) {
+        const std::int64_t count = end - tile < kSumTile ? end - tile : kSumTile;
+        alignas(64) Sum sum[kSumTile];
         for (std::int64_t j = 0; j < count; ++j) sum[j] = 0;
         std::int64_t i = 0;
         // Four rows a pass: their additions stay in order, but the sum is loaded and stored once for all four.
@@ -57,13 +57,68 @@ void weighted_sum(const float* const* rows, const float* weights, std::int64_t k
     }
 }
 
+// Four rows of one base in one pass: their additions stay in order, but the base is loaded, and the sum loaded and
+// stored, once for all four.
+template <class Sum>
+void fold_four(const Sent* sent, const Sent* next, std::int64_t next_tile, std::int64_t tile, std::int64_t count,
+               Sum* __restrict sum, double* squares) {
+    using Wide = typename In<Sum>::Vector;
+    const float* const base = sent[0].base + tile;
+    Floats part[4][kVectors] = {};
+    std::int64_t j = 0;
+    for (; j + kLanes <= count; j += kLanes) {
+        const std::int64_t ahead = j + kAhead;
+        for (int r = 0; r < 4; ++r)
+            __builtin_prefetch(ahead < count ? sent[r].y + tile + ahead : next[r].y + next_tile + (ahead - count));
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) {
+            const std::int64_t at = j + v * kWidth;
+            const Floats x = load(base + at);
+            Wide s = load(sum + at);
+#pragma GCC unroll 4
+            for (int r = 0; r < 4; ++r) {
+                const Floats h = (x - load(sent[r].y + tile + at)) * (Floats{} + sent[r].scale);
+                part[r][v] += h * h;
+                s += (Wide{} + static_cast<Sum>(sent[r].weight)) * In<Sum>::of(h);
+            }
+            store(sum + at, s);
+        }
+    }
+    float tail[4][kLanes];
+    int rest = 0;
+    for (; j < count; ++j, ++rest)
+        for (int r = 0; r < 4; ++r) {
+            const float h = (base[j] - sent[r].y[tile + j]) * sent[r].scale;
+            tail[r][rest] = h * h;
+            sum[j] += static_cast<Sum>(sent[r].weight) * static_cast<Sum>(h);
+        }
+    for (int r = 0; r < 4; ++r) {
+        const double square = fold_lanes(part[r], tail[r], rest);
+        squares[r] += is_sound(square) ? square : gradient_squares_exactly(sent[r], tile, count);
+    }
+}
+
 template <class Sum>
 void accumulate(const Sum* acc, Sum* out, const Sent* sent, std::int64_t k, std::int64_t begin, std::int64_t end,
                 double* squares) {
-    fold_tiles(acc, out, sent, k, begin, end, squares,
-               [&](std::int64_t i, const float* next, std::int64_t tile, std::int64_t count, Sum* sum) {
-                   return fold_row<Sum, false, false, false>(sent[i], nullptr, next, tile, count, sum);
-               });
+    for (std::int64_t i = 0; i < k; ++i) squares[i] = 0;
+    for (std::int64_t tile = begin; tile < end; tile += kTile) {
+        const std::int64_t count = end - tile < kTile ? end - tile : kTile;
+        Sum* sum = begin_tile(acc, out, tile, count);
+        for (std::int64_t i = 0; i < k;) {
+            const Sent* four = sent + i;
+            if (i + 4 <= k && four[0].base != nullptr && four[1].base == four[0].base && four[2].base == four[0].base &&
+                four[3].base == four[0].base) {
+                const bool more = i + 8 <= k;
+                fold_four(four, more ? four + 4 : sent, more ? tile : tile + count, tile, count, sum, squares + i);
+                i += 4;
+            } else {
+                const float* next = read_next(sent, i, k, tile, count);
+                squares[i] += fold_row<Sum, false, false, false>(sent[i], nullptr, next, tile, count, sum);
+                ++i;
+            }
+        }
+    }
 }
 
 template <class Sum>

@@ -55,40 +55,39 @@ double fold_piece(const Streams& piece, std::int64_t count, Sum* __restrict sum)
         sum[j] += weight * change;
         if (kKeep) new_row[j] = h;
     }
-    const double squares = fold_lanes(part, tail, rest);
-    if (is_sound(squares)) return squares;
-    float again[kTile];
-    for (j = 0; j < count; ++j) again[j] = (kBase ? base[j] - y[j] : -y[j]) * piece.scale;
-    return sum_of_squares_exactly(again, count);
+    return fold_lanes(part, tail, rest);
 }
 
-// Row i of the cohort in the tile that starts at `tile`.
+double gradient_squares_exactly(const Sent& sent, std::int64_t tile, std::int64_t count) {
+    float h[kTile];
+    for (std::int64_t j = 0; j < count; ++j)
+        h[j] = (sent.base != nullptr ? sent.base[tile + j] - sent.y[tile + j] : -sent.y[tile + j]) * sent.scale;
+    return sum_of_squares_exactly(h, count);
+}
+
+// One client in the tile that starts at `tile`; `next` is what will be read after it.
 template <class Sum, bool kOld, bool kAnchor, bool kKeep>
 double fold_row(const Sent& sent, const RowSwap* row, const float* next, std::int64_t tile, std::int64_t count,
                 Sum* sum) {
-    Streams piece = {sent.y + tile, nullptr, nullptr, nullptr, nullptr, next, static_cast<float>(sent.scale),
-                     sent.weight};
-    if (kOld) piece.old_row = row->old_row + tile;
-    if (kAnchor) piece.anchor = row->anchor + tile;
-    if (kKeep) piece.new_row = row->new_row + tile;
-    if (sent.base == nullptr) return fold_piece<Sum, false, kOld, kAnchor, kKeep>(piece, count, sum);
-    piece.base = sent.base + tile;
-    return fold_piece<Sum, true, kOld, kAnchor, kKeep>(piece, count, sum);
+    Streams at = {sent.y + tile, nullptr, nullptr, nullptr, nullptr, next, sent.scale, sent.weight};
+    if (kOld) at.old_row = row->old_row + tile;
+    if (kAnchor) at.anchor = row->anchor + tile;
+    if (kKeep) at.new_row = row->new_row + tile;
+    if (sent.base != nullptr) at.base = sent.base + tile;
+    const double squares = sent.base != nullptr ? fold_piece<Sum, true, kOld, kAnchor, kKeep>(at, count, sum)
+                                                : fold_piece<Sum, false, kOld, kAnchor, kKeep>(at, count, sum);
+    return is_sound(squares) ? squares : gradient_squares_exactly(sent, tile, count);
 }
 
-// Every row's share in one tile after another: fold(i, next, tile, count, sum) -> squares.
-template <class Sum, class Fold>
-inline void fold_tiles(const Sum* acc, Sum* out, const Sent* sent, std::int64_t k, std::int64_t begin, std::int64_t end,
-                       double* squares, const Fold& fold) {
-    for (std::int64_t i = 0; i < k; ++i) squares[i] = 0;
-    for (std::int64_t tile = begin; tile < end; tile += kTile) {
-        const std::int64_t count = end - tile < kTile ? end - tile : kTile;
-        Sum* sum = out + tile;
-        if (acc != out)
-            for (std::int64_t j = 0; j < count; ++j) sum[j] = acc[tile + j];
-        for (std::int64_t i = 0; i < k; ++i) {
-            const float* next = i + 1 < k ? sent[i + 1].y + tile : sent[0].y + tile + count;
-            squares[i] += fold(i, next, tile, count, sum);
-        }
-    }
+// The tile of `out`, with what is in `acc`.
+template <class Sum>
+Sum* begin_tile(const Sum* acc, Sum* out, std::int64_t tile, std::int64_t count) {
+    if (acc != out)
+        for (std::int64_t j = tile; j < tile + count; ++j) out[j] = acc[j];
+    return out + tile;
+}
+
+// What is read after client i's part of this tile: the next client's, or the first one's next tile.
+inline const float* read_next(const Sent* sent, std::int64_t i, std::int64_t k, std::int64_t tile, std::int64_t count) {
+    return i + 1 < k ? sent[i + 1].y + tile : sent[0].y + tile + count;
 }

@@ -5,8 +5,9 @@
 namespace fedcore::FEDCORE_LEVEL {
 namespace {
 
-constexpr std::int64_t kTile = 2048;  // elements: the float64 sum of a tile stays in L1 while all rows pass
-constexpr std::int64_t kAhead = 512;  // elements to prefetch ahead of a stream
+constexpr std::int64_t kTile = 2048;      // elements of a fold: the float64 sum and x stay in L1 while all rows pass
+constexpr std::int64_t kSumTile = 16384;  // elements of a plain sum: a long run of each row suits the memory better
+constexpr std::int64_t kAhead = 512;      // elements to prefetch ahead of a stream
 
 // Each uses those before it, so their order is no sorter's business.
 // clang-format off
