@@ -36,6 +36,19 @@ def exchange(
     anchors: Sequence[Any],
     new_rows: Sequence[Any],
 ) -> npt.NDArray[np.float64]: ...
+def direction_step(
+    y: Any,
+    grad: Any,
+    grad_prev: Any,
+    offset: Any,
+    x: Any,
+    lr: float,
+    a: float,
+    b: float,
+    mu: float,
+    weight_decay: float,
+) -> None: ...
+def direction_offset(terms: Sequence[Any], coefficients: Any, out: Any) -> None: ...
 def squared_norms(rows: Sequence[Any]) -> npt.NDArray[np.float64]: ...
 def threads() -> int: ...
 def set_threads(count: int) -> None: ...

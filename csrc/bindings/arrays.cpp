@@ -22,6 +22,7 @@ namespace {
 struct Found {
     void* data = nullptr;
     std::string dtype;
+    std::int64_t itemsize = 0;
     std::vector<std::int64_t> shape;
     bool contiguous = true;
     bool writable = true;
@@ -48,6 +49,7 @@ Found from_numpy(const py::array& array) {
                   : dtype.num() == py::detail::npy_api::NPY_DOUBLE_ ? "float64"
                                                                     : py::str(py::handle(dtype));
     if (dtype.byteorder() == '>' || dtype.byteorder() == '<') found.dtype = py::str(py::handle(dtype));  // swapped
+    found.itemsize = dtype.itemsize();
     found.shape.assign(array.shape(), array.shape() + array.ndim());
     found.contiguous = (array.flags() & py::array::c_style) != 0;
     found.writable = array.writeable();
@@ -73,6 +75,7 @@ Found from_dlpack(const py::capsule& capsule, Name name) {
                                                                 : "another type of ";
     found.data = static_cast<char*>(tensor->data) + tensor->byte_offset;
     found.dtype = kind + std::to_string(tensor->type_bits * tensor->type_lanes);
+    found.itemsize = tensor->type_bits * tensor->type_lanes / 8;
     found.shape.assign(tensor->shape, tensor->shape + tensor->ndim);
     found.contiguous = tensor->strides == nullptr || c_order(found.shape, tensor->strides, 1);
     return found;
@@ -92,7 +95,12 @@ py::capsule export_dlpack(py::handle object, bool writable) {
 Found from_buffer(const py::buffer_info& info) {
     Found found;
     found.data = info.ptr;
-    found.dtype = info.format == "f" ? "float32" : info.format == "d" ? "float64" : "'" + info.format + "'";
+    found.dtype = info.format == "f"   ? "float32"
+                  : info.format == "d" ? "float64"
+                  : info.format == "H" ? "uint16"
+                  : info.format == "b" ? "int8"
+                                       : "'" + info.format + "'";
+    found.itemsize = info.itemsize;
     found.shape.assign(info.shape.begin(), info.shape.end());
     found.contiguous = c_order(found.shape, info.strides, info.itemsize);
     found.writable = !info.readonly;
@@ -101,7 +109,7 @@ Found from_buffer(const py::buffer_info& info) {
 
 }  // namespace
 
-void* Arrays::open(py::handle object, Name name, bool writable, char due, std::int64_t* n) {
+AnySpan Arrays::open(py::handle object, Name name, bool writable, Dtypes due, std::int64_t n) {
     Found found;
     if (py::isinstance<py::array>(object)) {
         kept_.push_back(py::reinterpret_borrow<py::object>(object));
@@ -117,38 +125,53 @@ void* Arrays::open(py::handle object, Name name, bool writable, char due, std::i
         raise("ArrayError", name.text() + ": expected an array in CPU memory, got " +
                                 std::string(py::str(py::type::of(object).attr("__name__"))));
     }
-    const std::string dtype = due == 'f' ? "float32" : "float64";
-    const std::string came = text(found.dtype, found.shape);
+    std::size_t which = 0;
+    while (which < due.size() && found.dtype != due.begin()[which]) ++which;
+    const bool fits = found.shape.size() == 1 && (n == kAnyLength || found.shape[0] == n);
+    if (which < due.size() && fits && found.contiguous && (found.writable || !writable))
+        return {found.data, found.shape[0], which, found.shape[0] * found.itemsize};
+    // The message is built only now: a call on a small model would spend its time on it.
+    std::string dtypes;
+    for (const char* dtype : due) dtypes += (dtypes.empty() ? "" : " or ") + std::string(dtype);
     const std::string expected =
-        name.text() + ": expected " + dtype + "[" + (*n == kAnyLength ? "n" : std::to_string(*n)) + "]";
-    if (found.dtype != dtype) raise("DtypeError", expected + ", got " + came);
-    if (found.shape.size() != 1 || (*n != kAnyLength && found.shape[0] != *n))
-        raise("ShapeError", expected + ", got " + came);
-    if (!found.contiguous) raise("ShapeError", expected + ", got " + came + " that is not contiguous");
-    if (writable && !found.writable) raise("ArrayError", expected + " to write to, got a read-only array");
-    *n = found.shape[0];
-    return found.data;
+        name.text() + ": expected " + dtypes + "[" + (n == kAnyLength ? "n" : std::to_string(n)) + "]";
+    const std::string got = expected + ", got " + text(found.dtype, found.shape);
+    if (which == due.size()) raise("DtypeError", got);
+    if (!fits) raise("ShapeError", got);
+    if (!found.contiguous) raise("ShapeError", got + " that is not contiguous");
+    raise("ArrayError", expected + " to write to, got a read-only array");
 }
 
-template <class T>
-Span<const T> Arrays::input(py::handle object, Name name, std::int64_t n) {
-    const auto* data = static_cast<const T*>(open(object, name, false, sizeof(T) == 4 ? 'f' : 'd', &n));
-    regions_.push_back({reinterpret_cast<const char*>(data), reinterpret_cast<const char*>(data + n), name});
-    return {data, n};
+AnySpan Arrays::input(py::handle object, Name name, Dtypes due, std::int64_t n) {
+    const AnySpan found = open(object, name, false, due, n);
+    const auto* begin = static_cast<const char*>(found.data);
+    regions_.push_back({begin, begin + found.bytes, name});
+    return found;
 }
 
-template <class T>
-Span<T> Arrays::output(py::handle object, Name name, std::int64_t n, const void* replaces) {
-    auto* data = static_cast<T*>(open(object, name, true, sizeof(T) == 4 ? 'f' : 'd', &n));
-    const auto* begin = reinterpret_cast<const char*>(data);
-    const auto* end = reinterpret_cast<const char*>(data + n);
+AnySpan Arrays::output(py::handle object, Name name, Dtypes due, std::int64_t n, const void* replaces) {
+    const AnySpan found = open(object, name, true, due, n);
+    const auto* begin = static_cast<const char*>(found.data);
+    const auto* end = begin + found.bytes;
     for (const Region& region : regions_) {
         const bool replaced = begin == replaces && region.begin == begin && region.end == end;
         if (!replaced && begin < region.end && region.begin < end)
             raise("ArrayError", name.text() + ": must not overlap " + region.name.text());
     }
     regions_.push_back({begin, end, name});
-    return {data, n};
+    return found;
+}
+
+template <class T>
+Span<const T> Arrays::input(py::handle object, Name name, std::int64_t n) {
+    const AnySpan found = input(object, name, {sizeof(T) == 4 ? "float32" : "float64"}, n);
+    return {static_cast<const T*>(found.data), found.n};
+}
+
+template <class T>
+Span<T> Arrays::output(py::handle object, Name name, std::int64_t n, const void* replaces) {
+    const AnySpan found = output(object, name, {sizeof(T) == 4 ? "float32" : "float64"}, n, replaces);
+    return {static_cast<T*>(found.data), found.n};
 }
 
 template Span<const float> Arrays::input<float>(py::handle, Name, std::int64_t);

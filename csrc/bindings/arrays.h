@@ -6,6 +6,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,17 @@ struct Span {
     std::int64_t n;
 };
 
+// An array of one of several dtypes; `dtype` is the index of the one that came.
+struct AnySpan {
+    void* data;
+    std::int64_t n;
+    std::size_t dtype;
+    std::int64_t bytes;
+};
+
+// dtypes as NumPy spells them, torch's "bfloat16" besides.
+using Dtypes = std::initializer_list<const char*>;
+
 constexpr std::int64_t kAnyLength = -1;
 
 // The arrays of one call. It keeps them alive until it goes out of scope, which must be with the GIL held;
@@ -44,13 +56,17 @@ class Arrays {
     template <class T>
     Span<T> output(py::handle object, Name name, std::int64_t n, const void* replaces = nullptr);
 
+    // The same where any of several dtypes will do.
+    AnySpan input(py::handle object, Name name, Dtypes due, std::int64_t n = kAnyLength);
+    AnySpan output(py::handle object, Name name, Dtypes due, std::int64_t n, const void* replaces = nullptr);
+
   private:
     struct Region {
         const char* begin;
         const char* end;
         Name name;
     };
-    void* open(py::handle object, Name name, bool writable, char due, std::int64_t* n);
+    AnySpan open(py::handle object, Name name, bool writable, Dtypes due, std::int64_t n);
 
     std::vector<py::object> kept_;
     std::vector<py::buffer_info> buffers_;

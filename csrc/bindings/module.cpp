@@ -4,6 +4,7 @@ PYBIND11_MODULE(_core, module) {
     using namespace fedcore::bindings;
     module.doc() = "fedcore's native kernels; call them through fedcore.kernels.";
     bind_aggregate(module);
+    bind_direction(module);
     bind_exchange(module);
     bind_norms(module);
     bind_runtime(module);

@@ -9,11 +9,12 @@ namespace {
 #include "kernels/norms_cpu.inl"
 // after the norms, whose lanes and tiles they use
 #include "kernels/aggregate_cpu.inl"
+#include "kernels/direction_cpu.inl"
 #include "kernels/exchange_cpu.inl"
 
 }  // namespace
 
 extern const Table loops;
-const Table loops = {weighted_sum, accumulate, exchange, server_step, squared_norm};
+const Table loops = {weighted_sum, accumulate, exchange, server_step, squared_norm, direction_step, direction_offset};
 
 }  // namespace fedcore::FEDCORE_LEVEL

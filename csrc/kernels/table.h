@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/aggregate.h"
+#include "kernels/direction.h"
 #include "kernels/exchange.h"
 
 namespace fedcore {
@@ -21,6 +22,8 @@ struct Table {
     void (*server_step)(const Step& step, const double* sum, const double* total, const float* x, float* v,
                         double* total_out, float* x_out, std::int64_t begin, std::int64_t end, double* squares);
     double (*squared_norm)(const float* row, std::int64_t begin, std::int64_t end);
+    void (*direction_step)(const LocalStep& step, std::int64_t begin, std::int64_t end, float* y);
+    void (*direction_offset)(const Term* terms, std::int64_t k, std::int64_t begin, std::int64_t end, float* out);
 };
 
 }  // namespace fedcore

@@ -2,7 +2,18 @@
 
 from fedcore.kernels import reference
 from fedcore.kernels.aggregate import accumulate, server_step, weighted_sum
+from fedcore.kernels.direction import direction_offset, direction_step
 from fedcore.kernels.exchange import exchange
 from fedcore.kernels.norms import all_finite, squared_norms
 
-__all__ = ["accumulate", "all_finite", "exchange", "reference", "server_step", "squared_norms", "weighted_sum"]
+__all__ = [
+    "accumulate",
+    "all_finite",
+    "direction_offset",
+    "direction_step",
+    "exchange",
+    "reference",
+    "server_step",
+    "squared_norms",
+    "weighted_sum",
+]

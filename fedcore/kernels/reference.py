@@ -83,6 +83,38 @@ def server_step(
     return float(v_square), float(x_square)
 
 
+def direction_step(
+    y: F32,
+    grad: F32,
+    grad_prev: F32 | None,
+    offset: F32 | None,
+    x: F32 | None,
+    lr: float,
+    a: float,
+    b: float,
+    mu: float,
+    weight_decay: float,
+) -> None:
+    """y -= lr (a (grad + weight_decay y) + b grad_prev + offset + mu (y - x)), in float32 and in that order."""
+    rate, of_grad, of_prev, of_drift, decay = map(np.float32, (lr, a, b, mu, weight_decay))
+    d = of_grad * (grad + decay * y if decay else np.asarray(grad))
+    if of_prev:
+        d += of_prev * np.asarray(grad_prev)
+    if offset is not None:
+        d += offset
+    if of_drift:
+        d += of_drift * (y - np.asarray(x))
+    y -= rate * d
+
+
+def direction_offset(terms: Sequence[F32 | F64], coefficients: F64, out: F32) -> None:
+    """out = sum_i coefficients[i] terms[i], one term after another in float64, rounded once."""
+    total = coefficients[0] * np.asarray(terms[0], np.float64)
+    for term, coefficient in zip(terms[1:], coefficients[1:], strict=True):
+        total += coefficient * np.asarray(term, np.float64)
+    out[:] = total
+
+
 def squared_norms(rows: Sequence[F32]) -> F64:
     """|row|^2 of each row, in float64."""
     return np.array([np.square(row, dtype=np.float64).sum() for row in rows], np.float64)

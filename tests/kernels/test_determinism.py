@@ -40,6 +40,10 @@ for threads in (1, 2, 3, 7, 1):
         digest.update(np.array(squares))
         for array in (v, total_out, x_out):
             digest.update(array)
+        vectors = dict(grad_prev=ys[1], offset=ys[2], x=x)
+        kernels.direction_step(v, ys[0], lr=.1, a=.2, b=.3, mu=.4, weight_decay=.5, **vectors)
+        digest.update(v)
+        digest.update(kernels.direction_offset([total, ys[0], ys[1]], [.1, .2, .3]))
     print(digest.hexdigest())
 """
 
