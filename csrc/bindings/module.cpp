@@ -6,6 +6,7 @@ PYBIND11_MODULE(_core, module) {
     bind_aggregate(module);
     bind_direction(module);
     bind_exchange(module);
+    bind_mix(module);
     bind_norms(module);
     bind_runtime(module);
 }

@@ -11,10 +11,12 @@ namespace {
 #include "kernels/aggregate_cpu.inl"
 #include "kernels/direction_cpu.inl"
 #include "kernels/exchange_cpu.inl"
+#include "kernels/mix_cpu.inl"
 
 }  // namespace
 
 extern const Table loops;
-const Table loops = {weighted_sum, accumulate, exchange, server_step, squared_norm, direction_step, direction_offset};
+const Table loops = {weighted_sum, accumulate,     exchange,         server_step,
+                     squared_norm, direction_step, direction_offset, mix};
 
 }  // namespace fedcore::FEDCORE_LEVEL

@@ -7,6 +7,7 @@
 #include "kernels/aggregate.h"
 #include "kernels/direction.h"
 #include "kernels/exchange.h"
+#include "kernels/mix.h"
 
 namespace fedcore {
 
@@ -24,6 +25,9 @@ struct Table {
     double (*squared_norm)(const float* row, std::int64_t begin, std::int64_t end);
     void (*direction_step)(const LocalStep& step, std::int64_t begin, std::int64_t end, float* y);
     void (*direction_offset)(const Term* terms, std::int64_t k, std::int64_t begin, std::int64_t end, float* out);
+    // slots: float32[plan.slots * stride], scratch
+    void (*mix)(const Mixing& matrix, const MixPlan& plan, float* const* models, std::int64_t begin, std::int64_t end,
+                float* slots, std::int64_t stride);
 };
 
 }  // namespace fedcore

@@ -115,6 +115,16 @@ def direction_offset(terms: Sequence[F32 | F64], coefficients: F64, out: F32) ->
     out[:] = total
 
 
+def mix(models: Sequence[F32], starts: npt.NDArray[np.int64], columns: npt.NDArray[np.int64], weights: F32) -> None:
+    """models[i] = sum_e weights[e] models[columns[e]] over row i's entries, one after another in float32."""
+    before = [np.array(model) for model in models]
+    for i, model in enumerate(models):
+        entries = range(starts[i], starts[i + 1])
+        model[:] = 0 if not entries else weights[entries[0]] * before[columns[entries[0]]]
+        for e in entries[1:]:
+            model += weights[e] * before[columns[e]]
+
+
 def squared_norms(rows: Sequence[F32]) -> F64:
     """|row|^2 of each row, in float64."""
     return np.array([np.square(row, dtype=np.float64).sum() for row in rows], np.float64)

@@ -44,6 +44,9 @@ for threads in (1, 2, 3, 7, 1):
         kernels.direction_step(v, ys[0], lr=.1, a=.2, b=.3, mu=.4, weight_decay=.5, **vectors)
         digest.update(v)
         digest.update(kernels.direction_offset([total, ys[0], ys[1]], [.1, .2, .3]))
+        kernels.mix(new, rng.normal(size=(9, 9)) * (rng.random((9, 9)) < .7))
+        for row in new:
+            digest.update(row)
     print(digest.hexdigest())
 """
 
