@@ -45,10 +45,23 @@ Found from_numpy(const py::array& array) {
     Found found;
     const py::dtype dtype = array.dtype();
     found.data = const_cast<void*>(array.data());
-    found.dtype = dtype.num() == py::detail::npy_api::NPY_FLOAT_    ? "float32"
-                  : dtype.num() == py::detail::npy_api::NPY_DOUBLE_ ? "float64"
-                                                                    : py::str(py::handle(dtype));
-    if (dtype.byteorder() == '>' || dtype.byteorder() == '<') found.dtype = py::str(py::handle(dtype));  // swapped
+    const bool native = dtype.byteorder() != '>' && dtype.byteorder() != '<';
+    switch (native ? dtype.num() : -1) {  // asking NumPy for the name costs as much as a small kernel
+        case py::detail::npy_api::NPY_FLOAT_:
+            found.dtype = "float32";
+            break;
+        case py::detail::npy_api::NPY_DOUBLE_:
+            found.dtype = "float64";
+            break;
+        case py::detail::npy_api::NPY_USHORT_:
+            found.dtype = "uint16";
+            break;
+        case py::detail::npy_api::NPY_BYTE_:
+            found.dtype = "int8";
+            break;
+        default:
+            found.dtype = py::str(py::handle(dtype));
+    }
     found.itemsize = dtype.itemsize();
     found.shape.assign(array.shape(), array.shape() + array.ndim());
     found.contiguous = (array.flags() & py::array::c_style) != 0;
@@ -107,9 +120,15 @@ Found from_buffer(const py::buffer_info& info) {
     return found;
 }
 
+template <class T>
+const Dtypes& plain() {
+    static const Dtypes due{sizeof(T) == 4 ? "float32" : "float64"};
+    return due;
+}
+
 }  // namespace
 
-AnySpan Arrays::open(py::handle object, Name name, bool writable, Dtypes due, std::int64_t n) {
+AnySpan Arrays::open(py::handle object, Name name, bool writable, const Dtypes& due, std::int64_t n) {
     Found found;
     if (py::isinstance<py::array>(object)) {
         kept_.push_back(py::reinterpret_borrow<py::object>(object));
@@ -126,7 +145,7 @@ AnySpan Arrays::open(py::handle object, Name name, bool writable, Dtypes due, st
                                 std::string(py::str(py::type::of(object).attr("__name__"))));
     }
     std::size_t which = 0;
-    while (which < due.size() && found.dtype != due.begin()[which]) ++which;
+    while (which < due.size() && found.dtype != due[which]) ++which;
     const bool fits = found.shape.size() == 1 && (n == kAnyLength || found.shape[0] == n);
     if (which < due.size() && fits && found.contiguous && (found.writable || !writable))
         return {found.data, found.shape[0], which, found.shape[0] * found.itemsize};
@@ -142,14 +161,14 @@ AnySpan Arrays::open(py::handle object, Name name, bool writable, Dtypes due, st
     raise("ArrayError", expected + " to write to, got a read-only array");
 }
 
-AnySpan Arrays::input(py::handle object, Name name, Dtypes due, std::int64_t n) {
+AnySpan Arrays::input(py::handle object, Name name, const Dtypes& due, std::int64_t n) {
     const AnySpan found = open(object, name, false, due, n);
     const auto* begin = static_cast<const char*>(found.data);
     regions_.push_back({begin, begin + found.bytes, name});
     return found;
 }
 
-AnySpan Arrays::output(py::handle object, Name name, Dtypes due, std::int64_t n, const void* replaces) {
+AnySpan Arrays::output(py::handle object, Name name, const Dtypes& due, std::int64_t n, const void* replaces) {
     const AnySpan found = open(object, name, true, due, n);
     const auto* begin = static_cast<const char*>(found.data);
     const auto* end = begin + found.bytes;
@@ -164,13 +183,13 @@ AnySpan Arrays::output(py::handle object, Name name, Dtypes due, std::int64_t n,
 
 template <class T>
 Span<const T> Arrays::input(py::handle object, Name name, std::int64_t n) {
-    const AnySpan found = input(object, name, {sizeof(T) == 4 ? "float32" : "float64"}, n);
+    const AnySpan found = input(object, name, plain<T>(), n);
     return {static_cast<const T*>(found.data), found.n};
 }
 
 template <class T>
 Span<T> Arrays::output(py::handle object, Name name, std::int64_t n, const void* replaces) {
-    const AnySpan found = output(object, name, {sizeof(T) == 4 ? "float32" : "float64"}, n, replaces);
+    const AnySpan found = output(object, name, plain<T>(), n, replaces);
     return {static_cast<T*>(found.data), found.n};
 }
 

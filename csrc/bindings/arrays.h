@@ -6,7 +6,6 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
-#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -39,7 +38,7 @@ struct AnySpan {
 };
 
 // dtypes as NumPy spells them, torch's "bfloat16" besides.
-using Dtypes = std::initializer_list<const char*>;
+using Dtypes = std::vector<const char*>;
 
 constexpr std::int64_t kAnyLength = -1;
 
@@ -57,8 +56,8 @@ class Arrays {
     Span<T> output(py::handle object, Name name, std::int64_t n, const void* replaces = nullptr);
 
     // The same where any of several dtypes will do.
-    AnySpan input(py::handle object, Name name, Dtypes due, std::int64_t n = kAnyLength);
-    AnySpan output(py::handle object, Name name, Dtypes due, std::int64_t n, const void* replaces = nullptr);
+    AnySpan input(py::handle object, Name name, const Dtypes& due, std::int64_t n = kAnyLength);
+    AnySpan output(py::handle object, Name name, const Dtypes& due, std::int64_t n, const void* replaces = nullptr);
 
   private:
     struct Region {
@@ -66,7 +65,7 @@ class Arrays {
         const char* end;
         Name name;
     };
-    AnySpan open(py::handle object, Name name, bool writable, Dtypes due, std::int64_t n);
+    AnySpan open(py::handle object, Name name, bool writable, const Dtypes& due, std::int64_t n);
 
     std::vector<py::object> kept_;
     std::vector<py::buffer_info> buffers_;

@@ -12,6 +12,7 @@ void bind_direction(py::module_& module);
 void bind_exchange(py::module_& module);
 void bind_mix(py::module_& module);
 void bind_norms(py::module_& module);
+void bind_quantise(py::module_& module);
 void bind_runtime(py::module_& module);
 
 }  // namespace fedcore::bindings

@@ -42,7 +42,7 @@ void direction_offset(const py::object& terms, const py::object& coefficients, c
     std::int64_t n = kAnyLength;
     std::vector<Term> vectors;
     for (std::int64_t i = 0; i < k; ++i) {
-        const AnySpan term = arrays.input(listed[i], {"terms", i}, {"float32", "float64"}, n);
+        const AnySpan term = arrays.input(listed[i], {"terms", i}, Dtypes{"float32", "float64"}, n);
         n = term.n;
         vectors.push_back({term.data, term.dtype == 1, coefficient.data[i]});
     }

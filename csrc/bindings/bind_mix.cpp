@@ -14,9 +14,10 @@ Mixing read_matrix(Arrays& arrays, const py::object& starts, const py::object& c
                    std::int64_t p) {
     const auto weight = arrays.input<float>(weights, {"weights"});
     const std::int64_t entries = weight.n;
-    const auto* start = static_cast<const std::int64_t*>(arrays.input(starts, Name{"starts"}, {"int64"}, p + 1).data);
+    const auto* start =
+        static_cast<const std::int64_t*>(arrays.input(starts, Name{"starts"}, Dtypes{"int64"}, p + 1).data);
     const auto* column =
-        static_cast<const std::int64_t*>(arrays.input(columns, Name{"columns"}, {"int64"}, entries).data);
+        static_cast<const std::int64_t*>(arrays.input(columns, Name{"columns"}, Dtypes{"int64"}, entries).data);
     bool rising = start[0] == 0 && start[p] == entries;
     for (std::int64_t i = 0; i < p; ++i) rising = rising && start[i] <= start[i + 1];
     if (!rising) raise("RangeError", "starts: expected to rise from 0 to the " + std::to_string(entries) + " entries");

@@ -8,5 +8,6 @@ PYBIND11_MODULE(_core, module) {
     bind_exchange(module);
     bind_mix(module);
     bind_norms(module);
+    bind_quantise(module);
     bind_runtime(module);
 }

@@ -12,11 +12,12 @@ namespace {
 #include "kernels/direction_cpu.inl"
 #include "kernels/exchange_cpu.inl"
 #include "kernels/mix_cpu.inl"
+#include "kernels/quantise_cpu.inl"
 
 }  // namespace
 
 extern const Table loops;
-const Table loops = {weighted_sum, accumulate,     exchange,         server_step,
-                     squared_norm, direction_step, direction_offset, mix};
+const Table loops = {weighted_sum,   accumulate,       exchange, server_step, squared_norm,
+                     direction_step, direction_offset, mix,      quantise,    dequantise};
 
 }  // namespace fedcore::FEDCORE_LEVEL

@@ -8,6 +8,7 @@
 #include "kernels/direction.h"
 #include "kernels/exchange.h"
 #include "kernels/mix.h"
+#include "kernels/quantise.h"
 
 namespace fedcore {
 
@@ -28,6 +29,11 @@ struct Table {
     // slots: float32[plan.slots * stride], scratch
     void (*mix)(const Mixing& matrix, const MixPlan& plan, float* const* models, std::int64_t begin, std::int64_t end,
                 float* slots, std::int64_t stride);
+    // key: null to round to the nearest, else what the range's random bits depend on; begin is a multiple of kCodeBlock
+    void (*quantise)(const float* x, Codec codec, const std::uint64_t* key, std::int64_t begin, std::int64_t end,
+                     void* codes, float* scales);
+    void (*dequantise)(const void* codes, const float* scales, Codec codec, std::int64_t begin, std::int64_t end,
+                       float* out);
 };
 
 }  // namespace fedcore
