@@ -1,7 +1,8 @@
-// How fast this machine reads memory at all: the floor that kernels are measured against.
+// How fast this machine reads memory, and rewrites it in place, at all: the floors that kernels are measured against.
 //
-// Each thread reads its share of every row, `streams` rows at a time, and adds the words up so that no read can be
-// left out. Compiled by probe.py for the machine at hand; it is no part of the package.
+// Reading: each thread reads its share of every row, `streams` rows at a time, and adds the words up so that no read
+// can be left out. Rewriting: each thread reads its share of `streams` rows at a time and writes what it made of them
+// over the first. Compiled by probe.py for the machine at hand; it is no part of the package.
 #include <cstdint>
 #include <thread>
 #include <vector>
@@ -34,18 +35,59 @@ constexpr Share kShares[4][2] = {{read_share<1, false>, read_share<1, true>},
                                  {read_share<4, false>, read_share<4, true>},
                                  {read_share<8, false>, read_share<8, true>}};
 
+template <int Streams, bool Prefetch>
+void rewrite_share(std::uint64_t* const* rows, std::int64_t begin, std::int64_t end) {
+    std::int64_t j = begin;
+    for (; j + 8 <= end; j += 8) {
+        std::uint64_t lanes[8] = {};
+        for (int s = 0; s < Streams; ++s) {
+            const std::uint64_t* at = rows[s] + j;
+            if (Prefetch) __builtin_prefetch(at + 256);  // 2 KiB ahead
+            for (int lane = 0; lane < 8; ++lane) lanes[lane] ^= at[lane];
+        }
+        for (int lane = 0; lane < 8; ++lane) rows[0][j + lane] = lanes[lane] ^ 1;
+    }
+    for (; j < end; ++j) rows[0][j] ^= 1;
+}
+
+using Rewrite = void (*)(std::uint64_t* const*, std::int64_t, std::int64_t);
+constexpr Rewrite kRewrites[5][2] = {{rewrite_share<1, false>, rewrite_share<1, true>},
+                                     {rewrite_share<2, false>, rewrite_share<2, true>},
+                                     {rewrite_share<3, false>, rewrite_share<3, true>},
+                                     {rewrite_share<4, false>, rewrite_share<4, true>},
+                                     {rewrite_share<5, false>, rewrite_share<5, true>}};
+
+// work(t) for t in [0, threads), each on its own thread.
+template <class Work>
+void on_threads(int threads, const Work& work) {
+    std::vector<std::thread> others;
+    for (int t = 1; t < threads; ++t) others.emplace_back(work, t);
+    work(0);
+    for (std::thread& other : others) other.join();
+}
+
 }  // namespace
+
+// rows: k x words of 8 bytes, k a multiple of `streams`, 1..5. Each thread takes the rows in stretches of `tile` words
+// of its share, one group of `streams` after another: a tile of all words is row by row.
+extern "C" void fedcore_probe_rewrite(std::uint64_t* const* rows, std::int64_t k, std::int64_t words, std::int64_t tile,
+                                      int streams, int prefetch, int threads) {
+    const Rewrite share = kRewrites[streams - 1][prefetch != 0];
+    on_threads(threads, [&](int t) {
+        const std::int64_t end = words * (t + 1) / threads;
+        for (std::int64_t begin = words * t / threads; begin < end; begin += tile)
+            for (std::int64_t i = 0; i < k; i += streams)
+                share(rows + i, begin, begin + tile < end ? begin + tile : end);
+    });
+}
 
 // rows: k x words of 8 bytes, k a multiple of 8; log2_streams: 0..3.
 extern "C" std::uint64_t fedcore_probe_read(const std::uint64_t* const* rows, std::int64_t k, std::int64_t words,
                                             int log2_streams, int prefetch, int threads) {
     const Share share = kShares[log2_streams][prefetch != 0];
     std::vector<std::uint64_t> sums(threads);
-    const auto work = [&](int t) { sums[t] = share(rows, k, words * t / threads, words * (t + 1) / threads); };
-    std::vector<std::thread> others;
-    for (int t = 1; t < threads; ++t) others.emplace_back(work, t);
-    work(0);
-    for (std::thread& other : others) other.join();
+    on_threads(threads,
+               [&](int t) { sums[t] = share(rows, k, words * t / threads, words * (t + 1) / threads); });
     std::uint64_t sum = 0;
     for (const std::uint64_t part : sums) sum += part;
     return sum;

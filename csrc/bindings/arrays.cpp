@@ -25,6 +25,7 @@ namespace {
 struct Found {
     void* data = nullptr;
     std::string dtype;
+    std::int64_t itemsize = 0;
     std::vector<std::int64_t> shape;
     bool contiguous = true;
     bool writable = true;
@@ -47,27 +48,28 @@ Found from_numpy(const py::array& array) {
     Found found;
     const py::dtype dtype = array.dtype();
     found.data = const_cast<void*>(array.data());
-    found.dtype = dtype.num() == py::detail::npy_api::NPY_FLOAT_    ? "float32"
-                  : dtype.num() == py::detail::npy_api::NPY_DOUBLE_ ? "float64"
-                                                                    : py::str(py::handle(dtype));
-    if (dtype.byteorder() == '>' || dtype.byteorder() == '<') found.dtype = py::str(py::handle(dtype));  // swapped
+    const bool native = dtype.byteorder() != '>' && dtype.byteorder() != '<';
+    switch (native ? dtype.num() : -1) {  // asking NumPy for the name costs as much as a small kernel
+        case py::detail::npy_api::NPY_FLOAT_:
+            found.dtype = "float32";
+            break;
+        case py::detail::npy_api::NPY_DOUBLE_:
+            found.dtype = "float64";
+            break;
+        case py::detail::npy_api::NPY_USHORT_:
+            found.dtype = "uint16";
+            break;
+        case py::detail::npy_api::NPY_BYTE_:
+            found.dtype = "int8";
+            break;
+        default:
+            found.dtype = py::str(py::handle(dtype));
+    }
+    found.itemsize = dtype.itemsize();
     found.shape.assign(array.shape(), array.shape() + array.ndim());
     found.contiguous = (array.flags() & py::array::c_style) != 0;
     found.writable = array.writeable();
     return found;
-}
-
-// The common case, without a string or an allocation: the data of a NumPy vector that is just what is due, or null.
-void* plain_vector(py::handle object, bool writable, bool float64, std::int64_t* n) {
-    const auto* array = py::detail::array_proxy(object.ptr());
-    const auto* dtype = py::detail::array_descriptor_proxy(array->descr);
-    const int due = float64 ? py::detail::npy_api::NPY_DOUBLE_ : py::detail::npy_api::NPY_FLOAT_;
-    const int flags = py::array::c_style | (writable ? py::detail::npy_api::NPY_ARRAY_WRITEABLE_ : 0);
-    if (dtype->type_num != due || dtype->byteorder != '=' || (array->flags & flags) != flags || array->nd != 1 ||
-        (*n != kAnyLength && array->dimensions[0] != *n))
-        return nullptr;
-    *n = array->dimensions[0];
-    return array->data;
 }
 
 Found from_dlpack(const py::capsule& capsule, Name name) {
@@ -95,6 +97,7 @@ Found from_dlpack(const py::capsule& capsule, Name name) {
                                                                 : "another type of ";
     found.data = static_cast<char*>(tensor->data) + tensor->byte_offset;
     found.dtype = code + std::to_string(tensor->type_bits);
+    found.itemsize = tensor->type_bits * tensor->type_lanes / 8;
     if (tensor->type_lanes != 1) found.dtype += "x" + std::to_string(tensor->type_lanes);
     found.shape.assign(tensor->shape, tensor->shape + tensor->ndim);
     found.contiguous = tensor->strides == nullptr || c_order(found.shape, tensor->strides, 1);
@@ -119,20 +122,45 @@ py::object export_dlpack(py::handle object, Name name, bool writable) {
 Found from_buffer(const py::buffer_info& info) {
     Found found;
     found.data = info.ptr;
-    found.dtype = info.format == "f" ? "float32" : info.format == "d" ? "float64" : "'" + info.format + "'";
+    found.dtype = info.format == "f"   ? "float32"
+                  : info.format == "d" ? "float64"
+                  : info.format == "H" ? "uint16"
+                  : info.format == "b" ? "int8"
+                                       : "'" + info.format + "'";
+    found.itemsize = info.itemsize;
     found.shape.assign(info.shape.begin(), info.shape.end());
     found.contiguous = c_order(found.shape, info.strides, info.itemsize);
     found.writable = !info.readonly;
     return found;
 }
 
+template <class T>
+const Dtypes& dtype_of() {
+    static const Dtypes due{sizeof(T) == 4 ? "float32" : "float64"};
+    return due;
+}
+
+// The common case, without a string or an allocation: a NumPy vector of T that is just what is due; else null.
+template <class T>
+T* plain_vector(py::handle object, bool writable, std::int64_t* n) {
+    if (!py::isinstance<py::array>(object)) return nullptr;
+    const auto* array = py::detail::array_proxy(object.ptr());
+    const auto* dtype = py::detail::array_descriptor_proxy(array->descr);
+    const int due = sizeof(T) == 4 ? py::detail::npy_api::NPY_FLOAT_ : py::detail::npy_api::NPY_DOUBLE_;
+    const int flags = py::array::c_style | (writable ? py::detail::npy_api::NPY_ARRAY_WRITEABLE_ : 0);
+    if (dtype->type_num != due || dtype->byteorder != '=' || (array->flags & flags) != flags || array->nd != 1 ||
+        (*n != kAnyLength && array->dimensions[0] != *n))
+        return nullptr;
+    *n = array->dimensions[0];
+    return reinterpret_cast<T*>(array->data);
+}
+
 }  // namespace
 
-void* Arrays::open(py::handle object, Name name, bool writable, bool float64, Axes axes, std::int64_t* n) {
+AnySpan Arrays::open(py::handle object, Name name, bool writable, const Dtypes& due, Axes axes, std::int64_t n) {
     Found found;
     if (py::isinstance<py::array>(object)) {
         kept_.push_back(py::reinterpret_borrow<py::object>(object));
-        if (void* data = plain_vector(object, writable, float64, n)) return data;
         found = from_numpy(py::reinterpret_borrow<py::array>(object));
     } else if (py::hasattr(object, "__dlpack__")) {
         kept_.push_back(export_dlpack(object, name, writable));  // unconsumed: its destructor gives the tensor back
@@ -148,41 +176,77 @@ void* Arrays::open(py::handle object, Name name, bool writable, bool float64, Ax
     }
     std::int64_t size = 1;
     for (const std::int64_t extent : found.shape) size *= extent;
-    const char* dtype = float64 ? "float64" : "float32";
-    const auto refuse = [&](const char* kind, const std::string& what) {
-        const std::string length = *n == kAnyLength ? "n" : std::to_string(*n);
-        const std::string due = axes == Axes::one ? "[" + length + "]" : " of " + length + " elements";
-        raise(kind, name.text() + ": expected " + dtype + due + what);
-    };
-    if (found.dtype != dtype) refuse("DtypeError", ", got " + text(found.dtype, found.shape));
-    if ((axes == Axes::one && found.shape.size() != 1) || (*n != kAnyLength && size != *n))
-        refuse("ShapeError", ", got " + text(found.dtype, found.shape));
-    if (!found.contiguous) refuse("ShapeError", ", got " + text(found.dtype, found.shape) + " that is not contiguous");
-    if (writable && !found.writable) refuse("ArrayError", " to write to, got a read-only array");
-    *n = size;
-    return found.data;
+    std::size_t which = 0;
+    while (which < due.size() && found.dtype != due[which]) ++which;
+    const bool fits = (axes == Axes::any || found.shape.size() == 1) && (n == kAnyLength || size == n);
+    if (which < due.size() && fits && found.contiguous && (found.writable || !writable))
+        return {found.data, size, which, size * found.itemsize};
+    // The message is built only now: a call on a small model would spend its time on it.
+    std::string expected = name.text() + ": expected ";
+    for (const char* dtype : due) expected += (dtype == due[0] ? "" : " or ") + std::string(dtype);
+    const std::string length = n == kAnyLength ? "n" : std::to_string(n);
+    expected += axes == Axes::one ? "[" + length + "]" : " of " + length + " elements";
+    const std::string got = expected + ", got " + text(found.dtype, found.shape);
+    if (which == due.size()) raise("DtypeError", got);
+    if (!fits) raise("ShapeError", got);
+    if (!found.contiguous) raise("ShapeError", got + " that is not contiguous");
+    raise("ArrayError", expected + " to write to, got a read-only array");
 }
 
-template <class T>
-Span<const T> Arrays::input(py::handle object, Name name, std::int64_t n, Axes axes) {
-    const auto* data = static_cast<const T*>(open(object, name, false, sizeof(T) == 8, axes, &n));
-    regions_.push_back({reinterpret_cast<const char*>(data), reinterpret_cast<const char*>(data + n), name});
-    return {data, n, regions_.size() - 1};
+std::size_t Arrays::add_input(const void* data, std::int64_t bytes, Name name) {
+    const auto* begin = static_cast<const char*>(data);
+    regions_.push_back({begin, begin + bytes, name});
+    return regions_.size() - 1;
 }
 
-template <class T>
-Span<T> Arrays::output(py::handle object, Name name, std::int64_t n, std::size_t replaces, Axes axes) {
-    auto* data = static_cast<T*>(open(object, name, true, sizeof(T) == 8, axes, &n));
-    const auto* begin = reinterpret_cast<const char*>(data);
-    const auto* end = reinterpret_cast<const char*>(data + n);
+std::size_t Arrays::add_output(const void* data, std::int64_t bytes, Name name, std::size_t replaces) {
+    const auto* begin = static_cast<const char*>(data);
+    const auto* end = begin + bytes;
     for (std::size_t i = 0; i < regions_.size(); ++i) {
         const Region& region = regions_[i];
         const bool replaced = i == replaces && region.begin == begin && region.end == end;
         if (!replaced && begin < region.end && region.begin < end)
             raise("ArrayError", name.text() + ": must not overlap " + region.name.text());
     }
-    regions_.push_back({begin, end, name});
-    return {data, n, regions_.size() - 1};
+    return add_input(data, bytes, name);
+}
+
+AnySpan Arrays::input(py::handle object, Name name, const Dtypes& due, std::int64_t n) {
+    const AnySpan found = open(object, name, false, due, Axes::one, n);
+    add_input(found.data, found.bytes, name);
+    return found;
+}
+
+AnySpan Arrays::output(py::handle object, Name name, const Dtypes& due, std::int64_t n) {
+    const AnySpan found = open(object, name, true, due, Axes::one, n);
+    add_output(found.data, found.bytes, name, kNothing);
+    return found;
+}
+
+template <class T>
+Span<const T> Arrays::input(py::handle object, Name name, std::int64_t n, Axes axes) {
+    const T* data = plain_vector<T>(object, false, &n);
+    if (data != nullptr) {
+        kept_.push_back(py::reinterpret_borrow<py::object>(object));
+    } else {
+        const AnySpan found = open(object, name, false, dtype_of<T>(), axes, n);
+        data = static_cast<const T*>(found.data);
+        n = found.n;
+    }
+    return {data, n, add_input(data, n * static_cast<std::int64_t>(sizeof(T)), name)};
+}
+
+template <class T>
+Span<T> Arrays::output(py::handle object, Name name, std::int64_t n, std::size_t replaces, Axes axes) {
+    T* data = plain_vector<T>(object, true, &n);
+    if (data != nullptr) {
+        kept_.push_back(py::reinterpret_borrow<py::object>(object));
+    } else {
+        const AnySpan found = open(object, name, true, dtype_of<T>(), axes, n);
+        data = static_cast<T*>(found.data);
+        n = found.n;
+    }
+    return {data, n, add_output(data, n * static_cast<std::int64_t>(sizeof(T)), name, replaces)};
 }
 
 template Span<const float> Arrays::input<float>(py::handle, Name, std::int64_t, Axes);

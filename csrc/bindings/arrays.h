@@ -31,6 +31,17 @@ struct Span {
     std::size_t number;  // of the array in its call
 };
 
+// An array of one of several dtypes; `dtype` is the index of the one that came.
+struct AnySpan {
+    void* data;
+    std::int64_t n;
+    std::size_t dtype;
+    std::int64_t bytes;
+};
+
+// dtypes as NumPy spells them, torch's "bfloat16" besides.
+using Dtypes = std::vector<const char*>;
+
 constexpr std::int64_t kAnyLength = -1;
 constexpr std::size_t kNothing = static_cast<std::size_t>(-1);
 
@@ -50,13 +61,19 @@ class Arrays {
     Span<T> output(py::handle object, Name name, std::int64_t n, std::size_t replaces = kNothing,
                    Axes axes = Axes::one);
 
+    // The same where any of several dtypes will do.
+    AnySpan input(py::handle object, Name name, const Dtypes& due, std::int64_t n = kAnyLength);
+    AnySpan output(py::handle object, Name name, const Dtypes& due, std::int64_t n);
+
   private:
     struct Region {
         const char* begin;
         const char* end;
         Name name;
     };
-    void* open(py::handle object, Name name, bool writable, bool float64, Axes axes, std::int64_t* n);
+    AnySpan open(py::handle object, Name name, bool writable, const Dtypes& due, Axes axes, std::int64_t n);
+    std::size_t add_input(const void* data, std::int64_t bytes, Name name);
+    std::size_t add_output(const void* data, std::int64_t bytes, Name name, std::size_t replaces);
 
     std::vector<py::object> kept_;
     std::vector<py::buffer_info> buffers_;

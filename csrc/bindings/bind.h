@@ -8,8 +8,11 @@ namespace fedcore::bindings {
 namespace py = pybind11;
 
 void bind_aggregate(py::module_& module);
+void bind_direction(py::module_& module);
 void bind_exchange(py::module_& module);
+void bind_mix(py::module_& module);
 void bind_norms(py::module_& module);
+void bind_quantise(py::module_& module);
 void bind_runtime(py::module_& module);
 void bind_sampling(py::module_& module);
 

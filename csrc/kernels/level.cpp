@@ -15,7 +15,10 @@ constexpr std::int64_t kAhead = 512;      // elements to prefetch ahead of a str
 #include "kernels/norms_cpu.inl"
 #include "kernels/fold_cpu.inl"
 #include "kernels/aggregate_cpu.inl"
+#include "kernels/direction_cpu.inl"
 #include "kernels/exchange_cpu.inl"
+#include "kernels/mix_cpu.inl"
+#include "kernels/quantise_cpu.inl"
 // clang-format on
 
 template <class Sum>
@@ -24,6 +27,7 @@ constexpr Sums<Sum> sums = {weighted_sum<Sum>, accumulate<Sum>, server_step<Sum>
 }  // namespace
 
 extern const Table loops;
-const Table loops = {sums<float>, sums<double>, exchange, squared_norm};
+const Table loops = {sums<float>,      sums<double>, exchange, squared_norm, direction_step,
+                     direction_offset, mix,          quantise, dequantise};
 
 }  // namespace fedcore::FEDCORE_LEVEL

@@ -4,7 +4,10 @@
 #include <cstdint>
 
 #include "kernels/aggregate.h"
+#include "kernels/direction.h"
 #include "kernels/exchange.h"
+#include "kernels/mix.h"
+#include "kernels/quantise.h"
 
 namespace fedcore {
 
@@ -27,6 +30,16 @@ struct Table {
     void (*exchange)(const double* acc, double* out, const Sent* sent, const RowSwap* rows, std::int64_t k,
                      std::int64_t begin, std::int64_t end, double* squares);
     double (*squared_norm)(const float* row, std::int64_t begin, std::int64_t end);
+    void (*direction_step)(const LocalStep& step, std::int64_t begin, std::int64_t end, float* y);
+    void (*direction_offset)(const Term* terms, std::int64_t k, std::int64_t begin, std::int64_t end, float* out);
+    // slots: float32[plan.slots * stride], scratch
+    void (*mix)(const Mixing& matrix, const MixPlan& plan, float* const* models, std::int64_t begin, std::int64_t end,
+                float* slots, std::int64_t stride);
+    // key: null to round to the nearest, else what the range's random bits depend on; begin is a multiple of kCodeBlock
+    void (*quantise)(const float* x, Codec codec, const std::uint64_t* key, std::int64_t begin, std::int64_t end,
+                     void* codes, float* scales);
+    void (*dequantise)(const void* codes, const float* scales, Codec codec, std::int64_t begin, std::int64_t end,
+                       float* out);
 };
 
 }  // namespace fedcore

@@ -29,8 +29,11 @@ for threads in (1, 2, 3, 7, 1):
         acc, total, out, total_out = rng.normal(size=n), rng.normal(size=n), np.empty(n), np.empty(n)
         scales, weights = rng.random(9), rng.random(9)
         digest.update(kernels.weighted_sum(ys, weights.astype(np.float32)))
-        digest.update(kernels.accumulate(acc, [x] * 9, ys, scales, weights, out=out))
-        digest.update(out)
+        digest.update(kernels.weighted_sum(ys, weights.astype(np.float32), accumulate="float64"))
+        for sums in (out, np.empty(n, np.float32)):
+            bases = [x] * 5 + [None] + [x] * 3  # four at once, and one by one
+            digest.update(kernels.accumulate(acc.astype(sums.dtype), bases, ys, scales, weights, out=sums))
+            digest.update(sums)
         digest.update(kernels.exchange(acc, [x] * 9, ys, scales, weights, old, anchors, new, out=out))
         digest.update(out)
         for row in new:
@@ -40,6 +43,19 @@ for threads in (1, 2, 3, 7, 1):
         digest.update(np.array(squares))
         for array in (v, total_out, x_out):
             digest.update(array)
+        vectors = dict(grad_prev=ys[1], offset=ys[2], x=x)
+        kernels.direction_step(v, ys[0], lr=.1, a=.2, b=.3, mu=.4, weight_decay=.5, **vectors)
+        digest.update(v)
+        digest.update(kernels.direction_offset([total, ys[0], ys[1]], [.1, .2, .3]))
+        kernels.mix(new, rng.normal(size=(9, 9)) * (rng.random((9, 9)) < .7))
+        for row in new:
+            digest.update(row)
+        old[0][::3] *= np.float32(1e-6)  # subnormal in f16
+        for codec in ("bf16", "f16", "int8"):
+            for seed in (None, 7):
+                coded = kernels.quantise(old[0], codec, seed=seed, row=n)
+                digest.update(coded.codes)
+                digest.update(kernels.dequantise(coded))
     draw = dict(seed=1, round=2)
     weights = rng.exponential(size=70_001)
     digest.update(sampling.without_replacement(10**6, 3000, **draw))

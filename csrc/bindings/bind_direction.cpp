@@ -1,0 +1,64 @@
+#include <string>
+#include <vector>
+
+#include "bindings/arrays.h"
+#include "bindings/bind.h"
+#include "bindings/native_call.h"
+#include "kernels/direction.h"
+
+namespace fedcore::bindings {
+namespace {
+
+// The vector of a term that its coefficient may leave out: null where the coefficient is 0, whatever the vector.
+const float* counted(Arrays& arrays, const py::object& vector, const char* name, const char* factor, float coefficient,
+                     std::int64_t n) {
+    if (vector.is_none() && coefficient != 0)
+        raise("ArrayError",
+              std::string(name) + ": expected float32[" + std::to_string(n) + "] where " + factor + " != 0, got None");
+    if (vector.is_none()) return nullptr;
+    const float* data = arrays.input<float>(vector, {name}, n).data;
+    return coefficient == 0 ? nullptr : data;
+}
+
+void direction_step(const py::object& y, const py::object& grad, const py::object& grad_prev, const py::object& offset,
+                    const py::object& x, float lr, float a, float b, float mu, float weight_decay) {
+    Arrays arrays;
+    const auto gradient = arrays.input<float>(grad, {"grad"});
+    const std::int64_t n = gradient.n;
+    LocalStep step{gradient.data, nullptr, nullptr, nullptr, a, b, mu, weight_decay, lr};
+    step.grad_prev = counted(arrays, grad_prev, "grad_prev", "b", b, n);
+    step.offset = offset.is_none() ? nullptr : arrays.input<float>(offset, {"offset"}, n).data;
+    step.x = counted(arrays, x, "x", "mu", mu, n);
+    const auto model = arrays.output<float>(y, {"y"}, n);
+    const NativeCall call;  // milliseconds for a large model
+    fedcore::direction_step(step, model.data, n);
+}
+
+void direction_offset(const py::object& terms, const py::object& coefficients, const py::object& out) {
+    const py::sequence listed = sequence(terms, "terms");
+    const auto k = static_cast<std::int64_t>(listed.size());
+    if (k == 0) raise("ShapeError", "terms: expected at least one vector, got none");
+    Arrays arrays;
+    const auto coefficient = arrays.input<double>(coefficients, {"coefficients"}, k);
+    std::int64_t n = kAnyLength;
+    std::vector<Term> vectors;
+    for (std::int64_t i = 0; i < k; ++i) {
+        const AnySpan term = arrays.input(listed[i], {"terms", i}, Dtypes{"float32", "float64"}, n);
+        n = term.n;
+        vectors.push_back({term.data, term.dtype == 1, coefficient.data[i]});
+    }
+    const auto sum = arrays.output<float>(out, {"out"}, n);
+    const NativeCall call;  // reads every vector once: milliseconds
+    fedcore::direction_offset(vectors.data(), k, sum.data, n);
+}
+
+}  // namespace
+
+void bind_direction(py::module_& module) {
+    module.def("direction_step", &direction_step, py::arg("y"), py::arg("grad"), py::arg("grad_prev"),
+               py::arg("offset"), py::arg("x"), py::arg("lr"), py::arg("a"), py::arg("b"), py::arg("mu"),
+               py::arg("weight_decay"));
+    module.def("direction_offset", &direction_offset, py::arg("terms"), py::arg("coefficients"), py::arg("out"));
+}
+
+}  // namespace fedcore::bindings

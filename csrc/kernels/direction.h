@@ -1,0 +1,44 @@
+// direction: the step that a client takes along its corrected gradient, and the correction itself.
+//
+// Elementwise; blocks are independent, so the number of threads changes nothing. Callers have checked every pointer,
+// length and overlap.
+#pragma once
+
+#include <cstdint>
+
+namespace fedcore {
+
+// One local step, y <- y - lr (a grad + b grad_prev + offset + mu (y - x) + a weight_decay y), in float32 and in this
+// order, every line rounded as it stands:
+//     g = grad + weight_decay * y      where weight_decay != 0, else grad
+//     d = a * g
+//     d = d + b * grad_prev            where grad_prev is not null
+//     d = d + offset                   where offset is not null
+//     d = d + mu * (y - x)             where x is not null
+//     y = y - lr * d
+// Weight decay counts as part of the gradient, so `a` multiplies it; grad_prev must come with its own, weight_decay *
+// x_prev, already added.
+struct LocalStep {
+    const float* grad;       // float32[n]
+    const float* grad_prev;  // float32[n] or null
+    const float* offset;     // float32[n] or null
+    const float* x;          // float32[n] or null
+    float a, b, mu, weight_decay, lr;
+};
+
+//   y: float32[n], overlaps no input. Moves 12 n bytes, and 4 n for each input that is not null.
+void direction_step(const LocalStep& step, float* y, std::int64_t n);
+
+// One vector of a linear combination: float32[n], or float64[n] (a running total, say) where `wide`.
+struct Term {
+    const void* values;
+    bool wide;
+    double coefficient;
+};
+
+// out[j] = float32((coefficient_0 * v_0[j] + coefficient_1 * v_1[j]) + ...), in float64, from left to right, rounded
+// once.
+//   terms: k >= 1; out: float32[n], overlaps no term. Moves (4 .. 8) k n + 4 n bytes.
+void direction_offset(const Term* terms, std::int64_t k, float* out, std::int64_t n);
+
+}  // namespace fedcore

@@ -1,0 +1,38 @@
+// quantise: float32 to 16 or 8 bits and back. Elementwise (int8: per block of 64), so that threads change nothing.
+#pragma once
+
+#include <cstdint>
+
+namespace fedcore {
+
+// bf16: the upper half of a float32. f16: IEEE binary16. int8: codes in -127..127 and, for every 64 elements, one
+// float32 scale = max|x| / 127, so that x is about scale * code.
+enum class Codec { bf16, f16, int8 };
+
+inline constexpr std::int64_t kCodeBlock = 64;  // elements that share a scale
+
+// How to round: to the nearest code, ties to even; or, with dither, up with a probability equal to the fraction that
+// would be lost, which is unbiased. The random bits of element j are a hash of (seed, row, j) and of nothing else.
+//
+//     key_h = mix64(mix64(seed + G) + row + G ^ mix64(h)), h = j >> 32;  its low and high half are k0 and k1
+//     u = (j mod 2^32) + k0;  u ^= u >> 16;  u *= 0x7feb352d;  u ^= u >> 15;  u += k1;  u *= 0x846ca68b;  u ^= u >> 16
+//
+// in unsigned arithmetic, G = 0x9e3779b97f4a7c15 and mix64 the finaliser of splitmix64. bf16 uses the upper 16 bits of
+// u, f16 the upper 24 (13 where the result is normal) and int8 the upper 24.
+struct Rounding {
+    bool dither;
+    std::uint64_t seed, row;
+};
+
+// Codes of x: uint16[n] for bf16 and f16, int8[n] for int8.
+//   scales: float32[ceil(n / 64)] for int8, else null. Nothing overlaps. Moves 6 n or (5 + 1/16) n bytes.
+//   bf16, f16: an infinity stays one and a NaN becomes the quiet NaN of its sign; what rounds past the largest finite
+//   number becomes an infinity, as IEEE has it; subnormal numbers are kept.
+//   int8: a block with a NaN or an infinity gets that for its scale, which tells, and codes 0; a block whose largest
+//   magnitude is below 2^-112 gets scale and codes 0.
+void quantise(const float* x, Codec codec, const Rounding& rounding, std::int64_t n, void* codes, float* scales);
+
+// out[j] = what code j stands for: exact for bf16 and f16, float32(scale * code) for int8.
+void dequantise(const void* codes, const float* scales, Codec codec, std::int64_t n, float* out);
+
+}  // namespace fedcore
