@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 from threading import Lock
 from typing import Any
 
@@ -13,6 +14,7 @@ from fedcore.errors import DuplicateUpdateError, FedcoreError, RangeError, Round
 from fedcore.server.report import RoundReport
 from fedcore.server.state import Settings, State
 from fedcore.server.sums import Entry
+from fedcore.server.uninterrupted import uninterrupted
 from fedcore.server.update import KINDS, Kind, Update, is_integer, read_counters, read_lr, read_vector
 from fedcore.store import ClientId
 
@@ -23,7 +25,8 @@ class Round:
     """An open round of a server; get it from ``Server.open_round``, and use it as a context manager.
 
     Leaving the block by an exception, or ``abort()``, leaves the server as it was before ``open_round``. Leaving it
-    normally finishes the round if nobody did. Several threads may add at once; they take turns.
+    normally finishes the round if nobody did. Ctrl-C while the round's changes are made waits until they are. Several
+    threads may add at once; they take turns.
 
     Attributes:
         report: the RoundReport once the round is finished, else None.
@@ -116,22 +119,14 @@ class Round:
             self._fold()
             number, weight = self._state.round_number, self._state.sums.weight
             try:
-                gamma, v_square = self._state.commit(self._heard)
-            except BaseException:
-                self._abort()
-                raise
-            self.is_open = False
-            self.report = RoundReport(
-                round=number,
-                heard=tuple(entry.client for entry in self._heard),
-                refused=tuple(self._refused),
-                steps=sum(entry.steps for entry in self._heard),
-                norms=self._norms(),
-                diversity=self._diversity(weight, v_square),
-                gamma=gamma,
-                seconds=self._seconds + time.perf_counter() - began,
-                bytes=self._bytes,
-            )
+                with uninterrupted():
+                    gamma, v_square = self._state.commit(self._heard)
+                    self.is_open = False
+                    self.report = self._make_report(number, gamma, self._diversity(weight, v_square))
+            finally:
+                if self.is_open:
+                    self._abort()
+            self.report = replace(self.report, seconds=self._seconds + time.perf_counter() - began)
             return self.report
 
     def abort(self) -> None:
@@ -211,6 +206,18 @@ class Round:
                 self._known.discard(entry.client)
                 why = "y: expected finite numbers, got a NaN, an infinity, or a gradient past float32's range"
                 self._refused.append((entry.client, why))
+
+    def _make_report(self, number: int, gamma: float, diversity: float | None) -> RoundReport:
+        return RoundReport(
+            round=number,
+            heard=tuple(entry.client for entry in self._heard),
+            refused=tuple(self._refused),
+            steps=sum(entry.steps for entry in self._heard),
+            norms=self._norms(),
+            diversity=diversity,
+            gamma=gamma,
+            bytes=self._bytes,
+        )
 
     def _norms(self) -> npt.NDArray[np.float64]:
         """|h_i| as a gradient, whatever the units that were folded."""

@@ -1,6 +1,7 @@
 """The caller's mistakes raise, what a client sent is refused by name, and either way the state is as before."""
 
 import re
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -316,3 +317,23 @@ def test_a_gradient_that_float32_cannot_hold_is_refused(name):
     report = server.round([Update(0, np.full(n, 3e38, np.float32), steps=1, lr=1e-9)])
     assert report.heard == ()
     assert "a gradient past float32's range" in report.refused[0][1]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_interrupt_while_a_round_is_committed_waits_until_it_is(name, monkeypatch):
+    server, untouched = warm(name), warm(name)
+    commit = server.store.commit
+
+    def interrupted_commit(round):
+        signal.raise_signal(signal.SIGINT)
+        commit(round)
+
+    update = Update(1, server.x - np.float32(2), steps=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(server.store, "commit", interrupted_commit)
+        with pytest.raises(KeyboardInterrupt):
+            server.round([update])
+    untouched.round([update])
+    assert snapshot(server) == snapshot(untouched)
+    assert finish_as_if_nothing(server) == finish_as_if_nothing(untouched)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
