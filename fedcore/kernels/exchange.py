@@ -24,13 +24,15 @@ def exchange(
     """out = acc + sum_i weights[i] (h_i - r_i + v_i) and r_i' = h_i, in one pass over the cohort.
 
     Args:
-        acc, bases, ys, scales, weights, out: as for ``accumulate``, which also defines h_i.
+        acc, out: float64[n]; the same array, or disjoint.
+        bases, ys, scales, weights: as for ``accumulate``, which also defines h_i.
         old_rows: k entries: r_i, float32[n], or None for a row that was never written and reads as zero.
         anchors: k entries: v_i, float32[n], or None where nothing is added back (MIFA), or there is no old row.
-        new_rows: k arrays float32[n], written; entry i may be ``old_rows[i]`` itself.
+        new_rows: k arrays float32[n], written; entry i may be ``old_rows[i]`` itself, which is then lost even if ``ys[i]``
+            turns out not to be finite.
 
     Returns:
-        float64[k], the squared norms |h_i|^2, as ``accumulate`` returns them.
+        float64[k], the squared norms |h_i|^2; what is not finite tells what it tells in ``accumulate``.
 
     Raises:
         ShapeError, DtypeError, ArrayError: an argument is not what is said above; nothing was written.
