@@ -27,7 +27,7 @@ class Cohort:
     W: float
     """Sum of the weights of the clients heard."""
     rows: int
-    """Clients that were heard at least once, this round counted."""
+    """Clients that have a row, this round's counted: those heard at least once, where the method keeps rows."""
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ def exchange(
         bases, ys, scales, weights: as for ``accumulate``, which also defines h_i.
         old_rows: k entries: r_i, float32[n], or None for a row that was never written and reads as zero.
         anchors: k entries: v_i, float32[n], or None where nothing is added back (MIFA), or there is no old row.
-        new_rows: k arrays float32[n], written; entry i may be ``old_rows[i]`` itself, which is then lost even if ``ys[i]``
-            turns out not to be finite.
+        new_rows: k arrays float32[n], written; entry i may be ``old_rows[i]`` itself, which is then lost even where
+            ``ys[i]`` turns out not to be finite.
 
     Returns:
         float64[k], the squared norms |h_i|^2; what is not finite tells what it tells in ``accumulate``.

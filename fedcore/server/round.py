@@ -15,7 +15,7 @@ from fedcore.server.report import RoundReport
 from fedcore.server.state import Settings, State
 from fedcore.server.sums import Entry
 from fedcore.server.uninterrupted import uninterrupted
-from fedcore.server.update import KINDS, Kind, Update, is_integer, read_counters, read_lr, read_vector
+from fedcore.server.update import KINDS, Kind, Update, is_immutable, is_integer, read_counters, read_lr, read_vector
 from fedcore.store import ClientId
 
 EMPTY = np.empty(0, np.float32)
@@ -94,7 +94,7 @@ class Round:
             self._require_open()
             client = self._check_caller(update)
             try:
-                entry, immutable = self._check(update, client)
+                entry, ours = self._check(update, client)
             except FedcoreError as error:
                 self._refused.append((client, str(error)))
                 self._bytes += getattr(update.y, "nbytes", 0)
@@ -102,7 +102,8 @@ class Round:
                 self._bytes += entry.y.nbytes
                 self._known.add(client)
                 self._held.append(entry)
-                if len(self._held) >= self._fold_at or not (self._may_hold or update.keep or immutable):
+                holdable = self._may_hold or update.keep or ours or is_immutable(entry.y)
+                if not holdable or len(self._held) >= self._fold_at:
                     self._fold()
             self._seconds += time.perf_counter() - began
 
@@ -161,13 +162,13 @@ class Round:
         return client
 
     def _check(self, update: Update, client: ClientId) -> tuple[Entry, bool]:
-        """The update as the fold takes it, and whether it can be held without a promise.
+        """The update as the fold takes it, and whether its y was made here.
 
         Raises:
             FedcoreError: what the client sent cannot be believed.
         """
         settings = self._settings
-        y, immutable = read_vector(update, settings.layout)
+        y, ours = read_vector(update, settings.layout)
         steps, count = int(update.steps) if isinstance(update.steps, np.integer) else update.steps, int(update.count)
         distance = read_lr(update, self._lr, settings.limits, self._state.round_number) * steps
         # h in units of x where models are averaged, else in units of a gradient.
@@ -185,7 +186,7 @@ class Round:
             distance=distance,
             counters=read_counters(update, settings.layout),
         )
-        return entry, immutable
+        return entry, ours
 
     def _fold(self) -> None:
         """Fold what is held; what turns out not to be finite is refused. If it fails, the round is over."""

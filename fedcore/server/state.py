@@ -62,8 +62,10 @@ class State:
 
     def cohort(self, heard: Sequence[Entry]) -> Cohort:
         """The cohort in the papers' symbols."""
-        new = sum(self.store.row(entry.client) is None for entry in heard)
-        return Cohort(S=len(heard), N=len(self.store.registry), W=self.sums.weight, rows=len(self.store) + new)
+        rows = len(self.store)
+        if self._settings.algorithm.keeps_rows:
+            rows += sum(self.store.row(entry.client) is None for entry in heard)
+        return Cohort(S=len(heard), N=len(self.store.registry), W=self.sums.weight, rows=rows)
 
     def commit(self, heard: Sequence[Entry]) -> tuple[float, float]:
         """Take the round's step with the cohort's sums, and make everything that the round changed count.

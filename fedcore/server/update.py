@@ -56,7 +56,7 @@ class Limits:
 
 
 def read_vector(update: Update, layout: Layout) -> tuple[npt.NDArray[np.float32], bool]:
-    """An update's y as one float32 vector, and whether nobody can change it while the round holds it.
+    """An update's y as one float32 vector, and whether it was made here, so that nobody else can change it.
 
     The vector is a view of the client's memory, unless y is a model of named tensors.
 
@@ -81,7 +81,7 @@ def read_vector(update: Update, layout: Layout) -> tuple[npt.NDArray[np.float32]
         if len(layout.slices) != 1 or y.shape != layout.slices[0].shape:  # a model of one tensor may come as it is
             raise ShapeError(f"y: expected float32[{n}], got {y.dtype}{list(y.shape)}")
         y = y.reshape(-1)
-    return y, _is_immutable(y)
+    return y, False
 
 
 def read_counters(update: Update, layout: Layout) -> dict[str, npt.NDArray[np.integer[Any]]]:
@@ -135,7 +135,7 @@ def _from_buffer(y: bytes | bytearray | memoryview, n: int) -> npt.NDArray[np.fl
     return np.frombuffer(y, np.float32)
 
 
-def _is_immutable(y: npt.NDArray[np.float32]) -> bool:
+def is_immutable(y: npt.NDArray[np.float32]) -> bool:
     """Whether nobody can change the memory: the chain of what y is a view of ends in bytes."""
     base: Any = y
     while isinstance(base, np.ndarray | memoryview):
