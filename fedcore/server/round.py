@@ -189,7 +189,7 @@ class Round:
         return entry, ours
 
     def _fold(self) -> None:
-        """Fold what is held; what turns out not to be finite is refused. If it fails, the round is over."""
+        """Fold what is held; what the sums cannot hold is refused. If it fails, the round is over."""
         if not self._held:
             return
         held, self._held = self._held, []
@@ -205,7 +205,7 @@ class Round:
                 self._squares.append(square)
             else:
                 self._known.discard(entry.client)
-                why = "y: expected finite numbers, got a NaN, an infinity, or a gradient past float32's range"
+                why = "y: expected finite numbers, got a NaN, an infinity, or an update past float32's range"
                 self._refused.append((entry.client, why))
 
     def _make_report(self, number: int, gamma: float, diversity: float | None) -> RoundReport:

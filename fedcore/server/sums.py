@@ -17,6 +17,9 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 Sum = npt.NDArray[np.floating[Any]]
 
+LONGEST = 1e30
+"""The length of an update, times its weight, up to which 10^8 of them stay within a float32 sum."""
+
 
 @dataclass(slots=True)
 class Entry:
@@ -78,12 +81,13 @@ class Sums:
             x: float32[n], what the cohort started from.
 
         Returns:
-            float64[len(entries)], |h_i|^2. An entry whose square is not finite held a NaN or an infinity; it was left
-            out as if it had never come.
+            float64[len(entries)], |h_i|^2; NaN for an entry that held a NaN or an infinity, or is too long for the
+            sums: it was left out as if it had never come.
         """
         squares = self._fold_parameters(x, entries)
         if self._layout.n > self._layout.n_parameters:
             squares[~self._fold_buffers(x, entries)] = np.nan
+        squares[~self._holds(squares, entries)] = np.nan
         finite = np.isfinite(squares)
         if finite.all():
             self._value, self._spare = self._spare, self._value
@@ -118,19 +122,25 @@ class Sums:
         )
 
     def _fold_buffers(self, x: F32, entries: Sequence[Entry]) -> npt.NDArray[np.bool_]:
-        """Fold x - y of the float buffers, and tell whose are finite (a gradient has none, which is well)."""
+        """Fold x - y of the float buffers, and tell whose the sums can hold (a gradient has none, which is well)."""
         p = self._layout.n_parameters
         having = np.array([entry.has_buffers for entry in entries])
         chosen = [entry for entry in entries if entry.has_buffers]
-        finite = np.ones(len(entries), np.bool_)
-        finite[having] = np.isfinite(
-            kernels.accumulate(
-                self.buffers,
-                [x[p:] if entry.is_model else None for entry in chosen],
-                [entry.y[p:] for entry in chosen],
-                np.ones(len(chosen)),
-                np.array([entry.weight for entry in chosen]),
-                out=self._spare[p:],
-            )
+        squares = kernels.accumulate(
+            self.buffers,
+            [x[p:] if entry.is_model else None for entry in chosen],
+            [entry.y[p:] for entry in chosen],
+            np.ones(len(chosen)),
+            np.array([entry.weight for entry in chosen]),
+            out=self._spare[p:],
         )
-        return finite
+        good = np.ones(len(entries), np.bool_)
+        good[having] = self._holds(squares, chosen)
+        return good
+
+    def _holds(self, squares: F64, entries: Sequence[Entry]) -> npt.NDArray[np.bool_]:
+        """Which updates are finite, and not so long that one of them could carry a float32 sum past its range."""
+        if self._value.dtype == np.float64:
+            return np.isfinite(squares)
+        lengths = np.sqrt(squares) * [entry.weight for entry in entries]
+        return np.asarray(lengths < LONGEST)  # as a NaN is not

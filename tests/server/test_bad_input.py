@@ -38,7 +38,8 @@ def finish_as_if_nothing(server):
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("way", ["exception", "abort", "mistake", "diverged"])
 def test_a_round_that_is_left_leaves_everything_as_before(name, way):
-    server, untouched = warm(name, server_lr=10), warm(name, server_lr=10)
+    rate = lambda round: 10.0 if round < 3 else 1e10  # noqa: E731
+    server, untouched = warm(name, server_lr=rate), warm(name, server_lr=rate)
     before = snapshot(server)
 
     def spoil(round):
@@ -61,7 +62,7 @@ def test_a_round_that_is_left_leaves_everything_as_before(name, way):
     else:
         with pytest.raises(errors.DivergedError, match="would make x infinite"), server.open_round() as round:
             for client in range(N):
-                round.add(client, np.full(n, -1e38, np.float32), steps=1, kind="gradient")
+                round.add(client, np.full(n, -1e29, np.float32), steps=1, kind="gradient")
     assert snapshot(server) == before
     assert finish_as_if_nothing(server) == finish_as_if_nothing(untouched)
 
@@ -316,7 +317,7 @@ def test_a_gradient_that_float32_cannot_hold_is_refused(name):
     server = warm(name)
     report = server.round([Update(0, np.full(n, 3e38, np.float32), steps=1, lr=1e-9)])
     assert report.heard == ()
-    assert "a gradient past float32's range" in report.refused[0][1]
+    assert "an update past float32's range" in report.refused[0][1]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -337,3 +338,21 @@ def test_an_interrupt_while_a_round_is_committed_waits_until_it_is(name, monkeyp
     assert snapshot(server) == snapshot(untouched)
     assert finish_as_if_nothing(server) == finish_as_if_nothing(untouched)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("kind", ["model", "delta"])
+def test_a_huge_update_cannot_end_the_round_of_others(kind):
+    """3e38 is a float32, ten times it is not: the sum of models weighted by examples must never see it."""
+    model = {"w": np.zeros(2, np.float32), "running_mean": np.zeros(2, np.float32)}
+    server = Server("FedAvg", model, clients=3, lr=0.1)
+    huge, huge_buffer = np.float32([3e38, 3e38, 0, 0]), np.float32([0, 0, 3e38, 3e38])
+    report = server.round(
+        [
+            Update(0, huge, steps=1, examples=10, kind=kind),
+            Update(1, np.float32([1, 2, 3, 4]), steps=1),
+            Update(2, huge_buffer, steps=1, examples=10, kind=kind),
+        ]
+    )
+    assert report.heard == (1,)
+    assert [client for client, why in report.refused if "past float32's range" in why] == [0, 2]
+    np.testing.assert_array_equal(server.x, [1, 2, 3, 4])
