@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc fedcore -type f -not -name '*.pyc')
-CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.inl')
+CORES := $(shell nproc)
+CXX_FILES := $(shell find csrc tests/native bench -name '*.cpp' -o -name '*.h' -o -name '*.inl')
 
-.PHONY: help quickstart test lint format bench wheel-check clean
+.PHONY: help quickstart test lint format sanitize bench bench-gate wheel-check clean
 help:
 	@sed -n 's/^## //p' Makefile
 
@@ -31,9 +32,20 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
-## make bench         time the kernels against their rivals and the read floor
+## make sanitize      the native core's own tests under ASan and UBSan, then under TSan (one or two minutes)
+sanitize: sanitize-address sanitize-thread
+sanitize-%: $(INSTALLED)
+	$(BIN)/cmake -S tests/native -B build/native/$* -DFEDCORE_SANITIZE=$*
+	$(BIN)/cmake --build build/native/$* --parallel $(CORES)
+	$(BIN)/ctest --test-dir build/native/$* --parallel $(CORES) --output-on-failure --no-tests=error
+
+## make bench         time the kernels and rounds against their rivals and the floors
 bench: $(INSTALLED)
-	$(BIN)/python -m pytest bench -s
+	$(BIN)/python -m pytest bench
+
+## make bench-gate    fail if a ratio is below bench/gate.toml; SHORT=--short takes small arrays (half a minute)
+bench-gate: $(INSTALLED)
+	$(BIN)/python -m bench.gate $(SHORT)
 
 ## make wheel-check   build the wheel, install it beside numpy alone, and run a round
 wheel-check: $(INSTALLED)

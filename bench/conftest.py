@@ -1,61 +1,91 @@
-"""One fixture: fedcore against its rivals and the read floor, in turn within one run."""
+"""The benchmarks' options and fixtures; where their JSON goes; the head that says what machine it was."""
 
-import statistics
-import time
+import gc
+import os
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
-from rich.table import Table
 
-SETTLE_SECONDS = 0.05
-"""Torch's and OpenBLAS's threads spin for milliseconds after an operation, and would take a core from the next."""
+import fedcore
+from bench import machine
+from bench.versus import compare
+
+RESULTS = Path(__file__).parent.parent / "build" / "bench"
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("fedcore benchmarks")
+    group.addoption("--short", action="store_true", help="small arrays, few rounds, no targets, and as --in-turn-only")
+    group.addoption("--in-turn-only", action="store_true", help="no processes for rivals alone")
+    group.addoption("--against", action="append", metavar="RIVAL", help="time these rivals only; may be repeated")
+
+
+def pytest_configure(config):
+    if "OMP_WAIT_POLICY" in os.environ:
+        raise pytest.UsageError("OMP_WAIT_POLICY: expected unset, so that torch's threads wait as they do by default")
+    options = config.option
+    options.benchmark_quiet = True  # its table knows no rivals
+    if options.benchmark_json is None and not options.collectonly:
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        when = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        options.benchmark_json = str(RESULTS / f"{when}-{fedcore.isa()}{'-short' * options.short}.json")
+
+
+def pytest_sessionstart(session):
+    if not session.config.option.collectonly:
+        session.config.get_terminal_writer().line(machine.head(machine.describe()))
+
+
+def pytest_benchmark_generate_machine_info(config):
+    return machine.describe()
+
+
+@pytest.fixture(autouse=True)
+def same_threads():
+    """torch on as many threads as fedcore."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(fedcore.threads())
+    yield
+    torch.set_num_threads(before)
+    gc.collect()  # some benches hold gigabytes
 
 
 @pytest.fixture
-def versus(benchmark):
-    """Time ``ours`` against rivals that do the same work.
+def size(request):
+    """The number of elements (or clients, or models) to take: the first, or the second in the short form."""
+    short = request.config.option.short
+    return lambda full, short_form: short_form if short else full
 
-    Every round runs each rival once and then ours, so that all see the same drift of the machine's speed; a ratio is
-    the median over rounds of (rival's time / our time) within a round. The ratios go to the benchmark's JSON too.
-    Everybody waits before each turn until the others' threads sleep; ``bench_after_torch`` is about those that do not.
 
-    Args:
-        ours: the function that fedcore is judged by.
-        rivals: name -> function, or name -> function returning its own seconds if it is in ``timed``.
-        bytes: what the work must move, for GB/s.
-    """
+@pytest.fixture
+def record(benchmark, request, capsys):
+    """Print a ``Line``, and keep it in the JSON."""
 
-    def run(title, ours, rivals, *, bytes, timed=(), rounds=11):
-        seconds = {name: [] for name in rivals}
+    def keep(line):
+        line.short = request.config.option.short
+        benchmark.extra_info["line"] = asdict(line)
+        with capsys.disabled():
+            Console(width=120, markup=False, highlight=False).print("", line.table(), sep="\n")
 
-        def run_rivals():
-            for name, rival in rivals.items():
-                time.sleep(SETTLE_SECONDS)
-                began = time.perf_counter()
-                own = rival()
-                seconds[name].append(own if name in timed else time.perf_counter() - began)
-            time.sleep(SETTLE_SECONDS)
+    return keep
 
-        def run_ours():
-            began = time.perf_counter()
-            ours()
-            mine.append(time.perf_counter() - began)
 
-        mine = []
-        ours()
-        benchmark.pedantic(run_ours, setup=run_rivals, rounds=rounds, iterations=1, warmup_rounds=1)
-        ratios = {
-            name: statistics.median(theirs / own for theirs, own in zip(times, mine, strict=True))
-            for name, times in seconds.items()
-        }
-        benchmark.extra_info["ratios"] = ratios
-        table = Table(title=title)
-        for column in ("", "ms (median)", "GB/s", "time / fedcore's"):
-            table.add_column(column, justify="left" if not column else "right")
-        for name, times, ratio in [("fedcore", mine, 1.0)] + [(name, seconds[name], ratios[name]) for name in rivals]:
-            median = statistics.median(times)
-            table.add_row(name, f"{1e3 * median:.2f}", f"{bytes / median / 1e9:.1f}", f"{ratio:.2f}")
-        Console(width=100).print(table)
-        return ratios
+@pytest.fixture
+def versus(benchmark, record, request):
+    """Time ours against rivals: ``bench.versus.compare`` without its first argument, recorded."""
+    options = request.config.option
+    alone = not (options.short or options.in_turn_only)
+
+    def run(title, ours, rivals, *, rounds=11, **how):
+        if options.against:
+            rivals = {name: rival for name, rival in rivals.items() if name in options.against}
+        rounds = min(rounds, 7) if options.short else rounds
+        line = compare(benchmark, title, ours, rivals, rounds=rounds, alone=alone, **how)
+        record(line)
+        return line
 
     return run

@@ -1,8 +1,9 @@
 // How fast this machine reads memory, and rewrites it in place, at all: the floors that kernels are measured against.
 //
 // Reading: each thread reads its share of every row, `streams` rows at a time, and adds the words up so that no read
-// can be left out. Rewriting: each thread reads its share of `streams` rows at a time and writes what it made of them
-// over the first. Compiled by probe.py for the machine at hand; it is no part of the package.
+// can be left out. Rewriting: each thread reads its share of `streams` rows at a time and writes the first anew, with
+// what it read kept or not by a mask that the compiler does not know; the mask is 0, so that the arrays under test stay
+// as they are. Compiled by probe.py for the machine at hand; it is no part of the package.
 #include <cstdint>
 #include <thread>
 #include <vector>
@@ -17,12 +18,15 @@ std::uint64_t read_share(const std::uint64_t* const* rows, std::int64_t k, std::
         const std::int64_t stop = tile + kTile < end ? tile + kTile : end;
         for (std::int64_t i = 0; i < k; i += Streams) {
             std::uint64_t lanes[8] = {};
-            for (std::int64_t j = tile; j + 8 <= stop; j += 8)
+            std::int64_t j = tile;
+            for (; j + 8 <= stop; j += 8)
                 for (int s = 0; s < Streams; ++s) {
                     const std::uint64_t* at = rows[i + s] + j;
                     if (Prefetch) __builtin_prefetch(at + 256);  // 2 KiB ahead
                     for (int lane = 0; lane < 8; ++lane) lanes[lane] ^= at[lane];
                 }
+            for (; j < stop; ++j)
+                for (int s = 0; s < Streams; ++s) lanes[s] ^= rows[i + s][j];
             for (const std::uint64_t lane : lanes) sum += lane;
         }
     }
@@ -36,7 +40,7 @@ constexpr Share kShares[4][2] = {{read_share<1, false>, read_share<1, true>},
                                  {read_share<8, false>, read_share<8, true>}};
 
 template <int Streams, bool Prefetch>
-void rewrite_share(std::uint64_t* const* rows, std::int64_t begin, std::int64_t end) {
+void rewrite_share(std::uint64_t* const* rows, std::int64_t begin, std::int64_t end, std::uint64_t mask) {
     std::int64_t j = begin;
     for (; j + 8 <= end; j += 8) {
         std::uint64_t lanes[8] = {};
@@ -45,12 +49,16 @@ void rewrite_share(std::uint64_t* const* rows, std::int64_t begin, std::int64_t 
             if (Prefetch) __builtin_prefetch(at + 256);  // 2 KiB ahead
             for (int lane = 0; lane < 8; ++lane) lanes[lane] ^= at[lane];
         }
-        for (int lane = 0; lane < 8; ++lane) rows[0][j + lane] = lanes[lane] ^ 1;
+        for (int lane = 0; lane < 8; ++lane) rows[0][j + lane] ^= lanes[lane] & mask;
     }
-    for (; j < end; ++j) rows[0][j] ^= 1;
+    for (; j < end; ++j) {
+        std::uint64_t lane = 0;
+        for (int s = 0; s < Streams; ++s) lane ^= rows[s][j];
+        rows[0][j] ^= lane & mask;
+    }
 }
 
-using Rewrite = void (*)(std::uint64_t* const*, std::int64_t, std::int64_t);
+using Rewrite = void (*)(std::uint64_t* const*, std::int64_t, std::int64_t, std::uint64_t);
 constexpr Rewrite kRewrites[5][2] = {{rewrite_share<1, false>, rewrite_share<1, true>},
                                      {rewrite_share<2, false>, rewrite_share<2, true>},
                                      {rewrite_share<3, false>, rewrite_share<3, true>},
@@ -73,21 +81,25 @@ void on_threads(int threads, const Work& work) {
 extern "C" void fedcore_probe_rewrite(std::uint64_t* const* rows, std::int64_t k, std::int64_t words, std::int64_t tile,
                                       int streams, int prefetch, int threads) {
     const Rewrite share = kRewrites[streams - 1][prefetch != 0];
+    static volatile std::uint64_t unknown = 0;
+    const std::uint64_t mask = unknown;
     on_threads(threads, [&](int t) {
         const std::int64_t end = words * (t + 1) / threads;
         for (std::int64_t begin = words * t / threads; begin < end; begin += tile)
             for (std::int64_t i = 0; i < k; i += streams)
-                share(rows + i, begin, begin + tile < end ? begin + tile : end);
+                share(rows + i, begin, begin + tile < end ? begin + tile : end, mask);
     });
 }
 
-// rows: k x words of 8 bytes, k a multiple of 8; log2_streams: 0..3.
-extern "C" std::uint64_t fedcore_probe_read(const std::uint64_t* const* rows, std::int64_t k, std::int64_t words,
-                                            int log2_streams, int prefetch, int threads) {
+// rows: segments x k, row i of segment s at rows[s * k + i], words[s] long; k a multiple of 8; log2_streams: 0..3.
+extern "C" std::uint64_t fedcore_probe_read(const std::uint64_t* const* rows, std::int64_t segments, std::int64_t k,
+                                            const std::int64_t* words, int log2_streams, int prefetch, int threads) {
     const Share share = kShares[log2_streams][prefetch != 0];
     std::vector<std::uint64_t> sums(threads);
-    on_threads(threads,
-               [&](int t) { sums[t] = share(rows, k, words * t / threads, words * (t + 1) / threads); });
+    on_threads(threads, [&](int t) {
+        for (std::int64_t s = 0; s < segments; ++s)
+            sums[t] += share(rows + s * k, k, words[s] * t / threads, words[s] * (t + 1) / threads);
+    });
     std::uint64_t sum = 0;
     for (const std::uint64_t part : sums) sum += part;
     return sum;

@@ -1,4 +1,7 @@
-"""The floors: the fastest of several ways to read the same arrays once, or to rewrite them, on as many threads."""
+"""The floors: several ways to read the same arrays once, or to rewrite them in place, on as many threads.
+
+The floor of a line is the way whose median over the line's rounds is least; ``versus`` chooses it.
+"""
 
 import ctypes
 import os
@@ -20,39 +23,46 @@ def _library():
     flags = ["-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-pthread"]
     subprocess.run([compiler, *flags, str(SOURCE), "-o", str(BUILT)], check=True)
     library = ctypes.CDLL(str(BUILT))
+    pointer, long = ctypes.c_void_p, ctypes.c_int64
     library.fedcore_probe_read.restype = ctypes.c_uint64
-    library.fedcore_probe_read.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64] + 3 * [ctypes.c_int]
+    library.fedcore_probe_read.argtypes = [pointer, long, long, pointer] + 3 * [ctypes.c_int]
     library.fedcore_probe_rewrite.restype = None
-    library.fedcore_probe_rewrite.argtypes = [ctypes.c_void_p] + 3 * [ctypes.c_int64] + 3 * [ctypes.c_int]
+    library.fedcore_probe_rewrite.argtypes = [pointer] + 3 * [long] + 3 * [ctypes.c_int]
     return library
 
 
 def read_seconds(rows, threads):
-    """Seconds of the fastest probe over those rows: 1, 2, 4 or 8 streams, with and without prefetch."""
-    pointers = np.array([row.ctypes.data for row in rows], np.uint64)
-    best = float("inf")
+    """float64[8], the seconds of 1, 2, 4 and 8 read streams over k rows, with and without prefetch.
+
+    The rows are of one length, k is a multiple of 8. Each row may also be a list of arrays, the tensors of one model,
+    as long in every model.
+    """
+    models = [row if isinstance(row, list) else [row] for row in rows]
+    pointers = np.array([row.ctypes.data for segment in zip(*models, strict=True) for row in segment], np.uint64)
+    words = np.array([row.nbytes // 8 for row in models[0]], np.int64)
+    seconds = []
     for streams in range(4):
         for prefetch in (0, 1):
             began = time.perf_counter()
             _library().fedcore_probe_read(
-                pointers.ctypes.data, len(rows), rows[0].nbytes // 8, streams, prefetch, threads
+                pointers.ctypes.data, len(words), len(models), words.ctypes.data, streams, prefetch, threads
             )
-            best = min(best, time.perf_counter() - began)
-    return best
+            seconds.append(time.perf_counter() - began)
+    return np.array(seconds)
 
 
 def rewrite_seconds(rows, streams, threads):
-    """Seconds of the fastest probe that reads ``rows``, ``streams`` at a time, and rewrites the first of each group.
+    """float64[4], the seconds of reading ``rows``, ``streams`` at a time, and rewriting the first of each group.
 
-    With and without prefetch, row by row and in tiles. The rows' words are changed; there are as many as fit in
-    ``streams`` x 8 bytes.
+    With and without prefetch, row by row and in tiles. What the rows hold stays; there are as many as fit in
+    ``streams``, which is 1..5.
     """
     pointers = np.array([row.ctypes.data for row in rows], np.uint64)
     words = rows[0].nbytes // 8
-    best = float("inf")
-    for tile in sorted({words, min(words, 8192)}):
+    seconds = []
+    for tile in (words, min(words, 8192)):
         for prefetch in (0, 1):
             began = time.perf_counter()
             _library().fedcore_probe_rewrite(pointers.ctypes.data, len(rows), words, tile, streams, prefetch, threads)
-            best = min(best, time.perf_counter() - began)
-    return best
+            seconds.append(time.perf_counter() - began)
+    return np.array(seconds)

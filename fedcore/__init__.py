@@ -1,7 +1,8 @@
 """fedcore: the server side of federated learning at memory speed."""
 
-from fedcore import algorithms, errors, kernels, participation, sampling
+from fedcore import algorithms, errors, kernels, participation, sampling, topology
 from fedcore.layout import Layout
+from fedcore.network import Network, NetworkReport, NetworkRound
 from fedcore.runtime import __version__, build_info, isa, set_threads, threads
 from fedcore.server import Broadcast, Round, RoundReport, Server, Update
 from fedcore.store import ClientStore
@@ -10,6 +11,9 @@ __all__ = [
     "Broadcast",
     "ClientStore",
     "Layout",
+    "Network",
+    "NetworkReport",
+    "NetworkRound",
     "Round",
     "RoundReport",
     "Server",
@@ -24,4 +28,5 @@ __all__ = [
     "sampling",
     "set_threads",
     "threads",
+    "topology",
 ]

@@ -62,9 +62,25 @@ class DivergedError(FedcoreError, RuntimeError):
     """A step would make the model infinite or NaN."""
 
 
+class CheckpointError(FedcoreError, RuntimeError):
+    """What was saved does not fit what it is to be loaded into."""
+
+
 class MissingDataError(FedcoreError, RuntimeError):
     """A data set's files are not there, or their content is not what it should be."""
 
 
 class MissingDependencyError(FedcoreError, RuntimeError):
     """An optional package is needed; the message says what to install."""
+
+
+class StoreError(FedcoreError, RuntimeError):
+    """A store cannot do what was asked: its folder is missing, foreign, newer, full or read-only, or it is closed."""
+
+
+class LockedError(StoreError):
+    """A store is open for writing in another place."""
+
+
+class CorruptionError(StoreError):
+    """A store's content is not what was written; the message names the file, and the client and block if it can."""

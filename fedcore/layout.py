@@ -106,6 +106,18 @@ class Layout:
             tensors.append(Slice(name, kind, tuple(leaf.shape), dtype))
         return cls(tensors, aliases)
 
+    def to_state(self) -> dict[str, Any]:
+        """The layout as JSON can hold it."""
+        listed = self.slices + self.counters
+        pieces = [[piece.name, piece.kind, list(piece.shape), str(piece.dtype)] for piece in listed]
+        return {"tensors": pieces, "aliases": self.aliases}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "Layout":
+        """The layout that ``to_state`` described."""
+        pieces = (Slice(name, kind, tuple(shape), np.dtype(dtype)) for name, kind, shape, dtype in state["tensors"])
+        return cls(pieces, state["aliases"])
+
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the flat vector's tensors, in its order."""

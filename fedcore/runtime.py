@@ -12,7 +12,11 @@ __version__ = _core.version
 
 
 def threads() -> int:
-    """How many threads one call may use: FEDCORE_THREADS, else the cores that this process may use."""
+    """How many threads one call may use: FEDCORE_THREADS, else the cores that this process may use.
+
+    Raises:
+        RuntimeError: FEDCORE_THREADS is no number in 1..4096. A kernel that would share its work says the same.
+    """
     return _core.threads()
 
 

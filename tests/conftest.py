@@ -1,5 +1,12 @@
-"""Torch on one thread: two threads of two libraries on two cores wait for each other more than they work."""
+"""Every test the same on every run: Hypothesis without its clock or a new seed, torch on one thread."""
 
 import torch
+from hypothesis import HealthCheck, settings
 
+# Two threads of two libraries on two cores wait for each other more than they work.
 torch.set_num_threads(1)
+
+# A run is repeatable: what fails in one clone fails in all. `--hypothesis-profile=explore` looks further.
+settings.register_profile("repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("explore", settings.get_profile("repeatable"), derandomize=False, max_examples=1000)
+settings.load_profile("repeatable")

@@ -62,7 +62,7 @@ def test_tied_parameters_are_one():
     ("model", "error", "message"),
     [
         ({"w": np.zeros(2)}, errors.DtypeError, "w: expected float32 or an integer dtype, got float64"),
-        ({"w": torch.zeros(2, dtype=torch.bfloat16)}, errors.DtypeError, "w: .* got torch.bfloat16"),
+        ({"w": torch.zeros(2, dtype=torch.bfloat16)}, errors.DtypeError, "w: .* got .*bfloat16"),
         ({"w": [1.0, 2.0]}, errors.ArrayError, "w: expected an array, got list"),
         (None, errors.ArrayError, "model: expected a module"),
         ("weights.pt", errors.ArrayError, "model: expected a module, .* got str"),

@@ -1,117 +1,152 @@
-"""The weighted sum of 32 separate rows of 4 M float32."""
+"""Weighted sums of 32 separate rows, and of 64 ResNet-18s whose tensors lie apart."""
 
 import numpy as np
 import pytest
 import torch
 
 import fedcore
+from bench.alone import Alone, Work
+from bench.line import Line
 from bench.probe import read_seconds
+from bench.rivals.aggregate import models_and_weights, resnet18, rows_and_weights, torch_add, torch_add_tensors
 from fedcore import kernels
 
-S, N = 32, 4_000_000
-LAYERS = [3 * 64 * 49] + 60 * [190_000] + [512 * 1000]  # 62 tensors of 11.9 M elements, as a ResNet-18 has them
+S, N = 32, 11_173_962
+CLIENTS = 64
 
 
-def bench_weighted_sum(versus):
-    rng = np.random.default_rng(0)
-    rows = [rng.random(N, dtype=np.float32) for _ in range(S)]
-    weights = rng.random(S, dtype=np.float32)
-    matrix = np.stack(rows)
-    tensors = [torch.from_numpy(row) for row in rows]
-    out, acc, product = np.empty(N, np.float32), torch.empty(N), np.empty(N, np.float32)
-
-    def torch_add():
-        acc.zero_()
-        for tensor, weight in zip(tensors, weights.tolist(), strict=True):
-            acc.add_(tensor, alpha=weight)
-
+def bench_weighted_sum(versus, size):
+    n = size(N, 1_200_000)
+    work = Work(rows_and_weights, S, n)
+    rows, weights = work.arrays
+    matrix, product = np.stack(rows), np.empty(n, np.float32)
+    out = np.empty(n, np.float32)
     versus(
-        f"weighted sum, {S} rows x {N / 1e6:g} M float32; {fedcore.threads()} threads, {fedcore.isa()}",
+        f"weighted sum, {S} rows x {n / 1e6:.2f} M",
         lambda: kernels.weighted_sum(rows, weights, out=out),
         {
-            "numpy w @ G, stacking counted": lambda: np.dot(weights, np.stack(rows), out=product),
-            "torch acc.add_(x, alpha=w)": torch_add,
-            "numpy w @ G, stacked before": lambda: np.dot(weights, matrix, out=product),
             "read floor": lambda: read_seconds(rows, fedcore.threads()),
+            "torch acc.add_(x, alpha=w)": work.rival(torch_add),
+            "numpy w @ G, stacked before": lambda: np.dot(weights, matrix, out=product),
+            "numpy w @ G, stacking counted": lambda: np.dot(weights, np.stack(rows), out=product),
         },
         timed=["read floor"],
-        bytes=4 * S * N,
+        targets={
+            "read floor": 0.85,
+            "torch acc.add_(x, alpha=w)": 2.0,
+            "numpy w @ G, stacked before": 1.0,
+            "numpy w @ G, stacking counted": 2.0,
+        },
+        bytes=4 * S * n,
+        agree=1e-4,
     )
-    np.testing.assert_allclose(out, product, rtol=1e-4)
-    np.testing.assert_allclose(out, acc.numpy(), rtol=1e-6)
 
 
-def bench_float64(versus):
+def bench_float64(versus, size):
     """The price of a float64 sum against the float32 one."""
-    rng = np.random.default_rng(0)
-    rows = [rng.random(N, dtype=np.float32) for _ in range(S)]
-    weights, out = rng.random(S, dtype=np.float32), np.empty(N, np.float32)
+    n = size(N, 1_200_000)
+    rows, weights = rows_and_weights(S, n)
+    out = np.empty(n, np.float32)
     versus(
-        f'weighted sum, accumulate="float64", {S} rows x {N / 1e6:g} M; {fedcore.threads()} threads, {fedcore.isa()}',
+        f'weighted sum, accumulate="float64", {S} rows x {n / 1e6:.2f} M',
         lambda: kernels.weighted_sum(rows, weights, out=out, accumulate="float64"),
         {
             "read floor": lambda: read_seconds(rows, fedcore.threads()),
-            "float32": lambda: kernels.weighted_sum(rows, weights, out=out),
+            "the float32 sum": lambda: kernels.weighted_sum(rows, weights, out=out),
         },
         timed=["read floor"],
-        bytes=4 * S * N,
+        targets={"the float32 sum": 1 / 1.10},
+        bytes=4 * S * n,
     )
 
 
-def bench_segments(versus):
-    """Models as frameworks hold them: 62 tensors each, 24 clients."""
+def rows_of(dtype, n):
     rng = np.random.default_rng(0)
-    clients = 24
-    models = [[rng.random(n, dtype=np.float32) for n in LAYERS] for _ in range(clients)]
-    weights = rng.random(clients, dtype=np.float32)
-    outs = [np.empty(n, np.float32) for n in LAYERS]
-    tensors = [[torch.from_numpy(layer) for layer in model] for model in models]
-    accs = [torch.empty(n) for n in LAYERS]
-    large = [model[1 + i] for model in models for i in range(60)][: 60 * clients // 8 * 8]
+    rows = [rng.random(n, dtype=np.float32) for _ in range(S)]
+    return [torch.from_numpy(row).bfloat16() if dtype == "bfloat16" else row.astype(dtype) for row in rows]
 
-    def torch_add():
-        for s, acc in enumerate(accs):
-            acc.zero_()
-            for model, weight in zip(tensors, weights.tolist(), strict=True):
-                acc.add_(model[s], alpha=weight)
 
-    share = sum(row.nbytes for row in large) / (4 * clients * sum(LAYERS))
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+def bench_dtypes(versus, size, dtype):
+    """As many elements as float32 rows have: the ratio is that of elements per second."""
+    n = size(N // 2, 1_200_000)
+    rows, singles = rows_of(dtype, n), rows_of("float32", n)
+    weights, out = np.full(S, 0.5, np.float32), np.empty(n, np.float32)
     versus(
-        f"62 segments x {clients} clients, {sum(LAYERS) / 1e6:.1f} M; {fedcore.threads()} threads, {fedcore.isa()}",
+        f"weighted sum of {dtype}, {S} rows x {n / 1e6:.2f} M",
+        lambda: kernels.weighted_sum(rows, weights, out),
+        {"float32 rows": lambda: kernels.weighted_sum(singles, weights, out)},
+        targets={"float32 rows": 1.7} if dtype == "bfloat16" else None,
+        bytes=(8 if dtype == "float64" else 2) * S * n,
+    )
+
+
+def bench_norms(versus, size):
+    """The price of the norms of all rows and of the sum, of the finite check and the diversity, in the same pass."""
+    n = size(N, 1_200_000)
+    rows, weights = rows_and_weights(S, n)
+    out = np.empty(n, np.float32)
+    versus(
+        f"weighted sum with norms and diversity, {S} rows x {n / 1e6:.2f} M",
+        lambda: kernels.weighted_sum_norms(rows, weights, out),
+        {"the plain sum": lambda: kernels.weighted_sum(rows, weights, out)},
+        targets={"the plain sum": 1 / 1.10},
+        bytes=4 * S * n,
+    )
+
+
+def bench_fold(versus, size):
+    """What a FedAvg round adds: differences from x, their norms and the finite check, against the plain sum."""
+    n = size(N, 1_200_000)
+    ys, weights = rows_and_weights(S, n)
+    x, acc, out = np.ones(n, np.float32), np.zeros(n, np.float32), np.empty(n, np.float32)
+    ones, wide = np.ones(S), weights.astype(np.float64)
+    versus(
+        f"fold of models with norms and finite check, {S} x {n / 1e6:.2f} M",
+        lambda: kernels.accumulate(acc, [x] * S, ys, ones, wide, out=out),
+        {
+            "read floor": lambda: read_seconds(ys, fedcore.threads()),
+            "the plain sum": lambda: kernels.weighted_sum(ys, weights, out=out),
+        },
+        timed=["read floor"],
+        targets={"the plain sum": 1 / 1.10},
+        bytes=4 * S * n,
+    )
+
+
+def bench_segments(versus, size):
+    """Models as frameworks hold them: 62 tensors each."""
+    clients, sizes = size(CLIENTS, 8), resnet18()
+    work = Work(models_and_weights, clients, sizes)
+    models, weights = work.arrays
+    outs = [np.empty(n, np.float32) for n in sizes]
+    versus(
+        f"{len(sizes)} segments x {clients} clients of {sum(sizes) / 1e6:.1f} M",
         lambda: kernels.weighted_sum_segments(models, weights, outs),
         {
-            "read floor": lambda: read_seconds(large, fedcore.threads()) / share,
-            "torch acc.add_ a tensor": torch_add,
+            "read floor": lambda: read_seconds(models, fedcore.threads()),
+            "torch acc.add_ a tensor": work.rival(torch_add_tensors),
         },
         timed=["read floor"],
-        bytes=4 * clients * sum(LAYERS),
+        targets={"read floor": 0.80},
+        bytes=4 * clients * sum(sizes),
+        agree=1e-4,
     )
 
 
-@pytest.mark.parametrize("method", ["MIFA", "MimiC"])
-def bench_exchange(versus, method):
-    """A MIFA and a MimiC round: read y and the row, write the row; torch needs three in-place operations a row."""
-    rng = np.random.default_rng(0)
-    ys, rows = ([rng.random(N, dtype=np.float32) for _ in range(S)] for _ in range(2))
-    x, v, acc = rng.random(N, dtype=np.float32), rng.random(N, dtype=np.float32), np.zeros(N)
-    ones, none = np.ones(S), [None] * S
-    t_ys, t_rows = [torch.from_numpy(y) for y in ys], [torch.from_numpy(row.copy()) for row in rows]
-    t_acc = torch.zeros(N)
+def segments_sum(models, weights):
+    return lambda: kernels.weighted_sum_segments(models, weights)
 
-    def torch_exchange():
-        for y, row in zip(t_ys, t_rows, strict=True):
-            t_acc.sub_(row)
-            t_acc.add_(y)
-            row.copy_(y)
 
-    anchors = [v] * S if method == "MimiC" else none
-    versus(
-        f"{method} exchange, {S} rows x {N / 1e6:g} M, float64 sum; {fedcore.threads()} threads, {fedcore.isa()}",
-        lambda: kernels.exchange(acc, [x] * S, ys, ones, ones, rows, anchors, rows, out=acc),
-        {
-            "torch sub_, add_, copy_ a row": torch_exchange,
-            "read floor of as many bytes": lambda: 3 * read_seconds(ys, fedcore.threads()),
-        },
-        timed=["read floor of as many bytes"],
-        bytes=12 * S * N,
+def bench_segments_memory(benchmark, record, size):
+    """What the sum over segments adds to the resident memory at most, its result included; the time says nothing."""
+    clients, sizes = size(CLIENTS, 4), resnet18()
+    with Alone(models_and_weights, (clients, sizes), segments_sum, fedcore.threads()) as process:
+        rise = benchmark.pedantic(process.peak, rounds=1, iterations=1)
+    record(
+        Line(
+            f"{len(sizes)} segments x {clients} clients: memory added, {rise / 2**20:.1f} MiB",
+            ratios={"one model": 4 * sum(sizes) / rise},
+            targets={"one model": 1 / 1.05},
+        )
     )

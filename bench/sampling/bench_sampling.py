@@ -45,10 +45,10 @@ TO_DO = {
         8 * N,
     ),
 }
+TARGETS = {"1,000 of 10^6, weighted, without replacement": {"numpy choice(p=, replace=False)": 3.0}}
 
 
 @pytest.mark.parametrize("draw", TO_DO)
 def bench_draw(versus, draw):
     ours, rivals, moved = TO_DO[draw]
-    title = f"{draw}; {fedcore.threads()} threads, {fedcore.isa()}"
-    versus(title, ours, rivals, bytes=moved, timed=["read floor"])
+    versus(draw, ours, rivals, bytes=moved, timed=["read floor"], targets=TARGETS.get(draw))

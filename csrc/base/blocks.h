@@ -11,9 +11,13 @@ namespace fedcore {
 
 inline constexpr std::int64_t kBlock = 16384;  // elements; 64 KiB of float32: several rows' blocks fit in L2
 
-// Below this many bytes one thread is faster than waking a second one: a sleeping worker takes 20-50 us to
-// claim its first block, in which one core reads about this much.
-inline constexpr std::int64_t kSerialBytes = 1 << 20;
+// Below this many bytes one thread works alone: waking a second one costs the caller 20 us and more, in which it would
+// read about this much itself. One thread's time over two threads', the best of 150 in turn, two cores of a virtual
+// Zen 4 (bench/kernels/bench_serial.py; the kernels are weighted_sum, accumulate, exchange and direction):
+//     MiB                              1           2           4           8
+//     call upon call, in the caches    0.9 - 2.0   1.0 - 1.7   1.3 - 1.8   1.0 - 1.9
+//     after a pause, from memory       0.6 - 1.0   0.8 - 1.1   0.9 - 1.4   1.2 - 1.5
+inline constexpr std::int64_t kSerialBytes = 2 << 20;
 
 inline std::int64_t block_count(std::int64_t n) {
     return (n + kBlock - 1) / kBlock;

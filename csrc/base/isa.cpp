@@ -20,12 +20,14 @@ const char* name(Isa level) {
 Isa best_isa() {
 #if defined(FEDCORE_X86_LEVELS)
     __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("f16c")) return Isa::baseline;
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl"))
         return Isa::avx512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return Isa::avx2;
-#endif
+    return Isa::avx2;
+#else
     return Isa::baseline;
+#endif
 }
 
 namespace {

@@ -5,14 +5,19 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <condition_variable>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
+#include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "base/float_mode.h"
 
@@ -63,7 +68,8 @@ struct Job {
         }
         std::unique_lock<std::mutex> lock(mutex);
         all_ended.wait(lock, [this] { return ended.load(std::memory_order_acquire) == pieces; });
-        if (error) std::rethrow_exception(error);
+        // Taken out of the job: a worker may be the last to let go of that, and must not destroy what was thrown.
+        if (error) std::rethrow_exception(std::exchange(error, nullptr));
     }
 };
 
@@ -80,6 +86,8 @@ class Workers {
             } catch (const std::system_error&) {
                 // The system has no thread to give; those that there are, and the caller, do the work.
             }
+            // Workers forget finished jobs, but where none gets a core nobody would.
+            while (!jobs_.empty() && jobs_.front()->exhausted()) jobs_.pop_front();
             jobs_.push_back(job);
         }
         for (int worker = 0; worker < workers; ++worker) wake_.notify_one();
@@ -121,16 +129,21 @@ class Workers {
 };
 
 int default_threads() {
-    if (const char* wanted = std::getenv("FEDCORE_THREADS")) {
-        const long count = std::strtol(wanted, nullptr, 10);
-        if (count >= 1 && count <= 4096) return static_cast<int>(count);
+    const char* wanted = std::getenv("FEDCORE_THREADS");
+    if (wanted != nullptr && *wanted != '\0') {
+        const char* end = wanted + std::strlen(wanted);
+        int count = 0;
+        const auto [stop, error] = std::from_chars(wanted, end, count);
+        if (error == std::errc{} && stop == end && count >= 1 && count <= kMostThreads) return count;
+        throw std::runtime_error("FEDCORE_THREADS: expected 1.." + std::to_string(kMostThreads) + " threads, got " +
+                                 wanted);
     }
     cpu_set_t allowed;
     if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) return CPU_COUNT(&allowed);
     return std::max(1u, std::thread::hardware_concurrency());  // more cores than the set has room for
 }
 
-std::atomic<int> thread_count{default_threads()};
+std::atomic<int> thread_count{0};  // 0 until somebody asks
 std::atomic<Workers*> current{nullptr};
 
 // A child of fork() has no workers, and the parent's locks may be held for ever: it forgets them all. Registered when
@@ -158,7 +171,11 @@ void parallel_for(std::int64_t pieces, Task task, const void* context) {
 }
 
 int threads() {
-    return thread_count.load(std::memory_order_relaxed);
+    int count = thread_count.load(std::memory_order_relaxed);
+    if (count != 0) return count;
+    const int fresh = default_threads();
+    // Unless set_threads came between, whose count is then in `count`.
+    return thread_count.compare_exchange_strong(count, fresh, std::memory_order_relaxed) ? fresh : count;
 }
 
 void set_threads(int count) {

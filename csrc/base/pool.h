@@ -24,9 +24,12 @@ void parallel_for(std::int64_t pieces, const Body& body) {
         pieces, [](const void* context, std::int64_t piece) { (*static_cast<const Body*>(context))(piece); }, &body);
 }
 
-// How many threads may work on one job, the caller counted: FEDCORE_THREADS, else the cores this process may
-// use.
+inline constexpr int kMostThreads = 4096;
+
+// How many threads may work on one job, the caller counted: FEDCORE_THREADS, else the cores this process may use, read
+// once at the first call, unless set_threads came before. Throws std::runtime_error if FEDCORE_THREADS is no number
+// in 1..kMostThreads.
 int threads();
-void set_threads(int count);  // count >= 1
+void set_threads(int count);  // 1..kMostThreads
 
 }  // namespace fedcore

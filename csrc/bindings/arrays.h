@@ -9,20 +9,12 @@
 #include <string>
 #include <vector>
 
+#include "bindings/found.h"
+
 namespace fedcore::bindings {
 
-namespace py = pybind11;
-
-// Raises fedcore.errors.<kind>(message).
-[[noreturn]] void raise(const char* kind, const std::string& message);
-
-// How an argument is called in an error: `weights`, `rows[3]`, or `models[3][1]`.
-struct Name {
-    const char* argument;
-    std::int64_t index = -1;
-    std::int64_t second = -1;
-    std::string text() const;
-};
+constexpr std::int64_t kAnyLength = -1;
+constexpr std::size_t kNothing = static_cast<std::size_t>(-1);
 
 template <class T>
 struct Span {
@@ -37,13 +29,11 @@ struct AnySpan {
     std::int64_t n;
     std::size_t dtype;
     std::int64_t bytes;
+    std::size_t number = kNothing;
 };
 
-// dtypes as NumPy spells them, torch's "bfloat16" besides.
+// dtypes as NumPy spells them, "bfloat16" (of torch, or ml_dtypes) besides.
 using Dtypes = std::vector<const char*>;
-
-constexpr std::int64_t kAnyLength = -1;
-constexpr std::size_t kNothing = static_cast<std::size_t>(-1);
 
 // Whether an array must have one axis, or may have any, and is read as the vector of its elements in C order.
 enum class Axes { one, any };
@@ -62,8 +52,9 @@ class Arrays {
                    Axes axes = Axes::one);
 
     // The same where any of several dtypes will do.
-    AnySpan input(py::handle object, Name name, const Dtypes& due, std::int64_t n = kAnyLength);
-    AnySpan output(py::handle object, Name name, const Dtypes& due, std::int64_t n);
+    AnySpan input(py::handle object, Name name, const Dtypes& due, std::int64_t n = kAnyLength, Axes axes = Axes::one);
+    AnySpan output(py::handle object, Name name, const Dtypes& due, std::int64_t n, std::size_t replaces = kNothing,
+                   Axes axes = Axes::one);
 
   private:
     struct Region {
@@ -75,15 +66,17 @@ class Arrays {
     std::size_t add_input(const void* data, std::int64_t bytes, Name name);
     std::size_t add_output(const void* data, std::int64_t bytes, Name name, std::size_t replaces);
 
-    std::vector<py::object> kept_;
-    std::vector<py::buffer_info> buffers_;
+    Keep keep_;
     std::vector<Region> regions_;
 };
 
-// Whether it is a NumPy array of float32, for functions that take sums of two dtypes.
-bool is_float32(py::handle object);
+// Whether it is a NumPy vector of n float32 that needs no further look.
+bool is_plain_vector(py::handle object, std::int64_t n);
+
+// Whether it is an array of float32, for functions that take sums of two dtypes.
+bool is_float32(py::handle object, Name name);
 
 // A list or tuple of exactly k objects (any length if k is kAnyLength).
-py::sequence sequence(py::handle object, const char* name, std::int64_t k = kAnyLength);
+py::sequence sequence(py::handle object, Name name, std::int64_t k = kAnyLength);
 
 }  // namespace fedcore::bindings

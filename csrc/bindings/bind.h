@@ -8,6 +8,8 @@ namespace fedcore::bindings {
 namespace py = pybind11;
 
 void bind_aggregate(py::module_& module);
+void bind_checksum(py::module_& module);
+void bind_client_index(py::module_& module);
 void bind_direction(py::module_& module);
 void bind_exchange(py::module_& module);
 void bind_mix(py::module_& module);
@@ -15,5 +17,6 @@ void bind_norms(py::module_& module);
 void bind_quantise(py::module_& module);
 void bind_runtime(py::module_& module);
 void bind_sampling(py::module_& module);
+void bind_updates(py::module_& module);
 
 }  // namespace fedcore::bindings

@@ -12,52 +12,115 @@
 namespace fedcore::bindings {
 namespace {
 
-void weighted_sum(const py::object& rows, const py::object& weights, const py::object& out, bool float64) {
+const Dtypes kRowDtypes{"float32", "float64", "float16", "bfloat16"};  // as Dtype counts them
+const Dtypes kOneDtype[] = {{"float32"}, {"float64"}, {"float16"}, {"bfloat16"}};
+const Dtypes kOutDtypes[] = {{"float32"}, {"float32", "float64"}, {"float32", "float16"}, {"float32", "bfloat16"}};
+
+// The rows of one sum, which agree with the first in dtype and length.
+struct Rows {
+    Axes axes;
+    Dtype dtype = Dtype::float32;
+    std::int64_t n = kAnyLength;
+
+    const void* read(Arrays& arrays, py::handle row, Name name) {
+        const bool first = n == kAnyLength;
+        const Dtypes& due = first ? kRowDtypes : kOneDtype[static_cast<int>(dtype)];
+        const AnySpan found = arrays.input(row, name, due, n, axes);
+        if (first) dtype = static_cast<Dtype>(found.dtype);
+        n = found.n;
+        return found.data;
+    }
+
+    const float* read_base(Arrays& arrays, const py::object& base, Name name) {
+        if (base.is_none()) return nullptr;
+        const auto found = arrays.input<float>(base, name, n, axes);
+        n = found.n;
+        return found.data;
+    }
+};
+
+std::vector<double> read_weights(Arrays& arrays, const py::object& weights, std::int64_t k, bool float64) {
+    const IeeeMode ieee;  // a subnormal weight is none to a thread that flushes them
+    if (!float64) {
+        const float* values = arrays.input<float>(weights, {"weights"}, k).data;
+        return {values, values + k};
+    }
+    const AnySpan found = arrays.input(weights, {"weights"}, kOutDtypes[static_cast<int>(Dtype::float64)], k);
+    if (found.dtype == 0) return {static_cast<const float*>(found.data), static_cast<const float*>(found.data) + k};
+    return {static_cast<const double*>(found.data), static_cast<const double*>(found.data) + k};
+}
+
+// Sums whose inputs have been read; outputs come last, so that they are held against all of them.
+struct Job {
+    std::vector<RowSum> sums;
+    std::vector<Piece> pieces;
+
+    void add(Arrays& arrays, const Rows& rows, const void* const* pointers, std::int64_t k, const float* base,
+             py::handle out, Name name) {
+        RowSum sum{pointers, base, nullptr, rows.dtype, Dtype::float32};
+        const Dtypes& due = k == 0 ? kRowDtypes : kOutDtypes[static_cast<int>(rows.dtype)];
+        const AnySpan to = arrays.output(out, name, due, rows.n, kNothing, rows.axes);
+        if (to.dtype != 0) sum.out_dtype = k == 0 ? static_cast<Dtype>(to.dtype) : rows.dtype;
+        sum.out = to.data;
+        for (std::int64_t begin = 0; begin < to.n; begin += kBlock)
+            pieces.push_back({static_cast<std::int64_t>(sums.size()), begin, std::min(begin + kBlock, to.n)});
+        sums.push_back(sum);
+    }
+
+    // float64[k + 1] if the norms are asked for, else None
+    py::object run(const std::vector<double>& weights, bool float64, bool norms) const {
+        const auto k = static_cast<std::int64_t>(weights.size()), count = static_cast<std::int64_t>(pieces.size());
+        std::vector<double> squares(norms ? k + 1 : 0), scratch(norms ? count * (k + 1) : 0);
+        {
+            const NativeCall call;  // reads every row once: milliseconds
+            weighted_sums(sums.data(), weights.data(), k, pieces.data(), count,
+                          float64 ? Precision::float64 : Precision::float32, scratch.data(),
+                          norms ? squares.data() : nullptr);
+        }
+        if (!norms) return py::none();
+        return py::array_t<double>(k + 1, squares.data());
+    }
+};
+
+py::object weighted_sum(const py::object& rows, const py::object& weights, const py::object& out,
+                        const py::object& base, bool float64, bool norms) {
     const py::sequence listed = sequence(rows, "rows");
     const auto k = static_cast<std::int64_t>(listed.size());
     Arrays arrays;
-    std::int64_t n = kAnyLength;
-    std::vector<const float*> pointers;
-    for (std::int64_t i = 0; i < k; ++i) {
-        const auto row = arrays.input<float>(listed[i], {"rows", i}, n);
-        n = row.n;
-        pointers.push_back(row.data);
-    }
-    const auto weight = arrays.input<float>(weights, {"weights"}, k);
-    const auto sum = arrays.output<float>(out, {"out"}, n);
-    const NativeCall call;  // reads every row once: milliseconds
-    fedcore::weighted_sum(pointers.data(), weight.data, k, sum.n, sum.data,
-                          float64 ? Precision::float64 : Precision::float32);
+    Rows read{Axes::one};
+    std::vector<const void*> pointers;
+    for (std::int64_t i = 0; i < k; ++i) pointers.push_back(read.read(arrays, listed[i], {"rows", i}));
+    const std::vector<double> weight = read_weights(arrays, weights, k, float64);
+    const float* x = read.read_base(arrays, base, {"base"});
+    Job sums;
+    sums.add(arrays, read, pointers.data(), k, x, out, {"out"});
+    return sums.run(weight, float64, norms);
 }
 
-void weighted_sum_segments(const py::object& models, const py::object& weights, const py::object& outs, bool float64) {
+py::object weighted_sum_segments(const py::object& models, const py::object& weights, const py::object& outs,
+                                 const py::object& base, bool float64, bool norms) {
     const py::sequence listed = sequence(models, "models");
     const auto k = static_cast<std::int64_t>(listed.size());
     const py::sequence out = sequence(outs, "outs");
     const auto segments = static_cast<std::int64_t>(out.size());
     Arrays arrays;
-    const auto weight = arrays.input<float>(weights, {"weights"}, k);
-    std::vector<const float*> rows(segments * k);
-    std::vector<std::int64_t> lengths(segments, kAnyLength);
+    const std::vector<double> weight = read_weights(arrays, weights, k, float64);
+    std::vector<Rows> read(segments, {Axes::any});
+    std::vector<const void*> pointers(segments * k);
     for (std::int64_t i = 0; i < k; ++i) {
-        const py::sequence model = sequence(listed[i], "models[i]", segments);
-        for (std::int64_t s = 0; s < segments; ++s) {
-            const auto row = arrays.input<float>(model[s], {"models", i, s}, lengths[s], Axes::any);
-            lengths[s] = row.n;
-            rows[s * k + i] = row.data;
-        }
+        const py::sequence model = sequence(listed[i], {"models", i}, segments);
+        for (std::int64_t s = 0; s < segments; ++s)
+            pointers[s * k + i] = read[s].read(arrays, model[s], {"models", i, s});
     }
-    std::vector<float*> sums(segments);
-    std::vector<Piece> pieces;
-    for (std::int64_t s = 0; s < segments; ++s) {
-        const auto sum = arrays.output<float>(out[s], {"outs", s}, lengths[s], kNothing, Axes::any);
-        sums[s] = sum.data;
-        for (std::int64_t begin = 0; begin < sum.n; begin += kBlock)
-            pieces.push_back({s, begin, std::min(begin + kBlock, sum.n)});
+    std::vector<const float*> bases(segments, nullptr);
+    if (!base.is_none()) {
+        const py::sequence x = sequence(base, "base", segments);
+        for (std::int64_t s = 0; s < segments; ++s) bases[s] = read[s].read_base(arrays, x[s], {"base", s});
     }
-    const NativeCall call;  // reads every model once: milliseconds
-    fedcore::weighted_sum_segments(rows.data(), weight.data, k, pieces.data(), static_cast<std::int64_t>(pieces.size()),
-                                   sums.data(), float64 ? Precision::float64 : Precision::float32);
+    Job sums;
+    for (std::int64_t s = 0; s < segments; ++s)
+        sums.add(arrays, read[s], pointers.data() + s * k, k, bases[s], out[s], {"outs", s});
+    return sums.run(weight, float64, norms);
 }
 
 template <class Sum>
@@ -78,26 +141,34 @@ py::array_t<double> accumulate(const py::object& acc, const py::object& out, con
     return norms;
 }
 
+// Where a term has no array: of any length, over which nothing can be written.
+template <class T>
+Span<const T> optional(Arrays& arrays, const py::object& array, Name name, std::int64_t n) {
+    return array.is_none() ? Span<const T>{nullptr, n, kNothing} : arrays.input<T>(array, name, n);
+}
+
 template <class Sum>
-py::tuple server_step(const py::object& sum, const py::object& total, const py::object& x, const py::object& v,
-                      const py::object& total_out, const py::object& x_out, double from_sum, double from_total,
-                      double keep_sum, double keep_v, double gamma) {
+py::tuple server_step(const py::object& sum, const py::object& total, const py::object& momentum,
+                      const py::object& control, const py::object& x, const py::object& v, const py::object& total_out,
+                      const py::object& x_out, const Step& step) {
     Arrays arrays;
     const auto a = arrays.input<Sum>(sum, {"sum"});
     const auto x_in = arrays.input<float>(x, {"x"}, a.n);
-    const auto t =
-        total.is_none() ? Span<const double>{nullptr, a.n, kNothing} : arrays.input<double>(total, {"total"}, a.n);
+    const auto t = optional<double>(arrays, total, {"total"}, a.n);
+    const auto g = optional<float>(arrays, momentum, {"momentum"}, a.n);
+    const auto b = optional<double>(arrays, control, {"control"}, a.n);
     if (total.is_none() != total_out.is_none())
         raise("ArrayError", "total_out: expected an array exactly where total is one");
-    double* t_out = total.is_none() ? nullptr : arrays.output<double>(total_out, {"total_out"}, a.n, t.number).data;
-    const auto step_v = arrays.output<float>(v, {"v"}, a.n);
-    const auto x_next = arrays.output<float>(x_out, {"x_out"}, a.n, x_in.number);
+    if (total.is_none() && !control.is_none()) raise("ArrayError", "control: expected None where total is None");
+    StepOutputs to{};
+    if (!total.is_none()) to.total = arrays.output<double>(total_out, {"total_out"}, a.n, t.number).data;
+    to.v = arrays.output<float>(v, {"v"}, a.n, g.number).data;
+    to.x = arrays.output<float>(x_out, {"x_out"}, a.n, x_in.number).data;
     std::vector<double> scratch(2 * block_count(a.n));
     double squares[2];
     {
         const NativeCall call;  // several passes over the model's length: milliseconds
-        fedcore::server_step({from_sum, from_total, keep_sum, keep_v, gamma}, a.data, t.data, x_in.data, step_v.data,
-                             t_out, x_next.data, a.n, scratch.data(), squares);
+        fedcore::server_step<Sum>(step, {a.data, t.data, g.data, b.data, x_in.data}, to, a.n, scratch.data(), squares);
     }
     return py::make_tuple(squares[0], squares[1]);
 }
@@ -106,29 +177,32 @@ py::tuple server_step(const py::object& sum, const py::object& total, const py::
 
 void bind_aggregate(py::module_& module) {
     module.def("weighted_sum", &weighted_sum, py::arg("rows"), py::arg("weights"), py::arg("out"), py::kw_only(),
-               py::arg("float64"));
+               py::arg("base"), py::arg("float64"), py::arg("norms"));
     module.def("weighted_sum_segments", &weighted_sum_segments, py::arg("models"), py::arg("weights"), py::arg("outs"),
-               py::kw_only(), py::arg("float64"));
+               py::kw_only(), py::arg("base"), py::arg("float64"), py::arg("norms"));
     // The dtype of the sum chooses; what is neither is refused as no float64.
     module.def(
         "accumulate",
         [](const py::object& acc, const py::object& out, const py::object& bases, const py::object& ys,
            const py::object& scales, const py::object& weights) {
-            return (is_float32(acc) ? accumulate<float> : accumulate<double>)(acc, out, bases, ys, scales, weights);
+            return (is_float32(acc, "acc") ? accumulate<float> : accumulate<double>)(acc, out, bases, ys, scales,
+                                                                                     weights);
         },
         py::arg("acc"), py::arg("out"), py::arg("bases"), py::arg("ys"), py::arg("scales"), py::arg("weights"));
     module.def(
         "server_step",
-        [](const py::object& sum, const py::object& total, const py::object& x, const py::object& v,
-           const py::object& total_out, const py::object& x_out, double from_sum, double from_total, double keep_sum,
+        [](const py::object& sum, const py::object& total, const py::object& momentum, const py::object& control,
+           const py::object& x, const py::object& v, const py::object& total_out, const py::object& x_out,
+           double from_sum, double from_total, double from_momentum, double keep_sum, double keep_control,
            double keep_v, double gamma) {
-            return (is_float32(sum) ? server_step<float> : server_step<double>)(sum, total, x, v, total_out, x_out,
-                                                                                from_sum, from_total, keep_sum, keep_v,
-                                                                                gamma);
+            return (is_float32(sum, "sum") ? server_step<float>
+                                           : server_step<double>)(sum, total, momentum, control, x, v, total_out, x_out,
+                                                                  {from_sum, from_total, from_momentum, keep_sum,
+                                                                   keep_control, keep_v, gamma});
         },
-        py::arg("sum"), py::arg("total"), py::arg("x"), py::arg("v"), py::arg("total_out"), py::arg("x_out"),
-        py::kw_only(), py::arg("from_sum"), py::arg("from_total"), py::arg("keep_sum"), py::arg("keep_v"),
-        py::arg("gamma"));
+        py::arg("sum"), py::arg("total"), py::arg("momentum"), py::arg("control"), py::arg("x"), py::arg("v"),
+        py::arg("total_out"), py::arg("x_out"), py::kw_only(), py::arg("from_sum"), py::arg("from_total"),
+        py::arg("from_momentum"), py::arg("keep_sum"), py::arg("keep_control"), py::arg("keep_v"), py::arg("gamma"));
 }
 
 }  // namespace fedcore::bindings

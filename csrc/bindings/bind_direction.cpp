@@ -1,6 +1,7 @@
 #include <string>
 #include <vector>
 
+#include "base/float_mode.h"
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
 #include "bindings/native_call.h"
@@ -21,14 +22,20 @@ const float* counted(Arrays& arrays, const py::object& vector, const char* name,
 }
 
 void direction_step(const py::object& y, const py::object& grad, const py::object& grad_prev, const py::object& offset,
-                    const py::object& x, float lr, float a, float b, float mu, float weight_decay) {
+                    const py::object& x, double lr, double a, double b, double mu, double weight_decay) {
+    const IeeeMode mode;  // coefficients are rounded here, and a flushing caller would lose the subnormal ones
     Arrays arrays;
     const auto gradient = arrays.input<float>(grad, {"grad"});
     const std::int64_t n = gradient.n;
-    LocalStep step{gradient.data, nullptr, nullptr, nullptr, a, b, mu, weight_decay, lr};
-    step.grad_prev = counted(arrays, grad_prev, "grad_prev", "b", b, n);
+    LocalStep step{gradient.data, nullptr, nullptr, nullptr, 0, 0, 0, 0, 0};
+    step.lr = static_cast<float>(lr);
+    step.a = static_cast<float>(a);
+    step.b = static_cast<float>(b);
+    step.mu = static_cast<float>(mu);
+    step.weight_decay = static_cast<float>(weight_decay);
+    step.grad_prev = counted(arrays, grad_prev, "grad_prev", "b", step.b, n);
     step.offset = offset.is_none() ? nullptr : arrays.input<float>(offset, {"offset"}, n).data;
-    step.x = counted(arrays, x, "x", "mu", mu, n);
+    step.x = counted(arrays, x, "x", "mu", step.mu, n);
     const auto model = arrays.output<float>(y, {"y"}, n);
     const NativeCall call;  // milliseconds for a large model
     fedcore::direction_step(step, model.data, n);

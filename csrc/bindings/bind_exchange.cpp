@@ -1,8 +1,10 @@
+#include <string>
 #include <vector>
 
 #include "base/blocks.h"
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
+#include "bindings/codes.h"
 #include "bindings/native_call.h"
 #include "bindings/sent.h"
 #include "kernels/exchange.h"
@@ -10,13 +12,70 @@
 namespace fedcore::bindings {
 namespace {
 
-Span<const float> optional_row(Arrays& arrays, const py::object& row, Name name, std::int64_t n) {
-    return row.is_none() ? Span<const float>{nullptr, n, kNothing} : arrays.input<float>(row, name, n);
+// The parts of a fedcore.kernels.Codes, a named tuple.
+struct Coded {
+    Codec codec;
+    py::object codes, scales;
+
+    Coded(const py::tuple& row, Name name) {
+        if (row.size() != 3) raise("ArrayError", name.text() + ": expected float32[n] or Codes, got another tuple");
+        if (!py::isinstance<py::str>(row[0])) raise("ArrayError", name.text() + ".codec: expected a name");
+        codec = codec_of(row[0].cast<std::string>());
+        codes = row[1];
+        scales = row[2];
+    }
+};
+
+Name part(Name name, const char* what) {
+    return {name.argument, name.index, name.second, what};
+}
+
+// Which of the call's arrays a row consists of.
+struct Numbers {
+    std::size_t data = kNothing, scales = kNothing;
+};
+
+Row read_row(Arrays& arrays, const py::object& row, Name name, std::int64_t n, Numbers* numbers) {
+    if (row.is_none()) return {Codec::f32, nullptr, nullptr};
+    if (!py::isinstance<py::tuple>(row)) {
+        const auto plain = arrays.input<float>(row, name, n);
+        numbers->data = plain.number;
+        return {Codec::f32, const_cast<float*>(plain.data), nullptr};
+    }
+    const Coded coded(row, name);
+    const AnySpan codes = arrays.input(coded.codes, part(name, ".codes"), dtypes_of(coded.codec), n);
+    numbers->data = codes.number;
+    if (!has_scales(coded.codec, coded.scales, part(name, ".scales"))) return {coded.codec, codes.data, nullptr};
+    const auto scales = arrays.input<float>(coded.scales, part(name, ".scales"), scale_count(n));
+    numbers->scales = scales.number;
+    return {coded.codec, codes.data, const_cast<float*>(scales.data)};
+}
+
+Row writable_row(Arrays& arrays, const py::object& row, Name name, std::int64_t n, const Numbers& replaced) {
+    if (!py::isinstance<py::tuple>(row))
+        return {Codec::f32, arrays.output<float>(row, name, n, replaced.data).data, nullptr};
+    const Coded coded(row, name);
+    Row found{coded.codec, nullptr, nullptr};
+    found.data = arrays.output(coded.codes, part(name, ".codes"), dtypes_of(coded.codec), n, replaced.data).data;
+    if (has_scales(coded.codec, coded.scales, part(name, ".scales")))
+        found.scales = arrays.output<float>(coded.scales, part(name, ".scales"), scale_count(n), replaced.scales).data;
+    return found;
+}
+
+// uint64[k, 2]: the seed and the row of each client's rounding; none where keys is None.
+std::vector<Rounding> read_keys(Arrays& arrays, const py::object& keys, std::int64_t k) {
+    std::vector<Rounding> roundings(k, {false, 0, 0});
+    if (keys.is_none()) return roundings;
+    const AnySpan found = arrays.input(keys, {"keys"}, {"uint64"}, 2 * k, Axes::any);
+    const auto* key = static_cast<const std::uint64_t*>(found.data);
+    for (std::int64_t i = 0; i < k; ++i) roundings[i] = {true, key[2 * i], key[2 * i + 1]};
+    return roundings;
 }
 
 py::array_t<double> exchange(const py::object& acc, const py::object& out, const py::object& bases,
                              const py::object& ys, const py::object& scales, const py::object& weights,
-                             const py::object& old_rows, const py::object& anchors, const py::object& new_rows) {
+                             const py::object& old_rows, const py::object& anchors, const py::object& new_rows,
+                             bool control, const py::object& keys) {
     Arrays arrays;
     const auto sum = arrays.input<double>(acc, {"acc"});
     const std::vector<Sent> sent = read_sent(arrays, bases, ys, scales, weights, sum.n);
@@ -24,25 +83,27 @@ py::array_t<double> exchange(const py::object& acc, const py::object& out, const
     const py::sequence old_row = sequence(old_rows, "old_rows", k);
     const py::sequence anchor = sequence(anchors, "anchors", k);
     const py::sequence new_row = sequence(new_rows, "new_rows", k);
+    const std::vector<Rounding> roundings = read_keys(arrays, keys, k);
     std::vector<RowSwap> rows(k);
-    std::vector<std::size_t> replaced(k);
+    std::vector<Numbers> replaced(k);
     for (std::int64_t i = 0; i < k; ++i) {
-        const auto old = optional_row(arrays, old_row[i], {"old_rows", i}, sum.n);
-        rows[i].old_row = old.data;
-        replaced[i] = old.number;
-        rows[i].anchor = optional_row(arrays, anchor[i], {"anchors", i}, sum.n).data;
-        if (rows[i].anchor != nullptr && rows[i].old_row == nullptr)
+        rows[i].old_row = read_row(arrays, old_row[i], {"old_rows", i}, sum.n, &replaced[i]);
+        rows[i].rounding = roundings[i];
+        const py::object added = anchor[i];
+        rows[i].anchor = added.is_none() ? nullptr : arrays.input<float>(added, {"anchors", i}, sum.n).data;
+        if (!control && !added.is_none() && py::object(old_row[i]).is_none())
             raise("ArrayError", Name{"anchors", i}.text() + ": expected None where old_rows is None");
     }
     for (std::int64_t i = 0; i < k; ++i)
-        rows[i].new_row = arrays.output<float>(new_row[i], {"new_rows", i}, sum.n, replaced[i]).data;
+        rows[i].new_row = writable_row(arrays, new_row[i], {"new_rows", i}, sum.n, replaced[i]);
     const auto result = arrays.output<double>(out, {"out"}, sum.n, sum.number);
     py::array_t<double> norms(k);
     double* norm = norms.mutable_data();
     std::vector<double> scratch(k * block_count(sum.n));
     {
         const NativeCall call;  // reads and writes every row once: milliseconds
-        fedcore::exchange(sum.data, result.data, sent.data(), rows.data(), k, sum.n, scratch.data(), norm);
+        fedcore::exchange(sum.data, result.data, sent.data(), rows.data(), control ? Form::control : Form::gradient, k,
+                          sum.n, scratch.data(), norm);
     }
     return norms;
 }
@@ -51,7 +112,8 @@ py::array_t<double> exchange(const py::object& acc, const py::object& out, const
 
 void bind_exchange(py::module_& module) {
     module.def("exchange", &exchange, py::arg("acc"), py::arg("out"), py::arg("bases"), py::arg("ys"),
-               py::arg("scales"), py::arg("weights"), py::arg("old_rows"), py::arg("anchors"), py::arg("new_rows"));
+               py::arg("scales"), py::arg("weights"), py::arg("old_rows"), py::arg("anchors"), py::arg("new_rows"),
+               py::kw_only(), py::arg("control"), py::arg("keys"));
 }
 
 }  // namespace fedcore::bindings

@@ -5,30 +5,12 @@
 
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
+#include "bindings/codes.h"
 #include "bindings/native_call.h"
 #include "kernels/quantise.h"
 
 namespace fedcore::bindings {
 namespace {
-
-Codec codec_of(const std::string& name) {
-    if (name == "bf16") return Codec::bf16;
-    if (name == "f16") return Codec::f16;
-    if (name != "int8") raise("UnknownNameError", "codec: expected bf16, f16 or int8, got " + name);
-    return Codec::int8;
-}
-
-// The dtypes that a codec's codes may come in: as bits, or as the numbers that the bits stand for.
-const Dtypes& dtypes_of(Codec codec) {
-    static const Dtypes kDue[] = {{"uint16", "bfloat16"}, {"uint16", "float16"}, {"int8"}};
-    return kDue[static_cast<int>(codec)];
-}
-
-bool has_scales(Codec codec, const py::object& scales) {
-    if ((codec == Codec::int8) == scales.is_none())
-        raise("ArrayError", "scales: expected an array exactly where the codec is int8");
-    return codec == Codec::int8;
-}
 
 void quantise(const py::object& x, const std::string& codec_name, const py::object& codes, const py::object& scales,
               std::optional<std::uint64_t> seed, std::uint64_t row) {
@@ -37,8 +19,8 @@ void quantise(const py::object& x, const std::string& codec_name, const py::obje
     const auto from = arrays.input<float>(x, {"x"});
     const AnySpan to = arrays.output(codes, {"codes"}, dtypes_of(codec), from.n);
     float* scale = nullptr;
-    if (has_scales(codec, scales))
-        scale = arrays.output<float>(scales, {"scales"}, (from.n + kCodeBlock - 1) / kCodeBlock).data;
+    if (has_scales(codec, scales, {"scales"}))
+        scale = arrays.output<float>(scales, {"scales"}, scale_count(from.n)).data;
     const NativeCall call;  // reads the row once: milliseconds
     fedcore::quantise(from.data, codec, {seed.has_value(), seed.value_or(0), row}, from.n, to.data, scale);
 }
@@ -49,8 +31,8 @@ void dequantise(const py::object& codes, const py::object& scales, const std::st
     Arrays arrays;
     const AnySpan from = arrays.input(codes, {"codes"}, dtypes_of(codec));
     const float* scale = nullptr;
-    if (has_scales(codec, scales))
-        scale = arrays.input<float>(scales, {"scales"}, (from.n + kCodeBlock - 1) / kCodeBlock).data;
+    if (has_scales(codec, scales, {"scales"}))
+        scale = arrays.input<float>(scales, {"scales"}, scale_count(from.n)).data;
     const auto to = arrays.output<float>(out, {"out"}, from.n);
     const NativeCall call;  // reads the codes once: milliseconds
     fedcore::dequantise(from.data, scale, codec, from.n, to.data);

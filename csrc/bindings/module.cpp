@@ -2,8 +2,10 @@
 
 PYBIND11_MODULE(_core, module) {
     using namespace fedcore::bindings;
-    module.doc() = "fedcore's native code; call it through fedcore.kernels and fedcore.sampling.";
+    module.doc() = "fedcore's native code; call it through fedcore.kernels, fedcore.sampling and fedcore.store.";
     bind_aggregate(module);
+    bind_checksum(module);
+    bind_client_index(module);
     bind_direction(module);
     bind_exchange(module);
     bind_mix(module);
@@ -11,4 +13,5 @@ PYBIND11_MODULE(_core, module) {
     bind_quantise(module);
     bind_runtime(module);
     bind_sampling(module);
+    bind_updates(module);
 }

@@ -6,22 +6,28 @@
 
 namespace fedcore {
 
-void weighted_sum(const float* const* rows, const float* weights, std::int64_t k, std::int64_t n, float* out,
-                  Precision precision) {
-    const auto loop = precision == Precision::float64 ? table().sums64.weighted_sum : table().sums32.weighted_sum;
-    for_blocks(n, 4 * (k + 1) * n,
-               [&](std::int64_t, std::int64_t begin, std::int64_t end) { loop(rows, weights, k, begin, end, out); });
+namespace {
+
+std::int64_t size_of(Dtype dtype) {
+    return dtype == Dtype::float64 ? 8 : dtype == Dtype::float32 ? 4 : 2;
 }
 
-void weighted_sum_segments(const float* const* rows, const float* weights, std::int64_t k, const Piece* pieces,
-                           std::int64_t count, float* const* outs, Precision precision) {
+}  // namespace
+
+void weighted_sums(const RowSum* sums, const double* weights, std::int64_t k, const Piece* pieces, std::int64_t count,
+                   Precision precision, double* scratch, double* squared_norms) {
     const auto loop = precision == Precision::float64 ? table().sums64.weighted_sum : table().sums32.weighted_sum;
-    std::int64_t n = 0;
-    for (std::int64_t p = 0; p < count; ++p) n += pieces[p].end - pieces[p].begin;
-    for_pieces(count, 4 * (k + 1) * n, [&](std::int64_t p) {
+    std::int64_t bytes = 0;
+    for (std::int64_t p = 0; p < count; ++p) {
+        const RowSum& sum = sums[pieces[p].sum];
+        bytes += (pieces[p].end - pieces[p].begin) * (k * size_of(sum.rows_dtype) + size_of(sum.out_dtype));
+    }
+    for_pieces(count, bytes, [&](std::int64_t p) {
         const Piece& piece = pieces[p];
-        loop(rows + piece.segment * k, weights, k, piece.begin, piece.end, outs[piece.segment]);
+        loop(sums[piece.sum], weights, k, piece.begin, piece.end,
+             squared_norms == nullptr ? nullptr : scratch + p * (k + 1));
     });
+    if (squared_norms != nullptr) add_partials(scratch, count, k + 1, squared_norms);
 }
 
 namespace {
@@ -46,19 +52,18 @@ void accumulate(const Sum* acc, Sum* out, const Sent* sent, std::int64_t k, std:
 }
 
 template <class Sum>
-void server_step(const Step& step, const Sum* sum, const double* total, const float* x, float* v, double* total_out,
-                 float* x_out, std::int64_t n, double* scratch, double* squares) {
-    const auto loop = sums(sum).server_step;
+void server_step(const Step& step, const StepInputs<Sum>& in, const StepOutputs& out, std::int64_t n, double* scratch,
+                 double* squares) {
+    const auto loop = sums(in.sum).server_step;
     for_blocks(n, 36 * n, [&](std::int64_t block, std::int64_t begin, std::int64_t end) {
-        loop(step, sum, total, x, v, total_out, x_out, begin, end, scratch + block * 2);
+        loop(step, in, out, begin, end, scratch + block * 2);
     });
     add_partials(scratch, block_count(n), 2, squares);
 }
 
-#define FEDCORE_INSTANTIATE(Sum)                                                                             \
-    template void accumulate(const Sum*, Sum*, const Sent*, std::int64_t, std::int64_t, double*, double*);   \
-    template void server_step(const Step&, const Sum*, const double*, const float*, float*, double*, float*, \
-                              std::int64_t, double*, double*);
+#define FEDCORE_INSTANTIATE(Sum)                                                                           \
+    template void accumulate(const Sum*, Sum*, const Sent*, std::int64_t, std::int64_t, double*, double*); \
+    template void server_step(const Step&, const StepInputs<Sum>&, const StepOutputs&, std::int64_t, double*, double*);
 FEDCORE_INSTANTIATE(float)
 FEDCORE_INSTANTIATE(double)
 #undef FEDCORE_INSTANTIATE

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "base/dtype.h"
+
 namespace fedcore {
 
 // What a sum is kept in while it grows.
@@ -14,29 +16,39 @@ enum class Precision { float32, float64 };
 
 // What one client sent, read as the mean gradient of its local steps:
 //     h = (base - y) * scale,  or  h = -y * scale  where base is null,
-// in float32. For a model, base is the x it started from and scale 1 / (eta K).
+// in float32, to which y is rounded first. For a model, base is the x it started from and scale 1 / (eta K).
 struct Sent {
-    const float* y;     // float32[n]
+    const void* y;  // dtype[n]
+    Dtype dtype;
     const float* base;  // float32[n] or null
     float scale;
     double weight;  // of this client in the sums
 };
 
-// out[j] = sum_i weights[i] * rows[i][j], summed in that precision and rounded once to float32.
-//   rows: k x float32[n]; weights: float32[k]; out: float32[n], overlaps no row.
-//   Moves 4 (k + 1) n bytes.
-void weighted_sum(const float* const* rows, const float* weights, std::int64_t k, std::int64_t n, float* out,
-                  Precision precision);
-
-// The weighted sums of k models whose tensors lie apart, as every framework holds them: for each segment s,
-//     outs[s][j] = sum_i weights[i] * rows[s * k + i][j].
-// `pieces` cuts the segments into blocks, so that many small tensors and one large one are shared out alike.
-struct Piece {
-    std::int64_t segment, begin, end;
+// A weighted sum of k rows of one dtype, or of what they are short of a base:
+//     out[j] = sum_i weights[i] * h_i[j],  h_i[j] = rows[i][j]  or  base[j] - rows[i][j] where base is not null.
+// Elements are read, and h formed, in float32, or in float64 if rows and sum are. Products and sums are in the sum's
+// precision; out is rounded from it once, to the nearest, ties to even, a NaN to a NaN.
+struct RowSum {
+    const void* const* rows;  // k arrays of n elements
+    const float* base;        // float32[n] or null
+    void* out;                // n elements; overlaps none of the others
+    Dtype rows_dtype, out_dtype;
 };
-//   rows: segments x k x float32[n of the segment]; outs: as many float32 arrays. Moves 4 (k + 1) n bytes in all.
-void weighted_sum_segments(const float* const* rows, const float* weights, std::int64_t k, const Piece* pieces,
-                           std::int64_t count, float* const* outs, Precision precision);
+
+// Models whose tensors lie apart, as every framework holds them, are one sum a tensor. Pieces cut the sums into blocks
+// [begin, end), so that many small tensors and one large one are shared out alike.
+struct Piece {
+    std::int64_t sum, begin, end;
+};
+
+// All sums; and, in the same pass, where squared_norms is not null: the norms of whole models over all their segments,
+// as in norms.h, of float32(h). squared_norms[i] = |h_i|^2 for i < k, and squared_norms[k] = |sum|^2, before it is
+// rounded to `out`. One that is not finite tells that a row was not, or that float64 does not hold the square.
+//   weights: float64[k]; squared_norms: float64[k + 1] or null; scratch: float64[count * (k + 1)], or null likewise.
+//   Moves the bytes of all rows and bases once, and those of out.
+void weighted_sums(const RowSum* sums, const double* weights, std::int64_t k, const Piece* pieces, std::int64_t count,
+                   Precision precision, double* scratch, double* squared_norms);
 
 // out[j] = acc[j] + sum_i weight_i * h_i[j], in Sum (float or double); squared_norms[i] = |h_i|^2, as in norms.h.
 //   acc, out: Sum[n], the same array or disjoint. scratch: float64[k * block_count(n)].
@@ -46,20 +58,36 @@ template <class Sum>
 void accumulate(const Sum* acc, Sum* out, const Sent* sent, std::int64_t k, std::int64_t n, double* scratch,
                 double* squared_norms);
 
-// The linear step that every server algorithm ends its round with (A: the round's sum, T: its running total):
-//     v  = float32(from_sum * A + from_total * T)
-//     T' = T + keep_sum * A + keep_v * v
+// The linear step that every server algorithm ends its round with (A: the round's sum, T: its running total, g: the
+// direction of the round before, B: a second sum of the round):
+//     v  = float32(from_sum * A + from_total * T + from_momentum * g)
+//     T' = T + keep_sum * A + keep_control * B + keep_v * v
 //     x' = float32(x - gamma * v)
+// elementwise in float64, each line from its left to its right; a term whose array is null is left out.
 struct Step {
-    double from_sum, from_total, keep_sum, keep_v, gamma;
+    double from_sum, from_total, from_momentum, keep_sum, keep_control, keep_v, gamma;
 };
 
-//   sum: Sum[n], float or double; total, total_out: float64[n], both null where the method keeps no total;
-//   x, x_out, v: float32[n]. Outputs may be the inputs they replace. scratch: float64[2 * block_count(n)].
-//   squares[0] = |v|^2, squares[1] = |x'|^2, not finite if an element of x' is not.
-//   Moves (sizeof(Sum) + 12) n bytes, 16 n more with a total.
 template <class Sum>
-void server_step(const Step& step, const Sum* sum, const double* total, const float* x, float* v, double* total_out,
-                 float* x_out, std::int64_t n, double* scratch, double* squares);
+struct StepInputs {
+    const Sum* sum;         // A: Sum[n], float or double
+    const double* total;    // T: float64[n], or null where the method keeps none
+    const float* momentum;  // g: float32[n] or null
+    const double* control;  // B: float64[n] or null, null where there is no total
+    const float* x;         // float32[n]
+};
+
+// Each may be the input that it replaces: v momentum, total total, x x.
+struct StepOutputs {
+    float* v;
+    double* total;  // null where there is no total
+    float* x;
+};
+
+//   scratch: float64[2 * block_count(n)]. squares[0] = |v|^2, squares[1] = |x'|^2, not finite if an element of x' is
+//   not. Moves (sizeof(Sum) + 12) n bytes, 16 n more with a total, 4 n with g, 8 n with B.
+template <class Sum>
+void server_step(const Step& step, const StepInputs<Sum>& in, const StepOutputs& out, std::int64_t n, double* scratch,
+                 double* squares);
 
 }  // namespace fedcore

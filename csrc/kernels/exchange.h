@@ -5,20 +5,36 @@
 #include <cstdint>
 
 #include "kernels/aggregate.h"
+#include "kernels/quantise.h"
 
 namespace fedcore {
 
-// One client's row before and after.
-struct RowSwap {
-    const float* old_row;  // r: float32[n], or null for a row that was never written (it reads as zero)
-    const float* anchor;   // v: float32[n] added back, or null: MimiC's v[t_i]
-    float* new_row;        // float32[n]; may be old_row itself
+// A client's row as it lies in memory.
+struct Row {
+    Codec codec;
+    void* data;     // float32[n] for f32, else the codes; null for a row that was never written: it reads as zero
+    float* scales;  // int8's, else null
 };
 
-// out[j] = acc[j] + sum_i weight_i * (h_i[j] - r_i[j] + v_i[j]), in float64; new_row_i = h_i; squared_norms
-// as in `accumulate`, whose promises on order, aliasing and scratch hold here too.
-//   Moves (12 .. 16) k n + (4 + 16) n bytes: y, r and perhaps v read, the new row written.
-void exchange(const double* acc, double* out, const Sent* sent, const RowSwap* rows, std::int64_t k, std::int64_t n,
-              double* scratch, double* squared_norms);
+// One client's row before and after.
+struct RowSwap {
+    Row old_row;          // r, only read
+    const float* anchor;  // float32[n] or null: MimiC's v[t_i], or the control form's q
+    Row new_row;          // of any codec; may lie where old_row does, element by element
+    Rounding rounding;    // of what the new row's codec does not hold
+};
+
+// What a row becomes, and what the sum sees of it: with ~ for what is stored, that is decoded(encoded(.)),
+//     gradient:  row' = h,            out[j] = acc[j] + sum_i weight_i * (row'~_i[j] - r_i[j] + v_i[j])
+//     control:   row' = (h + r) + q,  out[j] = acc[j] + sum_i weight_i * (row'~_i[j] - r_i[j])
+enum class Form { gradient, control };
+
+// In float64, h and row' in float32, r and what the anchor holds 0 where there is none; old_row first, then anchor. The
+// sum follows exactly what is stored. squared_norms[i] = |h_i|^2 before encoding; not finite too where row'~_i is not.
+//   The promises of `accumulate` on order, aliasing and scratch hold here too.
+//   Moves (4 + 2 b .. 8 + 2 b) k n + (4 + 16) n bytes, b = 4, 2 or 1 + 1/16 the bytes of a row's element: y, r and
+//   perhaps the anchor read, the new row written.
+void exchange(const double* acc, double* out, const Sent* sent, const RowSwap* rows, Form form, std::int64_t k,
+              std::int64_t n, double* scratch, double* squared_norms);
 
 }  // namespace fedcore

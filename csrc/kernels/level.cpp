@@ -2,10 +2,19 @@
 // function of a shared header: the linker would keep one copy for all levels, and might keep the AVX-512 one.
 #include "kernels/table.h"
 
+#if defined(__SSE2__)
+#    pragma GCC diagnostic push
+#    pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 about its own headers
+#    include <immintrin.h>                                  // whose functions are always inlined: no symbols
+#    pragma GCC diagnostic pop
+#endif
+
 namespace fedcore::FEDCORE_LEVEL {
 namespace {
 
-constexpr std::int64_t kTile = 2048;      // elements of a fold: the float64 sum and x stay in L1 while all rows pass
+constexpr std::int64_t kTile = 2048;  // elements of a fold: the float64 sum and x stay in L1 while all rows pass
+static_assert(kTile % kCodeBlock == 0, "tiles must not cut what shares a scale");
+constexpr std::int64_t kChunk = 512;      // elements that pass through a codec while they stay in L1
 constexpr std::int64_t kSumTile = 16384;  // elements of a plain sum: a long run of each row suits the memory better
 constexpr std::int64_t kAhead = 512;      // elements to prefetch ahead of a stream
 
@@ -13,12 +22,16 @@ constexpr std::int64_t kAhead = 512;      // elements to prefetch ahead of a str
 // clang-format off
 #include "kernels/vectors_cpu.inl"
 #include "kernels/norms_cpu.inl"
+#include "kernels/full_cpu.inl"
+#include "kernels/quantise_cpu.inl"
+#include "kernels/halves_cpu.inl"
+#include "kernels/stages_cpu.inl"
 #include "kernels/fold_cpu.inl"
+#include "kernels/weighted_sum_cpu.inl"
 #include "kernels/aggregate_cpu.inl"
 #include "kernels/direction_cpu.inl"
 #include "kernels/exchange_cpu.inl"
 #include "kernels/mix_cpu.inl"
-#include "kernels/quantise_cpu.inl"
 // clang-format on
 
 template <class Sum>

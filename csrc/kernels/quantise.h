@@ -6,8 +6,9 @@
 namespace fedcore {
 
 // bf16: the upper half of a float32. f16: IEEE binary16. int8: codes in -127..127 and, for every 64 elements, one
-// float32 scale = max|x| / 127, so that x is about scale * code.
-enum class Codec { bf16, f16, int8 };
+// float32 scale = max|x| / 127, so that x is about scale * code. f32: as they are, which only rows of `exchange` may
+// be.
+enum class Codec { f32, bf16, f16, int8 };
 
 inline constexpr std::int64_t kCodeBlock = 64;  // elements that share a scale
 
@@ -15,10 +16,13 @@ inline constexpr std::int64_t kCodeBlock = 64;  // elements that share a scale
 // would be lost, which is unbiased. The random bits of element j are a hash of (seed, row, j) and of nothing else.
 //
 //     key_h = mix64(mix64(seed + G) + row + G ^ mix64(h)), h = j >> 32;  its low and high half are k0 and k1
-//     u = (j mod 2^32) + k0;  u ^= u >> 16;  u *= 0x7feb352d;  u ^= u >> 15;  u += k1;  u *= 0x846ca68b;  u ^= u >> 16
+//     u = (j mod 2^32 without the bit 32) + k0
+//     u ^= u >> 16;  u *= 0x7feb352d;  u ^= u >> 15;  u += k1;  u *= 0x846ca68b;  u ^= u >> 16
 //
-// in unsigned arithmetic, G = 0x9e3779b97f4a7c15 and mix64 the finaliser of splitmix64. bf16 uses the upper 16 bits of
-// u, f16 the upper 24 (13 where the result is normal) and int8 the upper 24.
+// in unsigned arithmetic, G = 0x9e3779b97f4a7c15 and mix64 the finaliser of splitmix64. j and j + 32 of a block of 64
+// share u, which the second turns by 16 bits: what each uses are the upper 16 bits and, as finer steps, those that the
+// other has above. bf16 uses the upper 16 bits, f16 the upper 13 (20 where the result is subnormal) and int8 the upper
+// 23, as the fraction of a fixed-point number.
 struct Rounding {
     bool dither;
     std::uint64_t seed, row;
@@ -29,10 +33,10 @@ struct Rounding {
 //   bf16, f16: an infinity stays one and a NaN becomes the quiet NaN of its sign; what rounds past the largest finite
 //   number becomes an infinity, as IEEE has it; subnormal numbers are kept.
 //   int8: a block with a NaN or an infinity gets that for its scale, which tells, and codes 0; a block whose largest
-//   magnitude is below 2^-112 gets scale and codes 0.
+//   magnitude is below 2^-96 gets scale and codes 0.
 void quantise(const float* x, Codec codec, const Rounding& rounding, std::int64_t n, void* codes, float* scales);
 
-// out[j] = what code j stands for: exact for bf16 and f16, float32(scale * code) for int8.
+// out[j] = what code j stands for: exact for bf16 and f16 (where a NaN becomes quiet), float32(scale * code) for int8.
 void dequantise(const void* codes, const float* scales, Codec codec, std::int64_t n, float* out);
 
 }  // namespace fedcore

@@ -18,169 +18,308 @@ inline std::uint32_t choose(bool condition, std::uint32_t a, std::uint32_t b) {
     return b ^ ((a ^ b) & (0u - static_cast<std::uint32_t>(condition)));
 }
 
-// 32 random bits of element j; see quantise.h.
+constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15u;
+
+inline std::uint64_t mix64(std::uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+constexpr std::int64_t kGroup = 8 * kCodeBlock;  // elements that an encoder looks at before it writes their codes
+
+// How a range is rounded. Its words are one for every two elements, j and j + 32 of each block of 64.
+struct Nearest {
+    void fill(std::int64_t, std::int64_t, std::uint32_t*) const {}
+    static std::uint32_t bits(const std::uint32_t*, std::int64_t) { return 0; }
+};
+
 struct Dither {
     std::uint32_t k0, k1;
 
-    std::uint32_t operator()(std::int64_t j) const {
-        std::uint32_t u = static_cast<std::uint32_t>(j) + k0;
-        u ^= u >> 16;
-        u *= 0x7feb352du;
-        u ^= u >> 15;
-        u += k1;
-        u *= 0x846ca68bu;
-        return u ^ (u >> 16);
+    // The words of a group, in a loop of its own: the chain that makes one is long, and more of them overlap this way.
+    void fill(std::int64_t first, std::int64_t count, std::uint32_t* __restrict words) const {
+        for (std::int64_t block = 0; block < count; block += kCodeBlock) {
+            const std::uint32_t start = static_cast<std::uint32_t>(first + block) + k0;
+            for (int i = 0; i < kCodeBlock / 2; ++i) {
+                std::uint32_t u = start + static_cast<std::uint32_t>(i);
+                u ^= u >> 16;
+                u *= 0x7feb352du;
+                u ^= u >> 15;
+                u += k1;
+                u *= 0x846ca68bu;
+                words[block / 2 + i] = u ^ (u >> 16);
+            }
+        }
     }
+
+    static std::uint32_t bits(const std::uint32_t* words, std::int64_t i) { return words[i]; }
 };
 
-// What is added below the last kept bit for rounding to nearest: a half, and less by one unit if the kept part is even.
-struct Nearest {};
+// The range that begins at element `first`: 2^32 is a multiple of any range, so that one key serves all of it.
+Dither dither_of(const Rounding& rounding, std::int64_t first) {
+    const std::uint64_t row_key = mix64(rounding.seed + kGolden) + rounding.row + kGolden;
+    const std::uint64_t key = mix64(row_key ^ mix64(static_cast<std::uint64_t>(first) >> 32));
+    return {static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32)};
+}
 
-inline std::uint32_t below(Nearest, std::int64_t, std::uint32_t magnitude, int dropped) {
+inline std::uint32_t turned(std::uint32_t bits) {
+    return bits << 16 | bits >> 16;
+}
+
+// element(i, bits) for i in [0, count), which is a block or less.
+template <class Round, class Element>
+inline void each(Round, const std::uint32_t* words, std::int64_t count, const Element& element) {
+    constexpr int kHalf = kCodeBlock / 2;
+    if (count == kCodeBlock) {
+        for (int i = 0; i < kHalf; ++i) {
+            const std::uint32_t bits = Round::bits(words, i);
+            element(i, bits);
+            element(i + kHalf, turned(bits));
+        }
+    } else {
+        for (int i = 0; i < count; ++i) {
+            const std::uint32_t bits = Round::bits(words, i % kHalf);
+            element(i, i < kHalf ? bits : turned(bits));
+        }
+    }
+}
+
+// What is added below the last kept bit for rounding to nearest: a half, and less by one unit if the kept part is even.
+inline std::uint32_t below(Nearest, std::uint32_t, std::uint32_t magnitude, int dropped) {
     return (1u << (dropped - 1)) - 1 + ((magnitude >> dropped) & 1);
 }
 
-inline std::uint32_t below(Dither dither, std::int64_t j, std::uint32_t, int dropped) {
-    return dither(j) >> (32 - dropped);
+inline std::uint32_t below(Dither, std::uint32_t bits, std::uint32_t, int dropped) {
+    return bits >> (32 - dropped);
 }
 
-// The integer next to t >= 0, t < 2^22.
-inline std::uint32_t whole(Nearest, std::int64_t, float t) {
+// The integer next to t >= 0, t <= 2^10.
+inline std::uint32_t whole(Nearest, std::uint32_t, float t) {
     return bits_of(t + 8388608.0f) & 0x7fffffu;  // 2^23: the sum has no place for a fraction
 }
 
-inline std::uint32_t whole(Dither dither, std::int64_t j, float t) {
-    const std::int32_t floor = static_cast<std::int32_t>(t);
-    const float fraction = t - static_cast<float>(floor);
-    const float u = static_cast<float>(static_cast<std::int32_t>(dither(j) >> 8)) * 0x1p-24f;
-    return static_cast<std::uint32_t>(floor + (u < fraction ? 1 : 0));
+inline std::uint32_t whole(Dither, std::uint32_t bits, float t) {
+    return (static_cast<std::uint32_t>(static_cast<std::int32_t>(t * 0x1p20f)) + (bits >> 12)) >> 20;
 }
 
-template <class Round>
-void to_bf16(const float* __restrict x, Round round, std::int64_t begin, std::int64_t end,
-             std::uint16_t* __restrict codes) {
-    for (std::int64_t j = begin; j < end; ++j) {
-        const std::uint32_t bits = bits_of(x[j]), magnitude = bits & 0x7fffffffu;
-        const std::uint32_t rounded = (bits + below(round, j, bits, 16)) >> 16;
-        const std::uint32_t special = (bits >> 16 & 0x8000u) | choose(magnitude > 0x7f800000u, 0x7fc0u, 0x7f80u);
-        codes[j] = static_cast<std::uint16_t>(choose(magnitude >= 0x7f800000u, special, rounded));
+// The codecs of 16 bits: a code, and what it stands for. kAny: x may be above kUsual.
+struct Bf16 {
+    static constexpr std::uint32_t kUsual = 0x7f800000u;  // as a magnitude: an infinity has no fraction to be rounded
+    static constexpr std::uint16_t kInfinity = 0x7f80;
+
+    template <bool kAny, class Round>
+    static std::uint32_t code(Round round, std::uint32_t random, float x) {
+        const std::uint32_t bits = bits_of(x);
+        const std::uint32_t rounded = (bits + below(round, random, bits, 16)) >> 16;
+        if (!kAny) return rounded;
+        return choose((bits & 0x7fffffffu) > kUsual, (bits >> 16 & 0x8000u) | 0x7fc0u, rounded);
     }
-}
 
-template <class Round>
-void to_f16(const float* __restrict x, Round round, std::int64_t begin, std::int64_t end,
-            std::uint16_t* __restrict codes) {
-    for (std::int64_t j = begin; j < end; ++j) {
-        const std::uint32_t bits = bits_of(x[j]), magnitude = bits & 0x7fffffffu;
+    static float value(std::uint32_t code) { return float_of(code << 16); }
+};
+
+struct F16 {
+    static constexpr std::uint32_t kUsual = (143u << 23) - 1;  // below 2^16
+    static constexpr std::uint16_t kInfinity = 0x7c00;
+
+    template <bool kAny, class Round>
+    static std::uint32_t code(Round round, std::uint32_t random, float x) {
+        const std::uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
         // exponents are rebased from 127 to 15; a carry out of the fraction is one into the exponent, up to infinity
-        const std::uint32_t normal = (magnitude - (112u << 23) + below(round, j, magnitude, 13)) >> 13;
+        const std::uint32_t normal = (magnitude - (112u << 23) + below(round, random, magnitude, 13)) >> 13;
         // below 2^-14 a code counts units of 2^-24
         const bool tiny = magnitude < (113u << 23);
-        const std::uint32_t subnormal = whole(round, j, float_of(choose(tiny, magnitude, 0)) * 0x1p24f);
+        const std::uint32_t subnormal = whole(round, random, float_of(choose(tiny, magnitude, 0)) * 0x1p24f);
         const std::uint32_t finite = choose(tiny, subnormal, normal);
-        const std::uint32_t large = choose(magnitude > 0x7f800000u, 0x7e00u, 0x7c00u);
-        codes[j] =
-            static_cast<std::uint16_t>((bits >> 16 & 0x8000u) | choose(magnitude >= (143u << 23), large, finite));
+        if (!kAny) return sign | finite;
+        return sign | choose(magnitude > kUsual, choose(magnitude > 0x7f800000u, 0x7e00u, 0x7c00u), finite);
     }
-}
 
-inline std::int32_t code_of(Nearest, std::int64_t, float t) {
-    return static_cast<std::int32_t>(bits_of(t + 12582912.0f)) - 0x4b400000;  // 3 * 2^22: for both signs
-}
+    static float value(std::uint32_t code) {
+        const std::uint32_t magnitude = code & 0x7fffu;
+        const std::uint32_t shifted = magnitude << 13;
+        const std::uint32_t rebased = shifted + choose(magnitude >= 0x7c00u, 224u << 23, 112u << 23);  // to 255, by 112
+        const std::uint32_t tiny = bits_of(static_cast<float>(static_cast<std::int32_t>(magnitude)) * 0x1p-24f);
+        return float_of((code & 0x8000u) << 16 | choose(magnitude < 0x400u, tiny, rebased));
+    }
+};
 
-inline std::int32_t code_of(Dither dither, std::int64_t j, float t) {
-    const std::int32_t cut = static_cast<std::int32_t>(t);
-    const std::int32_t floor = cut - (static_cast<float>(cut) > t ? 1 : 0);
-    const float fraction = t - static_cast<float>(floor);
-    const float u = static_cast<float>(static_cast<std::int32_t>(dither(j) >> 8)) * 0x1p-24f;
-    return floor + (u < fraction ? 1 : 0);
-}
-
-// 127 times it is finite; the next float32 above it, which is FLT_MAX / 127 rounded, would overflow.
-constexpr float kLargestScale = 0x1.020406p+121f;
-
-// One block of `count` elements; returns its scale.
-template <class Round>
-inline float to_int8_block(const float* __restrict x, Round round, std::int64_t j, std::int64_t count,
-                           std::int8_t* __restrict codes) {
-    // Magnitudes compare as integers like the numbers do, and a NaN is above them all: it cannot get lost.
+// As an integer, in whose order the magnitudes of numbers are, infinity is above them, and every NaN above that.
+inline std::uint32_t largest_magnitude(const float* x, std::int64_t count) {
     std::int32_t largest = 0;
     for (std::int64_t i = 0; i < count; ++i) {
         const std::int32_t magnitude = static_cast<std::int32_t>(bits_of(x[i]) & 0x7fffffffu);
         largest = magnitude > largest ? magnitude : largest;
     }
-    if (largest < (15 << 23) || largest >= (255 << 23)) {  // below 2^-112, where 127 / max would overflow; not finite
-        for (std::int64_t i = 0; i < count; ++i) codes[i] = 0;
-        return largest < (15 << 23) ? 0.0f : float_of(static_cast<std::uint32_t>(largest));
-    }
-    const float most = float_of(static_cast<std::uint32_t>(largest));
-    const float inverse = 127.0f / most;
-    for (std::int64_t i = 0; i < count; ++i) {
-        std::int32_t code = code_of(round, j + i, x[i] * inverse);
-        code = code > 127 ? 127 : code;  // 127 / max may be rounded up
-        code = code < -127 ? -127 : code;
-        codes[i] = static_cast<std::int8_t>(code);
-    }
-    const float scale = most / 127.0f;
-    return scale < kLargestScale ? scale : kLargestScale;
+    return static_cast<std::uint32_t>(largest);
 }
 
-template <class Round>
-void to_int8(const float* x, Round round, std::int64_t begin, std::int64_t end, std::int8_t* codes, float* scales) {
-    std::int64_t j = begin;
-    for (; j + kCodeBlock <= end; j += kCodeBlock)
-        scales[j / kCodeBlock] = to_int8_block(x + j, round, j, kCodeBlock, codes + j);
-    if (j < end) scales[j / kCodeBlock] = to_int8_block(x + j, round, j, end - j, codes + j);
+// Whether no code stands for an infinity or a NaN.
+bool is_finite_half(const std::uint16_t* codes, std::int64_t count, std::uint16_t infinity) {
+    std::uint16_t largest = 0;
+    for (std::int64_t j = 0; j < count; ++j) {
+        const std::uint16_t magnitude = codes[j] & 0x7fffu;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest < infinity;
 }
 
-template <class Round>
-void quantise_rounding(const float* x, Codec codec, Round round, std::int64_t begin, std::int64_t end, void* codes,
-                       float* scales) {
+template <class Half, bool kAny, bool kBack, class Round>
+void to_half_group(const float* __restrict x, Round round, const std::uint32_t* words, std::int64_t count,
+                   std::uint16_t* __restrict codes, float* __restrict back) {
+    for (std::int64_t block = 0; block < count; block += kCodeBlock) {
+        const auto element = [=](std::int64_t i, std::uint32_t random) {
+            const std::uint32_t code = Half::template code<kAny>(round, random, x[block + i]);
+            codes[block + i] = static_cast<std::uint16_t>(code);
+            if (kBack) back[block + i] = Half::value(code);
+        };
+        each(round, words + block / 2, count - block < kCodeBlock ? count - block : kCodeBlock, element);
+    }
+}
+
+// With kBack the encoders also write what the codes stand for, and return whether all of that is finite.
+template <class Half, bool kBack, class Round>
+bool to_half(const float* x, Round round, std::int64_t first, std::int64_t count, std::uint16_t* codes, float* back) {
+    alignas(64) std::uint32_t words[kGroup / 2];
+    for (std::int64_t i = 0; i < count; i += kGroup) {
+        const std::int64_t few = count - i < kGroup ? count - i : kGroup;
+        float* const to = kBack ? back + i : nullptr;
+        round.fill(first + i, few, words);
+        if (largest_magnitude(x + i, few) <= Half::kUsual)
+            to_half_group<Half, false, kBack>(x + i, round, words, few, codes + i, to);
+        else
+            to_half_group<Half, true, kBack>(x + i, round, words, few, codes + i, to);
+    }
+    return !kBack || is_finite_half(codes, count, Half::kInfinity);
+}
+
+template <class Half>
+void from_half(const std::uint16_t* __restrict codes, std::int64_t count, float* __restrict out) {
+    for (std::int64_t j = 0; j < count; ++j) out[j] = Half::value(codes[j]);
+}
+
+// The code next to x * inverse, which is at most 127; where it is dithered, in fixed point of 23 bits, so that an
+// integer addition carries with the right probability.
+inline std::int32_t code_of(Nearest, std::uint32_t, float x, float inverse) {
+    return static_cast<std::int32_t>(bits_of(x * inverse + 12582912.0f)) - 0x4b400000;  // 3 * 2^22: for both signs
+}
+
+inline std::int32_t code_of(Dither, std::uint32_t bits, float x, float inverse) {
+    return (static_cast<std::int32_t>(x * (inverse * 0x1p23f)) + static_cast<std::int32_t>(bits >> 9)) >> 23;
+}
+
+// The scale of a block by its largest magnitude, and what its elements are multiplied with; 0 where all codes are.
+// Without branches: what a maximum is cannot be foreseen.
+inline void scale_of(std::uint32_t largest_bits, float* scale, float* inverse) {
+    // 127 times it is finite; the next float32 above it, which is FLT_MAX / 127 rounded, would overflow
+    constexpr float kMost = 0x1.020406p+121f;
+    const bool tiny = largest_bits < (31u << 23);  // below 2^-96, where 2^23 * 127 / max would overflow
+    const bool finite = largest_bits < (255u << 23);
+    const float largest = float_of(largest_bits), ratio = largest / 127.0f, over = 127.0f / largest;
+    const std::uint32_t usual = bits_of(ratio < kMost ? ratio : kMost);
+    *scale = float_of(choose(tiny, 0, choose(finite, usual, largest_bits)));
+    // one unit less where the largest would come out above 127
+    *inverse = float_of(choose(tiny | !finite, 0, bits_of(over) - static_cast<std::uint32_t>(largest * over > 127.0f)));
+}
+
+// One block of `count` elements.
+template <bool kBack, class Round>
+inline void to_int8_block(const float* __restrict x, Round round, const std::uint32_t* words, float scale,
+                          float inverse, std::int64_t count, std::int8_t* __restrict codes, float* __restrict back) {
+    alignas(64) std::int32_t wide[kCodeBlock];  // narrowed in a loop of its own, which the compiler does better
+    if (inverse == 0)
+        for (std::int64_t i = 0; i < count; ++i) wide[i] = 0;
+    else
+        each(round, words, count,
+             [&](std::int64_t i, std::uint32_t random) { wide[i] = code_of(round, random, x[i], inverse); });
+    for (std::int64_t i = 0; i < count; ++i) codes[i] = static_cast<std::int8_t>(wide[i]);
+    if (kBack)
+        for (std::int64_t i = 0; i < count; ++i) back[i] = scale * static_cast<float>(wide[i]);
+}
+
+// Up to a group; all scales before the codes, because a block alone would wait for its maximum and the division.
+template <bool kBack, class Round>
+bool to_int8_group(const float* x, Round round, std::int64_t first, std::int64_t count, std::int8_t* codes,
+                   float* scales, float* back) {
+    constexpr std::int64_t kBlocks = kGroup / kCodeBlock;
+    alignas(64) std::uint32_t words[kGroup / 2];
+    std::uint32_t largest[kBlocks] = {};
+    float inverses[kBlocks], found[kBlocks];
+    bool finite = true;
+    const std::int64_t full = count / kCodeBlock, rest = count % kCodeBlock;
+    round.fill(first, count, words);
+    for (std::int64_t b = 0; b < full; ++b) largest[b] = largest_magnitude(x + b * kCodeBlock, kCodeBlock);
+    if (rest > 0) largest[full] = largest_magnitude(x + full * kCodeBlock, rest);
+    for (std::int64_t b = 0; b < kBlocks; ++b) {
+        scale_of(largest[b], found + b, inverses + b);
+        finite &= largest[b] < (255u << 23);
+    }
+    const auto encode_block = [&](std::int64_t b, std::int64_t few) {
+        const std::int64_t i = b * kCodeBlock;
+        scales[b] = found[b];
+        to_int8_block<kBack>(x + i, round, words + i / 2, found[b], inverses[b], few, codes + i,
+                             kBack ? back + i : nullptr);
+    };
+    for (std::int64_t b = 0; b < full; ++b) encode_block(b, kCodeBlock);
+    if (rest > 0) encode_block(full, rest);
+    return finite;
+}
+
+template <bool kBack, class Round>
+bool to_int8(const float* x, Round round, std::int64_t first, std::int64_t count, std::int8_t* codes, float* scales,
+             float* back) {
+    bool finite = true;
+    for (std::int64_t i = 0; i < count; i += kGroup)
+        finite &= to_int8_group<kBack>(x + i, round, first + i, count - i < kGroup ? count - i : kGroup, codes + i,
+                                       scales + i / kCodeBlock, kBack ? back + i : nullptr);
+    return finite;
+}
+
+template <bool kBack, class Round>
+bool encode_rounding(const float* x, Codec codec, Round round, std::int64_t first, std::int64_t count, void* codes,
+                     float* scales, float* back) {
     if (codec == Codec::bf16)
-        to_bf16(x, round, begin, end, static_cast<std::uint16_t*>(codes));
-    else if (codec == Codec::f16)
-        to_f16(x, round, begin, end, static_cast<std::uint16_t*>(codes));
-    else
-        to_int8(x, round, begin, end, static_cast<std::int8_t*>(codes), scales);
+        return to_half<Bf16, kBack>(x, round, first, count, static_cast<std::uint16_t*>(codes) + first, back);
+    if (codec == Codec::f16)
+        return to_half<F16, kBack>(x, round, first, count, static_cast<std::uint16_t*>(codes) + first, back);
+    return to_int8<kBack>(x, round, first, count, static_cast<std::int8_t*>(codes) + first, scales + first / kCodeBlock,
+                          back);
 }
 
-void quantise(const float* x, Codec codec, const std::uint64_t* key, std::int64_t begin, std::int64_t end, void* codes,
+// Elements [first, first + count) of a row, which lie at x, into the row's codes.
+template <bool kBack>
+bool encode(const float* x, Codec codec, const Rounding& rounding, std::int64_t first, std::int64_t count, void* codes,
+            float* scales, float* back) {
+    if (rounding.dither)
+        return encode_rounding<kBack>(x, codec, dither_of(rounding, first), first, count, codes, scales, back);
+    return encode_rounding<kBack>(x, codec, Nearest{}, first, count, codes, scales, back);
+}
+
+void quantise(const float* x, Codec codec, const Rounding& rounding, std::int64_t begin, std::int64_t end, void* codes,
               float* scales) {
-    if (key == nullptr)
-        quantise_rounding(x, codec, Nearest{}, begin, end, codes, scales);
-    else
-        quantise_rounding(x, codec, Dither{static_cast<std::uint32_t>(*key), static_cast<std::uint32_t>(*key >> 32)},
-                          begin, end, codes, scales);
+    encode<false>(x + begin, codec, rounding, begin, end - begin, codes, scales, nullptr);
 }
 
-void from_bf16(const std::uint16_t* __restrict codes, std::int64_t begin, std::int64_t end, float* __restrict out) {
-    for (std::int64_t j = begin; j < end; ++j) out[j] = float_of(static_cast<std::uint32_t>(codes[j]) << 16);
-}
-
-void from_f16(const std::uint16_t* __restrict codes, std::int64_t begin, std::int64_t end, float* __restrict out) {
-    for (std::int64_t j = begin; j < end; ++j) {
-        const std::uint32_t code = codes[j], magnitude = code & 0x7fffu;
-        const std::uint32_t shifted = magnitude << 13;
-        const std::uint32_t rebased = shifted + choose(magnitude >= 0x7c00u, 224u << 23, 112u << 23);  // to 255, by 112
-        const std::uint32_t tiny = bits_of(static_cast<float>(static_cast<std::int32_t>(magnitude)) * 0x1p-24f);
-        out[j] = float_of((code & 0x8000u) << 16 | choose(magnitude < 0x400u, tiny, rebased));
-    }
-}
-
-void from_int8(const std::int8_t* __restrict codes, const float* __restrict scales, std::int64_t begin,
-               std::int64_t end, float* __restrict out) {
-    for (std::int64_t block = begin; block < end; block += kCodeBlock) {
+void from_int8(const std::int8_t* __restrict codes, const float* __restrict scales, std::int64_t count,
+               float* __restrict out) {
+    for (std::int64_t block = 0; block < count; block += kCodeBlock) {
         const float scale = scales[block / kCodeBlock];
-        const std::int64_t stop = end - block < kCodeBlock ? end : block + kCodeBlock;
+        const std::int64_t stop = count - block < kCodeBlock ? count : block + kCodeBlock;
         for (std::int64_t j = block; j < stop; ++j) out[j] = scale * static_cast<float>(codes[j]);
     }
 }
 
-void dequantise(const void* codes, const float* scales, Codec codec, std::int64_t begin, std::int64_t end, float* out) {
+// What the codes of elements [first, first + count) of a row stand for, at `out`.
+void decode(const void* codes, const float* scales, Codec codec, std::int64_t first, std::int64_t count, float* out) {
     if (codec == Codec::bf16)
-        from_bf16(static_cast<const std::uint16_t*>(codes), begin, end, out);
+        from_half<Bf16>(static_cast<const std::uint16_t*>(codes) + first, count, out);
     else if (codec == Codec::f16)
-        from_f16(static_cast<const std::uint16_t*>(codes), begin, end, out);
+        from_half<F16>(static_cast<const std::uint16_t*>(codes) + first, count, out);
     else
-        from_int8(static_cast<const std::int8_t*>(codes), scales, begin, end, out);
+        from_int8(static_cast<const std::int8_t*>(codes) + first, scales + first / kCodeBlock, count, out);
+}
+
+void dequantise(const void* codes, const float* scales, Codec codec, std::int64_t begin, std::int64_t end, float* out) {
+    decode(codes, scales, codec, begin, end - begin, out + begin);
 }

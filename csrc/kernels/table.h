@@ -14,20 +14,21 @@ namespace fedcore {
 // What exists for sums in float and in double.
 template <class Sum>
 struct Sums {
-    void (*weighted_sum)(const float* const* rows, const float* weights, std::int64_t k, std::int64_t begin,
-                         std::int64_t end, float* out);
+    // squares: float64[k + 1], this range's share of |h_i|^2 and of |sum|^2; null if nobody asks
+    void (*weighted_sum)(const RowSum& segment, const double* weights, std::int64_t k, std::int64_t begin,
+                         std::int64_t end, double* squares);
     // squares: float64[k], this range's share of |h_i|^2
     void (*accumulate)(const Sum* acc, Sum* out, const Sent* sent, std::int64_t k, std::int64_t begin, std::int64_t end,
                        double* squares);
     // squares: float64[2], this range's share of |v|^2 and |x'|^2
-    void (*server_step)(const Step& step, const Sum* sum, const double* total, const float* x, float* v,
-                        double* total_out, float* x_out, std::int64_t begin, std::int64_t end, double* squares);
+    void (*server_step)(const Step& step, const StepInputs<Sum>& in, const StepOutputs& out, std::int64_t begin,
+                        std::int64_t end, double* squares);
 };
 
 struct Table {
     Sums<float> sums32;
     Sums<double> sums64;
-    void (*exchange)(const double* acc, double* out, const Sent* sent, const RowSwap* rows, std::int64_t k,
+    void (*exchange)(const double* acc, double* out, const Sent* sent, const RowSwap* rows, Form form, std::int64_t k,
                      std::int64_t begin, std::int64_t end, double* squares);
     double (*squared_norm)(const float* row, std::int64_t begin, std::int64_t end);
     void (*direction_step)(const LocalStep& step, std::int64_t begin, std::int64_t end, float* y);
@@ -35,8 +36,8 @@ struct Table {
     // slots: float32[plan.slots * stride], scratch
     void (*mix)(const Mixing& matrix, const MixPlan& plan, float* const* models, std::int64_t begin, std::int64_t end,
                 float* slots, std::int64_t stride);
-    // key: null to round to the nearest, else what the range's random bits depend on; begin is a multiple of kCodeBlock
-    void (*quantise)(const float* x, Codec codec, const std::uint64_t* key, std::int64_t begin, std::int64_t end,
+    // begin is a multiple of kCodeBlock
+    void (*quantise)(const float* x, Codec codec, const Rounding& rounding, std::int64_t begin, std::int64_t end,
                      void* codes, float* scales);
     void (*dequantise)(const void* codes, const float* scales, Codec codec, std::int64_t begin, std::int64_t end,
                        float* out);

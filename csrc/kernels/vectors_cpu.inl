@@ -45,5 +45,9 @@ struct In<float> {
 template <>
 struct In<double> {
     using Vector = Doubles;
+#if defined(__AVX512F__)  // one instruction, of which GCC 12 makes five
+    static Doubles of(Floats values) { return _mm512_maskz_cvtps_pd(0xff, values); }
+#else
     static Doubles of(Floats values) { return __builtin_convertvector(values, Doubles); }
+#endif
 };

@@ -4,13 +4,31 @@ from inspect import signature
 from typing import Any
 
 from fedcore.algorithms import rates
-from fedcore.algorithms.algorithm import Algorithm, Cohort, Step
+from fedcore.algorithms.algorithm import Algorithm, Claims, Cohort, Direction, Step
 from fedcore.algorithms.fedavg import FedAvg
+from fedcore.algorithms.fedavg_m import FedAvgM, FedAvgMVR
+from fedcore.algorithms.fedprox import FedProx
+from fedcore.algorithms.flexible import FlexibleFedAvg
+from fedcore.algorithms.local_descent import LocalDescent
 from fedcore.algorithms.mifa import MIFA
 from fedcore.algorithms.mimic import MimiC
+from fedcore.algorithms.scaffold import SCAFFOLD
+from fedcore.algorithms.scaffold_m import SCAFFOLDM, SCAFFOLDMVR
 from fedcore.errors import UnknownNameError
 
-REGISTRY: dict[str, type[Algorithm]] = {"FedAvg": FedAvg, "MIFA": MIFA, "MimiC": MimiC}
+REGISTRY: dict[str, type[Algorithm]] = {
+    "FedAvg": FedAvg,
+    "FedAvgM": FedAvgM,
+    "FedAvgMVR": FedAvgMVR,
+    "FedProx": FedProx,
+    "FlexibleFedAvg": FlexibleFedAvg,
+    "LocalDescent": LocalDescent,
+    "MIFA": MIFA,
+    "MimiC": MimiC,
+    "SCAFFOLD": SCAFFOLD,
+    "SCAFFOLDM": SCAFFOLDM,
+    "SCAFFOLDMVR": SCAFFOLDMVR,
+}
 
 
 def named(name: str, **options: Any) -> Algorithm:
@@ -28,4 +46,24 @@ def named(name: str, **options: Any) -> Algorithm:
     return REGISTRY[name](**options)
 
 
-__all__ = ["MIFA", "REGISTRY", "Algorithm", "Cohort", "FedAvg", "MimiC", "Step", "named", "rates"]
+__all__ = [
+    "MIFA",
+    "REGISTRY",
+    "SCAFFOLD",
+    "SCAFFOLDM",
+    "SCAFFOLDMVR",
+    "Algorithm",
+    "Claims",
+    "Cohort",
+    "Direction",
+    "FedAvg",
+    "FedAvgM",
+    "FedAvgMVR",
+    "FedProx",
+    "FlexibleFedAvg",
+    "LocalDescent",
+    "MimiC",
+    "Step",
+    "named",
+    "rates",
+]

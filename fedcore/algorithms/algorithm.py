@@ -1,19 +1,35 @@
 """What an algorithm is: a table that the round runs. No algorithm touches rows or buffers.
 
-With A the round's sum of what its updates add and T a running total that the method keeps, every method is
+A client steps along
 
-    A  = sum over the cohort of w_i (h_i | h_i - r_i | h_i - r_i + v[t_i])
-    v  = from_sum A + from_total T
-    T' = T + keep_sum A + keep_v v
+    a grad(y) + b grad(x_prev) + offset + mu (y - x),   offset = from_row r_i + from_mean c + from_momentum g
+
+and sends y, from which h_i = (x - y_i) / (eta_i K_i), the mean of its directions. With A and B the round's sums of
+what its updates add, T a running total, and g the direction of the round before, every method is
+
+    A  = sum over the cohort of w_i (h_i | h_i - r_i | h_i - r_i + v[t_i] | raw_i - r_i)
+    B  = sum over the cohort of (control_i - r_i), where clients send a second vector
+    v  = from_sum A + from_total T + from_momentum g
+    T' = T + keep_sum A + keep_control B + keep_v v
     x' = x - gamma v
 
-where h_i is client i's mean local gradient, r_i its row (h_i of the round t_i in which it was last heard), and v[t]
-the direction of round t.
+where r_i is client i's row (h_i, raw_i or control_i of the round t_i in which it was last heard), v[t] the direction
+of round t, c = T / N the mean of all rows, and raw_i = (h_i - offset_i) / a the client's mean gradient before the
+correction.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.errors import RangeError, UnknownNameError
+
+F64 = npt.NDArray[np.float64]
+Added = Literal["h", "h - r", "h - r + v[t]", "raw - r"]
+Placement = Literal["server", "client"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +38,8 @@ class Cohort:
 
     S: int
     """Clients heard."""
+    weighed: int
+    """Of those, the clients of a weight > 0 (K_t in Ruan et al., scheme A)."""
     N: int
     """Clients registered."""
     W: float
@@ -31,45 +49,117 @@ class Cohort:
 
 
 @dataclass(frozen=True)
+class Claims:
+    """What the clients of a cohort say of their work, float64[k] each."""
+
+    steps: F64
+    """K_i (s_k in Ruan et al.): local steps done."""
+    examples: F64
+    """n_i, as the client says."""
+    counts: F64
+    """How many times it was drawn."""
+    shares: F64 | None
+    """p^k = n_k / n over ALL registered clients, as the server's ``examples`` say; None where it was told none."""
+    ages: F64 | None
+    """t - t0, 1 in a client's first round after its arrival; infinite for those of the start, None if all are that."""
+
+
+@dataclass(frozen=True)
+class Direction:
+    """The coefficients of what a client steps along."""
+
+    a: float = 1.0
+    b: float = 0.0
+    mu: float = 0.0
+    from_row: float = 0.0
+    from_mean: float = 0.0
+    from_momentum: float = 0.0
+
+
+@dataclass(frozen=True)
 class Step:
-    """The coefficients of v and T' above."""
+    """The coefficients of v and T'."""
 
     from_sum: float
     from_total: float = 0.0
+    from_momentum: float = 0.0
     keep_sum: float = 0.0
+    keep_control: float = 0.0
     keep_v: float = 0.0
 
 
 class Algorithm(ABC):
-    """A server algorithm. Subclasses set the table's entries and say how v follows from the sums."""
+    """A server algorithm. Subclasses set the table's entries and say how v follows from the sums.
 
-    adds: ClassVar[Literal["h", "h - r", "h - r + v[t]"]] = "h"
-    """What one update adds to A. Without ``r`` the method keeps no rows; with it, the row becomes h."""
-    keeps_total: ClassVar[bool] = False
+    The options of a subclass are the arguments of its ``__init__``, each kept as an attribute of its name.
+    """
+
+    adds: Added = "h"
+    """What one update adds to A. "raw - r" makes raw_i the client's row, the others with r make h_i its row."""
+    second: bool = False
+    """Whether clients send a second vector, ``control``: B sums it and it becomes the row, if there are rows."""
+    placement: Placement = "server"
+    """Who keeps the rows. Where clients do, B sums what they send as it is."""
+    keeps_total: bool = False
     """Whether there is a running total T: float64[n], zero at first."""
-    averages_models: ClassVar[bool] = False
+    averages_models: bool = False
     """Without a server rate: whether h is x - y and gamma 1 (averaging), instead of gamma = mean of eta_i K_i."""
-    steps_without_clients: ClassVar[bool] = False
+    steps_without_clients: bool = False
     """Whether x moves in a round that heard nobody."""
-    local_rule: ClassVar[str] = "sgd"
+    local_rule: str = "sgd"
     """What a client does, by its name in ``fedcore.local``."""
-    weights: Literal["uniform", "examples"] = "uniform"
-    """w_i: 1, or the client's number of examples n_i."""
+    direction: Direction = Direction()
+    """What a client steps along."""
+
+    needs_shares: bool = False
+    """Whether ``weigh`` reads the shares, for which the server must be told its clients' numbers of examples."""
 
     @abstractmethod
     def step(self, cohort: Cohort) -> Step:
-        """How v and T' follow from A and T."""
+        """How v and T' follow from A, B, T and g."""
+
+    def weigh(self, claims: Claims) -> F64:
+        """w_i, float64[k]: by default 1, or the number of times that the client was drawn.
+
+        A weight of zero leaves the client out of A; it was heard all the same.
+        """
+        return claims.counts
 
     def moves(self, cohort: Cohort) -> bool:
         """Whether x moves in a round with this cohort."""
-        return cohort.S > 0 or self.steps_without_clients
+        return cohort.W > 0 or self.steps_without_clients
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether each client has a row."""
-        return "r" in self.adds
+        """Whether the server has a row for each client."""
+        return self.placement == "server" and ("r" in self.adds.split() or self.second)
 
     @property
     def keeps_history(self) -> bool:
         """Whether the directions v[t] are kept while a row refers to them."""
         return "v[t]" in self.adds
+
+    @property
+    def keeps_momentum(self) -> bool:
+        """Whether g, the last direction, is part of what clients step along."""
+        return self.direction.from_momentum != 0
+
+
+def choose(option: str, value: object, known: tuple[str, ...]) -> None:
+    """Refuse a value that an option of an algorithm does not have.
+
+    Raises:
+        UnknownNameError: it is not one of those known.
+    """
+    if value not in known:
+        raise UnknownNameError.of(option, value, known)
+
+
+def within(option: str, value: float, low: float, high: float) -> None:
+    """Refuse a number outside (low, high].
+
+    Raises:
+        RangeError: it is outside.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low < value <= high:
+        raise RangeError(f"{option}: expected a number in ({low:g}, {high:g}], got {value!r}")

@@ -1,9 +1,8 @@
 """FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
-from fedcore.algorithms.algorithm import Algorithm, Cohort, Step
-from fedcore.errors import UnknownNameError
+from fedcore.algorithms.algorithm import F64, Algorithm, Claims, Cohort, Step, choose
 
 
 class FedAvg(Algorithm):
@@ -15,12 +14,15 @@ class FedAvg(Algorithm):
         weights: "examples", w_i = n_i (McMahan), or "uniform", w_i = 1 (MimiC paper, eq. 4-5).
     """
 
-    averages_models: ClassVar[bool] = True
+    averages_models = True
 
     def __init__(self, weights: Literal["uniform", "examples"] = "examples") -> None:
-        if weights not in ("uniform", "examples"):
-            raise UnknownNameError.of("weights", weights, ["uniform", "examples"])
+        choose("weights", weights, ("uniform", "examples"))
         self.weights = weights
+
+    def weigh(self, claims: Claims) -> F64:
+        """w_i, once for each time that the client was drawn."""
+        return claims.examples * claims.counts if self.weights == "examples" else claims.counts
 
     def step(self, cohort: Cohort) -> Step:
         """v = A / W."""

@@ -1,7 +1,5 @@
 """MIFA: Gu et al., "Fast Federated Learning in the Presence of Arbitrary Device Unavailability", NeurIPS 2021."""
 
-from typing import ClassVar, Literal
-
 from fedcore.algorithms.algorithm import Algorithm, Cohort, Step
 
 
@@ -18,9 +16,9 @@ class MIFA(Algorithm):
             False starts at once, from rows of zero.
     """
 
-    adds: ClassVar[Literal["h - r"]] = "h - r"
-    keeps_total: ClassVar[bool] = True
-    steps_without_clients: ClassVar[bool] = True
+    adds = "h - r"
+    keeps_total = True
+    steps_without_clients = True
 
     def __init__(self, wait: bool = True) -> None:
         self.wait = wait
@@ -31,4 +29,4 @@ class MIFA(Algorithm):
 
     def moves(self, cohort: Cohort) -> bool:
         """Once every client has a row, where x waits for that."""
-        return not self.wait or cohort.rows == cohort.N
+        return cohort.rows == cohort.N or not self.wait

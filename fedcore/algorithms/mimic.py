@@ -1,11 +1,11 @@
 """MimiC: Sun, Mao, Zhang, "MimiC: Combating Client Dropouts in Federated Learning by Mimicking Central Updates", 2023.
 
-arXiv 2306.12212, Algorithm 1, with the corrections on the server.
+arXiv 2306.12212, Algorithm 1.
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
-from fedcore.algorithms.algorithm import Algorithm, Cohort, Step
+from fedcore.algorithms.algorithm import Algorithm, Cohort, Placement, Step, choose
 
 
 class MimiC(Algorithm):
@@ -17,12 +17,26 @@ class MimiC(Algorithm):
     The corrections of all clients sum to zero, and the limit depends on it. The total T holds their sum C as stored,
     in float64, and v subtracts C / N: no change in exact arithmetic, and rounding cannot accumulate.
 
-    Rows and corrections are in gradient units: today's rate multiplies them.
+    Args:
+        units: "gradient": rows and corrections are mean gradients, which today's rate multiplies. "update": they are
+            differences of models, in which the rate of their round stays, as in the authors' public code; the curves
+            differ where the rate decays.
+        placement: "client": each client keeps its c_i and sends h_i + c_i (as its "gradient"; the model that it would
+            have reached, x - eta K (h_i + c_i), says the same), and after the round sets c_i = v - h_i with
+            ``Server.v``. The server only averages, so secure aggregation stays possible; the corrections' sum, which
+            it does not see, is not centred.
     """
 
-    adds: ClassVar[Literal["h - r + v[t]"]] = "h - r + v[t]"
-    keeps_total: ClassVar[bool] = True
+    def __init__(self, units: Literal["gradient", "update"] = "gradient", placement: Placement = "server") -> None:
+        choose("units", units, ("gradient", "update"))
+        choose("placement", placement, ("server", "client"))
+        self.units, self.placement = units, placement
+        self.averages_models = units == "update"
+        self.adds = "h - r + v[t]" if placement == "server" else "h"
+        self.keeps_total = placement == "server"
 
     def step(self, cohort: Cohort) -> Step:
         """v = A / S - C / N; C' = C - sum of (v[t_i] - r_i) + sum of (v - h_i) = C - A + S v."""
+        if self.placement == "client":
+            return Step(from_sum=1 / cohort.S)
         return Step(from_sum=1 / cohort.S, from_total=-1 / cohort.N, keep_sum=-1, keep_v=cohort.S)

@@ -6,10 +6,12 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from fedcore.cli.data import data
 from fedcore.cli.info import info
 from fedcore.cli.listing import list_names
 from fedcore.cli.report import report
 from fedcore.cli.run import run
+from fedcore.cli.store import store
 from fedcore.errors import FedcoreError
 
 app = typer.Typer(
@@ -22,8 +24,10 @@ app = typer.Typer(
 )
 app.command("run")(run)
 app.command("list")(list_names)
+app.add_typer(data, name="data")
 app.command("report")(report)
 app.command("info")(info)
+app.add_typer(store, name="store")
 
 
 def run_app() -> None:

@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedcore import algorithms, data, participation
+from fedcore.algorithms import rates
 from fedcore.experiment import presets
 from fedcore.local import nets
 
@@ -19,8 +20,11 @@ def list_names() -> None:
     for what, registry in (
         ("algorithms", algorithms.REGISTRY),
         ("participation", participation.REGISTRY),
+        ("rates", rates.REGISTRY),
         ("data", data.REGISTRY),
+        ("partitions", data.partitions.REGISTRY),
         ("models", nets.REGISTRY),
     ):
         console.print(f"[bold]{what}[/bold]: {', '.join(registry)}", highlight=False)
-    console.print(f"\nRun one with: fedcore run {presets.names()[0]}", highlight=False)
+    console.print("\nMore on data and partitions: fedcore data list", highlight=False)
+    console.print(f"Run one with: fedcore run {presets.names()[0]}", highlight=False)

@@ -10,7 +10,7 @@ from fedcore.cli.progress import RunProgress
 from fedcore.cli.report import show_report
 from fedcore.errors import ConfigError
 from fedcore.experiment import load_preset, run_experiment
-from fedcore.experiment.folder import default_folder
+from fedcore.experiment.folder import CONFIG, default_folder
 
 INTERRUPTED = 130
 """128 + SIGINT, as shells have it."""
@@ -31,6 +31,9 @@ def run(
         Path | None,
         typer.Option(help="A new or empty folder; by default runs/PRESET-DATE-TIME.", metavar="DIR"),
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a stopped run: PRESET is its folder, and nothing is changed.")
+    ] = False,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; by default as many as there are cores.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of fedcore's kernels in each process.")] = None,
 ) -> None:
@@ -49,20 +52,25 @@ def run(
         fedcore run quickstart --set 'algorithms=["MimiC", {name="MIFA", wait=false}]'
 
         fedcore run runs/quickstart-20260101-120000/config.json --out again
+
+        fedcore run runs/quickstart-20260101-120000 --resume
     """
     overrides = list(changes or ())
     overrides += [f"rounds={rounds}"] if rounds is not None else []
     overrides += [f"seeds={_seeds(seeds)}"] if seeds is not None else []
     overrides += [f"threads={threads}"] if threads is not None else []
-    experiment = load_preset(preset, overrides)
-    folder = out or default_folder(experiment)
+    if resume and (overrides or out):
+        raise ConfigError("--resume: expected the run's folder alone, since a run goes on as it was begun")
+    experiment = load_preset(str(Path(preset, CONFIG)) if resume else preset, overrides)
+    folder = Path(preset) if resume else out or default_folder(experiment)
     console = Console()
     try:
         with RunProgress(console, experiment) as progress:
-            failed = run_experiment(experiment, folder, jobs=jobs, on_event=progress.show)
+            failed = run_experiment(experiment, folder, resume=resume, jobs=jobs, on_event=progress.show)
     except KeyboardInterrupt:
         console.print(
-            f"interrupted; the finished rounds are in {folder / 'records'}: fedcore report {folder}",
+            f"interrupted; the finished rounds are in {folder / 'records'}: fedcore report {folder}, or go on: "
+            f"fedcore run {folder} --resume",
             style="yellow",
             markup=False,
             highlight=False,

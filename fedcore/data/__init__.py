@@ -1,32 +1,107 @@
 """Data sets by name, and how their examples are divided among clients."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from fedcore.data import digits, mnist
+from fedcore.data import cifar10, digits, emnist, mnist, synthetic
+from fedcore.data.arrays import from_arrays, from_torch
 from fedcore.data.dataset import Dataset
-from fedcore.data.partition import shards
-from fedcore.errors import UnknownNameError
+from fedcore.data.holdings import holdings
+from fedcore.data.partitions import (
+    dirichlet,
+    divide,
+    from_flower,
+    iid,
+    iid_pareto,
+    label_k,
+    natural,
+    one_label,
+    shards,
+)
+from fedcore.errors import RangeError, UnknownNameError
 
-__all__ = ["REGISTRY", "Dataset", "load", "shards"]
+__all__ = [
+    "REGISTRY",
+    "Dataset",
+    "Source",
+    "dirichlet",
+    "divide",
+    "from_arrays",
+    "from_flower",
+    "from_torch",
+    "holdings",
+    "iid",
+    "iid_pareto",
+    "label_k",
+    "load",
+    "natural",
+    "one_label",
+    "shards",
+]
 
-REGISTRY: dict[str, Callable[[], Dataset]] = {
-    "digits": digits.load,
-    "mnist": partial(mnist.load, "mnist"),
-    "fashion-mnist": partial(mnist.load, "fashion-mnist"),
+
+@dataclass(frozen=True)
+class Source:
+    """A data set that can be loaded by name.
+
+    Attributes:
+        load: makes it; its parameters are the data set's options.
+        about: one line for listings.
+        shape: of one example.
+        classes: the number of classes.
+        generated: it is made for so many clients from a seed, which ``load`` then gets, and says who holds what.
+    """
+
+    load: Callable[..., Dataset]
+    about: str
+    shape: tuple[int, ...]
+    classes: int
+    generated: bool = False
+
+
+REGISTRY: dict[str, Source] = {
+    "digits": Source(digits.load, "1,797 handwritten digits, in scikit-learn", (1, 8, 8), 10),
+    "mnist": Source(partial(mnist.load, "mnist"), "70,000 handwritten digits", (1, 28, 28), 10),
+    "fashion-mnist": Source(partial(mnist.load, "fashion-mnist"), "70,000 articles of clothing", (1, 28, 28), 10),
+    "cifar-10": Source(cifar10.load, "60,000 photographs of animals and vehicles", (3, 32, 32), 10),
+    **{
+        f"emnist-{split}": Source(partial(emnist.load, split), "handwritten characters", (1, 28, 28), classes)
+        for split, classes in emnist.CLASSES.items()
+    },
+    "synthetic": Source(
+        synthetic.load, "SYNTHETIC(alpha, beta), a law for each client", (synthetic.FEATURES,), 10, generated=True
+    ),
+    "synthetic-iid": Source(
+        synthetic.load_iid, "SYNTHETIC, one law for all clients", (synthetic.FEATURES,), 10, generated=True
+    ),
 }
+FILLED_IN = ("clients", "seed")
+"""Parameters that are no options of a data set's own: ``load`` gives them to those that are generated."""
 
 
-def load(name: str) -> Dataset:
+def load(name: str, *, clients: int | None = None, seed: int | None = None, **options: Any) -> Dataset:
     """The data set of that name.
 
     Args:
         name: a key of ``REGISTRY``.
+        clients, seed: for whom and from what it is generated; the others do not look at them.
+        options: the data set's own arguments.
 
     Raises:
         UnknownNameError: there is no such data set.
+        RangeError: an option is outside its range, or ``clients`` or ``seed`` is due and missing.
         MissingDataError, MissingDependencyError: its files, or a package that it needs, are not there.
+
+    >>> load("synthetic", clients=3, seed=0, alpha=1.0, beta=1.0, largest=100).train_x.shape
+    (237, 60)
     """
     if name not in REGISTRY:
         raise UnknownNameError.of("data", name, REGISTRY)
-    return REGISTRY[name]()
+    source = REGISTRY[name]
+    if not source.generated:
+        return source.load(**options)
+    if clients is None or seed is None:
+        raise RangeError(f"clients, seed: expected both, from which {name!r} is generated, got {clients} and {seed}")
+    return source.load(clients=clients, seed=seed, **options)

@@ -9,6 +9,7 @@ from fedcore.errors import DtypeError, RangeError, ShapeError
 
 Inputs = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +23,8 @@ class Dataset:
         test_x: float32[m', ...], of the same example shape.
         test_y: int64[m'].
         classes: the number of classes.
+        parts: which training examples each client holds, int64[m_i] each, where the data itself says so; no example
+            is held twice. None where it does not.
 
     Raises:
         DtypeError, ShapeError, RangeError: an array is not as above.
@@ -33,6 +36,7 @@ class Dataset:
     test_x: Inputs
     test_y: Labels
     classes: int
+    parts: tuple[Indices, ...] | None = None
 
     def __post_init__(self) -> None:
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
@@ -46,3 +50,12 @@ class Dataset:
                 raise ShapeError(f"{part}_y: expected int64[{len(x)}], got shape {y.shape}")
             if y.size and not 0 <= y.min() <= y.max() < self.classes:
                 raise RangeError(f"{part}_y: expected 0 .. {self.classes - 1}, got {y.min()} .. {y.max()}")
+        if self.parts is not None:
+            for client, held in enumerate(self.parts):
+                if held.dtype != np.int64 or held.ndim != 1:
+                    raise DtypeError(f"parts[{client}]: expected int64[m_i], got {held.dtype}{list(held.shape)}")
+            every = np.concatenate([np.empty(0, np.int64), *self.parts])
+            if every.size and not 0 <= every.min() <= every.max() < len(self.train_y):
+                raise RangeError(f"parts: expected 0 .. {len(self.train_y) - 1}, got {every.min()} .. {every.max()}")
+            if len(np.unique(every)) < len(every):
+                raise RangeError("parts: expected each example once at most, got one twice")

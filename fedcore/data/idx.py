@@ -15,17 +15,19 @@ import numpy.typing as npt
 
 from fedcore.errors import MissingDataError
 
-LIMIT = 1 << 28
-"""Bytes a file may decompress to; a few kilobytes of gzip can otherwise fill the memory."""
+LIMIT = 1 << 30
+"""Bytes that a file's header may promise: EMNIST's largest has 547 MB. Nothing past what the header promises is
+decompressed, so that a few kilobytes of gzip cannot fill the memory."""
 
 
-def read(path: Path, *, ndim: int, sha256: str) -> npt.NDArray[np.uint8]:
+def read(path: Path, *, ndim: int, sha256: str | None = None) -> npt.NDArray[np.uint8]:
     """The array in a file.
 
     Args:
         path: a gzip'd IDX file.
         ndim: the number of dimensions it must have.
-        sha256: of the decompressed content, because two mirrors may compress the same content differently.
+        sha256: of the decompressed content, because two mirrors may compress the same content differently; None
+            where it is not known.
 
     Returns:
         uint8[d_1, ..., d_ndim], read-only.
@@ -33,33 +35,38 @@ def read(path: Path, *, ndim: int, sha256: str) -> npt.NDArray[np.uint8]:
     Raises:
         MissingDataError: the file is not there, or anything in it is not as it must be.
     """
-    content = _decompress(path)
-    if len(content) < 4 or content[:3] != b"\0\0\x08":
-        raise _corrupt(path, "expected an IDX file of unsigned bytes (00 00 08)", content[:4].hex(" ") or "nothing")
-    if content[3] != ndim:
-        raise _corrupt(path, f"expected {ndim} dimensions", f"{content[3]}")
-    start = 4 + 4 * ndim
-    if len(content) < start:
-        raise _corrupt(path, f"expected a header of {start} bytes", f"{len(content)}")
-    shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4)]
-    if len(content) - start != math.prod(shape):
-        raise _corrupt(path, f"expected {math.prod(shape)} bytes for {shape}", f"{len(content) - start}")
-    digest = hashlib.sha256(content).hexdigest()
-    if digest != sha256:
-        raise _corrupt(path, f"expected content with SHA-256 {sha256}", digest)
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
-
-
-def _decompress(path: Path) -> bytes:
     try:
         with gzip.open(path) as file:
-            content = file.read(LIMIT + 1)
+            return _read(path, file, ndim, sha256)
     except (OSError, EOFError, zlib.error) as error:
         raise MissingDataError(f"{path}: expected a readable gzip file, got {error}") from error
-    if len(content) > LIMIT:
-        raise _corrupt(path, f"expected at most {LIMIT} bytes of content", "more")
-    return content
 
 
-def _corrupt(path: Path, due: str, came: str) -> MissingDataError:
+def _read(path: Path, file: gzip.GzipFile, ndim: int, sha256: str | None) -> npt.NDArray[np.uint8]:
+    length = 4 + 4 * ndim
+    header = file.read(length)
+    if len(header) < 4 or header[:3] != b"\0\0\x08":
+        raise corrupt(path, "expected an IDX file of unsigned bytes (00 00 08)", header[:4].hex(" ") or "nothing")
+    if header[3] != ndim:
+        raise corrupt(path, f"expected {ndim} dimensions", f"{header[3]}")
+    if len(header) < length:
+        raise corrupt(path, f"expected a header of {length} bytes", f"{len(header)}")
+    shape = [int.from_bytes(header[at : at + 4], "big") for at in range(4, length, 4)]
+    due = math.prod(shape)
+    if due > LIMIT:
+        raise corrupt(path, f"expected at most {LIMIT} bytes of content", f"a header that says {shape}")
+    content = file.read(due)
+    extra = file.read(1)  # reaching the end is also what makes gzip compare its checksum
+    if len(content) < due or extra:
+        raise corrupt(path, f"expected {due} bytes for {shape}", "more" if extra else f"{len(content)}")
+    if sha256 is not None:
+        digest = hashlib.sha256(header)
+        digest.update(content)
+        if digest.hexdigest() != sha256:
+            raise corrupt(path, f"expected content with SHA-256 {sha256}", digest.hexdigest())
+    return np.frombuffer(content, np.uint8).reshape(shape)
+
+
+def corrupt(path: Path, due: str, came: str) -> MissingDataError:
+    """The error for a file whose content is not what it must be."""
     return MissingDataError(f"{path}: {due}, got {came}; delete the file and get it anew")

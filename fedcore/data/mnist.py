@@ -3,14 +3,10 @@
 The content is what counts: its SHA-256 is verified at every load, wherever the file came from.
 """
 
-import os
-from pathlib import Path
-
 import numpy as np
 
-from fedcore.data import idx
+from fedcore.data import files, idx
 from fedcore.data.dataset import Dataset
-from fedcore.errors import MissingDataError, MissingDependencyError
 
 ADDRESSES = {
     "mnist": "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -52,42 +48,12 @@ def load(name: str) -> Dataset:
     Reference: Y. LeCun, C. Cortes, C. Burges, "The MNIST database", 1998; H. Xiao, K. Rasul, R. Vollgraf,
     "Fashion-MNIST", arXiv 1708.07747, 2017.
     """
+    hashes = SHA256[name]
+    paths = files.find(name, list(hashes), ADDRESSES[name])
     arrays = [
-        idx.read(_find(name, file), ndim=3 if "idx3" in file else 1, sha256=sha256)
-        for file, sha256 in SHA256[name].items()
+        idx.read(path, ndim=3 if "idx3" in file else 1, sha256=sha256)
+        for path, (file, sha256) in zip(paths, hashes.items(), strict=True)
     ]
     train_x, test_x = (np.divide(x[:, None], np.float32(255), dtype=np.float32) for x in arrays[::2])
     train_y, test_y = (y.astype(np.int64) for y in arrays[1::2])
     return Dataset(name, train_x, train_y, test_x, test_y, classes=10)
-
-
-def _find(name: str, file: str) -> Path:
-    """Where the file lies, downloaded first if no directory is named."""
-    directory = os.environ.get("FEDCORE_DATA_DIR")
-    if not directory:
-        return _download(name, file)
-    path = Path(directory, name, file)
-    if not path.is_file():
-        raise MissingDataError(
-            f"{name}: expected {file} in {path.parent}; put it there (from {ADDRESSES[name]}), "
-            "or unset FEDCORE_DATA_DIR to have it downloaded"
-        )
-    return path
-
-
-def _download(name: str, file: str) -> Path:
-    try:
-        import pooch
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"{name}: need pooch to download it; pip install 'fedcore[sim]', or set FEDCORE_DATA_DIR"
-        ) from error
-    # No hash here: pooch would take it of the compressed bytes.
-    cache = pooch.create(pooch.os_cache("fedcore") / name, ADDRESSES[name], registry={file: None})
-    try:
-        return Path(cache.fetch(file))
-    except OSError as error:  # requests' errors are OSErrors too
-        raise MissingDataError(
-            f"{name}: {file} could not be downloaded from {ADDRESSES[name]} ({error}); "
-            f"put the files into a directory {name!r} and set FEDCORE_DATA_DIR to its parent"
-        ) from error

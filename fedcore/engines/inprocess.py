@@ -1,7 +1,10 @@
 """Client work in this process, one client after another on one model."""
 
+import copy
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +14,15 @@ from torch.nn.functional import cross_entropy
 
 from fedcore.data import Dataset
 from fedcore.errors import RangeError, UnknownClientError, UnknownNameError
-from fedcore.local import RULES, FlatModel, minibatches
+from fedcore.local import RULES, FlatModel, Options, minibatches, seeded, sgd
+from fedcore.participation import Active
 from fedcore.server import Broadcast, Update
 
 EVALUATION_BATCH = 500
 """Test examples at a time: enough to hide the cost of a call, few enough for LeNet's activations to stay in cache
 (10,000 images on one core: 0.33 s; with 1,000 at a time 0.54 s)."""
+
+DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,7 @@ class InProcess:
         epochs: local passes over the client's examples, or
         steps: local steps. One of the two.
         seed: the run's seed, on which the minibatches depend.
+        options: weight decay, momentum and clipping of the local steps.
 
     Attributes:
         initial: float32[n], a copy of the module's values as they came: x_0.
@@ -48,7 +55,7 @@ class InProcess:
         DtypeError, ArrayError: the module is none that ``FlatModel`` takes.
 
     Determinism: an update depends on the seed, the broadcast and the client alone, not on who trained before,
-    as long as the module has no integer counters.
+    as long as the module has no integer counters and draws random numbers in its dropout layers only.
     """
 
     def __init__(
@@ -61,6 +68,7 @@ class InProcess:
         epochs: int | None = None,
         steps: int | None = None,
         seed: int,
+        options: Options | None = None,
     ) -> None:
         if not len(parts):
             raise RangeError("parts: expected at least one client's, got none")
@@ -73,14 +81,17 @@ class InProcess:
                     f"got {part.min()} .. {part.max()} for client {client}"
                 )
         self._model = FlatModel(module)
+        self._drops_out = any(isinstance(layer, DROPOUT) for layer in module.modules())
         self._parts = list(parts)
         self._train = torch.from_numpy(dataset.train_x), torch.from_numpy(dataset.train_y)
         self._test = torch.from_numpy(dataset.test_x), torch.from_numpy(dataset.test_y)
+        self._previous: FlatModel | None = None
+        self._options = options
         self._batch, self._epochs, self._steps, self._seed = batch, epochs, steps, seed
         self._minibatches(0, 0)  # refuses wrong sizes now and not in the first round
         self.initial: npt.NDArray[np.float32] = self._model.flat.numpy().copy()
 
-    def updates(self, broadcast: Broadcast) -> Iterator[Update]:
+    def updates(self, broadcast: Broadcast, active: Active | None = None) -> Iterator[Update]:
         """Train the clients of a broadcast, each when its update is asked for.
 
         All updates share one buffer: ``y`` is a view of the model itself, and the next client's training
@@ -89,27 +100,58 @@ class InProcess:
 
         Args:
             broadcast: what the server sent; its ids are indices into ``parts``.
+            active: the clients of the broadcast with the share of its steps that each does, and how often it was
+                drawn; None is all steps, once.
 
         Yields:
             An ``Update`` for each id, in their order: y float32[n], the steps done, the examples that the
-            client holds, and the rate.
+            client holds, the rate, and how often the client was drawn.
 
         Raises:
             UnknownNameError: there is no such local rule.
             UnknownClientError: an id is no index into ``parts``.
+            RangeError: ``active`` is of other clients than the broadcast.
         """
         if broadcast.local_rule not in RULES:
             raise UnknownNameError.of("local_rule", broadcast.local_rule, RULES)
-        rule = RULES[broadcast.local_rule]
-        for client in broadcast.ids:
-            if not isinstance(client, int) or not 0 <= client < len(self._parts):
-                raise UnknownClientError(f"ids: expected 0 .. {len(self._parts) - 1}, got {client!r}")
+        ids = [self._known(client) for client in broadcast.ids]
+        steps_due, counts = self._full_steps(ids, broadcast.local_rule), np.ones(len(ids), np.int64)
+        if active is not None:
+            if active.clients.tolist() != ids:
+                raise RangeError(f"active: expected the clients {ids}, got {active.clients.tolist()}")
+            steps_due = active.steps(steps_due)
+            counts = counts if active.counts is None else active.counts
+        previous = self._at(broadcast.x_prev)
+        for client, most, count in zip(ids, steps_due.tolist(), counts.tolist(), strict=True):
             self._model.load(broadcast.x)
             self._model.module.train()
             part = self._parts[client]
-            batches = (part[chosen] for chosen in self._minibatches(broadcast.round, client))
-            steps = rule(self._model, *self._train, batches, lr=broadcast.lr)
-            yield Update(client, self._model.flat.numpy(), steps, examples=len(part), lr=broadcast.lr)
+            batches = self._minibatches(broadcast.round, client, broadcast.local_rule)
+            masks = seeded(self._seed, "local: dropout", round=broadcast.round, client=client)
+            with masks if self._drops_out else nullcontext():
+                work = sgd(
+                    self._model,
+                    *self._train,
+                    (part[chosen] for chosen in islice(batches, most)),
+                    lr=broadcast.lr,
+                    a=broadcast.a,
+                    b=broadcast.b,
+                    mu=broadcast.mu,
+                    offset=broadcast.offset(client),
+                    x=broadcast.x[: self._model.layout.n_parameters],
+                    previous=previous,
+                    second=broadcast.second,
+                    options=self._options,
+                )
+            yield Update(
+                client,
+                self._model.flat.numpy(),
+                work.steps,
+                examples=len(part),
+                lr=broadcast.lr,
+                control=work.control,
+                count=count,
+            )
 
     def evaluate(self, x: npt.NDArray[np.float32]) -> Evaluation:
         """Accuracy and loss of a model on the test set.
@@ -134,10 +176,31 @@ class InProcess:
                 loss += float(cross_entropy(scores, labels, reduction="sum"))
         return Evaluation(right / len(all_labels), loss / len(all_labels))
 
-    def _minibatches(self, round: int, client: int) -> Iterator[npt.NDArray[np.int64]]:
+    def _known(self, client: object) -> int:
+        if not isinstance(client, int) or not 0 <= client < len(self._parts):
+            raise UnknownClientError(f"ids: expected 0 .. {len(self._parts) - 1}, got {client!r}")
+        return client
+
+    def _full_steps(self, clients: Sequence[int], local_rule: str) -> npt.NDArray[np.int64]:
+        """The steps of each client's complete work."""
+        if self._epochs is None or local_rule == "full gradient":
+            return np.full(len(clients), self._steps or self._epochs or 0, np.int64)
+        return np.array([self._epochs * -(-len(self._parts[client]) // self._batch) for client in clients], np.int64)
+
+    def _at(self, x_prev: npt.NDArray[np.float32] | None) -> FlatModel | None:
+        """A second model that holds x_{t-1}, for the methods that take a gradient there."""
+        if x_prev is None:
+            return None
+        if self._previous is None:
+            self._previous = FlatModel(copy.deepcopy(self._model.module))
+        self._previous.load(x_prev)
+        self._previous.module.train()
+        return self._previous
+
+    def _minibatches(self, round: int, client: int, local_rule: str = "sgd") -> Iterator[npt.NDArray[np.int64]]:
         return minibatches(
             len(self._parts[client]),
-            self._batch,
+            len(self._parts[client]) if local_rule == "full gradient" else self._batch,
             epochs=self._epochs,
             steps=self._steps,
             seed=self._seed,

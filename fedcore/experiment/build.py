@@ -4,40 +4,37 @@ What a comparison must hold equal (first model, partition, active sets, minibatc
 never sees the algorithm.
 """
 
-from functools import cache
+from pathlib import Path
 
-from fedcore import data, participation
-from fedcore.algorithms.rates import Exponential
-from fedcore.data.partition import shards
+from fedcore import participation
+from fedcore.algorithms.rates import PerCohort
 from fedcore.engines.inprocess import InProcess
+from fedcore.experiment.division import divided
 from fedcore.experiment.trial import Trial
-from fedcore.local import nets
+from fedcore.local import Options, nets
 from fedcore.participation import Participation
 from fedcore.server import Server
 
-_load = cache(data.load)  # a process runs many trials on the same data
 
+def build(trial: Trial, saved: Path | None = None) -> tuple[Server, InProcess, Participation]:
+    """The server, the clients' engine and the participation pattern of a trial.
 
-def build(trial: Trial) -> tuple[Server, InProcess, Participation]:
-    """The server, the clients' engine and the participation pattern of a trial."""
+    Args:
+        saved: the folder with the server as a run before has left it; where there is none, it is a new one.
+    """
     experiment, seed = trial.experiment, trial.seed
     clients = experiment.partition.clients
-    dataset = _load(experiment.data.name)
-    parts = shards(
-        dataset.train_y,
-        clients,
-        experiment.partition.shards_per_client,
-        seed=seed,
-        distinct_classes=experiment.partition.distinct_classes,
-    )
+    module = nets.build(experiment.model.name, seed=seed, **experiment.model.options)
+    dataset, parts = divided(experiment, seed)
     engine = InProcess(
-        nets.build(experiment.model.name, seed=seed),
+        module,
         dataset,
         parts,
         batch=experiment.local.batch,
         epochs=experiment.local.epochs,
         steps=experiment.local.steps,
         seed=seed,
+        options=Options(experiment.local.weight_decay, experiment.local.momentum, experiment.local.clip),
     )
     pattern = participation.named(
         experiment.participation.name,
@@ -46,12 +43,12 @@ def build(trial: Trial) -> tuple[Server, InProcess, Participation]:
         first_round=experiment.participation.first_round,
         **experiment.participation.options,
     )
-    rate = experiment.rate
-    server = Server(
-        trial.method.make(),
-        engine.initial,
-        clients=clients,
-        lr=Exponential(rate.lr, rate.decay),
-        server_lr=Exponential(rate.server_lr.initial, rate.server_lr.decay) if rate.server_lr else None,
-    )
-    return server, engine, pattern
+    gamma = experiment.rate.server_lr.make() if experiment.rate.server_lr else None
+    if isinstance(gamma, PerCohort):
+        gamma = gamma.over(lambda round: len(pattern.active(round)))
+    lr, algorithm = experiment.rate.lr.make(), trial.method.make()
+    if saved is not None and saved.exists():
+        return Server.load(saved, algorithm=algorithm, lr=lr, server_lr=gamma), engine, pattern
+    sizes = [len(part) for part in parts]
+    # The module, not its flat vector, which does not tell BatchNorm's statistics from parameters.
+    return Server(algorithm, module, clients, lr=lr, server_lr=gamma, examples=sizes), engine, pattern

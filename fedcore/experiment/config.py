@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, Self
 
+import numpy as np
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -16,12 +17,17 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from fedcore import algorithms, data, participation
-from fedcore.algorithms import Algorithm
-from fedcore.errors import FedcoreError, UnknownNameError
-from fedcore.experiment.fields import Count, Decay, Seed, StepSize, Threads, option_problems
+from fedcore.algorithms import Algorithm, rates
+from fedcore.data import partitions
+from fedcore.errors import FedcoreError, ShapeError, UnknownNameError
+from fedcore.experiment.fields import Count, Seed, Threads, option_problems
+
+NO_LABELS = np.empty(0, np.int64)
 
 FILLED_IN = ("clients", "seed", "first_round")
 """Parameters of a participation pattern that are no options of its own: the experiment gives them."""
+LARGEST_STEP = 100.0
+"""What a server lets a client claim as its rate, unless it is told otherwise."""
 
 
 class Section(BaseModel):
@@ -82,29 +88,56 @@ class Method(Named):
         return self
 
 
-class Data(Section):
-    """The data set, by name."""
-
-    name: str
+class Data(Named):
+    """The data set, by name, and its options."""
 
     @field_validator("name")
     @classmethod
     def _exists(cls, name: str) -> str:
         return known("data", name, data.REGISTRY)
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        source = data.REGISTRY[self.name]
+        if wrong := option_problems(source.load, self.options, given=data.FILLED_IN, beside=("name",)):
+            raise problems(wrong)
+        if source.generated:  # then it costs nothing to see whether it can be
+            try:
+                data.load(self.name, clients=1, seed=0, **self.options)
+            except FedcoreError as error:
+                raise problems({"": str(error)}) from None
+        return self
 
-class Partition(Section):
-    """How the examples are dealt to the clients: sorted by label, cut into shards, dealt at random."""
+
+class Partition(Named):
+    """Who holds which examples: the number of clients, how the examples are dealt to them, and its options."""
 
     clients: Count
-    shards_per_client: Count
-    distinct_classes: bool = False
+
+    @field_validator("name")
+    @classmethod
+    def _exists(cls, name: str) -> str:
+        return known("partition", name, partitions.REGISTRY)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        deal = partitions.REGISTRY[self.name]
+        beside = ("name", "clients")
+        if wrong := option_problems(deal, self.options, given=partitions.FILLED_IN, beside=beside):
+            raise problems(wrong)
+        if self.name == "natural":
+            return self
+        try:
+            deal(NO_LABELS, self.clients, seed=0, **self.options)
+        except FedcoreError as error:
+            # The numbers are checked first; that there are no labels is not the file's mistake.
+            if not str(error).startswith("labels:"):
+                raise problems({"": str(error)}) from None
+        return self
 
 
-class Model(Section):
-    """The network, by name."""
-
-    name: str
+class Model(Named):
+    """The network, by name, and its options."""
 
     @field_validator("name")
     @classmethod
@@ -115,13 +148,24 @@ class Model(Section):
 
         return known("model", name, nets.REGISTRY)
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        from fedcore.local import nets
+
+        if wrong := option_problems(nets.REGISTRY[self.name], self.options, beside=("name",)):
+            raise problems(wrong)
+        return self
+
 
 class Local(Section):
-    """One client's work in a round: minibatch SGD over ``epochs`` passes, or ``steps`` steps."""
+    """One client's work in a round: minibatch SGD over ``epochs`` passes, or ``steps`` steps; see ``local.Options``."""
 
     batch: Count
     epochs: Count | None = None
     steps: Count | None = None
+    weight_decay: float = Field(default=0.0, ge=0, le=LARGEST_STEP)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    clip: float | None = Field(default=None, gt=0, le=LARGEST_STEP)
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
@@ -131,36 +175,70 @@ class Local(Section):
         return self
 
 
-class Schedule(Section):
-    """``initial * decay**round``."""
+class LearningRate(Named):
+    """A learning rate: a number, or one of ``fedcore.algorithms.rates`` by name, with its options."""
 
-    initial: StepSize
-    decay: Decay = 1.0
-
-
-class Rate(Section):
-    """The clients' rate eta_t = lr * decay**round, and the server's rate gamma.
-
-    ``server_lr``: none for plain model averaging (gamma = eta_t K, the mean over the cohort); a number or a
-    schedule of its own is gamma itself.
-    """
-
-    lr: StepSize
-    decay: Decay = 1.0
-    server_lr: Schedule | None = None
-
-    @field_validator("server_lr", mode="before")
+    @model_validator(mode="before")
     @classmethod
     def _number_is_constant(cls, value: Any) -> Any:
         if isinstance(value, int | float) and not isinstance(value, bool):
-            return {"initial": value}
-        if not isinstance(value, Mapping | Schedule | None):
+            if not 0 < value <= LARGEST_STEP:
+                raise problems({"": f"expected a number in (0, {LARGEST_STEP:g}], got {value!r}"})
+            return {"name": "Constant", "options": {"value": value}}
+        if not isinstance(value, Mapping | LearningRate):
             raise problems({"": f"expected a number or a table, got {value!r}"})
         return value
 
+    @field_validator("name")
+    @classmethod
+    def _exists(cls, name: str) -> str:
+        return known("rate", name, rates.REGISTRY)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if wrong := option_problems(rates.REGISTRY[self.name], self.options, beside=("name",)):
+            raise problems(wrong)
+        try:
+            rate = self.make()
+        except FedcoreError as error:
+            raise problems({"": str(error)}) from None
+        first = rate(0, 1) if self.per_cohort else rate(0)
+        if not 0 < first <= LARGEST_STEP:
+            raise problems({"": f"expected a number in (0, {LARGEST_STEP:g}] in round 0, got {first!r}"})
+        return self
+
+    @property
+    def per_cohort(self) -> bool:
+        """Whether it is a rule of the round and of the number of clients heard."""
+        return rates.REGISTRY[self.name] is rates.PerCohort
+
+    def make(self) -> Any:
+        """The rate itself."""
+        return rates.REGISTRY[self.name](**self.options)
+
+
+class Rate(Section):
+    """The clients' rate eta_t, and the server's rate gamma.
+
+    ``server_lr``: none for plain model averaging (gamma = eta_t K, the mean over the cohort); else gamma itself.
+    """
+
+    lr: LearningRate
+    server_lr: LearningRate | None = None
+
+    @field_validator("lr")
+    @classmethod
+    def _of_the_round_alone(cls, lr: LearningRate) -> LearningRate:
+        if lr.per_cohort:
+            raise problems({"name": f"expected a rate of the round alone, got {lr.name!r}, which is for server_lr"})
+        return lr
+
 
 class Participation(Named):
-    """Who is active in a round: a pattern and its options; ``first_round = "all"`` overrules it once."""
+    """Who is active in a round: a pattern and its options; ``first_round = "all"`` overrules it once.
+
+    ``among`` names the pattern that it chooses among, as a table of the same kind.
+    """
 
     first_round: Literal["all"] | None = None
 
@@ -171,8 +249,7 @@ class Participation(Named):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        make = participation.REGISTRY[self.name]
-        if wrong := option_problems(make, self.options, given=FILLED_IN, beside=("name", "first_round")):
+        if wrong := pattern_problems(self.name, self.options, beside=("name", "first_round", "among")):
             raise problems(wrong)
         return self
 
@@ -217,6 +294,50 @@ class Experiment(Section):
             raise problems({"": f"expected at least one, each label once, got {labels} (label = '...' sets it)"})
         return methods
 
+    @field_validator("local")
+    @classmethod
+    def _steps_are_plain(cls, local: Local, info: ValidationInfo) -> Local:
+        if local.momentum or local.clip is not None:
+            for method in info.data.get("algorithms", ()):
+                if method.make().adds == "raw - r":
+                    raise problems(
+                        {
+                            "momentum"
+                            if local.momentum
+                            else "clip": f"expected none beside {method.label}: its controls "
+                            'follow from y only where the steps are plain; control = "sent" lets clients send them'
+                        }
+                    )
+        return local
+
+    @field_validator("partition")
+    @classmethod
+    def _data_says_who_holds_what(cls, partition: Partition, info: ValidationInfo) -> Partition:
+        if partition.name == "natural" and "data" in info.data and not data.REGISTRY[info.data["data"].name].generated:
+            generated = ", ".join(name for name, source in data.REGISTRY.items() if source.generated)
+            raise problems(
+                {"name": f"expected data that says who holds what ({generated}), got {info.data['data'].name!r}"}
+            )
+        return partition
+
+    @field_validator("model")
+    @classmethod
+    def _model_fits(cls, model: Model, info: ValidationInfo) -> Model:
+        from fedcore.local import nets
+
+        if "data" not in info.data:
+            return model
+        name, source = info.data["data"].name, data.REGISTRY[info.data["data"].name]
+        try:
+            came = nets.scores(model.name, source.shape, **model.options)
+        except ShapeError as error:
+            raise problems({"": f"{error}, the examples of {name!r}"}) from None
+        except FedcoreError as error:
+            raise problems({"": str(error)}) from None
+        if came != source.classes:
+            raise problems({"": f"expected {source.classes} scores, one for each class of {name!r}, got {came}"})
+        return model
+
     @field_validator("participation")
     @classmethod
     def _pattern_fits(cls, pattern: Participation, info: ValidationInfo) -> Participation:
@@ -226,6 +347,25 @@ class Experiment(Section):
             except FedcoreError as error:
                 raise problems({"": str(error)}) from None
         return pattern
+
+
+def pattern_problems(name: str, options: Mapping[str, Any], *, beside: Collection[str]) -> dict[str, str]:
+    """What is wrong with a pattern's options and with the pattern that it chooses among, by dotted key."""
+    own = {key: value for key, value in options.items() if key != "among"}
+    wrong = option_problems(participation.REGISTRY[name], own, given=(*FILLED_IN, "among"), beside=beside)
+    if "among" not in options:
+        return wrong
+    inner = options["among"]
+    if isinstance(inner, str):
+        inner = {"name": inner}
+    if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
+        return wrong | {"among": f"expected a pattern's name, or a table with its name and options, got {inner!r}"}
+    if inner["name"] not in participation.REGISTRY:
+        error = str(UnknownNameError.of("participation", inner["name"], participation.REGISTRY))
+        return wrong | {"among.name": error.removeprefix("participation: ")}
+    rest = {key: value for key, value in inner.items() if key != "name"}
+    found = pattern_problems(inner["name"], rest, beside=("name", "among"))
+    return wrong | {f"among.{key}": problem for key, problem in found.items()}
 
 
 def known(what: str, name: str, registry: Collection[str]) -> str:

@@ -8,7 +8,13 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
-TOML_NAMES = {"tuple_type": "a list", "model_type": "a table", "dict_type": "a table"}
+TOML_NAMES = {
+    "tuple_type": "a list",
+    "sequence_str": "a list",
+    "is_instance_of": "a list",  # of a Sequence, the one kind of option that is checked so
+    "model_type": "a table",
+    "dict_type": "a table",
+}
 """Pydantic's kinds of error whose own words name Python's types."""
 
 
@@ -31,8 +37,6 @@ def within(interval: str) -> AfterValidator:
 Count = Annotated[int, within("[1, 1000000]")]
 Seed = Annotated[int, within("[0, 4294967295]")]
 Threads = Annotated[int, within("[1, 1024]")]
-StepSize = Annotated[float, within("(0, 100]")]
-Decay = Annotated[float, within("(0, 1]")]
 
 
 def unknown_key(key: str, known: Collection[str]) -> str:

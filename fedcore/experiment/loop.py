@@ -13,18 +13,20 @@ from fedcore.server import Server, Update
 
 
 def rounds(
-    server: Server, engine: InProcess, pattern: Participation, *, count: int, evaluate_every: int
+    server: Server, engine: InProcess, pattern: Participation, *, count: int, evaluate_every: int, uploads: int = 0
 ) -> Iterator[RoundRecord]:
-    """Run ``count`` rounds, and yield what happened in each.
+    """Run the server's rounds up to ``count``, and yield what happened in each.
+
+    Args:
+        uploads: what was sent in the rounds before.
 
     Raises:
         DivergedError: a step would make the model infinite or NaN.
     """
-    uploads = 0
-    for round in range(count):
-        ids = pattern.active(round)
-        broadcast = server.broadcast(ids)
-        stream = _Timed(engine.updates(broadcast))
+    for round in range(server.round_number, count):
+        active = pattern.active(round)
+        broadcast = server.broadcast(active.clients)
+        stream = _Timed(engine.updates(broadcast, active))
         start = perf_counter()
         report = server.round(stream)
         folded = perf_counter()
@@ -34,7 +36,7 @@ def rounds(
         uploads += stream.seen
         yield RoundRecord(
             round=round,
-            active=ids.tolist(),
+            active=active.clients.tolist(),
             heard=len(report.heard),
             refused=len(report.refused),
             accuracy=evaluation.accuracy if evaluation else None,

@@ -85,16 +85,32 @@ class Record:
 class Writer:
     """Writes a record, so that whatever stops the run loses no finished round.
 
-    A context manager; the file must not exist yet.
+    A context manager.
+
+    Args:
+        path: the file; it must not exist yet.
+        before: rounds to go on after. The file is then replaced, at once, by one with the header and these.
     """
 
-    def __init__(self, path: Path, header: Header) -> None:
-        self._file = path.open("x", encoding="utf-8")
+    def __init__(self, path: Path, header: Header, before: Iterable[RoundRecord] | None = None) -> None:
+        if before is None:
+            self._file = path.open("x", encoding="utf-8")
+            self._line(header)
+            return
+        draft = path.with_suffix(".draft")
+        self._file = draft.open("w", encoding="utf-8")
         self._line(header)
+        for record in before:
+            self._line(record)
+        draft.replace(path)
 
     def add(self, record: RoundRecord) -> None:
         """Write one round and hand it to the operating system."""
         self._line(record)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -102,7 +118,7 @@ class Writer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        self.close()
 
     def _line(self, line: Header | RoundRecord) -> None:
         self._file.write(json.dumps(asdict(line), allow_nan=False) + "\n")
@@ -142,14 +158,15 @@ def read_folder(folder: Path) -> list[Record]:
     Raises:
         MissingDataError: there is no record in it, or one is damaged.
     """
-    records = [read(path) for path in _started(sorted((folder / "records").glob("*.jsonl")))]
+    records = [read(path) for path in sorted((folder / "records").glob("*.jsonl")) if started(path)]
     if not records:
         raise MissingDataError(f"{folder}: expected records (records/*.jsonl), found none")
     return sorted(records, key=lambda record: (record.header.order, record.header.seed))
 
 
-def _started(paths: Iterable[Path]) -> Iterable[Path]:
-    return (path for path in paths if b"\n" in path.read_bytes())
+def started(path: Path) -> bool:
+    """Whether a record has its header."""
+    return b"\n" in path.read_bytes()
 
 
 def _table(path: Path, number: int, line: str) -> dict[str, Any]:

@@ -40,6 +40,7 @@ def run_experiment(
     experiment: Experiment,
     folder: Path,
     *,
+    resume: bool = False,
     jobs: int | None = None,
     on_event: Callable[[Event], None] = lambda _: None,
 ) -> list[Event]:
@@ -48,6 +49,8 @@ def run_experiment(
     Args:
         experiment: what to run.
         folder: a new or empty folder.
+        resume: go on with the run in ``folder``, which is ``experiment``'s: its finished trials stay, the others go on
+            from their last checkpoint and end as if nothing had stopped them.
         jobs: processes; None for as many as there are cores, and trials.
         on_event: called in this process, as things happen.
 
@@ -58,7 +61,8 @@ def run_experiment(
         ConfigError: the folder is not new or empty.
         KeyboardInterrupt: after the processes were stopped; the records hold every finished round.
     """
-    prepare(folder, experiment)
+    if not resume:
+        prepare(folder, experiment)
     waiting = deque(trials(experiment))
     failed: list[Event] = []
     workers: list[Worker] = []
@@ -69,7 +73,7 @@ def run_experiment(
 
     try:
         for _ in range(min(jobs or cores(), len(waiting))):
-            workers.append(Worker(folder / "records"))
+            workers.append(Worker(folder))
             begin(workers[-1])
         while workers:
             ready = wait([worker.pipe for worker in workers])
@@ -88,7 +92,7 @@ def run_experiment(
                 worker.stop()
                 workers.remove(worker)
                 if waiting:
-                    workers.append(Worker(folder / "records"))
+                    workers.append(Worker(folder))
                     begin(workers[-1])
     finally:
         for worker in workers:

@@ -5,8 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedcore.errors import ConfigError
+from fedcore.experiment.checkpoints import SECONDS, Checkpoints
 from fedcore.experiment.config import Experiment, Method
-from fedcore.experiment.records import Header, RoundRecord, Writer
+from fedcore.experiment.records import Header, RoundRecord, Writer, read, started
 from fedcore.runtime import __version__
 
 
@@ -40,13 +42,20 @@ def trials(experiment: Experiment) -> list[Trial]:
     return [Trial(experiment, order, seed) for seed in experiment.seeds for order in range(len(experiment.algorithms))]
 
 
-def run_trial(trial: Trial, records: Path, on_round: Callable[[RoundRecord], None] = lambda _: None) -> None:
-    """Run one trial and write its record.
+def run_trial(
+    trial: Trial,
+    folder: Path,
+    on_round: Callable[[RoundRecord], None] = lambda _: None,
+    *,
+    checkpoint_seconds: float = SECONDS,
+) -> None:
+    """Run one trial and write its record; one that was stopped goes on where its last checkpoint left it.
 
     Args:
         trial: what to run.
-        records: the folder for the record; it must not hold this trial's yet.
-        on_round: called with each round after it was written.
+        folder: of the run, with ``records`` in it; ``checkpoints`` is made.
+        on_round: called with each round after it was written, and with those that a record holds already.
+        checkpoint_seconds: the least time between two checkpoints.
 
     Raises:
         FedcoreError: the data is missing, the model diverged, ...; the rounds before it are in the record.
@@ -68,8 +77,41 @@ def run_trial(trial: Trial, records: Path, on_round: Callable[[RoundRecord], Non
         rounds=experiment.rounds,
         version=__version__,
     )
-    with Writer(records / trial.file_name, header) as record:
-        server, engine, pattern = build(trial)
-        for line in rounds(server, engine, pattern, count=experiment.rounds, evaluate_every=experiment.evaluate.every):
+    path = folder / "records" / trial.file_name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    before = _rounds_before(path, header)
+    checkpoints = Checkpoints(folder / "checkpoints" / path.stem, checkpoint_seconds)
+    if before is not None and len(before) == experiment.rounds:
+        for line in before:
+            on_round(line)
+        return
+    if before is None:
+        Writer(path, header).close()  # a trial that fails at once has a record too
+    server, engine, pattern = build(trial, None if before is None else checkpoints.folder)
+    before = (before or [])[: server.round_number]
+    with Writer(path, header, before) as record:
+        for line in before:
+            on_round(line)
+        uploads, every = before[-1].uploads if before else 0, experiment.evaluate.every
+        for line in rounds(server, engine, pattern, count=experiment.rounds, evaluate_every=every, uploads=uploads):
             record.add(line)
             on_round(line)
+            checkpoints.save_when_due(server)
+    checkpoints.remove()
+
+
+def _rounds_before(path: Path, header: Header) -> list[RoundRecord] | None:
+    """The rounds of a trial that was begun before, or None.
+
+    Raises:
+        ConfigError: the record is another trial's.
+    """
+    if not path.exists():
+        return None
+    if not started(path):
+        path.unlink()
+        return None
+    record = read(path)
+    if record.header != header:
+        raise ConfigError(f"{path}: expected the record of {header}, got that of {record.header}")
+    return record.rounds

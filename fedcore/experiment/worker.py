@@ -29,10 +29,10 @@ class Worker:
     Spawned, not forked: a forked child inherits torch's threads as locks that nobody holds.
     """
 
-    def __init__(self, records: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, records), daemon=True)
+        self.process = context.Process(target=_work, args=(theirs, folder), daemon=True)
         with _interrupts_ignored():  # what the child inherits: Ctrl-C is the run's business, also while it starts
             self.process.start()
         theirs.close()
@@ -61,7 +61,7 @@ class Worker:
         self.pipe.close()
 
 
-def _work(pipe: Connection, records: Path) -> None:
+def _work(pipe: Connection, folder: Path) -> None:
     import torch
 
     torch.set_num_threads(1)  # the order of torch's sums depends on it, and the figures must not on the machine
@@ -70,11 +70,11 @@ def _work(pipe: Connection, records: Path) -> None:
             trial: Trial = pipe.recv()
             set_threads(trial.experiment.threads)
             try:
-                run_trial(trial, records, pipe.send)
+                run_trial(trial, folder, pipe.send)
             except FedcoreError as error:
                 pipe.send(Ended(str(error)))
             except Exception as error:
-                log = (records / trial.file_name).with_suffix(".traceback.txt")
+                log = (folder / "records" / trial.file_name).with_suffix(".traceback.txt")
                 log.write_text(traceback.format_exc(), encoding="utf-8")
                 pipe.send(Ended(f"{type(error).__name__}: {error} (see {log})"))
             else:

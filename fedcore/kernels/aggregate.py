@@ -8,41 +8,68 @@ import numpy.typing as npt
 
 from fedcore.errors import ShapeError, UnknownNameError
 from fedcore.kernels.backend import implementation
+from fedcore.kernels.summed import Summed
+from fedcore.lists import length, listed, numbers
 
 Sum: TypeAlias = npt.NDArray[np.floating[Any]]
+Accumulate: TypeAlias = Literal["float32", "float64"]
 
 
 def weighted_sum(
-    rows: Sequence[Any], weights: Any, out: Any = None, *, accumulate: Literal["float32", "float64"] = "float32"
+    rows: Sequence[Any], weights: Any, out: Any = None, *, base: Any = None, accumulate: Accumulate = "float32"
 ) -> Any:
-    """The weighted sum of separate rows, sum_i weights[i] rows[i], without stacking them.
+    """The weighted sum of separate rows, sum_i w_i h_i, h_i = rows[i] or base - rows[i], without stacking them.
 
     Args:
-        rows: k arrays float32[n] in CPU memory (NumPy, torch, anything with DLPack or the buffer protocol).
-            Read-only.
-        weights: float32[k], or a list of k numbers.
-        out: float32[n], written in place and overlapping no row; a new NumPy array if None.
-        accumulate: what the sum is kept in while it grows; float64 is rounded once to float32 at the end.
+        rows: k arrays of n numbers in CPU memory (NumPy, torch, anything with DLPack or the buffer protocol), all
+            float32, all float64, all float16 or all bfloat16 (of torch, or ml_dtypes' for NumPy). Read-only.
+        weights: float32[k], with float64 sums also float64[k]; or a list of k numbers, taken in the precision of the
+            sum.
+        out: float32[n], or n numbers of the rows' dtype, written in place and overlapping no input. If None a new NumPy
+            array: float32, or float64 where rows and sum are, so that nothing is thrown away.
+        base: float32[n]: the sum is of base - rows[i], and the differences are never stored. Read-only.
+        accumulate: the sum's precision while it grows.
 
     Returns:
-        float32[n], ``out`` if it was given.
+        The sum, ``out`` if it was given.
 
     Raises:
         ShapeError, DtypeError, ArrayError: an argument is not what is said above; nothing was written.
 
-    Determinism: one row after another in their order: the same bits on every ISA level and thread count.
-    Cost: reads 4 k n bytes once, writes 4 n bytes.
+    Determinism: elements and differences are float32 (float64 where rows and sum are), products and sums are in the
+        precision of ``accumulate``, one row after another, and rounded to ``out`` once, to the nearest and ties to
+        even: the same bits on every ISA level and thread count.
+    Cost: reads all rows and the base once, writes the sum once.
 
     >>> weighted_sum([np.float32([1, 2]), np.float32([3, 4])], [0.5, 0.5])
     array([2., 3.], dtype=float32)
+    >>> weighted_sum([np.float16([1, 2]), np.float16([3, 4])], [0.5, 0.5], base=np.float32([2, 2]))
+    array([ 0., -1.], dtype=float32)
     """
-    weights, float64 = _as_weights(weights), _is_float64(accumulate)
-    if out is None:
-        if not rows:
-            raise ShapeError("rows: expected at least one row when there is no out, got none")
-        out = np.empty(len(rows[0]), np.float32)
-    implementation.weighted_sum(rows, weights, out, float64=float64)
-    return out
+    return _sum_rows(rows, weights, out, base, accumulate)[0]
+
+
+def weighted_sum_norms(
+    rows: Sequence[Any], weights: Any, out: Any = None, *, base: Any = None, accumulate: Accumulate = "float32"
+) -> Summed:
+    """``weighted_sum`` with the squared norms of all rows and of the sum, in the same pass.
+
+    Arguments, errors and the bits of the sum are those of ``weighted_sum``.
+
+    Returns:
+        ``Summed``: the sum, float64[k] |h_i|^2 and |sum_i w_i h_i|^2; with them which rows are finite and how diverse.
+
+    Determinism: squares are of float32(h_i) on 16 fixed lanes of float32, or in float64 where these could not hold
+        them, as in ``squared_norms``: the same bits on every ISA level and thread count, relative error below 1e-5.
+    Cost: that of ``weighted_sum``: no further pass over the rows.
+
+    >>> summed = weighted_sum_norms([np.float32([3, 4]), np.float32([3, -4])], [0.5, 0.5])
+    >>> summed.squared_norms, summed.squared_norm_of_sum, summed.finite
+    (array([25., 25.]), 9.0, array([ True,  True]))
+    >>> round(summed.diversity, 3)
+    2.778
+    """
+    return Summed.of(*_sum_rows(rows, weights, out, base, accumulate, norms=True))
 
 
 def weighted_sum_segments(
@@ -50,15 +77,18 @@ def weighted_sum_segments(
     weights: Any,
     outs: Sequence[Any] | None = None,
     *,
-    accumulate: Literal["float32", "float64"] = "float32",
+    base: Sequence[Any] | None = None,
+    accumulate: Accumulate = "float32",
 ) -> Sequence[Any]:
     """The weighted sum of models whose tensors lie apart, without flattening them: outs[s] = sum_i w[i] models[i][s].
 
     Args:
-        models: k lists of as many float32 arrays each, of any shapes, contiguous, in CPU memory. Read-only.
-        weights: float32[k], or a list of k numbers.
-        outs: float32 arrays of the same sizes, written in place and overlapping nothing; new NumPy arrays if None.
-        accumulate: as for ``weighted_sum``.
+        models: k lists of as many arrays each, of any shapes, contiguous, in CPU memory. All models share the size
+            and the dtype of a tensor, one of those of ``weighted_sum``; tensors may differ. Read-only.
+        weights, accumulate: as for ``weighted_sum``.
+        outs: arrays of the same sizes, each float32 or of its tensors' dtype, written in place and overlapping nothing;
+            new NumPy arrays if None, as for ``weighted_sum``.
+        base: float32 arrays of the same sizes: the sum is of base[s] - models[i][s].
 
     Returns:
         The sums, ``outs`` if it was given, else arrays of the first model's shapes.
@@ -69,22 +99,66 @@ def weighted_sum_segments(
     >>> weighted_sum_segments([[np.float32([[1]]), np.float32([2])], [np.float32([[3]]), np.float32([4])]], [1, 1])
     [array([[4.]], dtype=float32), array([6.], dtype=float32)]
     """
+    return _sum_models(models, weights, outs, base, accumulate)[0]
+
+
+def weighted_sum_segments_norms(
+    models: Sequence[Sequence[Any]],
+    weights: Any,
+    outs: Sequence[Any] | None = None,
+    *,
+    base: Sequence[Any] | None = None,
+    accumulate: Accumulate = "float32",
+) -> Summed:
+    """``weighted_sum_segments`` with the squared norms of whole models and of their sum, in the same pass.
+
+    Arguments, errors and the bits of the sums are those of ``weighted_sum_segments``; norms are as for
+    ``weighted_sum_norms``, added up over the tensors in float64.
+
+    >>> summed = weighted_sum_segments_norms([[np.float32([3]), np.float32([[4]])]], [2])
+    >>> summed.squared_norms, summed.squared_norm_of_sum
+    (array([25.]), 100.0)
+    """
+    return Summed.of(*_sum_models(models, weights, outs, base, accumulate, norms=True))
+
+
+def _sum_rows(
+    rows: Sequence[Any], weights: Any, out: Any, base: Any, accumulate: str, norms: bool = False
+) -> tuple[Any, Any, Any]:
+    weights, float64 = _as_weights(weights, accumulate)
+    if out is None:
+        if not listed("rows", rows):
+            raise ShapeError("rows: expected at least one row when there is no out, got none")
+        out = np.empty(length("rows[0]", rows[0]), _sum_dtype(rows[0], float64))
+    squares = implementation.weighted_sum(rows, weights, out, base=base, float64=float64, norms=norms)
+    return out, squares, weights
+
+
+def _sum_models(
+    models: Sequence[Sequence[Any]], weights: Any, outs: Any, base: Any, accumulate: str, norms: bool = False
+) -> tuple[Sequence[Any], Any, Any]:
+    weights, float64 = _as_weights(weights, accumulate)
     if outs is None:
-        if not models:
+        if not listed("models", models):
             raise ShapeError("models: expected at least one when there are no outs, got none")
-        outs = [np.empty(tuple(tensor.shape), np.float32) for tensor in models[0]]
-    implementation.weighted_sum_segments(models, _as_weights(weights), outs, float64=_is_float64(accumulate))
-    return outs
+        outs = [np.empty(np.shape(tensor), _sum_dtype(tensor, float64)) for tensor in listed("models[0]", models[0])]
+    squares = implementation.weighted_sum_segments(models, weights, outs, base=base, float64=float64, norms=norms)
+    return outs, squares, weights
 
 
-def _as_weights(weights: Any) -> Any:
-    return np.array(weights, np.float32) if isinstance(weights, list | tuple) else weights
-
-
-def _is_float64(accumulate: str) -> bool:
+def _as_weights(weights: Any, accumulate: str) -> tuple[Any, bool]:
     if accumulate not in ("float32", "float64"):
         raise UnknownNameError.of("accumulate", accumulate, ["float32", "float64"])
-    return accumulate == "float64"
+    is_list = isinstance(weights, list | tuple)
+    return numbers(
+        "weights", weights, np.float64 if accumulate == "float64" else np.float32
+    ) if is_list else weights, accumulate == "float64"
+
+
+def _sum_dtype(row: Any, float64: bool) -> type[np.floating[Any]]:
+    """float64 where rows and sum are; a buffer has a format, everything else a dtype."""
+    dtype = str(getattr(row, "dtype", getattr(row, "format", ""))).removeprefix("torch.")
+    return np.float64 if float64 and dtype in ("float64", "d") else np.float32
 
 
 def accumulate(
@@ -102,7 +176,8 @@ def accumulate(
         acc: float32[n] or float64[n], the sum so far.
         bases: k entries: the float32[n] that client i started from, or None where ``ys[i]`` is no model but a
             difference (then h_i = -ys[i] scales[i]).
-        ys: k arrays float32[n], as the clients sent them. Read-only.
+        ys: k arrays [n], as the clients sent them: each float32, float64, float16 or bfloat16 (torch.bfloat16, by
+            DLPack) and rounded to float32 first. Read-only.
         scales: float64[k]; 1 / (eta_i K_i) makes h_i the mean gradient of client i's steps.
         weights: float64[k].
         out: of the dtype and length of ``acc``; ``acc`` itself, or disjoint from it.
@@ -116,7 +191,7 @@ def accumulate(
 
     Determinism: h_i is float32; the sum is in the dtype of ``acc``, one client after another: the same bits one by
         one, in batches, on every ISA level and thread count.
-    Cost: reads 4 k n + 4 n bytes, and reads and writes the sum once.
+    Cost: reads the ys once (4 k n bytes in float32), 4 n bytes, and reads and writes the sum once.
     """
     norms: npt.NDArray[np.float64] = implementation.accumulate(acc, out, bases, ys, scales, weights)
     return norms
@@ -129,23 +204,30 @@ def server_step(
     *,
     from_sum: float,
     from_total: float = 0.0,
+    from_momentum: float = 0.0,
     keep_sum: float = 0.0,
+    keep_control: float = 0.0,
     keep_v: float = 0.0,
     gamma: float,
+    momentum: npt.NDArray[np.float32] | None = None,
+    control: npt.NDArray[np.float64] | None = None,
     v: npt.NDArray[np.float32],
     total_out: npt.NDArray[np.float64] | None,
     x_out: npt.NDArray[np.float32],
 ) -> tuple[float, float]:
     """The linear step that ends a round, from the round's sum A and the running total T.
 
-    v = from_sum A + from_total T;  T' = T + keep_sum A + keep_v v;  x' = x - gamma v.
+    v = from_sum A + from_total T + from_momentum g;  T' = T + keep_sum A + keep_control B + keep_v v;
+    x' = x - gamma v.
 
     Args:
         sum: float32[n] or float64[n], A.
         total: float64[n], T, or None where the method keeps no total.
         x: float32[n].
-        v, total_out, x_out: outputs float32[n], float64[n] (None where ``total`` is), float32[n]; the last two may be
-            the inputs that they replace.
+        momentum: float32[n], g, the direction of the round before, or None.
+        control: float64[n], B, a second sum of the round, or None; None where ``total`` is.
+        v, total_out, x_out: outputs float32[n], float64[n] (None where ``total`` is), float32[n]; each may be the
+            input that it replaces: ``momentum``, ``total``, ``x``.
 
     Returns:
         |v|^2 and |x'|^2 in float64; the second is not finite exactly if an element of x' is not.
@@ -153,19 +235,24 @@ def server_step(
     Raises:
         ShapeError, DtypeError, ArrayError: an argument is not what is said above; nothing was written.
 
-    Determinism: elementwise in float64, v and x' rounded once to float32; T' sees v as it was rounded.
-    Cost: reads 12 n bytes (20 n with a total), writes 8 n (16 n).
+    Determinism: elementwise in float64, each formula from its left to its right and without the terms that are None;
+        v and x' rounded once to float32; T' sees v as it was rounded.
+    Cost: reads 12 n bytes (8 n more with a total, 4 n with a momentum, 8 n with a control), writes 8 n (16 n).
     """
     v_square, x_square = implementation.server_step(
         sum,
         total,
+        momentum,
+        control,
         x,
         v,
         total_out,
         x_out,
         from_sum=from_sum,
         from_total=from_total,
+        from_momentum=from_momentum,
         keep_sum=keep_sum,
+        keep_control=keep_control,
         keep_v=keep_v,
         gamma=gamma,
     )

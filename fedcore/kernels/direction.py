@@ -7,6 +7,7 @@ import numpy as np
 
 from fedcore.errors import ShapeError
 from fedcore.kernels.backend import implementation
+from fedcore.lists import length, listed, numbers
 
 
 def direction_step(
@@ -91,8 +92,8 @@ def direction_offset(terms: Sequence[Any], coefficients: Sequence[float], out: A
     array([2., 3.], dtype=float32)
     """
     if out is None:
-        if not terms:
+        if not listed("terms", terms):
             raise ShapeError("terms: expected at least one vector, got none")
-        out = np.empty(len(terms[0]), np.float32)
-    implementation.direction_offset(terms, np.array(coefficients, np.float64), out)
+        out = np.empty(length("terms[0]", terms[0]), np.float32)
+    implementation.direction_offset(terms, numbers("coefficients", coefficients, np.float64), out)
     return out

@@ -1,12 +1,16 @@
 """exchange: what is new against what each client's row remembers, accumulated while the row is replaced."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.errors import UnknownNameError
 from fedcore.kernels.backend import implementation
+
+Form: TypeAlias = Literal["gradient", "control"]
+FORMS = ("gradient", "control")
 
 
 def exchange(
@@ -20,30 +24,54 @@ def exchange(
     new_rows: Sequence[Any],
     *,
     out: npt.NDArray[np.floating[Any]],
+    form: Form = "gradient",
+    keys: npt.NDArray[np.uint64] | None = None,
 ) -> npt.NDArray[np.float64]:
-    """out = acc + sum_i weights[i] (h_i - r_i + v_i) and r_i' = h_i, in one pass over the cohort.
+    """What is new against what each client's row remembers, added to a sum in one pass while the row is replaced.
+
+    ``form="gradient"``: r_i' = h_i, out = acc + sum_i weights[i] (r_i' - r_i + v_i), for rows that are the clients'
+    last mean gradients. ``form="control"``: r_i' = (h_i + r_i) + q_i, out = acc + sum_i weights[i] (r_i' - r_i), for
+    rows that are corrected gradients, as SCAFFOLD's control variates. A row is float32 or quantised, and r_i and r_i'
+    in the sums are what is stored, decoded again: the sum follows the rows exactly.
 
     Args:
         acc, out: float64[n]; the same array, or disjoint.
-        bases, ys, scales, weights: as for ``accumulate``, which also defines h_i.
-        old_rows: k entries: r_i, float32[n], or None for a row that was never written and reads as zero.
-        anchors: k entries: v_i, float32[n], or None where nothing is added back (MIFA), or there is no old row.
-        new_rows: k arrays float32[n], written; entry i may be ``old_rows[i]`` itself, which is then lost even where
-            ``ys[i]`` turns out not to be finite.
+        bases, ys, scales, weights: as for ``accumulate``, which also defines h_i and the dtypes of the ys.
+        old_rows: k entries: r_i, float32[n] or ``Codes`` of n elements, or None for a row that was never written and
+            reads as zero. Read-only.
+        anchors: k entries: v_i or q_i, float32[n], or None for zero. In gradient form None where there is no old row.
+        new_rows: k entries, written: float32[n] or ``Codes``, whatever the old row is; entry i may lie exactly where
+            ``old_rows[i]`` does, which is then lost even where ``ys[i]`` turns out not to be finite.
+        form: what a row becomes, as above.
+        keys: uint64[k, 2], the seed and the row with which ``quantise`` rounds r_i' stochastically: the codes are those
+            of ``quantise(r_i', codec, seed=keys[i, 0], row=keys[i, 1])``. None: to the nearest. Nothing to float32.
 
     Returns:
-        float64[k], the squared norms |h_i|^2; what is not finite tells what it tells in ``accumulate``.
+        float64[k], the squared norms |h_i|^2 before any rounding. One that is not finite tells what it tells in
+        ``accumulate``, or that r_i' as stored is not finite, which a codec's range or an r_i may cause; then ``out``
+        and the new row are worthless.
 
     Raises:
+        UnknownNameError: there is no such form or codec.
         ShapeError, DtypeError, ArrayError: an argument is not what is said above; nothing was written.
 
-    Determinism: the sum sees h_i as the row stores it, so it follows the rows exactly (to float64 rounding); order
-        and bits as in ``accumulate``.
-    Cost: reads 8 k n (12 k n with anchors) + 12 n bytes, writes 4 k n + 8 n bytes.
+    Determinism: h_i and r_i' in float32, the sums in float64, one client after another: the same bits one by one, in
+        batches, on every ISA level and thread count.
+    Cost: with b bytes an element of a row (4 for float32, 2 for bf16 and f16, 1 + 1/16 for int8) and float32 ys, reads
+        (4 + b) k n (4 k n more with anchors) + 12 n bytes, writes b k n + 8 n bytes.
     Reference: Gu et al., "Fast Federated Learning in the Presence of Arbitrary Device Unavailability" (MIFA), the
-        memory-efficient form; Sun, Mao, Zhang, "MimiC", arXiv 2306.12212, Algorithm 1.
+        memory-efficient form; Sun, Mao, Zhang, "MimiC", arXiv 2306.12212, Algorithm 1; Karimireddy et al., "SCAFFOLD:
+        Stochastic Controlled Averaging for Federated Learning", Algorithm 1, option II (control form, q = -c).
+
+    >>> row, total, none = np.float32([1, 1]), np.zeros(2), [None]
+    >>> exchange(total, none, [np.float32([-3, -4])], np.ones(1), np.ones(1), [row], none, [row], out=total)
+    array([25.])
+    >>> total, row
+    (array([2., 3.]), array([3., 4.], dtype=float32))
     """
+    if form not in FORMS:
+        raise UnknownNameError.of("form", form, FORMS)
     norms: npt.NDArray[np.float64] = implementation.exchange(
-        acc, out, bases, ys, scales, weights, old_rows, anchors, new_rows
+        acc, out, bases, ys, scales, weights, old_rows, anchors, new_rows, control=form == "control", keys=keys
     )
     return norms

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from fedcore.errors import DtypeError, RangeError, ShapeError
 from fedcore.kernels.backend import implementation
+from fedcore.lists import listed, numbers
 
 
 def mix(models: Sequence[Any], W: Any) -> None:
@@ -36,7 +37,7 @@ def mix(models: Sequence[Any], W: Any) -> None:
     >>> models
     [array([1., 2.], dtype=float32), array([1.5, 1. ], dtype=float32)]
     """
-    implementation.mix(models, *compressed_rows(W, len(models)))
+    implementation.mix(models, *compressed_rows(W, len(listed("models", models))))
 
 
 def compressed_rows(W: Any, p: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
@@ -52,7 +53,7 @@ def compressed_rows(W: Any, p: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[
             raise RangeError(f"W: expected indptr to rise from 0 to the {len(weights)} entries of data and indices")
         rows = np.repeat(np.arange(p), counts)
     else:
-        dense = np.array(W, np.float64) if isinstance(W, list | tuple) else np.asarray(W)
+        dense = numbers("W", W, np.float64) if isinstance(W, list | tuple) else np.asarray(W)
         if dense.shape != (p, p):
             raise ShapeError(f"W: expected [{p}, {p}], one row a model, got {list(dense.shape)}")
         rows, columns = np.nonzero(dense)

@@ -15,27 +15,79 @@ F64 = npt.NDArray[np.float64]
 Sum: TypeAlias = npt.NDArray[np.floating[Any]]
 
 
-def weighted_sum(rows: Sequence[F32], weights: F32, out: F32, *, float64: bool) -> None:
-    """out = sum_i weights[i] rows[i], one row after another in float32 or float64, rounded once to float32."""
-    total = np.zeros(out.shape, np.float64 if float64 else np.float32)
+def weighted_sum(
+    rows: Sequence[Any], weights: Sum, out: Any, *, base: F32 | None = None, float64: bool, norms: bool = False
+) -> F64 | None:
+    """out = sum_i weights[i] h_i, one after another in float32 or float64, rounded once; |h_i|^2 and |sum|^2 if asked.
+
+    h_i is row i, or base - row i, in float32, or float64 if rows and sum are.
+    """
+    total = np.zeros(np.shape(out), np.float64 if float64 else np.float32)
+    hs = []
     for row, weight in zip(rows, weights, strict=True):
-        total += total.dtype.type(weight) * np.asarray(row, total.dtype)
-    out[:] = total
+        y = numbers(row).reshape(total.shape)
+        y = y.astype(np.float64 if y.dtype == total.dtype == np.float64 else np.float32, copy=False)
+        hs.append(y if base is None else np.asarray(base, y.dtype).reshape(y.shape) - y)
+        total += total.dtype.type(weight) * hs[-1].astype(total.dtype)
+    write(out, total)
+    return squared_norms([*hs, total]) if norms else None
 
 
-def weighted_sum_segments(models: Sequence[Sequence[F32]], weights: F32, outs: Sequence[F32], *, float64: bool) -> None:
-    """outs[s] = sum_i weights[i] models[i][s], each as ``weighted_sum``."""
+def weighted_sum_segments(
+    models: Sequence[Sequence[Any]],
+    weights: Sum,
+    outs: Sequence[Any],
+    *,
+    base: Sequence[F32] | None = None,
+    float64: bool,
+    norms: bool = False,
+) -> F64 | None:
+    """outs[s] = sum_i weights[i] h_i[s], each as ``weighted_sum``; the norms are added up over s."""
+    squares = np.zeros(len(models) + 1)
     for s, out in enumerate(outs):
-        weighted_sum([model[s] for model in models], weights, out, float64=float64)
+        rows, x = [model[s] for model in models], None if base is None else base[s]
+        of_segment = weighted_sum(rows, weights, out, base=x, float64=float64, norms=norms)
+        squares += 0 if of_segment is None else of_segment
+    return squares if norms else None
 
 
-def gradient(base: F32 | None, y: F32, scale: float) -> F32:
+def numbers(array: Any) -> npt.NDArray[Any]:
+    """What NumPy sees of an array; of bfloat16, which it lacks, an exact float32 copy."""
+    if "bfloat16" not in str(getattr(array, "dtype", "")):
+        return np.asarray(array)
+    return np.asarray(array.float() if hasattr(array, "float") else array.astype(np.float32))
+
+
+def write(out: Any, total: Sum) -> None:
+    """out = total, rounded once to the dtype of out."""
+    dtype = str(out.dtype).removeprefix("torch.")
+    with np.errstate(over="ignore"):  # to an infinity
+        rounded = to_bfloat16(total) if dtype == "bfloat16" else total.astype(dtype)
+    out[...] = out.new_tensor(rounded) if hasattr(out, "new_tensor") else rounded
+
+
+def to_bfloat16(total: Sum) -> F32:
+    """The nearest numbers of 8 significant bits in float32's range, ties to even."""
+    _, exponent = np.frexp(total)
+    unit = np.maximum(exponent, -125) - 8  # 2^-133 where bfloat16 is subnormal
+    return np.asarray(np.ldexp(np.rint(np.ldexp(total.astype(np.float64), -unit)), unit), np.float32)
+
+
+def floats(y: Any) -> F32:
+    """What a client sent, rounded to float32."""
+    if str(getattr(y, "dtype", "")) == "torch.bfloat16":  # which NumPy does not know
+        y = y.float()
+    return np.asarray(y).astype(np.float32)
+
+
+def gradient(base: F32 | None, y: Any, scale: float) -> F32:
     """h = (base - y) scale in float32; h = -y scale where there is no base."""
-    y = np.asarray(y)
-    return (-y if base is None else np.asarray(base) - y) * np.float32(scale)
+    y = floats(y)
+    h: F32 = (-y if base is None else np.asarray(base) - y) * np.float32(scale)
+    return h
 
 
-def accumulate(acc: Sum, out: Sum, bases: Sequence[F32 | None], ys: Sequence[F32], scales: F64, weights: F64) -> F64:
+def accumulate(acc: Sum, out: Sum, bases: Sequence[F32 | None], ys: Sequence[Any], scales: F64, weights: F64) -> F64:
     """out = acc + sum_i weights[i] h_i in the dtype of acc; the squared norm of each h_i."""
     out[:] = acc
     hs = [gradient(*sent) for sent in zip(bases, ys, scales, strict=True)]
@@ -44,34 +96,61 @@ def accumulate(acc: Sum, out: Sum, bases: Sequence[F32 | None], ys: Sequence[F32
     return squared_norms(hs)
 
 
+def decoded(row: Any, n: int) -> F32:
+    """What a row of ``exchange`` stands for."""
+    if row is None:
+        return np.zeros(n, np.float32)
+    if not isinstance(row, tuple):
+        return np.array(row)
+    codec, codes, scales = row
+    out = np.empty(n, np.float32)
+    dequantise(codes, scales, codec, out)
+    return out
+
+
 def exchange(
     acc: F64,
     out: F64,
     bases: Sequence[F32 | None],
-    ys: Sequence[F32],
+    ys: Sequence[Any],
     scales: F64,
     weights: F64,
-    old_rows: Sequence[F32 | None],
+    old_rows: Sequence[Any],
     anchors: Sequence[F32 | None],
-    new_rows: Sequence[F32],
+    new_rows: Sequence[Any],
+    *,
+    control: bool,
+    keys: npt.NDArray[np.uint64] | None,
 ) -> F64:
-    """out = acc + sum_i weights[i] (h_i - old_rows[i] + anchors[i]); new_rows[i] = h_i; squared norms as above."""
+    """out = acc + sum_i weights[i] (new - old + anchor), new = h_i as stored; |h_i|^2, infinite if what is stored is.
+
+    Control form: new = (h_i + old) + anchor as stored, and the sum sees new - old.
+    """
     out[:] = acc
     hs = [gradient(*sent) for sent in zip(bases, ys, scales, strict=True)]
-    for h, weight, old, anchor, new in zip(hs, weights, old_rows, anchors, new_rows, strict=True):
-        change = h.astype(np.float64)
-        if old is not None:
-            change -= old
-        if anchor is not None:
-            change += anchor
-        out += weight * change
-        new[:] = h
-    return squared_norms(hs)
+    squares = squared_norms(hs)
+    for i, (h, weight, old_row, new_row) in enumerate(zip(hs, weights, old_rows, new_rows, strict=True)):
+        old, anchor = decoded(old_row, len(h)), decoded(anchors[i], len(h))
+        new = (h + old) + anchor if control else h
+        if isinstance(new_row, tuple):
+            codec, codes, of_codes = new_row
+            seed, row = (None, 0) if keys is None else keys[i]
+            quantise(new, codec, codes, of_codes, seed, row)
+            new = decoded(new_row, len(h))
+        else:
+            new_row[:] = new
+        change = new.astype(np.float64) - old
+        out += weight * (change if control else change + anchor)
+        if np.isfinite(squares[i]) and not np.isfinite(new).all():
+            squares[i] = np.inf
+    return squares
 
 
 def server_step(
     sum: Sum,
     total: F64 | None,
+    momentum: F32 | None,
+    control: F64 | None,
     x: F32,
     v: F32,
     total_out: F64 | None,
@@ -79,15 +158,28 @@ def server_step(
     *,
     from_sum: float,
     from_total: float,
+    from_momentum: float,
     keep_sum: float,
+    keep_control: float,
     keep_v: float,
     gamma: float,
 ) -> tuple[float, float]:
-    """v = from_sum A + from_total T; T' = T + keep_sum A + keep_v v; x' = x - gamma v; (|v|^2, |x'|^2)."""
+    """v = from_sum A + from_total T + from_momentum g; T' = T + keep_sum A + keep_control B + keep_v v.
+
+    x' = x - gamma v. Returns (|v|^2, |x'|^2).
+    """
     sum = sum.astype(np.float64)
-    v[:] = from_sum * sum if total is None else from_sum * sum + from_total * total
+    direction = from_sum * sum
+    if total is not None:
+        direction = direction + from_total * total
+    if momentum is not None:
+        direction = direction + from_momentum * momentum.astype(np.float64)
+    v[:] = direction
     if total is not None and total_out is not None:
-        total_out[:] = total + keep_sum * sum + keep_v * v.astype(np.float64)
+        kept = total + keep_sum * sum
+        if control is not None:
+            kept = kept + keep_control * control
+        total_out[:] = kept + keep_v * v.astype(np.float64)
     x_out[:] = x.astype(np.float64) - gamma * v.astype(np.float64)
     v_square, x_square = squared_norms([v, x_out])
     return float(v_square), float(x_square)
@@ -143,15 +235,16 @@ def mix64(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def dither(n: int, seed: int, row: int) -> npt.NDArray[np.uint32]:
-    """32 random bits for each of n elements, a hash of (seed, row, element)."""
+    """32 random bits for each of n elements: a hash of (seed, row, element), turned for the second 32 of each 64."""
     golden, elements = np.uint64(0x9E3779B97F4A7C15), np.arange(n, dtype=np.uint64)
     start = np.array([seed, row], np.uint64) + golden
     key = mix64((mix64(start[:1]) + start[1:]) ^ mix64(elements >> np.uint64(32)))
     k0, k1 = key.astype(np.uint32), (key >> np.uint64(32)).astype(np.uint32)
-    u = elements.astype(np.uint32) + k0
+    u = (elements & ~np.uint64(32)).astype(np.uint32) + k0
     u = (u ^ (u >> np.uint32(16))) * np.uint32(0x7FEB352D)
     u = ((u ^ (u >> np.uint32(15))) + k1) * np.uint32(0x846CA68B)
-    return u ^ (u >> np.uint32(16))
+    u ^= u >> np.uint32(16)
+    return np.where(elements & np.uint64(32), u << np.uint32(16) | u >> np.uint32(16), u)
 
 
 def quantise(x: F32, codec: str, codes: npt.NDArray[Any], scales: F32 | None, seed: int | None, row: int) -> None:
@@ -162,15 +255,15 @@ def quantise(x: F32, codec: str, codes: npt.NDArray[Any], scales: F32 | None, se
         blocks = np.zeros((len(scales), 64), np.float32)
         blocks.flat[: len(x)] = x
         largest = np.abs(blocks).max(axis=1, initial=0)
-        used = np.isfinite(largest) & (largest >= np.float32(2.0**-112))
+        used = np.isfinite(largest) & (largest >= np.float32(2.0**-96))
         scale = np.minimum(largest / np.float32(127), np.nextafter(np.finfo(np.float32).max / np.float32(127), 0))
         scales[:] = np.where(used, scale, np.where(np.isfinite(largest), 0, largest))
         inverse = np.zeros_like(largest)
         np.divide(np.float32(127), largest, out=inverse, where=used)
+        inverse = np.where(inverse * largest > 127, np.nextafter(inverse, np.float32(0)), inverse)
         blocks[~used] = 0
         t = (blocks * inverse[:, None]).ravel()[: len(x)]
-        whole = np.rint(t) if random is None else np.floor(t) + (uniform24(random) < t - np.floor(t))
-        codes[:] = np.clip(whole, -127, 127)
+        codes[:] = np.rint(t) if random is None else rounded_up(t, 23, random)
         return
     bits = x.view(np.uint32)
     sign, magnitude = (bits >> np.uint32(16)) & np.uint32(0x8000), bits & np.uint32(0x7FFFFFFF)
@@ -185,14 +278,14 @@ def quantise(x: F32, codec: str, codes: npt.NDArray[Any], scales: F32 | None, se
     else:
         tiny, infinite = magnitude < np.uint32(113 << 23), magnitude >= np.uint32(143 << 23)
         t = np.where(tiny, magnitude, np.uint32(0)).view(np.float32) * np.float32(2.0**24)
-        whole = np.rint(t) if random is None else np.floor(t) + (uniform24(random) < t - np.floor(t))
+        whole = np.rint(t) if random is None else rounded_up(t, 20, random)
         finite = np.where(tiny, whole.astype(np.uint32), (magnitude - np.uint32(112 << 23) + below) >> dropped)
     np.asarray(codes).view(np.uint16)[:] = sign | np.where(np.isnan(x), nan, np.where(infinite, infinity, finite))
 
 
-def uniform24(random: npt.NDArray[np.uint32]) -> F32:
-    """Numbers in [0, 1) from the upper 24 bits."""
-    return (random >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
+def rounded_up(t: F32, bits: int, random: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+    """t in fixed point with that many bits, plus as many random ones, and the integer below that."""
+    return ((t * np.float32(2**bits)).astype(np.int64) + (random >> np.uint32(32 - bits))) >> bits
 
 
 def dequantise(codes: npt.NDArray[Any], scales: F32 | None, codec: str, out: F32) -> None:

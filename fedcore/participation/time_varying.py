@@ -4,8 +4,9 @@ from typing import Literal
 
 import numpy as np
 
-from fedcore.errors import RangeError
-from fedcore.participation.pattern import Clients, Participation
+from fedcore.participation.active import Active
+from fedcore.participation.arguments import real
+from fedcore.participation.pattern import Participation
 from fedcore.randomness import generator
 from fedcore.sampling import weighted_without_replacement
 
@@ -14,13 +15,12 @@ class TimeVarying(Participation):
     """Each round a_i ~ U[1, 10], and k clients are drawn without replacement by successive draws.
 
     Each draw takes i with probability a_i / sum a, the sum over those not drawn yet;
-    k = max(1, round(share N)), halves to even.
+    k = max(1, round(share N)), halves to even, N the number of those to choose from.
 
     Args:
         clients: N.
         share: P, the share of the clients that is active, in (0, 1].
-        seed: see ``Participation``.
-        first_round: see ``Participation``.
+        among, seed, first_round: see ``Participation``.
 
     Raises:
         RangeError: an argument is outside its range.
@@ -32,16 +32,27 @@ class TimeVarying(Participation):
     3
     """
 
-    def __init__(self, clients: int, share: float, *, seed: int = 0, first_round: Literal["all"] | None = None) -> None:
-        super().__init__(clients, seed=seed, first_round=first_round)
-        if not 0 < share <= 1:
-            raise RangeError(f"share: expected a number in (0, 1], got {share!r}")
-        self.share = share
-        self._k = max(1, round(share * clients))
+    def __init__(
+        self,
+        clients: int,
+        share: float,
+        *,
+        among: Participation | None = None,
+        seed: int = 0,
+        first_round: Literal["all"] | None = None,
+    ) -> None:
+        super().__init__(clients, among=among, seed=seed, first_round=first_round)
+        self.share = real("share", share, "(0, 1]")
 
-    def _active(self, round: int) -> Clients:
-        a = generator(self.seed, "participation: weights", round=round).uniform(1, 10, self.clients)
+    def _choose(self, round: int, candidates: Active) -> Active:
+        if not len(candidates):
+            return candidates
+        a = generator(self.seed, self._purpose("weights"), round=round).uniform(1, 10, self.clients)
         drawn = weighted_without_replacement(
-            a, self._k, seed=self.seed, round=round, purpose="participation: time-varying"
+            a[candidates.clients],
+            max(1, int(np.rint(self.share * len(candidates)))),
+            seed=self.seed,
+            round=round,
+            purpose=self._purpose("time-varying"),
         )
-        return np.sort(drawn)
+        return candidates.only(np.sort(drawn))

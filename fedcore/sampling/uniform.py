@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.errors import RangeError
+from fedcore.lists import numbers
 from fedcore.sampling.arguments import LONGEST, key, whole
 from fedcore.sampling.backend import implementation
 
@@ -73,7 +74,7 @@ def bernoulli(population: int, p: Any, *, seed: int, round: int, purpose: str = 
         if not 0 <= p <= 1:
             raise RangeError(f"p: expected a number in [0, 1], got {p!r}")
     elif isinstance(p, list | tuple):
-        p = np.array(p, np.float64)
+        p = numbers("p", p, np.float64)
     drawn: Clients | None = implementation.bernoulli(population, p, key(seed, round, purpose))
     if drawn is None:
         chances = np.asarray(p)

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.errors import RangeError
+from fedcore.lists import numbers
 from fedcore.sampling.arguments import LONGEST, Key, key, whole
 from fedcore.sampling.backend import implementation
 
@@ -104,4 +105,4 @@ def _refusal(weights: Any, needed: int) -> RangeError:
 
 def _listed(weights: Any) -> Any:
     """``weights``, as an array if they are a list; what else they are is checked natively."""
-    return np.array(weights, np.float64) if isinstance(weights, list | tuple) else weights
+    return numbers("weights", weights, np.float64) if isinstance(weights, list | tuple) else weights

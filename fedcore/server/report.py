@@ -21,6 +21,8 @@ class RoundReport:
         diversity: sum q_i |h_i|^2 / |sum q_i h_i|^2 with q_i = w_i / W, and h_i = x - y_i where models are averaged:
             the weighted gradient diversity (Haddadpour and Mahdavi 2019, eq. 7). None for an empty cohort, for a mean
             of zero, and for methods that never form the cohort's plain mean.
+        staleness: the mean over the clients heard of the rounds since each one's row was written; None where no client
+            heard has a row of an earlier round.
         gamma: the server's step along v; 0 where x stayed.
         seconds: time spent in the server, the clients' own not counted.
         bytes: what the clients sent.
@@ -32,6 +34,7 @@ class RoundReport:
     steps: int = 0
     norms: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     diversity: float | None = None
+    staleness: float | None = None
     gamma: float = 0.0
     seconds: float = 0.0
     bytes: int = 0

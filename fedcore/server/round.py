@@ -2,23 +2,42 @@
 
 import math
 import time
-from dataclasses import replace
 from threading import Lock
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from fedcore import _core
+from fedcore.algorithms import Claims
 from fedcore.algorithms.rates import rate_at
-from fedcore.errors import DuplicateUpdateError, FedcoreError, RangeError, RoundError, UnknownNameError
+from fedcore.errors import (
+    DtypeError,
+    DuplicateUpdateError,
+    FedcoreError,
+    RangeError,
+    RoundError,
+    UnknownNameError,
+)
+from fedcore.server.batch import Batch, Counters, Reply
 from fedcore.server.report import RoundReport
-from fedcore.server.state import Settings, State
-from fedcore.server.sums import Entry
+from fedcore.server.settings import Settings
+from fedcore.server.state import Outcome, State
+from fedcore.server.tally import Tally
 from fedcore.server.uninterrupted import uninterrupted
-from fedcore.server.update import KINDS, Kind, Update, is_immutable, is_integer, read_counters, read_lr, read_vector
+from fedcore.server.update import (
+    KINDS,
+    Kind,
+    Update,
+    as_vector,
+    check_claims,
+    is_immutable,
+    is_integer,
+    read_counters,
+    read_vector,
+)
 from fedcore.store import ClientId
 
-EMPTY = np.empty(0, np.float32)
+NO_COUNTERS: Counters = {}
 
 
 class Round:
@@ -37,11 +56,10 @@ class Round:
         self.report: RoundReport | None = None
         self.is_open = True
         self._settings, self._state, self._fold_at, self._may_hold = settings, state, fold, may_hold
-        self._lr = rate_at(settings.lr, state.round_number)
+        self._lr = rate_at(settings.lr, state.now.round_number)
         self._turn = Lock()
-        self._held: list[Entry] = []
-        self._heard: list[Entry] = []  # without their y
-        self._squares: list[float] = []  # |h_i|^2, parallel to _heard
+        self._held: list[Reply] = []
+        self._tally = Tally()
         self._known: set[ClientId] = set()  # held or heard
         self._refused: list[tuple[ClientId, str]] = []
         self._bytes = 0
@@ -65,6 +83,7 @@ class Round:
         steps: int,
         examples: int = 1,
         lr: float | None = None,
+        control: Any = None,
         count: int = 1,
         round: int | None = None,
         kind: Kind = "model",
@@ -72,8 +91,8 @@ class Round:
     ) -> None:
         """Fold one client's update in; the arguments are those of ``Update``.
 
-        What a client sent (y, steps, examples, lr, round) is refused into the report if it is wrong, and the round
-        goes on. A client that was refused may try again.
+        What a client sent (y, steps, examples, lr, control, round) is refused into the report if it is wrong, and the
+        round goes on. A client that was refused may try again.
 
         Raises:
             RoundError: the round is closed.
@@ -85,7 +104,7 @@ class Round:
         Cost: what ``kernels.accumulate`` or ``kernels.exchange`` costs for one row, or 1/fold of a pass over ``fold``
             rows where updates are held.
         """
-        self.add_update(Update(client, y, steps, examples, lr, count, round, kind, keep))
+        self.add_update(Update(client, y, steps, examples, lr, control, count, round, kind, keep))
 
     def add_update(self, update: Update) -> None:
         """Fold one client's update in: ``add`` for an Update."""
@@ -94,18 +113,33 @@ class Round:
             self._require_open()
             client = self._check_caller(update)
             try:
-                entry, ours = self._check(update, client)
+                reply, ours = self._read(update, client)
             except FedcoreError as error:
                 self._refused.append((client, str(error)))
                 self._bytes += getattr(update.y, "nbytes", 0)
             else:
-                self._bytes += entry.y.nbytes
+                self._bytes += reply.y.nbytes + getattr(reply.control, "nbytes", 0)
                 self._known.add(client)
-                self._held.append(entry)
-                holdable = self._may_hold or update.keep or ours or is_immutable(entry.y)
+                self._held.append(reply)
+                holdable = self._may_hold or update.keep or ours or is_immutable(reply.y)
                 if not holdable or len(self._held) >= self._fold_at:
-                    self._fold()
+                    self._fold_held()
             self._seconds += time.perf_counter() - began
+
+    def add_all(self, updates: list[Update]) -> None:
+        """Fold a cohort's updates in, in one pass where they can be held: ``add_update`` for each of them."""
+        with self._turn:
+            began = time.perf_counter()
+            self._require_open()
+            batch = self._read_plain(updates)
+            if batch is not None:
+                self._known.update(batch.clients)
+                self._bytes += batch.ys[0].nbytes * len(batch)
+                self._fold(batch)
+                self._seconds += time.perf_counter() - began
+                return
+        for update in updates:
+            self.add_update(update)
 
     def finish(self) -> RoundReport:
         """Take the server's step and close the round.
@@ -117,17 +151,17 @@ class Round:
         with self._turn:
             began = time.perf_counter()
             self._require_open()
-            self._fold()
-            number, weight = self._state.round_number, self._state.sums.weight
+            self._seconds -= began
+            self._fold_held()
+            number, staleness = self._state.now.round_number, self._staleness()
             try:
                 with uninterrupted():
-                    gamma, v_square = self._state.commit(self._heard)
+                    outcome = self._state.commit(self._tally)
                     self.is_open = False
-                    self.report = self._make_report(number, gamma, self._diversity(weight, v_square))
+                    self.report = self._make_report(number, outcome, staleness)
             finally:
                 if self.is_open:
                     self._abort()
-            self.report = replace(self.report, seconds=self._seconds + time.perf_counter() - began)
             return self.report
 
     def abort(self) -> None:
@@ -149,85 +183,155 @@ class Round:
         """The client's id; raises for what is the caller's mistake, not the client's."""
         client = self._state.store.registry.check(update.client)
         if client in self._known:
-            self._fold()  # if the first one is held and turns out to be no update, this one is not the second
+            self._fold_held()  # if the first one is held and turns out to be no update, this one is not the second
             if client in self._known:
-                number = self._state.round_number
+                number = self._state.now.round_number
                 raise DuplicateUpdateError(f"client: {client!r} has an update in round {number} already")
         if update.kind not in KINDS:
             raise UnknownNameError.of("kind", update.kind, KINDS)
-        most = 1 if self._settings.algorithm.keeps_rows else 2**31
+        one_draw = self._settings.algorithm.keeps_rows or self._settings.algorithm.second
+        most = 1 if one_draw else 2**31
         if not is_integer(update.count, 1, most):
             due = f"an integer in 1..{most}" if most > 1 else "1, since the method keeps a row per client"
             raise RangeError(f"count: expected {due}, got {update.count!r}")
         return client
 
-    def _check(self, update: Update, client: ClientId) -> tuple[Entry, bool]:
+    def _read(self, update: Update, client: ClientId) -> tuple[Reply, bool]:
         """The update as the fold takes it, and whether its y was made here.
 
         Raises:
             FedcoreError: what the client sent cannot be believed.
         """
-        settings = self._settings
+        settings, number = self._settings, self._state.now.round_number
         y, ours = read_vector(update, settings.layout)
-        steps, count = int(update.steps) if isinstance(update.steps, np.integer) else update.steps, int(update.count)
-        distance = read_lr(update, self._lr, settings.limits, self._state.round_number) * steps
+        check_claims(update, settings.limits, range(min(self._state.now.past, default=number), number + 1))
+        started = number if update.round is None else int(update.round)
+        lr = rate_at(settings.lr, started) if update.lr is None else float(update.lr)
+        distance = lr * int(update.steps)
         # h in units of x where models are averaged, else in units of a gradient.
         scale = 1.0 if settings.averages_models else 1 / distance
         if not 0 < scale < math.inf:
             raise RangeError(f"lr: expected a rate whose inverse is finite, got {update.lr!r}")
-        entry = Entry(
+        if started != number and (settings.algorithm.adds == "raw - r" or settings.algorithm.second):
+            raise RangeError(f"round: expected {number}, since the controls of {started} are gone")
+        reply = Reply(
             client,
             y,
-            is_model=update.kind == "model",
-            has_buffers=update.kind != "gradient",
+            base=self._start_of(started) if update.kind == "model" else None,
             scale=-distance * scale if update.kind == "gradient" else scale,
-            weight=float(int(update.examples) * count if settings.algorithm.weights == "examples" else count),
-            steps=steps * count,
             distance=distance,
+            steps=int(update.steps),
+            examples=int(update.examples),
+            count=int(update.count),
+            has_buffers=update.kind != "gradient",
             counters=read_counters(update, settings.layout),
+            control=self._read_control(update.control),
         )
-        return entry, ours
+        return reply, ours
 
-    def _fold(self) -> None:
-        """Fold what is held; what the sums cannot hold is refused. If it fails, the round is over."""
-        if not self._held:
-            return
-        held, self._held = self._held, []
+    def _start_of(self, round: int) -> Any:
+        return self._state.now.x if round == self._state.now.round_number else self._state.now.past[round]
+
+    def _read_control(self, control: Any) -> Any:
+        if not self._settings.algorithm.second:
+            return None  # what a method does not ask for is not read
+        n = self._settings.layout.n_parameters
+        vector = as_vector("control", control, n)
+        if vector is None:
+            got = "None" if control is None else type(control).__name__
+            raise DtypeError(f"control: expected float32[{n}], the client's second vector, got {got}")
+        return vector
+
+    def _read_plain(self, updates: list[Update]) -> Batch | None:
+        """The updates as columns, if all are what nearly all are: flat float32 models, once each; else None."""
+        settings, limits = self._settings, self._settings.limits
+        if self._held or settings.algorithm.second or settings.layout.counters or not updates:
+            return None
+        read = _core.read_plain_updates(
+            updates, Update, settings.layout.n, self._lr, limits.steps, limits.examples, limits.lr
+        )
+        if read is None:
+            return None
+        clients, ys, steps, examples, distances = read
+        k = len(clients)
+        registry = self._state.store.registry
+        if len(set(clients)) != k or not self._known.isdisjoint(clients):
+            return None
+        for client in clients:
+            registry.check(client)
+        ones = np.ones(k)
+        return Batch(
+            clients,
+            ys,
+            [self._state.now.x] * k,
+            ones if settings.averages_models else 1 / distances,
+            distances,
+            steps,
+            examples,
+            counts=ones,
+            weights=ones,
+            has_buffers=ones > 0,
+            counters=[NO_COUNTERS] * k,
+            controls=[None] * k,
+        )
+
+    def _fold_held(self) -> None:
+        if self._held:
+            held, self._held = self._held, []
+            self._fold(Batch.of(held))
+
+    def _fold(self, batch: Batch) -> None:
+        """Fold some replies; what the sums cannot hold is refused. If it fails, the round is over."""
+        population, number = self._state.now.population, self._state.now.round_number
+        batch.weights = self._settings.algorithm.weigh(
+            Claims(
+                batch.steps,
+                batch.examples,
+                batch.counts,
+                population.shares(batch.clients),
+                population.ages(batch.clients, number),
+            )
+        )
         try:
-            squares = self._state.sums.fold(self._state.x, held)
+            squares = self._state.sums.fold(batch)
         except BaseException:
             self._abort()
             raise
-        for entry, square in zip(held, squares.tolist(), strict=True):
-            entry.y = EMPTY
-            if math.isfinite(square):
-                self._heard.append(entry)
-                self._squares.append(square)
-            else:
-                self._known.discard(entry.client)
-                why = "y: expected finite numbers, got a NaN, an infinity, or an update past float32's range"
-                self._refused.append((entry.client, why))
+        if not math.isfinite(squares.sum()):
+            finite = np.isfinite(squares)
+            for client, good in zip(batch.clients, finite, strict=True):
+                if not good:
+                    self._known.discard(client)
+                    why = "y: expected finite numbers, got a NaN, an infinity, or an update past float32's range"
+                    self._refused.append((client, why))
+            batch, squares = batch.chosen(finite), squares[finite]
+        if len(batch):
+            self._tally.add(batch, squares)
 
-    def _make_report(self, number: int, gamma: float, diversity: float | None) -> RoundReport:
+    def _make_report(self, number: int, outcome: Outcome, staleness: float | None) -> RoundReport:
+        tally, norms = self._tally, np.sqrt(self._tally.squares)
+        diversity = None
+        if outcome.mean_square:
+            weights = tally.column("weights")
+            diversity = float(weights @ tally.squares / weights.sum()) / outcome.mean_square
         return RoundReport(
             round=number,
-            heard=tuple(entry.client for entry in self._heard),
+            heard=tuple(tally.clients),
             refused=tuple(self._refused),
-            steps=sum(entry.steps for entry in self._heard),
-            norms=self._norms(),
+            steps=int(tally.column("steps") @ tally.column("counts")),
+            # |h_i| as a gradient, whatever the units that were folded
+            norms=norms / tally.column("distances") if self._settings.averages_models else norms,
             diversity=diversity,
-            gamma=gamma,
+            staleness=staleness,
+            gamma=outcome.gamma,
+            seconds=self._seconds + time.perf_counter(),
             bytes=self._bytes,
         )
 
-    def _norms(self) -> npt.NDArray[np.float64]:
-        """|h_i| as a gradient, whatever the units that were folded."""
-        norms = np.sqrt(np.array(self._squares, np.float64))
-        return norms / [entry.distance for entry in self._heard] if self._settings.averages_models else norms
-
-    def _diversity(self, weight: float, v_square: float) -> float | None:
-        """sum (w_i / W) |h_i|^2 / |v|^2, where v is the cohort's plain mean of h."""
-        if self._settings.algorithm.adds != "h" or v_square == 0:
+    def _staleness(self) -> float | None:
+        """The mean over the clients heard of the rounds since their rows were written."""
+        if not self._settings.algorithm.keeps_rows:
             return None
-        mean = sum(entry.weight * square for entry, square in zip(self._heard, self._squares, strict=True)) / weight
-        return mean / v_square
+        written = [self._state.store.round_of(client) for client in self._tally.clients]
+        ages = [self._state.now.round_number - t for t in written if t is not None]
+        return sum(ages) / len(ages) if ages else None

@@ -1,44 +1,30 @@
 """The server: what it sends out, and the rounds that change it."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, get_args
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
 from weakref import ReferenceType, ref
 
 import numpy as np
 import numpy.typing as npt
 
 from fedcore.algorithms import Algorithm, named
+from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import Rate, as_rate, rate_at
-from fedcore.errors import ArrayError, RangeError, RoundError, ShapeError, UnknownNameError
+from fedcore.errors import ArrayError, CheckpointError, RangeError, RoundError, ShapeError, UnknownNameError
 from fedcore.layout import Layout
+from fedcore.server.broadcast import Broadcast
+from fedcore.server.population import Population
 from fedcore.server.report import RoundReport
 from fedcore.server.round import Round
-from fedcore.server.state import Settings, State
+from fedcore.server.settings import Settings
+from fedcore.server.snapshot import Snapshot
+from fedcore.server.state import State
 from fedcore.server.sums import Precision
 from fedcore.server.update import Limits, Update, is_integer
-from fedcore.store import ClientId, ClientStore
+from fedcore.store import ClientId, ClientStore, Durability
 
 F32 = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Broadcast:
-    """What the clients of a round start from.
-
-    Attributes:
-        ids: the clients it is for.
-        round: the round's number.
-        x: float32[n], read-only, and never changed later.
-        lr: eta, the rate of the local steps.
-        local_rule: what the clients do, by its name in ``fedcore.local``.
-    """
-
-    ids: tuple[ClientId, ...]
-    round: int
-    x: F32
-    lr: float
-    local_rule: str
 
 
 class Server:
@@ -52,13 +38,18 @@ class Server:
         lr: eta, the rate of the clients' local steps: a number, or a function of the round.
         server_lr: gamma: a number, or a function of the round. None averages the clients' models (FedAvg), or uses
             the cohort's mean of eta_i K_i (methods in gradient units; in a round without clients the last gamma).
-        store: "ram", or a ClientStore with rows of ``n_parameters`` elements.
+        store: "ram", "mmap:PATH" (a new folder; ``Server.load`` goes on with an old one), or a ClientStore with rows of
+            ``n_parameters`` elements.
+        optimizer: one of ``fedcore.algorithms.optimizers``, which turns the method's direction into the step's.
+        examples: n_k of every client, by id or in the order of the ids, for the methods that weigh by p^k = n_k / n.
+        late_rounds: how many rounds late a reply may be and still count, measured against the x that it started from.
         fold: how many updates a round may hold to fold them in one pass, where they may be held at all.
         accumulate: what a round's sums are kept in; always float64 where the method keeps a total (MIFA, MimiC).
         max_steps, max_examples, max_lr: an update that claims more is refused.
 
     Raises:
-        UnknownNameError, RangeError, ShapeError, DtypeError, ArrayError: an argument is not what is said above.
+        UnknownNameError, RangeError, UnknownClientError, ShapeError, DtypeError, ArrayError: an argument is not what is
+            said above.
 
     Cost: 20 n bytes (44 n where the method keeps a total), and 4 n for each row (MimiC: and for each round that a row
         refers to).
@@ -80,6 +71,9 @@ class Server:
         lr: float | Rate,
         server_lr: float | Rate | None = None,
         store: str | ClientStore = "ram",
+        optimizer: Optimizer | None = None,
+        examples: Mapping[ClientId, int] | Sequence[int] | None = None,
+        late_rounds: int = 0,
         fold: int = 8,
         accumulate: Precision = "float32",
         max_steps: int = 10**6,
@@ -89,6 +83,8 @@ class Server:
         for name, value in (("fold", fold), ("max_steps", max_steps), ("max_examples", max_examples)):
             if not is_integer(value, 1, 2**53):
                 raise RangeError(f"{name}: expected an integer in 1..2**53, got {value!r}")
+        if not is_integer(late_rounds, 0, 2**31):
+            raise RangeError(f"late_rounds: expected an integer in 0..2**31, got {late_rounds!r}")
         if isinstance(algorithm, str):
             algorithm = named(algorithm)
         if not isinstance(algorithm, Algorithm):
@@ -103,6 +99,8 @@ class Server:
             layout=layout,
             lr=as_rate(lr),
             server_lr=None if server_lr is None else as_rate(server_lr),
+            optimizer=optimizer,
+            late_rounds=int(late_rounds),
             fold=int(fold),
             accumulate=accumulate,
             limits=Limits(int(max_steps), int(max_examples), as_rate(max_lr)(0)),
@@ -110,9 +108,29 @@ class Server:
         x = layout.flatten(x0)
         if not np.isfinite(x).all():
             raise ArrayError("x0: expected finite numbers, got a NaN or an infinity")
-        self._state = State(
-            self._settings, x, _open_store(store, clients, layout.n_parameters), layout.read_counters(x0)
+        rows = _open_store(store, clients, layout.n_parameters)
+        if len(rows.registry) == 0:
+            raise RangeError("clients: expected at least one, got none")
+        population = Population.of(examples, rows.registry)
+        if algorithm.needs_shares and not population.sizes:
+            raise RangeError("examples: expected n_k of every client, which the method's p^k = n_k / n needs, got None")
+        x.flags.writeable = False
+        p = layout.n_parameters
+        snapshot = Snapshot(
+            x=x,
+            x_prev=x,
+            momentum=np.zeros(p, np.float32),
+            total=np.zeros(p) if algorithm.keeps_total else None,
+            moments=optimizer.start(p) if optimizer is not None else (),
+            counters=layout.read_counters(x0),
+            population=population,
         )
+        self._start(State(self._settings, snapshot, rows))
+        if rows.medium == "mmap":
+            self._state.keep(snapshot, 0)  # so that a run that is killed in its first round can be resumed too
+
+    def _start(self, state: State) -> None:
+        self._state = state
         # Weak, so that a round that was dropped does not stay open for ever.
         self._round: ReferenceType[Round] | None = None
 
@@ -134,25 +152,140 @@ class Server:
     @property
     def x(self) -> F32:
         """The model, float32[n]: a read-only view, never changed later (a round makes a new one)."""
-        return self._state.x.view()
+        return self._state.now.x.view()
+
+    @property
+    def v(self) -> F32:
+        """The direction of the last round that had one, float32[n_parameters]: a copy. What g is in the papers."""
+        return self._state.now.momentum.copy()
 
     @property
     def round_number(self) -> int:
         """How many rounds were finished, which is the number of the next."""
-        return self._state.round_number
+        return self._state.now.round_number
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a named copy of everything: the model, the sums, the rows, the counters, and what they mean.
+
+        A server on an mmap store needs it only for copies: every finished round is there already.
+
+        Args:
+            path: a new or empty folder, or an older copy, which stays until the new one is whole.
+
+        Raises:
+            RoundError: a round is open.
+            StoreError: the folder is something else, or the disk is full.
+
+        Cost: reads and writes every row once.
+        """
+        self._require_no_round()
+        self._state.save(path)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        medium: Literal["ram", "mmap"] | None = None,
+        durability: Durability = "round",
+        algorithm: Algorithm | None = None,
+        lr: float | Rate | None = None,
+        server_lr: float | Rate | None = None,
+        optimizer: Optimizer | None = None,
+    ) -> "Server":
+        """The server of a folder as its last finished round left it; its rounds go on as if nothing had happened.
+
+        Args:
+            path: what ``save`` wrote, or the folder of an mmap store.
+            medium: "mmap" goes on in the folder itself, "ram" leaves it alone; None does what the server did that wrote
+                it.
+            durability: of an mmap store; see ``ClientStore``.
+            algorithm, lr, server_lr, optimizer: to be given again where they are the caller's own code; what is
+                fedcore's own is in the folder.
+
+        Raises:
+            StoreError: there is no store, or one of a newer version.
+            LockedError: another process writes to it.
+            CorruptionError: a file was damaged.
+            CheckpointError: it is a store without a server, or an argument is missing or not what was saved.
+        """
+        with ClientStore.open(path, readonly=True) as store:
+            state = store.state
+        if not isinstance(state, dict) or state.get("what") != "a fedcore server":
+            raise CheckpointError(f"{path}: expected the folder of a server, got a ClientStore that no server wrote")
+        given = {
+            "algorithm": algorithm,
+            "lr": None if lr is None else as_rate(lr),
+            "server_lr": None if server_lr is None else as_rate(server_lr),
+            "optimizer": optimizer,
+        }
+        settings = Settings.from_state(state["settings"], given)
+        rows = ClientStore.open(path, medium=medium or state["medium"], durability=durability)
+        server = cls.__new__(cls)
+        server._settings = settings
+        server._start(State(settings, Snapshot.of(_taken(rows), state["numbers"], settings.layout.n_parameters), rows))
+        return server
 
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
         """The model by name, as copies: parameters and buffers in float32, counters in their own integer types."""
-        named: dict[str, npt.NDArray[Any]] = dict(self.layout.unflatten(self._state.x.copy()))
-        named |= {name: counter.copy() for name, counter in self._state.counters.items()}
+        named: dict[str, npt.NDArray[Any]] = dict(self.layout.unflatten(self._state.now.x.copy()))
+        named |= {name: counter.copy() for name, counter in self._state.now.counters.items()}
         return named | {alias: named[name] for alias, name in self.layout.aliases.items()}
 
     def correction(self, client: ClientId) -> npt.NDArray[np.float64]:
         """c_i, float64[n_parameters]: what MimiC adds to the client's next mean gradient; zero elsewhere."""
-        written, row = self.store.round_of(client), self.store.row(client)
-        if not self.algorithm.keeps_history or written is None or row is None:
+        if not self.algorithm.keeps_history:
             return np.zeros(self.layout.n_parameters)
-        return self._state.history[written].astype(np.float64) - row
+        return self._state.correction(client)
+
+    def arrive(self, client: ClientId, *, examples: int | None = None) -> None:
+        """A client comes; it counts from the next round on.
+
+        Args:
+            examples: its n_k, where the other clients' are known.
+
+        Raises:
+            RoundError: a round is open.
+            RangeError: it is registered already, or its examples are missing.
+        """
+        self._require_no_round()
+        self._state.arrive(client, examples)
+
+    def depart(self, client: ClientId, *, from_objective: bool = True) -> None:
+        """A client goes: its row's share leaves every running sum, and its slot is used again.
+
+        Args:
+            from_objective: whether the others' shares p^k grow (Ruan et al. 2021, Sec. 4.3: *exclude*; the rate should
+                restart then), or stay as they are, without it (*include*).
+
+        Raises:
+            RoundError: a round is open.
+            UnknownClientError: it is not registered.
+        """
+        self._require_no_round()
+        self._state.depart(client, from_objective)
+
+    def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
+        """Start from rows that are not zero: c_i = the client's mean gradient at x_0, over some minibatches.
+
+        c follows as the mean of all rows (a client left out has a row of zero), and for the variance-reduced methods
+        g_0 is the mean of the gradients given (Cheng et al. 2024, Thms 2-4).
+
+        Args:
+            gradients: float32[n_parameters] by client.
+
+        Raises:
+            RoundError: a round was finished, or is open.
+            UnknownClientError, DtypeError, ShapeError, ArrayError: a client or its gradient is not what is said above.
+        """
+        self._require_no_round()
+        if self.round_number:
+            raise RoundError(f"warm_start: expected a server before its first round, got round {self.round_number}")
+        if self.algorithm.keeps_history:
+            raise RangeError(
+                "warm_start: expected a method whose rows are gradients alone; MimiC's refer to a round's v"
+            )
+        self._state.warm_start({self.store.registry.check(client): g for client, g in gradients.items()})
 
     def broadcast(self, ids: Iterable[ClientId]) -> Broadcast:
         """What those clients start from in the next round.
@@ -160,9 +293,25 @@ class Server:
         Raises:
             UnknownClientError: one of them is not registered.
         """
+        algorithm, state, number = self.algorithm, self._state, self.round_number
         known = tuple(self.store.registry.check(client) for client in ids)
-        lr = rate_at(self._settings.lr, self.round_number)
-        return Broadcast(known, self.round_number, self.x, lr, self.algorithm.local_rule)
+
+        def offset(client: ClientId, out: Any) -> Any:
+            if state.now.round_number != number:
+                raise RoundError(f"offset: expected the round of the broadcast, {number}, got {self.round_number}")
+            return state.offset(client, out)
+
+        return Broadcast(
+            known,
+            number,
+            self.x,
+            state.now.x_prev.view() if algorithm.direction.b else None,
+            rate_at(self._settings.lr, number),
+            algorithm.direction,
+            algorithm.second,
+            algorithm.local_rule,
+            offset,
+        )
 
     def open_round(self) -> Round:
         """Start a round; there is one at a time.
@@ -181,14 +330,20 @@ class Server:
         listed = isinstance(updates, list | tuple)
         fold = max(self._settings.fold, len(updates)) if isinstance(updates, list | tuple) else self._settings.fold
         with self._open(fold, may_hold=listed) as opened:
-            for update in updates:
-                opened.add_update(update)
+            if isinstance(updates, list):
+                opened.add_all(updates)
+            else:
+                for update in updates:
+                    opened.add_update(update)
             return opened.finish()
 
-    def _open(self, fold: int, *, may_hold: bool) -> Round:
+    def _require_no_round(self) -> None:
         before = self._round() if self._round is not None else None
         if before is not None and before.is_open:
             raise RoundError(f"round {self.round_number} is open already: finish or abort it first")
+
+    def _open(self, fold: int, *, may_hold: bool) -> Round:
+        self._require_no_round()
         opened = Round(self._settings, self._state, fold=fold, may_hold=may_hold)
         self._round = ref(opened)
         return opened
@@ -203,8 +358,20 @@ def _open_store(store: str | ClientStore, clients: int | Iterable[ClientId] | No
         if store.n != n:
             raise ShapeError(f"store: expected rows of {n} parameters, got {store.n}")
         return store
-    if store != "ram":
-        raise UnknownNameError.of("store", store, ["ram"])
+    medium, _, path = store.partition(":")
+    if store != "ram" and (medium != "mmap" or not path):
+        raise UnknownNameError.of("store", store, ["ram", "mmap:PATH"])
     if clients is None:
         raise RangeError("clients: expected a count or the ids, got None")
-    return ClientStore(clients, n)
+    return ClientStore(clients, n, medium="mmap", path=path) if path else ClientStore(clients, n)
+
+
+def _taken(store: ClientStore) -> dict[str, npt.NDArray[Any]]:
+    """A server's vectors out of a store that was opened: copies, but for the v[t], which are never changed."""
+    vectors = {}
+    for name in store.vector_names():
+        vector = store.vector(name)
+        assert vector is not None
+        vectors[name] = vector if name.startswith("v/") else np.array(vector)
+        vectors[name].flags.writeable = name == "total" or name == "momentum"
+    return vectors

@@ -1,157 +1,267 @@
-"""What a server knows between rounds, and how a finished round changes it: all at once."""
+"""How a finished round changes what a server knows: all at once, in memory and in the store."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.algorithms import Algorithm, Cohort
-from fedcore.algorithms.rates import Rate, rate_at
-from fedcore.errors import DivergedError
-from fedcore.layout import Layout
-from fedcore.server.sums import Entry, Precision, Sums
-from fedcore.server.update import Limits
-from fedcore.store import ClientStore, History
+from fedcore.algorithms import Cohort
+from fedcore.algorithms.rates import rate_at
+from fedcore.errors import ArrayError, DivergedError
+from fedcore.server.batch import Counters
+from fedcore.server.settings import Settings
+from fedcore.server.snapshot import Snapshot
+from fedcore.server.sums import Sums
+from fedcore.server.tally import Tally
+from fedcore.server.uninterrupted import uninterrupted
+from fedcore.store import ClientId, ClientStore
 
 F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What stays the same over a server's rounds."""
+class Outcome:
+    """What a round's step came to."""
 
-    algorithm: Algorithm
-    layout: Layout
-    lr: Rate
-    server_lr: Rate | None
-    fold: int
-    accumulate: Precision
-    limits: Limits
-
-    @property
-    def averages_models(self) -> bool:
-        """Whether the step is the plain average of the clients' models: h is x - y, and gamma 1."""
-        return self.server_lr is None and self.algorithm.averages_models
+    gamma: float = 0.0
+    """The step along v; 0 where x stayed."""
+    mean_square: float | None = None
+    """|sum_i (w_i / W) h_i|^2, where A sums h alone."""
 
 
 class State:
-    """x, the running total T, the rows and the history they refer to, the counters, and the round's number."""
+    """The snapshot of now, the rows, and the sums of the open round."""
 
-    def __init__(self, settings: Settings, x: F32, store: ClientStore, counters: dict[str, Any]) -> None:
+    def __init__(self, settings: Settings, snapshot: Snapshot, store: ClientStore) -> None:
         p = settings.layout.n_parameters
-        x.flags.writeable = False
-        self.x = x
+        self.now = snapshot
         self.store = store
-        self.history = History()
-        self.counters = counters
-        self.round_number = 0
-        self.sums = Sums(settings.algorithm, settings.layout, store, self.history, settings.accumulate)
+        self.sums = Sums(settings.algorithm, settings.layout, settings.accumulate)
         self._settings = settings
-        self._total = np.zeros(p, np.float64) if settings.algorithm.keeps_total else None
-        self._spare_total = None if self._total is None else np.empty_like(self._total)
-        self._v = np.empty(settings.layout.n, np.float32)
-        self._gamma = 0.0  # the last one, for a round without clients
+        self._shared: F32 | None = None
+        self._spare_v = np.empty(p, np.float32)
+        self._spare_total = None if snapshot.total is None else np.empty(p, np.float64)
+        self._buffer_v = np.empty(settings.layout.n - p, np.float32)
 
     def begin(self) -> None:
         """Forget what a round before has left that was never finished."""
-        self.sums.clear()
+        algorithm = self._settings.algorithm
+        known = None
+        if algorithm.adds == "raw - r" and (shared := self.shared_offset()) is not None:
+            known = -shared / np.float32(algorithm.direction.a)
+        self.sums.clear(self.store, self.now.history, known)
         self.store.discard()
 
-    def cohort(self, heard: Sequence[Entry]) -> Cohort:
+    def shared_offset(self) -> F32 | None:
+        """from_mean c + from_momentum g, float32[n_parameters] and read-only; None for zero. Made once a round."""
+        direction, now = self._settings.algorithm.direction, self.now
+        if self._shared is None and (direction.from_mean or direction.from_momentum):
+            wide: F64 = direction.from_momentum * now.momentum.astype(np.float64)
+            if now.total is not None:
+                wide += (direction.from_mean / len(self.store.registry)) * now.total
+            self._shared = wide.astype(np.float32)
+            self._shared.flags.writeable = False
+        return self._shared
+
+    def offset(self, client: ClientId, out: Any) -> Any:
+        """A client's offset; see ``Broadcast.offset``."""
+        shared, from_row = self.shared_offset(), self._settings.algorithm.direction.from_row
+        row = self.store.read(client) if from_row and self._settings.algorithm.keeps_rows else None
+        if row is None and out is None:
+            return shared
+        terms = [(vector, c) for vector, c in ((shared, 1.0), (row, from_row)) if vector is not None]
+        return kernels.direction_offset([vector for vector, _ in terms], [c for _, c in terms], out)
+
+    def correction(self, client: ClientId) -> F64:
+        """c_i = v[t_i] - r_i, float64[n_parameters]; zero for a client without a row."""
+        row, v = self.store.row(client), self.now.history.get(self.store.round_of(client))
+        if row is None:
+            return np.zeros(self._settings.layout.n_parameters)
+        correction = -self.store.read(client).astype(np.float64)
+        return correction if v is None else correction + v
+
+    def cohort(self, tally: Tally) -> Cohort:
         """The cohort in the papers' symbols."""
         rows = len(self.store)
         if self._settings.algorithm.keeps_rows:
-            rows += sum(self.store.row(entry.client) is None for entry in heard)
-        return Cohort(S=len(heard), N=len(self.store.registry), W=self.sums.weight, rows=rows)
+            rows += sum(self.store.row(client) is None for client in tally.clients)
+        return Cohort(
+            S=len(tally.clients), weighed=tally.weighed, N=len(self.store.registry), W=self.sums.weight, rows=rows
+        )
 
-    def commit(self, heard: Sequence[Entry]) -> tuple[float, float]:
+    def commit(self, tally: Tally) -> Outcome:
         """Take the round's step with the cohort's sums, and make everything that the round changed count.
-
-        Returns:
-            gamma (0 where x stays), and |v|^2 (0 where there is no v).
 
         Raises:
             DivergedError: x would become infinite or NaN; nothing was changed.
+            StoreError: the store could not keep the round; nothing was changed.
         """
-        algorithm = self._settings.algorithm
-        cohort = self.cohort(heard)
-        gamma, square = self._step_length(heard), 0.0
+        algorithm, now = self._settings.algorithm, self.now
+        cohort, number = self.cohort(tally), now.round_number
+        gamma = self._step_length(tally)
         moves = algorithm.moves(cohort)
-        if heard or moves:
-            v, x, square = self._step(cohort, gamma if moves else 0.0)
-            self._total, self._spare_total = self._spare_total, self._total
+        after, outcome = replace(now, round_number=number + 1), Outcome()
+        if cohort.W > 0 or moves:
+            after, outcome = self._step(cohort, gamma if moves else 0.0, after)
             if moves:
-                x.flags.writeable = False
-                self.x = x
-                self._gamma = gamma
-                self._count(heard)
-            if algorithm.keeps_history:
-                self._turn_history(v, heard)
-            self.store.commit(self.round_number)
-        self.round_number += 1
-        return (gamma if moves else 0.0), square
+                past = {**now.past, number: now.x} if self._settings.late_rounds else {}
+                past.pop(number - self._settings.late_rounds, None)
+                counters = _largest(now.counters, tally.counters)
+                after = replace(after, x_prev=now.x, past=past, gamma=gamma, counters=counters)
+            if algorithm.keeps_history and tally.clients:
+                before = [self.store.round_of(client) for client in tally.clients]
+                after = replace(after, history=now.history.after(number, after.momentum, len(tally.clients), before))
+        self._become(after, number)
+        return outcome
 
-    def _step_length(self, heard: Sequence[Entry]) -> float:
+    def _become(self, after: Snapshot, round: int) -> None:
+        """Let the store keep the rows of the round and the snapshot, and only then believe it."""
+        before, self.now = self.now, self.keep(after, round)
+        if after.momentum is not before.momentum:
+            in_history = self._settings.algorithm.keeps_history
+            self._spare_v = np.empty_like(before.momentum) if in_history else before.momentum
+        if after.total is not before.total:
+            self._spare_total = before.total
+        self._shared = None
+
+    def keep(self, after: Snapshot, round: int) -> Snapshot:
+        """Commit the staged rows, and on a disk the snapshot with them, whose v[t] then lie there and not in memory."""
+        if self.store.medium == "ram":
+            self.store.commit(round)
+            return after
+        self.store.commit(round, after.vectors(self._settings.algorithm), self.to_state(after))
+        on_disk = {t: self.store.vector(f"v/{t}") for t in after.history}
+        directions = {t: v for t, v in on_disk.items() if v is not None}
+        return replace(after, history=replace(after.history, directions=directions))
+
+    def to_state(self, snapshot: Snapshot) -> dict[str, Any]:
+        """What is no array, as JSON can hold it."""
+        return {
+            "what": "a fedcore server",
+            "medium": self.store.medium,
+            "settings": self._settings.to_state(),
+            "numbers": snapshot.numbers(),
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """See ``Server.save``."""
+        self.store.save(path, vectors=self.now.vectors(self._settings.algorithm), state=self.to_state(self.now))
+
+    def _step_length(self, tally: Tally) -> float:
         """gamma: the server's rate; or 1 where models are averaged; or the cohort's mean of eta_i K_i."""
         if self._settings.server_lr is not None:
-            return rate_at(self._settings.server_lr, self.round_number)
+            return rate_at(self._settings.server_lr, self.now.round_number)
         if self._settings.averages_models:
             return 1.0
-        return sum(entry.distance for entry in heard) / len(heard) if heard else self._gamma
+        return tally.mean_distance if tally.clients else self.now.gamma
 
-    def _step(self, cohort: Cohort, gamma: float) -> tuple[F32, F32, float]:
-        """v, the next x, and |v|^2; the next total is left in the spare."""
-        p = self._settings.layout.n_parameters
-        step = self._settings.algorithm.step(cohort)
-        x = np.empty_like(self.x)  # never in place: a client may still train on the x of this round
-        v = np.empty(p, np.float32) if self._settings.algorithm.keeps_history else self._v[:p]
+    def _step(self, cohort: Cohort, gamma: float, after: Snapshot) -> tuple[Snapshot, Outcome]:
+        """The snapshot with the x, v, T and moments that the sums lead to."""
+        now, algorithm, p = self.now, self._settings.algorithm, self._settings.layout.n_parameters
+        step = algorithm.step(cohort)
+        x = np.empty_like(now.x)  # never in place: a client may still train on the x of this round
         v_square, x_square = kernels.server_step(
             self.sums.parameters,
-            self._total,
-            self.x[:p],
+            now.total,
+            now.x[:p],
             from_sum=step.from_sum,
             from_total=step.from_total,
+            from_momentum=step.from_momentum,
             keep_sum=step.keep_sum,
+            keep_control=step.keep_control,
             keep_v=step.keep_v,
             gamma=gamma,
-            v=v,
+            momentum=now.momentum if step.from_momentum else None,
+            control=self.sums.controls,
+            v=self._spare_v,
             total_out=self._spare_total,
             x_out=x[:p],
         )
+        moments = now.moments
+        if self._settings.optimizer is not None and gamma:
+            u, moments = self._settings.optimizer.turn(self._spare_v, now.moments)
+            np.subtract(now.x[:p], np.float32(gamma) * u, out=x[:p])
+            x_square = float(kernels.squared_norms([x[:p]])[0])
         if p < len(x):
-            mean = 1 / self.sums.buffer_weight if self.sums.buffer_weight > 0 else 0.0
-            _, square = kernels.server_step(
-                self.sums.buffers,
-                None,
-                self.x[p:],
-                from_sum=mean,
-                gamma=1.0,
-                v=self._v[p:],
-                total_out=None,
-                x_out=x[p:],
-            )
-            x_square += square
+            x_square += self._average_buffers(x)
         if not np.isfinite(x_square):
             raise DivergedError(
-                f"round {self.round_number}: the step gamma = {gamma:g} along v, |v| = {v_square**0.5:g}, would make "
+                f"round {now.round_number}: the step gamma = {gamma:g} along v, |v| = {v_square**0.5:g}, would make "
                 "x infinite or NaN; x stays, lower the rates"
             )
-        return v, x, v_square
+        x.flags.writeable = False
+        plain = algorithm.adds == "h" and cohort.W > 0
+        outcome = Outcome(gamma, v_square / (step.from_sum * cohort.W) ** 2 if plain else None)
+        if not gamma:
+            x = now.x
+        return replace(after, x=x, momentum=self._spare_v, total=self._spare_total, moments=moments), outcome
 
-    def _count(self, heard: Sequence[Entry]) -> None:
-        """A counter becomes the largest that is known, in its own integer type."""
-        for entry in heard:
-            for name, counter in entry.counters.items():
-                self.counters[name] = np.asarray(np.maximum(self.counters[name], counter))
+    def _average_buffers(self, x: F32) -> float:
+        """The cohort's mean of the float buffers into the tail of x; returns its squared norm."""
+        p = self._settings.layout.n_parameters
+        _, square = kernels.server_step(
+            self.sums.buffers,
+            None,
+            self.now.x[p:],
+            from_sum=1 / self.sums.buffer_weight if self.sums.buffer_weight > 0 else 0.0,
+            gamma=1.0,
+            v=self._buffer_v,
+            total_out=None,
+            x_out=x[p:],
+        )
+        return square
 
-    def _turn_history(self, v: F32, heard: Sequence[Entry]) -> None:
-        """The cohort's rows now refer to this round's v, and to none before."""
-        for entry in heard:
-            before = self.store.round_of(entry.client)
-            if before is not None:
-                self.history.release(before)
-        if heard:
-            self.history.keep(self.round_number, v, references=len(heard))
+    def arrive(self, client: ClientId, examples: int | None) -> None:
+        """See ``Server.arrive``."""
+        population = self.now.population.with_client(client, examples, self.now.round_number)
+        with uninterrupted():
+            self.store.add(client)
+            self._become(replace(self.now, population=population), self.now.round_number)
+
+    def depart(self, client: ClientId, from_objective: bool) -> None:
+        """See ``Server.depart``."""
+        client, now = self.store.registry.check(client), self.now
+        population = now.population.without_client(client, from_objective=from_objective)
+        after = replace(now, population=population, history=now.history.without([self.store.round_of(client)]))
+        if now.total is not None and self.store.row(client) is not None:
+            # T is the sum of all rows, or MimiC's sum of all corrections v[t_i] - r_i.
+            keeps_history = self._settings.algorithm.keeps_history
+            after = replace(
+                after, total=now.total - (self.correction(client) if keeps_history else self.store.read(client))
+            )
+        with uninterrupted():
+            self.store.forget(client)
+            self._become(after, now.round_number)
+
+    def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
+        """See ``Server.warm_start``."""
+        algorithm, now, k = self._settings.algorithm, self.now, len(gradients)
+        clients, ys, none, minus, ones = list(gradients), list(gradients.values()), [None] * k, -np.ones(k), np.ones(k)
+        mean = np.zeros(self._settings.layout.n_parameters)
+        squares = kernels.accumulate(mean, none, ys, minus, ones / k, out=mean)
+        if not np.isfinite(squares).all():
+            bad = clients[int(np.flatnonzero(~np.isfinite(squares))[0])]
+            raise ArrayError(f"gradients[{bad!r}]: expected finite numbers, got a NaN or an infinity")
+        after = now
+        if algorithm.direction.b:
+            after = replace(after, momentum=mean.astype(np.float32))
+        with uninterrupted():
+            if algorithm.keeps_rows and now.total is not None:
+                total, new = now.total.copy(), [self.store.stage(client) for client in clients]
+                kernels.exchange(total, none, ys, minus, ones, none, none, new, out=total)
+                after = replace(after, total=total)
+            self._become(after, now.round_number)
+
+
+def _largest(counters: Counters, sent: Sequence[Counters]) -> Counters:
+    """A counter becomes the largest that is known, in its own integer type."""
+    largest = dict(counters)
+    for others in sent:
+        for name, counter in others.items():
+            largest[name] = np.asarray(np.maximum(largest[name], counter))
+    return largest

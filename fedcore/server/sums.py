@@ -1,7 +1,5 @@
 """The sums of the open round, which a bad update cannot spoil."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -9,8 +7,10 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.algorithms import Algorithm
+from fedcore.aligned import aligned
 from fedcore.layout import Layout
-from fedcore.store import ClientId, ClientStore, History
+from fedcore.server.batch import Batch
+from fedcore.store import ClientStore, History
 
 Precision = Literal["float32", "float64"]
 F32 = npt.NDArray[np.float32]
@@ -21,41 +21,29 @@ LONGEST = 1e30
 """The length of an update, times its weight, up to which 10^8 of them stay within a float32 sum."""
 
 
-@dataclass(slots=True)
-class Entry:
-    """An update that passed every check but the last, whether each element is finite: the fold itself tells that."""
-
-    client: ClientId
-    y: F32
-    is_model: bool  # else a difference: nothing is subtracted from it
-    has_buffers: bool
-    scale: float  # h = (x - y) scale, or -y scale
-    weight: float
-    steps: int
-    distance: float  # eta_i K_i, how far a gradient of length 1 goes
-    counters: dict[str, npt.NDArray[np.integer[Any]]]
-
-
 class Sums:
-    """A, the sum over the cohort of what its updates add, for the parameters and for the float buffers.
+    """A and B, the sums over the cohort of what its updates add, for the parameters and for the float buffers.
 
-    A fold reads the sum and writes a spare, and the two change places if every row was finite.
+    A fold reads a sum and writes a spare, and the two change places if every row was finite.
 
     The sums are float64 where the method keeps a total, which must see exactly what the rows store.
 
     Args:
-        accumulate: the dtype of the sums where the method keeps no total.
+        accumulate: the dtype of A where the method keeps no total.
 
-    Cost: 8 n or 16 n bytes, allocated once and used again every round.
+    Cost: 8 n or 16 n bytes, 16 n more with second vectors, allocated once and used again every round.
     """
 
-    def __init__(
-        self, algorithm: Algorithm, layout: Layout, store: ClientStore, history: History, accumulate: Precision
-    ) -> None:
-        self._algorithm, self._layout, self._store, self._history = algorithm, layout, store, history
+    def __init__(self, algorithm: Algorithm, layout: Layout, accumulate: Precision) -> None:
+        self._algorithm, self._layout = algorithm, layout
         dtype = np.float64 if algorithm.keeps_total else np.dtype(accumulate)
-        self._value: Sum = np.zeros(layout.n, dtype)
-        self._spare: Sum = np.empty(layout.n, dtype)
+        self._value: Sum = aligned(np.zeros, layout.n, dtype)
+        self._spare: Sum = aligned(np.empty, layout.n, dtype)
+        self._controls = aligned(np.zeros, layout.n_parameters, np.float64) if algorithm.second else None
+        self._spare_controls = aligned(np.empty, layout.n_parameters, np.float64) if algorithm.second else None
+        self._store: ClientStore
+        self._history: History
+        self._known: F32 | None
         self.weight = 0.0
         self.buffer_weight = 0.0
 
@@ -69,78 +57,108 @@ class Sums:
         """The weighted sum of x - y over the float buffers."""
         return self._value[self._layout.n_parameters :]
 
-    def clear(self) -> None:
-        """Back to zero, for a new round."""
-        self._value[:] = 0
-        self.weight = self.buffer_weight = 0.0
+    @property
+    def controls(self) -> F64 | None:
+        """B, where clients send a second vector."""
+        return self._controls
 
-    def fold(self, x: F32, entries: Sequence[Entry]) -> F64:
-        """Add the entries in one pass, in their order, and stage their rows.
+    def clear(self, store: ClientStore, history: History, known: F32 | None) -> None:
+        """Back to zero, for a new round.
 
         Args:
-            x: float32[n], what the cohort started from.
+            store, history: the rows, and the directions that they refer to.
+            known: float32[n_parameters] or None, what ``raw_i = h_i / a + r_i + known`` adds for every client.
+        """
+        self._value[:] = 0
+        if self._controls is not None:
+            self._controls[:] = 0
+        self._store, self._history, self._known = store, history, known
+        self.weight = self.buffer_weight = 0.0
+
+    def fold(self, batch: Batch) -> F64:
+        """Add the replies in one pass, in their order, and stage their rows.
 
         Returns:
-            float64[len(entries)], |h_i|^2; NaN for an entry that held a NaN or an infinity, or is too long for the
-            sums: it was left out as if it had never come.
+            float64[k], |h_i|^2; NaN for a reply that held a NaN or an infinity, or is too long for the sums: it was
+            left out as if it had never come.
         """
-        squares = self._fold_parameters(x, entries)
+        squares = self._fold_parameters(batch)
         if self._layout.n > self._layout.n_parameters:
-            squares[~self._fold_buffers(x, entries)] = np.nan
-        squares[~self._holds(squares, entries)] = np.nan
-        finite = np.isfinite(squares)
+            squares[~self._fold_buffers(batch)] = np.nan
+        if self._algorithm.second:
+            squares[~np.isfinite(self._fold_controls(batch))] = np.nan
+        finite = np.isfinite(squares) & self._holds(squares, batch.weights)
         if finite.all():
             self._value, self._spare = self._spare, self._value
-            self.weight += sum(entry.weight for entry in entries)
-            self.buffer_weight += sum(entry.weight for entry in entries if entry.has_buffers)
+            self._controls, self._spare_controls = self._spare_controls, self._controls
+            self.weight += float(batch.weights.sum())
+            self.buffer_weight += float(batch.weights[batch.has_buffers].sum())
             return squares
-        for entry, good in zip(entries, finite, strict=True):
+        squares[~finite] = np.nan
+        for client, good in zip(batch.clients, finite, strict=True):
             if not good:
-                self._store.unstage(entry.client)
+                self._store.unstage(client)
         if finite.any():
-            squares[finite] = self.fold(x, [entry for entry, good in zip(entries, finite, strict=True) if good])
+            squares[finite] = self.fold(batch.chosen(finite))
         return squares
 
-    def _fold_parameters(self, x: F32, entries: Sequence[Entry]) -> F64:
+    def _fold_parameters(self, batch: Batch) -> F64:
         p = self._layout.n_parameters
-        start = x[:p]
-        bases = [start if entry.is_model else None for entry in entries]
-        ys = [entry.y if len(entry.y) == p else entry.y[:p] for entry in entries]
-        scales = np.array([entry.scale for entry in entries])
-        weights = np.array([entry.weight for entry in entries])
-        if not self._algorithm.keeps_rows:
-            return kernels.accumulate(self.parameters, bases, ys, scales, weights, out=self._spare[:p])
-        clients = [entry.client for entry in entries]
-        old_rows = [self._store.row(client) for client in clients]
-        anchors: list[F32 | None] = [None] * len(clients)
+        whole = p == self._layout.n
+        ys = batch.ys if whole else [y[:p] for y in batch.ys]
+        bases = batch.bases if whole else [base if base is None else base[:p] for base in batch.bases]
+        acc, out = self.parameters, self._spare[:p]
+        if self._algorithm.adds == "h":
+            return kernels.accumulate(acc, bases, ys, batch.scales, batch.weights, out=out)
+        old, new = self._old_rows(batch), self._staged_rows(batch)
+        if self._algorithm.adds == "raw - r":
+            a, known = self._algorithm.direction.a, [self._known] * len(batch)
+            squares = kernels.exchange(
+                acc, bases, ys, batch.scales / a, batch.weights, old, known, new, out=out, form="control"
+            )
+            return squares * a**2
+        anchors: list[F32 | None] = [None] * len(batch)
         if self._algorithm.keeps_history:
-            rounds = [self._store.round_of(client) for client in clients]
-            anchors = [None if t is None else self._history[t] for t in rounds]
-        new_rows = [self._store.stage(client) for client in clients]
+            anchors = [self._history.get(self._store.round_of(client)) for client in batch.clients]
+        return kernels.exchange(acc, bases, ys, batch.scales, batch.weights, old, anchors, new, out=out)
+
+    def _fold_controls(self, batch: Batch) -> F64:
+        """Fold control_i - r_i, or control_i as it is where the clients keep their rows."""
+        k = len(batch)
+        none, minus, ones = [None] * k, -np.ones(k), np.ones(k)
+        assert self._controls is not None
+        assert self._spare_controls is not None
+        if not self._algorithm.keeps_rows:
+            return kernels.accumulate(self._controls, none, batch.controls, minus, ones, out=self._spare_controls)
+        old, new = self._old_rows(batch), self._staged_rows(batch)
         return kernels.exchange(
-            self.parameters, bases, ys, scales, weights, old_rows, anchors, new_rows, out=self._spare[:p]
+            self._controls, none, batch.controls, minus, ones, old, none, new, out=self._spare_controls
         )
 
-    def _fold_buffers(self, x: F32, entries: Sequence[Entry]) -> npt.NDArray[np.bool_]:
+    def _old_rows(self, batch: Batch) -> list[Any]:
+        return [self._store.row(client) for client in batch.clients]
+
+    def _staged_rows(self, batch: Batch) -> list[Any]:
+        return [self._store.stage(client) for client in batch.clients]
+
+    def _fold_buffers(self, batch: Batch) -> npt.NDArray[np.bool_]:
         """Fold x - y of the float buffers, and tell whose the sums can hold (a gradient has none, which is well)."""
         p = self._layout.n_parameters
-        having = np.array([entry.has_buffers for entry in entries])
-        chosen = [entry for entry in entries if entry.has_buffers]
+        chosen = batch.chosen(batch.has_buffers)
         squares = kernels.accumulate(
             self.buffers,
-            [x[p:] if entry.is_model else None for entry in chosen],
-            [entry.y[p:] for entry in chosen],
+            [base if base is None else base[p:] for base in chosen.bases],
+            [y[p:] for y in chosen.ys],
             np.ones(len(chosen)),
-            np.array([entry.weight for entry in chosen]),
+            chosen.weights,
             out=self._spare[p:],
         )
-        good = np.ones(len(entries), np.bool_)
-        good[having] = self._holds(squares, chosen)
+        good = np.ones(len(batch), np.bool_)
+        good[batch.has_buffers] = self._holds(squares, chosen.weights)
         return good
 
-    def _holds(self, squares: F64, entries: Sequence[Entry]) -> npt.NDArray[np.bool_]:
+    def _holds(self, squares: F64, weights: F64) -> npt.NDArray[np.bool_]:
         """Which updates are finite, and not so long that one of them could carry a float32 sum past its range."""
         if self._value.dtype == np.float64:
             return np.isfinite(squares)
-        lengths = np.sqrt(squares) * [entry.weight for entry in entries]
-        return np.asarray(lengths < LONGEST)  # as a NaN is not
+        return np.asarray(np.sqrt(squares) * weights < LONGEST)  # as a NaN is not

@@ -2,22 +2,22 @@
 
 from dataclasses import dataclass
 from reprlib import repr as short_repr
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.errors import DtypeError, RangeError, ShapeError
+from fedcore.errors import ArrayError, DtypeError, RangeError, ShapeError
 from fedcore.layout import Layout
 from fedcore.store import ClientId
 
 Kind = Literal["model", "delta", "gradient"]
 KINDS: tuple[str, ...] = get_args(Kind)
-FLOAT32 = np.dtype(np.float32)
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+CPU = 1  # in DLPack
 
 
-@dataclass(frozen=True)
-class Update:
+class Update(NamedTuple):
     """One client's result: the arguments of ``Round.add``, for the batch form ``Server.round``.
 
     Attributes:
@@ -27,8 +27,11 @@ class Update:
         steps: K_i, the local steps that the client really did.
         examples: n_i, its number of examples.
         lr: eta_i, the rate of its steps; None for the rate that was broadcast.
+        control: float32[n_parameters], the second vector of the methods that ask for one: the mean of the client's
+            gradients before any correction, or its change where the client keeps its row.
         count: how many times the client was drawn (sampling with replacement).
-        round: the round whose x the client started from; None for the open one.
+        round: the round whose x the client started from; None for the open one. An earlier one is a late reply, which
+            is measured against the x of then (``Server(late_rounds=)``).
         kind: what ``y`` is.
         keep: the caller promises not to change ``y`` until the round is finished, so that the round may hold it and
             fold several updates in one pass. ``bytes``, and arrays over ``bytes``, are held without the promise; any
@@ -40,7 +43,8 @@ class Update:
     steps: int
     examples: int = 1
     lr: float | None = None
-    count: int = 1
+    control: Any = None
+    count: int = 1  # type: ignore[assignment]  # in the place of tuple.count, which nobody misses
     round: int | None = None
     kind: Kind = "model"
     keep: bool = False
@@ -55,33 +59,62 @@ class Limits:
     lr: float
 
 
-def read_vector(update: Update, layout: Layout) -> tuple[npt.NDArray[np.float32], bool]:
-    """An update's y as one float32 vector, and whether it was made here, so that nobody else can change it.
+def read_vector(update: Update, layout: Layout) -> tuple[Any, bool]:
+    """An update's y as one vector, and whether it was made here, so that nobody else can change it.
 
-    The vector is a view of the client's memory, unless y is a model of named tensors.
+    The vector is a view of the client's memory, unless y is a model of named tensors, or lies where no float32 may
+    lie, as the payload of a message can.
 
     Raises:
         FedcoreError: y has the wrong type, dtype, shape or names.
     """
-    y, n = update.y, layout.n_parameters if update.kind == "gradient" else layout.n
+    n = layout.n_parameters if update.kind == "gradient" else layout.n
+    one_tensor = layout.slices[0].shape if len(layout.slices) == 1 else None
+    vector = as_vector("y", update.y, n, one_tensor)
+    if vector is None:
+        return layout.flatten(update.y), True
+    return (vector.copy(), True) if isinstance(vector, np.ndarray) and not vector.flags.aligned else (vector, False)
+
+
+def as_vector(name: str, y: Any, n: int, shape: tuple[int, ...] | None = None) -> Any:
+    """A flat vector of n floats as the kernels take it, or None if it is no array at all.
+
+    Args:
+        shape: another shape that will do; it is read in C order.
+
+    Raises:
+        DtypeError, ShapeError: it is an array, but not of n floats.
+    """
     if isinstance(y, bytes | bytearray | memoryview):
-        y = _from_buffer(y, n)
-    elif not isinstance(y, np.ndarray) and hasattr(y, "__dlpack__"):
-        try:
-            y = np.from_dlpack(y)
-        except (BufferError, RuntimeError, TypeError, ValueError) as error:
-            raise DtypeError(f"y: expected float32[{n}] in CPU memory: {error}") from None
-    if not isinstance(y, np.ndarray):
-        return layout.flatten(y), True
-    if y.dtype != FLOAT32:
-        raise DtypeError(f"y: expected float32[{n}], got {y.dtype}{list(y.shape)}")
-    if not y.flags.c_contiguous:
-        raise ShapeError(f"y: expected float32[{n}], got {y.dtype}{list(y.shape)} that is not contiguous")
-    if y.shape != (n,):
-        if len(layout.slices) != 1 or y.shape != layout.slices[0].shape:  # a model of one tensor may come as it is
-            raise ShapeError(f"y: expected float32[{n}], got {y.dtype}{list(y.shape)}")
-        y = y.reshape(-1)
-    return y, False
+        return _from_buffer(name, y, n)
+    if not hasattr(y, "__dlpack__"):
+        return None
+    dtype = str(y.dtype).removeprefix("torch.")
+    got = f"got {dtype}{list(y.shape)}"
+    if dtype not in DTYPES:
+        raise DtypeError(f"{name}: expected float32[{n}], {got}")
+    if isinstance(y, np.ma.MaskedArray):
+        raise ArrayError(f"{name}: expected float32[{n}] without a mask, got a masked array")
+    if isinstance(y, np.ndarray):
+        contiguous = y.flags.c_contiguous
+    else:
+        y = y.detach() if hasattr(y, "detach") else y
+        y = _in_cpu_memory(name, y, n, dtype)
+        contiguous = y.is_contiguous() if hasattr(y, "is_contiguous") else y.flags.c_contiguous
+    if not contiguous:
+        raise ShapeError(f"{name}: expected float32[{n}], {got} that is not contiguous")
+    if tuple(y.shape) == (n,):
+        return y
+    if tuple(y.shape) != shape:
+        raise ShapeError(f"{name}: expected float32[{n}], {got}")
+    return y.reshape(-1)
+
+
+def in_float32(y: Any) -> npt.NDArray[np.float32]:
+    """A vector that ``as_vector`` accepted, in float32: itself or a copy."""
+    if isinstance(y, np.ndarray):
+        return np.asarray(y, np.float32)
+    return np.asarray(np.from_dlpack(y.float()), np.float32)  # bfloat16
 
 
 def read_counters(update: Update, layout: Layout) -> dict[str, npt.NDArray[np.integer[Any]]]:
@@ -91,8 +124,11 @@ def read_counters(update: Update, layout: Layout) -> dict[str, npt.NDArray[np.in
     return {} if hasattr(update.y, "__dlpack__") else layout.read_counters(update.y)
 
 
-def read_lr(update: Update, broadcast: float, limits: Limits, round: int) -> float:
-    """The rate of a client's steps, once all numbers that it sent can be believed.
+def check_claims(update: Update, limits: Limits, rounds: range) -> None:
+    """Whether all numbers that a client sent can be believed.
+
+    Args:
+        rounds: those whose replies count, the open one last.
 
     Raises:
         RangeError: one cannot.
@@ -101,14 +137,14 @@ def read_lr(update: Update, broadcast: float, limits: Limits, round: int) -> flo
         raise RangeError(f"steps: expected an integer in 1..{limits.steps}, got {shown(update.steps)}")
     if not is_integer(update.examples, 1, limits.examples):
         raise RangeError(f"examples: expected an integer in 1..{limits.examples}, got {shown(update.examples)}")
-    if update.round is not None and not is_integer(update.round, round, round):
-        raise RangeError(f"round: expected {round}, the open one, got {shown(update.round)}")
+    if update.round is not None and not is_integer(update.round, rounds[0], rounds[-1]):
+        earlier = f", or one since {rounds[0]}" if len(rounds) > 1 else ""
+        raise RangeError(f"round: expected {rounds[-1]}, the open one{earlier}, got {shown(update.round)}")
     if update.lr is None:
-        return broadcast
+        return
     is_number = isinstance(update.lr, float | int | np.floating | np.integer) and not isinstance(update.lr, bool)
     if not is_number or not 0 < update.lr <= limits.lr:
         raise RangeError(f"lr: expected a number in (0, {limits.lr:g}], got {shown(update.lr)}")
-    return float(update.lr)
 
 
 def is_integer(value: object, low: int, high: int) -> bool:
@@ -126,16 +162,26 @@ def shown(value: object) -> str:
         return f"an unprintable {type(value).__name__}"
 
 
-def _from_buffer(y: bytes | bytearray | memoryview, n: int) -> npt.NDArray[np.float32]:
+def _from_buffer(name: str, y: bytes | bytearray | memoryview, n: int) -> npt.NDArray[np.float32]:
     plain = memoryview(y)
     if plain.format not in ("B", "f") or not plain.c_contiguous or plain.nbytes != 4 * n:
         raise DtypeError(
-            f"y: expected {4 * n} bytes of float32[{n}], got {plain.nbytes} bytes of format {plain.format!r}"
+            f"{name}: expected {4 * n} bytes of float32[{n}], got {plain.nbytes} bytes of format {plain.format!r}"
         )
     return np.frombuffer(y, np.float32)
 
 
-def is_immutable(y: npt.NDArray[np.float32]) -> bool:
+def _in_cpu_memory(name: str, y: Any, n: int, dtype: str) -> Any:
+    """A foreign array as NumPy's; bfloat16, of which NumPy has none, as it is, for the kernels."""
+    try:
+        if y.__dlpack_device__()[0] != CPU:
+            raise BufferError(f"got one on {y.device}")
+        return y if dtype == "bfloat16" else np.from_dlpack(y)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise DtypeError(f"{name}: expected float32[{n}] in CPU memory: {error}") from None
+
+
+def is_immutable(y: Any) -> bool:
     """Whether nobody can change the memory: the chain of what y is a view of ends in bytes."""
     base: Any = y
     while isinstance(base, np.ndarray | memoryview):

@@ -1,30 +1,59 @@
-"""One row per client: its last mean gradient."""
+"""One row per client: its last mean gradient, in memory or in files, changed by whole rounds."""
 
-from collections.abc import Iterable
-from typing import Literal
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.errors import RangeError, UnknownNameError
+from fedcore.errors import RangeError, StoreError, UnknownNameError
+from fedcore.store.content import Content
+from fedcore.store.folder import Folder
+from fedcore.store.info import StoreInfo, info
+from fedcore.store.making import draft
 from fedcore.store.registry import ClientId, Registry
+from fedcore.store.row_format import Codec, Row, RowFormat
+from fedcore.store.saving import save
+from fedcore.store.session import Durability, Session
+from fedcore.store.stored_ids import stored
 
-Row = npt.NDArray[np.float32]
+Medium = Literal["ram", "mmap"]
 
 
 class ClientStore:
-    """Rows of float32[n] by client id, changed by whole rounds.
+    """Rows of n elements by client id, and named vectors of the server, changed by whole rounds.
 
-    A round's rows are *staged* into free slots, where nobody sees them, and *commit* makes them the clients' rows
-    all at once; *discard* forgets them. So a round that is left half-way leaves every row as it was. A row that was
-    never written takes no memory and reads as zero.
+    A round's rows are *staged* into free slots, where nobody sees them, and *commit* makes them the clients' rows all
+    at once, together with the vectors and a state; *discard* forgets them. So a round that is left half-way leaves
+    everything as it was, on the disk too: a folder that is opened again holds what was committed last. A row that was
+    never written takes neither memory nor disk and reads as zero.
 
     Args:
         clients: a count (ids 0..count - 1) or the ids, each an int in 0..2**64 - 1 or a str.
         n: elements of a row.
-        medium: "ram".
+        medium: "ram", or "mmap" for rows in a file that may be larger than memory.
+        codec: how a row is stored: "f32", "bf16", or "int8" with a scale for every 64 elements.
+        path: the folder of an mmap store: new, or empty. ``ClientStore.open`` opens it again.
+        durability: when an mmap store is safe. "round": a committed round survives a loss of power. "checkpoint":
+            ``checkpoint`` makes what was committed safe, and a crash goes back to the last one. "none": a committed
+            round survives the death of the process; after a loss of power rows may be damaged, which is noticed.
+        resident_rows: about how many rows of an mmap store stay in the process's memory between rounds; None for as
+            many as 1 GiB holds. What a round uses comes on top.
 
-    Cost: 4 n bytes for each row ever written, and for each row of the largest cohort so far.
+    Raises:
+        UnknownNameError, RangeError: an argument is not what is said above.
+        StoreError: the folder cannot be made.
+
+    One process writes, and calls on one store take turns; a process that is forked opens the folder itself. Any number
+    may read beside the writer (``ClientStore.open(path, readonly=True)``).
+
+    Cost: a row's bytes (4 n, 2 n, or 1.0625 n) for each client that has one and for each of the largest cohort,
+        rounded up to pages from 64 KB on; 25 bytes a registered client; for mmap about 30 bytes a row in the index
+        too. A commit reads each new row once for its checksum.
 
     >>> store = ClientStore(clients=3, n=2)
     >>> store.stage(1)[:] = [4, 5]
@@ -33,62 +62,332 @@ class ClientStore:
     (array([4., 5.], dtype=float32), array([0., 0.], dtype=float32))
     """
 
-    def __init__(self, clients: int | Iterable[ClientId], n: int, *, medium: Literal["ram"] = "ram") -> None:
-        if medium != "ram":
-            raise UnknownNameError.of("medium", medium, ["ram"])
-        if n < 1:
-            raise RangeError(f"n: expected a row of at least 1 element, got {n}")
-        self.registry = Registry(clients)
-        self.n = n
-        self._rows: dict[ClientId, Row] = {}
-        self._rounds: dict[ClientId, int] = {}
-        self._staged: dict[ClientId, Row] = {}
-        self._free: list[Row] = []
+    def __init__(
+        self,
+        clients: int | Iterable[ClientId],
+        n: int,
+        *,
+        medium: Medium = "ram",
+        codec: Codec = "f32",
+        path: str | os.PathLike[str] | None = None,
+        durability: Durability = "round",
+        resident_rows: int | None = None,
+    ) -> None:
+        _require_names(medium, durability)
+        form, registry = RowFormat(codec, n), Registry(clients)
+        if medium == "ram":
+            if path is not None:
+                raise RangeError(f"path: expected none for a store in memory, got {str(path)!r}; save() writes one")
+            self._begin(Content(form, registry, None), durability, resident_rows)
+            return
+        if path is None:
+            raise RangeError("path: expected a folder for medium='mmap', got None")
+        with draft(Path(path), form, registry, replacing=False):
+            pass
+        folder = Folder(Path(path), readonly=False, durable=durability != "none")
+        self._begin(Content(form, registry, folder), durability, resident_rows)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        medium: Medium = "mmap",
+        readonly: bool = False,
+        durability: Durability = "round",
+        resident_rows: int | None = None,
+    ) -> Self:
+        """A store from its folder, as it was committed last.
+
+        Args:
+            path: the folder.
+            medium: "mmap" to go on in the folder; "ram" to load everything into memory and leave the folder alone.
+            readonly: read beside a writer. What was committed when it was opened is seen until ``refresh``, and the
+                writer keeps that for so long.
+            durability, resident_rows: as for a new store.
+
+        Raises:
+            StoreError: there is no store, or one of a newer format.
+            LockedError: another process writes to it.
+            CorruptionError: a file was damaged. (A damaged row is noticed when it is first read.)
+
+        Cost: reads the index, about a second for a million rows; for "ram" everything.
+        """
+        _require_names(medium, durability)
+        store = cls.__new__(cls)
+        folder = Folder(Path(path), readonly=readonly or medium == "ram", durable=durability != "none")
+        try:
+            content = Content.read(folder)
+            if medium == "ram":
+                loaded = Content(content.form, content.registry, None)
+                content.copy_to(loaded)
+                content = loaded
+        except BaseException:
+            folder.close()
+            raise
+        if medium == "ram":
+            folder.close()
+        store._begin(content, durability, resident_rows)
+        return store
+
+    def _begin(self, content: Content, durability: Durability, resident_rows: int | None) -> None:
+        self.durability: Durability = durability
+        self._content, self._folder = content, content.folder
+        self._session = Session(content, durability, resident_rows)
+        self._journal, self._residency = self._session.journal, self._session.residency
+
+    @property
+    def registry(self) -> Registry:
+        """The clients."""
+        return self._content.registry
+
+    @property
+    def n(self) -> int:
+        """Elements of a row."""
+        return self._content.form.n
+
+    @property
+    def codec(self) -> Codec:
+        """How a row is stored."""
+        return self._content.form.codec
+
+    @property
+    def medium(self) -> Medium:
+        """Where the rows lie."""
+        return "ram" if self._folder is None else "mmap"
+
+    @property
+    def path(self) -> Path | None:
+        """The folder, or None for a store in memory."""
+        return None if self._folder is None else self._folder.path
+
+    @property
+    def readonly(self) -> bool:
+        """Whether it was opened to read beside a writer."""
+        return self._folder is not None and self._folder.readonly
+
+    @property
+    def round(self) -> int | None:
+        """The last committed round, or None."""
+        return self._content.round
+
+    @property
+    def state(self) -> Any:
+        """The state that was committed last, as JSON gives it back; None if there never was one."""
+        return None if self._content.state is None else json.loads(self._content.state)
 
     def __len__(self) -> int:
         """How many clients have a row."""
-        return len(self._rows)
+        return self._content.rows.written
 
     def row(self, client: object) -> Row | None:
-        """The client's row, float32[n] and not to be written to, or None if it was never written.
+        """The client's row, float32[n] or Codes, read-only, or None if it was never written.
 
         It is the slot itself: a later round may reuse it. ``read`` copies.
-        """
-        return self._rows.get(self.registry.check(client))
 
-    def read(self, client: object) -> Row:
-        """A copy of the client's row, float32[n]; zeros if it was never written."""
-        row = self.row(client)
-        return np.zeros(self.n, np.float32) if row is None else row.copy()
+        Raises:
+            UnknownClientError: no such client is registered.
+            CorruptionError: the row is not what was written.
+        """
+        rows, number = self._content.rows, self._number(client)
+        slot = int(rows.slot[number])
+        if slot == 0:
+            return None
+        if self._residency is not None:
+            if not rows.trusted[number]:
+                self._content.check(number)
+            self._residency.use(slot)
+        memory = rows.slots.memory(slot)
+        memory.flags.writeable = False
+        return self._content.form.row(memory)
+
+    def read(self, client: object) -> npt.NDArray[np.float32]:
+        """A decoded copy of the client's row, float32[n]; zeros if it was never written. Errors are those of row."""
+        return self._content.form.decoded(self.row(client))
 
     def round_of(self, client: object) -> int | None:
         """The round that wrote the client's row, or None."""
-        return self._rounds.get(self.registry.check(client))
+        number = self._number(client)
+        return int(self._content.rows.round[number]) if self._content.rows.slot[number] else None
 
     def stage(self, client: object) -> Row:
-        """A slot, float32[n] of undefined content, that becomes the client's row at ``commit``."""
-        known = self.registry.check(client)
-        if known not in self._staged:
-            self._staged[known] = self._free.pop() if self._free else np.empty(self.n, np.float32)
-        return self._staged[known]
+        """A slot, float32[n] or Codes of undefined content, that becomes the client's row at ``commit``.
+
+        Raises:
+            UnknownClientError: no such client is registered.
+            StoreError: there is no room for one more, or the store cannot be written to.
+        """
+        self._session.require_writer()
+        rows = self._content.rows
+        slot = rows.stage(self._number(client))
+        if self._residency is not None:
+            self._residency.use(slot)
+        return self._content.form.row(rows.slots.memory(slot))
 
     def unstage(self, client: object) -> None:
         """Forget the client's staged row, if there is one."""
-        slot = self._staged.pop(self.registry.check(client), None)
-        if slot is not None:
-            self._free.append(slot)
-
-    def commit(self, round: int) -> None:
-        """Make every staged row its client's row, written in ``round``; their old slots become free."""
-        for client, slot in self._staged.items():
-            old = self._rows.get(client)
-            if old is not None:
-                self._free.append(old)
-            self._rows[client] = slot
-            self._rounds[client] = round
-        self._staged.clear()
+        self._content.rows.unstage(self._number(client))
 
     def discard(self) -> None:
         """Forget every staged row."""
-        self._free.extend(self._staged.values())
-        self._staged.clear()
+        self._content.rows.discard()
+
+    def commit(
+        self, round: int, vectors: Mapping[str, Any] | None = None, state: Mapping[str, Any] | None = None
+    ) -> None:
+        """Make every staged row its client's row, written in ``round``; their old slots become free.
+
+        Args:
+            round: 0..2**63 - 1.
+            vectors: arrays of numbers by name, all that there are from now on; None leaves them as they are. They are
+                copied, but for what ``vector`` returned, which stays where it is.
+            state: what JSON can hold; None leaves it as it is.
+
+        Raises:
+            RangeError, DtypeError: an argument is not what is said above; nothing has changed.
+            StoreError: the disk is full, say. The last committed round is as it was, the rows stay staged, and it
+                may be tried again unless the message says otherwise.
+
+        Cost: reads each new row and vector once; with durability="round" writes them to the disk, waits for it, and
+            then for the index.
+        """
+        self._session.require_writer()
+        if isinstance(round, bool) or not isinstance(round, int | np.integer) or not 0 <= round < 2**63:
+            raise RangeError(f"round: expected an int in 0..2**63 - 1, got {round!r}")
+        self._journal.commit(int(round), vectors, _json(state))
+        self._session.rest()
+
+    def checkpoint(self) -> None:
+        """Make everything that was committed safe, where durability="checkpoint"; elsewhere it is already."""
+        self._session.require_writer()
+        self._journal.publish()
+
+    def vector(self, name: str) -> npt.NDArray[Any] | None:
+        """The vector of that name as it was committed last, read-only, or None.
+
+        It is the slot itself, which is not used again while somebody holds it or a view of it.
+
+        Raises:
+            CorruptionError: it is not what was written.
+        """
+        self._session.require_open()
+        return self._content.vectors.get(name)
+
+    def vector_names(self) -> tuple[str, ...]:
+        """The names of the vectors."""
+        return tuple(self._content.vectors.table)
+
+    def add(self, client: ClientId) -> None:
+        """Register a client that arrives; the folder knows it with the next commit, checkpoint or close.
+
+        Raises:
+            UnknownClientError: it is no id.
+            RangeError: it is registered already.
+        """
+        self._session.require_writer()
+        number = self.registry.add(client)
+        self._content.rows.grow(self.registry.capacity)
+        self._journal.arrive(number, stored(self.registry.id_of(number)))
+
+    def forget(self, client: ClientId) -> None:
+        """A client departs: it is registered no more, and its row goes with the next commit, checkpoint or close."""
+        self._session.require_writer()
+        self._journal.leave(self.registry.remove(client))
+
+    def prefetch(self, clients: Iterable[ClientId]) -> None:
+        """Start reading the rows of the next cohort from the disk, while its clients train.
+
+        Raises:
+            UnknownClientError: no such client is registered.
+
+        Cost: nothing here; a thread asks the disk for all of them at once.
+        """
+        self._session.require_open()
+        slots = self._content.rows.slot[self.registry.numbers(clients)]
+        if self._session.background is not None:
+            self._session.background.read_ahead(slots[slots > 0].tolist())
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        vectors: Mapping[str, Any] | None = None,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write a copy of what was committed last, a folder that ``open`` opens.
+
+        Args:
+            path: a new or empty folder, or an older copy, which stays until the new one is there.
+            vectors, state: as for ``commit``, but for the copy alone.
+
+        Raises:
+            StoreError: the folder is something else, or in use, or the disk is full.
+            CorruptionError: something is not what was written; the copy is not made.
+
+        Cost: reads and writes every row once.
+        """
+        self._session.require_open()
+        save(self._content, Path(path), vectors, _json(state))
+
+    def info(self) -> StoreInfo:
+        """What the store is and holds, in numbers."""
+        self._session.require_open()
+        return info(self._content)
+
+    def verify(self) -> list[str]:
+        """Read everything, and say what is not as it was written: a line for each damaged row, with client and block.
+
+        Cost: reads every row once.
+        """
+        self._session.require_open()
+        return self._content.problems()
+
+    def compact(self) -> None:
+        """Move the highest rows to free slots and give back what is behind the last, in memory or on the disk.
+
+        It is a transaction as a commit is. What readers still look at is not given back, and views move along with
+        nothing: ask for rows anew.
+
+        Raises:
+            StoreError: rows are staged, or the folder cannot be written to.
+        """
+        self._session.require_writer()
+        if self._content.rows.staged:
+            raise StoreError(f"compact: expected no staged rows, got {len(self._content.rows.staged)}")
+        self._journal.compact()
+
+    def refresh(self) -> None:
+        """Let a reader see what was committed last; views that it holds may change from now on."""
+        self._session.refresh()
+
+    def close(self) -> None:
+        """Make what was committed safe, and close the files; a store in memory has nothing to close."""
+        self._session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _number(self, client: object) -> int:
+        self._session.require_open()
+        return self._content.registry.number(client)
+
+
+def _require_names(medium: str, durability: str) -> None:
+    if medium not in get_args(Medium):
+        raise UnknownNameError.of("medium", medium, get_args(Medium))
+    if durability not in get_args(Durability):
+        raise UnknownNameError.of("durability", durability, get_args(Durability))
+
+
+def _json(state: Mapping[str, Any] | None) -> str | None:
+    if state is None:
+        return None
+    try:
+        return json.dumps(dict(state))
+    except (TypeError, ValueError) as error:
+        raise RangeError(f"state: expected what JSON can hold: {error}") from None

@@ -1,5 +1,7 @@
 """Every promise over every method: a new one is a row in the registry."""
 
+from inspect import signature
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,7 @@ def test_a_method_is_a_documented_table(name):
     assert type(algorithm).__name__ == name
     assert algorithm.__doc__
     assert REGISTRY[name].__module__.startswith("fedcore.algorithms.")
-    step = algorithm.step(Cohort(S=3, N=7, W=5.0, rows=7))
+    step = algorithm.step(Cohort(S=3, weighed=3, N=7, W=5.0, rows=7))
     assert algorithm.keeps_total or (step.from_total, step.keep_sum, step.keep_v) == (0, 0, 0)
 
 
@@ -23,10 +25,17 @@ def test_full_participation_with_one_gradient_each_is_gradient_descent(name):
     """K = 1, everybody heard: every method is x - eta * mean of the gradients."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=6)
-    server = fedcore.Server(name, x.astype(np.float32), clients=4, lr=0.25)
+    algorithm = named(name, **{"beta": 1.0} if "beta" in signature(REGISTRY[name]).parameters else {})
+    server = fedcore.Server(algorithm, x.astype(np.float32), clients=4, lr=0.25, examples=[1] * 4)
     for _ in range(5):
         gradients = rng.normal(size=(4, 6)).astype(np.float32)
-        server.round([fedcore.Update(i, server.x - np.float32(0.25) * gradients[i], steps=1) for i in range(4)])
+        broadcast = server.broadcast(range(4))
+        updates = []
+        for i, gradient in enumerate(gradients):
+            offset = broadcast.offset(i)
+            y = server.x - np.float32(0.25) * (gradient if offset is None else gradient + offset)
+            updates.append(fedcore.Update(i, y, steps=1, control=gradient))
+        server.round(updates)
         x = x - 0.25 * gradients.mean(axis=0)
     np.testing.assert_allclose(server.x, x, rtol=1e-5, atol=1e-6)
 

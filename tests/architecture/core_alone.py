@@ -11,7 +11,7 @@ def main():
     server = fedcore.Server("FedAvg", np.zeros(3, np.float32), clients=2, lr=0.1)
     server.round([fedcore.Update(0, np.float32([1, 2, 3]), steps=1), fedcore.Update(1, np.float32([3, 2, 1]), steps=1)])
     np.testing.assert_array_equal(server.x, [2, 2, 2])
-    optional = ("torch", "pydantic", "typer", "rich", "matplotlib", "sklearn", "pooch")
+    optional = ("torch", "pydantic", "typer", "rich", "matplotlib", "sklearn", "pooch", "networkx")
     loaded = [name for name in optional if sys.modules.get(name)]
     assert not loaded, f"import fedcore loaded {loaded}"
     print(f"fedcore {fedcore.__version__} from {fedcore.__file__}: one FedAvg round, {fedcore.isa()}")

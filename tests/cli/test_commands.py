@@ -84,7 +84,20 @@ def test_info_names_the_build():
     assert all(word in output for word in ("fedcore", "numpy", "torch", "isa", "compiler"))
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["report"], ["list"], ["info"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        [],
+        ["run"],
+        ["report"],
+        ["list"],
+        ["info"],
+        ["store"],
+        ["store", "info"],
+        ["store", "verify"],
+        ["store", "compact"],
+    ],
+)
 def test_help(command):
     result = CliRunner().invoke(cli.app, [*command, "--help"])
     assert result.exit_code == 0

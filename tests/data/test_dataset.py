@@ -1,8 +1,10 @@
+import os
+
 import numpy as np
 import pytest
 
-from fedcore.data import Dataset, load
-from fedcore.errors import DtypeError, FedcoreError, RangeError, ShapeError, UnknownNameError
+from fedcore.data import REGISTRY, Dataset, emnist, load
+from fedcore.errors import DtypeError, FedcoreError, MissingDataError, RangeError, ShapeError, UnknownNameError
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,41 @@ def test_wrong_arrays_are_refused(change: dict[str, np.ndarray], error: type[Fed
 def test_an_unknown_name() -> None:
     with pytest.raises(UnknownNameError, match="data: 'minst' is unknown; did you mean 'mnist'"):
         load("minst")
+
+
+@pytest.mark.parametrize(
+    ("parts", "error", "message"),
+    [
+        ([np.array([0.0])], DtypeError, r"parts\[0\]: expected int64\[m_i\], got float64\[1\]"),
+        ([np.arange(1), np.zeros((1, 1), int)], DtypeError, r"parts\[1\]: expected int64\[m_i\], got int64\[1, 1\]"),
+        ([np.array([4])], RangeError, "parts: expected 0 .. 3, got 4 .. 4"),
+        ([np.array([-1])], RangeError, "parts: expected 0 .. 3, got -1 .. -1"),
+        ([np.array([1, 2]), np.array([2])], RangeError, "parts: expected each example once at most"),
+    ],
+)
+def test_wrong_parts_are_refused(parts: list[np.ndarray], error: type[FedcoreError], message: str) -> None:
+    x, y = np.zeros((4, 2), np.float32), np.zeros(4, np.int64)
+    Dataset("made up", x, y, x, y, classes=1, parts=(np.array([3]), np.empty(0, np.int64)))
+    with pytest.raises(error, match=message):
+        Dataset("made up", x, y, x, y, classes=1, parts=tuple(parts))
+
+
+@pytest.mark.parametrize("name", ["digits", "synthetic", "synthetic-iid"])
+def test_the_registry_says_what_is_loaded(name: str) -> None:
+    options = {"alpha": 1.0, "beta": 1.0} if name == "synthetic" else {}
+    dataset = load(name, clients=2, seed=0, **options)
+    source = REGISTRY[name]
+    assert (dataset.name, dataset.train_x.shape[1:], dataset.classes) == (name, source.shape, source.classes)
+    assert (dataset.parts is not None) == source.generated
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar-10", *(f"emnist-{s}" for s in emnist.CLASSES)])
+def test_the_registry_says_what_is_loaded_from_files(name: str) -> None:
+    try:
+        dataset = load(name) if "FEDCORE_DATA_DIR" in os.environ else None
+    except MissingDataError as error:
+        pytest.skip(str(error))
+    if dataset is None:
+        pytest.skip("FEDCORE_DATA_DIR does not say where the data is")
+    source = REGISTRY[name]
+    assert (dataset.name, dataset.train_x.shape[1:], dataset.classes) == (name, source.shape, source.classes)

@@ -44,12 +44,12 @@ def test_the_checksum_is_of_the_content_not_of_the_compressed_bytes(tmp_path: Pa
         (b"\0\0\x08\x01" + CONTENT[4:], "expected 3 dimensions, got 1"),
         (CONTENT[:15], "expected a header of 16 bytes, got 15"),
         (CONTENT[:-1], r"expected 24 bytes for \[2, 3, 4\], got 23"),
-        (CONTENT + b"\0", r"expected 24 bytes for \[2, 3, 4\], got 25"),
+        (CONTENT + b"\0", r"expected 24 bytes for \[2, 3, 4\], got more"),
         (
             CONTENT[:4] + struct.pack(">3I", 2, 3, 5) + CONTENT[16:],
             r"expected 30 bytes for \[2, 3, 5\], got 24",
         ),
-        (CONTENT[:4] + b"\xff" * 12 + CONTENT[16:], "got 24"),
+        (CONTENT[:4] + b"\xff" * 12 + CONTENT[16:], r"at most 1073741824 bytes .*\[4294967295, 4294967295"),
     ],
 )
 def test_hostile_content_is_refused(tmp_path: Path, content: bytes, due: str) -> None:
@@ -91,8 +91,29 @@ def test_one_flipped_bit_is_found(tmp_path: Path) -> None:
     assert str(path) in str(caught.value)
 
 
-def test_the_content_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idx, "LIMIT", 100)
-    path = write(tmp_path / "images.gz", bytes(101))
-    with pytest.raises(MissingDataError, match="at most 100 bytes"):
-        read(path)
+def test_a_header_that_promises_too_much_is_refused_before_anything_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idx, "LIMIT", 23)
+    with pytest.raises(MissingDataError, match=r"at most 23 bytes of content, got a header that says \[2, 3, 4\]"):
+        read(write(tmp_path / "images.gz", CONTENT))
+
+
+def test_nothing_past_the_promised_bytes_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bomb: 20 kB of gzip that would unpack to 20 MB."""
+    asked: list[int] = []
+    unpack = gzip.GzipFile.read
+
+    def spy(file: gzip.GzipFile, size: int = -1) -> bytes:
+        asked.append(size)
+        return unpack(file, size)
+
+    monkeypatch.setattr(gzip.GzipFile, "read", spy)
+    with pytest.raises(MissingDataError, match=r"expected 24 bytes .* got more"):
+        read(write(tmp_path / "images.gz", CONTENT + bytes(20_000_000)))
+    assert min(asked) > 0
+    assert sum(asked) == 16 + 24 + 1
+
+
+def test_a_hash_is_not_asked_for_where_none_is_known(tmp_path: Path) -> None:
+    np.testing.assert_array_equal(idx.read(write(tmp_path / "images.gz", CONTENT), ndim=3), IMAGES)

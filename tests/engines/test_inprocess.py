@@ -13,6 +13,7 @@ from fedcore.engines import InProcess, inprocess
 from fedcore.errors import RangeError, ShapeError, UnknownClientError, UnknownNameError
 from fedcore.layout import Layout
 from fedcore.local import FlatModel, build, minibatches, sgd
+from fedcore.participation import Active
 from fedcore.server import Broadcast, Server, Update
 
 CLIENTS = 4
@@ -61,7 +62,7 @@ def test_an_update_is_the_rules_result_on_the_clients_part(dataset: Dataset, par
     model = FlatModel(build("mlp", seed=1))
     batches = minibatches(len(parts[2]), 8, epochs=2, seed=5, round=3, client=2)
     own_x, own_y = torch.from_numpy(dataset.train_x[parts[2]]), torch.from_numpy(dataset.train_y[parts[2]])
-    steps = sgd(model, own_x, own_y, batches, lr=0.1)
+    steps = sgd(model, own_x, own_y, batches, lr=0.1).steps
 
     np.testing.assert_array_equal(update[1], model.flat.numpy())
     assert (update[0].client, update[0].steps, update[0].examples) == (2, steps, len(parts[2]))
@@ -83,6 +84,25 @@ def test_steps_done_are_reported(dataset: Dataset, parts: list[np.ndarray]) -> N
     assert [update.steps for update in by_epochs.updates(sent(by_epochs, 0, 3))] == [2 * -(-len(parts[0]) // 8), 2]
     by_steps = engine(dataset, parts, epochs=None, steps=9)
     assert [update.steps for update in by_steps.updates(sent(by_steps, 0, 3))] == [9, 9]
+
+
+def test_a_share_of_the_steps_is_where_all_steps_come_by(dataset: Dataset, parts: list[np.ndarray]) -> None:
+    work = engine(dataset, parts)
+    active = Active(np.array([0, 3]), shares=np.array([0.5, 0.01]), counts=np.array([3, 1]))
+    got = [(u.client, u.steps, u.count, np.array(u.y)) for u in work.updates(sent(work, 0, 3), active)]
+    full = 2 * -(-len(parts[0]) // 8)
+    assert [entry[:3] for entry in got] == [(0, full // 2, 3), (3, 1, 1)]
+    by_steps = engine(dataset, parts, epochs=None, steps=full // 2)
+    np.testing.assert_array_equal(got[0][3], models(by_steps, sent(by_steps, 0))[0])
+
+
+def test_active_clients_are_those_of_the_broadcast(dataset: Dataset, parts: list[np.ndarray]) -> None:
+    work = engine(dataset, parts)
+    everything = [(u.client, u.steps, u.count) for u in work.updates(sent(work, 0, 3), Active(np.array([0, 3])))]
+    assert everything == [(u.client, u.steps, u.count) for u in work.updates(sent(work, 0, 3))]
+    for other in ([0, 2], [3, 0], [0], []):
+        with pytest.raises(RangeError, match=r"active: expected the clients \[0, 3\]"):
+            next(work.updates(sent(work, 0, 3), Active(np.array(other, np.int64))))
 
 
 def test_updates_share_one_writable_buffer(dataset: Dataset, parts: list[np.ndarray]) -> None:
@@ -138,6 +158,19 @@ def test_norms_learn_in_training_and_are_used_in_evaluation(dataset: Dataset, pa
         scores = module(torch.from_numpy(dataset.test_x))
     assert got.loss == pytest.approx(float(cross_entropy(scores, torch.from_numpy(dataset.test_y))), rel=1e-5)
     assert work.evaluate(y) == got
+
+
+def test_dropout_depends_on_the_round_and_the_client_alone(dataset: Dataset) -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 3))
+    work = InProcess(module, dataset, [np.array([7])] * 3, batch=1, steps=1, seed=0)
+    torch.manual_seed(1)
+    together = models(work, sent(work, 0, 1))
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    np.testing.assert_array_equal(models(work, sent(work, 1))[1], together[1])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not np.array_equal(together[0], together[1])  # one step on one example: only the masks differ
+    assert not np.array_equal(models(work, sent(work, 0, round=1))[0], together[0])
 
 
 @pytest.mark.parametrize(

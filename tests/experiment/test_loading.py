@@ -17,9 +17,21 @@ def test_every_preset_is_valid(name):
         ("local.epochz=3", "local.epochz: unknown key; did you mean 'epochs'?"),
         ("rounds=0", "rounds: expected a number in [1, 1000000], got 0"),
         ("rate.lr=nan", "rate.lr: expected a number in (0, 100], got nan"),
-        ("rate.decay=1.5", "rate.decay: expected a number in (0, 1], got 1.5"),
-        ("rate.server_lr=0", "rate.server_lr.initial: expected a number in (0, 100], got 0"),
-        ("rate.server_lr={initial=1, decy=0.9}", "rate.server_lr.decy: unknown key; did you mean 'decay'?"),
+        ("rate.lr=true", "rate.lr: expected a number or a table, got True"),
+        ("rate.lr={name='Constnt', value=1}", "rate.lr.name: 'Constnt' is unknown; did you mean 'Constant'?"),
+        ("rate.lr={initial=1, decay=0.9}", "rate.lr.name: missing"),
+        ("rate.lr={name='Exponential', initial=0.1}", "rate.lr.decay: missing"),
+        ("rate.lr={name='Exponential', initial=1, decay=1.5}", "rate.lr: decay: expected a number in (0, 1], got 1.5"),
+        ("rate.lr={name='Staircase', initial=101}", "rate.lr: expected a number in (0, 100] in round 0, got 101.0"),
+        ("rate.lr={name='Staircase', initial=1, restarts=[-3]}", "rate.lr: restarts: expected rounds"),
+        ("rate.lr={name='Staircase', initial=1, restarts=3}", "rate.lr.restarts: expected"),
+        ("rate.lr={name='Horizon', L=1, K=2.5, T=9}", "rate.lr.K: expected a valid integer, got 2.5"),
+        ("rate.lr={name='PerCohort', c=1, beta=1}", "rate.lr.name: expected a rate of the round alone"),
+        ("rate.server_lr=0", "rate.server_lr: expected a number in (0, 100], got 0"),
+        (
+            "rate.server_lr={name='Exponential', initial=1, decy=0.9}",
+            "rate.server_lr.decy: unknown key; did you mean 'decay'?",
+        ),
         ("rate.server_lr=fast", "rate.server_lr: expected a number or a table, got 'fast'"),
         ("local.steps=3", "local: expected exactly one of 'epochs' and 'steps', got both"),
         ("local.epochs=none", "local: expected exactly one of 'epochs' and 'steps', got neither"),
@@ -27,6 +39,43 @@ def test_every_preset_is_valid(name):
         ("local.batch=true", "local.batch: expected a valid integer, got True"),
         ("data.name=digit", "data.name: 'digit' is unknown; did you mean 'digits'?"),
         ("model.name=lanet", "model.name: 'lanet' is unknown; did you mean 'lenet'?"),
+        ("model={name='mlp', hiden=[3]}", "model.hiden: unknown key; did you mean 'hidden'?"),
+        ("model={name='mlp', hidden='3'}", "model.hidden: expected a list, got '3'"),
+        ("model={name='mlp', hidden=3}", "model.hidden: expected a list, got 3"),
+        ("model={name='mlp', hidden=[3.5]}", "model.hidden: expected a valid integer, got 3.5"),
+        ("model={name='mlp', hidden=[0]}", "model: inputs, hidden, classes: expected ints >= 1, got 64, [0], 10"),
+        ("model=lenet", "model: 'lenet' does not take float32[1, 8, 8] ("),
+        ("model={name='mlp', classes=3}", "model: expected 10 scores, one for each class of 'digits', got 3"),
+        ("data.split=3", "data.split: unknown key"),
+        ("data={name='cifar-10', standardize=true}", "data.standardize: unknown key; did you mean 'standardise'?"),
+        ("data=emnist-bymerg", "data.name: 'emnist-bymerg' is unknown; did you mean 'emnist-bymerge'?"),
+        ("data={name='synthetic', alpha=1.0}", "data.beta: missing"),
+        ("data={name='synthetic', alpha=-1, beta=0.5}", "data: alpha: expected a number >= 0, got -1"),
+        ("data={name='synthetic', alpha='1', beta=1}", "data.alpha: expected a valid number, got '1'"),
+        ("data={name='synthetic-iid', sizes='parto'}", "data.sizes: expected 'pareto' or 'lognormal', got 'parto'"),
+        ("data={name='synthetic-iid', seed=3}", "data.seed: unknown key"),
+        ("partition=none", "partition: missing"),
+        ("partition.name=dirichle", "partition.name: 'dirichle' is unknown; did you mean 'dirichlet'?"),
+        ("partition.name=none", "partition.name: missing"),
+        ("partition.clients=0", "partition.clients: expected a number in [1, 1000000], got 0"),
+        ("partition.clients=none", "partition.clients: missing"),
+        ("partition.shards_per_client=0", "partition: shards_per_client: expected an int >= 1, got 0"),
+        ("partition.shards_per_client=none", "partition.shards_per_client: missing"),
+        ("partition.shards_per_clint=3", "partition.shards_per_clint: unknown key; did you mean 'shards_per_client'?"),
+        ("partition.client=3", "partition.client: unknown key; did you mean 'clients'?"),
+        ("partition={name='dirichlet', clients=3}", "partition.alpha: missing"),
+        ("partition={name='dirichlet', clients=3, alpha=0}", "partition: alpha: expected a number > 0, got 0"),
+        ("partition={name='label-k', clients=3, classes_per_client=0}", "partition: classes_per_client: expected"),
+        ("partition={name='one-label', clients=3, largest=3}", "partition: largest: expected an int >= 20, got 3"),
+        (
+            "partition={name='one-label', clients=3, largest=3.5}",
+            "partition.largest: expected a valid integer, got 3.5",
+        ),
+        ("partition={name='iid', clients=3, seed=1}", "partition.seed: unknown key"),
+        (
+            "partition={name='natural', clients=3}",
+            "partition.name: expected data that says who holds what (synthetic, synthetic-iid), got 'digits'",
+        ),
         ("algorithms=['Mimc']", "algorithms.0.name: 'Mimc' is unknown; did you mean 'MimiC'?"),
         ("algorithms=[{name='MIFA', wai=false}]", "algorithms.0.wai: unknown key; did you mean 'wait'?"),
         ("algorithms=[{name='MIFA', wait='no'}]", "algorithms.0.wait: expected a valid boolean, got 'no'"),
@@ -38,6 +87,30 @@ def test_every_preset_is_valid(name):
         ("participation={name='Bernoulli'}", "participation.p: missing"),
         ("participation={name='Bernoulli', p=2.0}", "participation: p: expected a number in [0, 1], got 2.0"),
         ("participation={name='Bernoulli', p=0.1, clients=3}", "participation.clients: unknown key"),
+        ("participation={name='Bernoulli', p='x'}", "participation.p: expected a valid number, got 'x'"),
+        ("participation={name='Bernoulli', p=[0.1]}", "participation: p: expected 30 numbers, one a client"),
+        ("participation={name='Uniform', k=31}", "participation: k: expected an int in 1 .. 30, got 31"),
+        ("participation={name='Trace', traces='nowhere.csv'}", "participation: traces: cannot read nowhere.csv"),
+        ("participation={name='Trace', first=9}", "participation: first: expected an int in 1 .. 8, got 9"),
+        ("participation={name='Schedule', arrivals={30=1}}", "participation: arrivals: client: expected"),
+        (
+            "participation={name='Schedule', arrivals={3='x'}}",
+            "participation.arrivals: expected a valid integer, got 'x'",
+        ),
+        (
+            "participation={name='Schedule', arivals={3=1}}",
+            "participation.arivals: unknown key; did you mean 'arrivals'?",
+        ),
+        ("participation.among=Unifrom", "participation.among.name: 'Unifrom' is unknown; did you mean 'Uniform'?"),
+        ("participation.among={k=3}", "participation.among: expected a pattern's name, or a table with its name"),
+        ("participation.among=3", "participation.among: expected a pattern's name, or a table with its name"),
+        ("participation.among=Uniform", "participation.among.k: missing"),
+        ("participation.among={name='Uniform', k=3, seed=1}", "participation.among.seed: unknown key"),
+        (
+            "participation.among={name='Trace', among={name='Uniform', kk=3}}",
+            "participation.among.among.kk: unknown key; did you mean 'k'?",
+        ),
+        ("participation.among={name='Uniform', k=31}", "participation: k: expected an int in 1 .. 30, got 31"),
         ("data=none", "data: missing"),
         ("data=3", "data: expected a table, got 3"),
         ("rounds.x=3", "'rounds' is no table"),
@@ -72,13 +145,14 @@ def test_overrides_are_toml_or_bare_words():
             "local.epochs=none",
             "rate.server_lr=0.5",
             "data.name=mnist",
+            "model=mlp-mnist",
             "seeds=[4, 2]",
             'participation={name="RoundRobin", tau_max=3, first_round="all"}',
         ],
     )
     assert (changed.local.steps, changed.local.epochs, changed.data.name) == (7, None, "mnist")
     assert changed.rate.server_lr is not None
-    assert (changed.rate.server_lr.initial, changed.rate.server_lr.decay) == (0.5, 1.0)
+    assert (changed.rate.server_lr.name, changed.rate.server_lr.options) == ("Constant", {"value": 0.5})
     assert changed.seeds == (4, 2)
     assert (changed.participation.options, changed.participation.first_round) == ({"tau_max": 3}, "all")
 
@@ -91,7 +165,16 @@ def test_an_algorithm_is_labelled_by_its_options_unless_it_says_otherwise():
 
 
 def test_a_configuration_survives_its_own_file(tmp_path):
-    experiment = load_preset("quickstart", ["algorithms=[{name='MIFA', wait=false}]", "rate.server_lr=0.5"])
+    changes = [
+        "algorithms=[{name='MIFA', wait=false}]",
+        "rate.server_lr=0.5",
+        "rate.lr={name='Staircase', initial=1, restarts=[10]}",
+        "data={name='synthetic', alpha=0.5, beta=1}",
+        "partition={name='natural', clients=30}",
+        "model={name='mlp', inputs=60, hidden=[8, 4]}",
+        "participation={name='Schedule', arrivals={29=10}, among={name='Trace', among='Always'}}",
+    ]
+    experiment = load_preset("quickstart", changes)
     file = tmp_path / "config.json"
     file.write_text(experiment.model_dump_json(exclude_none=True))
     assert load_preset(file) == experiment
@@ -116,3 +199,11 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path, name, text, message):
 def test_a_file_that_is_not_there():
     with pytest.raises(ConfigError, match=r"nowhere\.toml: there is no such file"):
         load_preset("nowhere.toml")
+
+
+def test_derived_controls_need_plain_steps():
+    with pytest.raises(ConfigError, match=r'local.momentum: expected none beside SCAFFOLD: .*control = "sent"'):
+        load_preset("quickstart", ["algorithms=['FedAvg', 'SCAFFOLD']", "local.momentum=0.5"])
+    sent = load_preset("quickstart", ["algorithms=[{name='SCAFFOLD', control='sent'}]", "local.momentum=0.5"])
+    assert sent.local.momentum == 0.5
+    assert load_preset("quickstart", ["algorithms=['SCAFFOLD']", "local.weight_decay=0.1"]).local.weight_decay == 0.1

@@ -35,13 +35,14 @@ def test_a_folder_that_holds_files_is_refused(tmp_path, small):
 def test_a_trial_that_fails_does_not_lose_the_others(tmp_path, small):
     spoiled, *others = trials(small)[1:]
 
-    def put_a_file_in_its_way(event):
-        (tmp_path / "records" / spoiled.file_name).touch()
+    def put_a_folder_in_its_way(event):
+        (tmp_path / "records" / spoiled.file_name).mkdir(exist_ok=True)
 
-    failed = run_experiment(small, tmp_path, jobs=1, on_event=put_a_file_in_its_way)
+    failed = run_experiment(small, tmp_path, jobs=1, on_event=put_a_folder_in_its_way)
     assert [event.trial for event in failed] == [spoiled]
     assert failed[0].error is not None
-    assert failed[0].error.startswith("FileExistsError")
+    assert failed[0].error.startswith("IsADirectoryError")
+    (tmp_path / "records" / spoiled.file_name).rmdir()
     assert len(read_folder(tmp_path)) == 1 + len(others)
     (log,) = (tmp_path / "records").glob("*.traceback.txt")
     assert log.read_text().startswith("Traceback")

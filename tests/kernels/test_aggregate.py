@@ -36,7 +36,6 @@ def test_weighted_sum_of_no_rows_is_zero():
         kernels.weighted_sum([], [])
 
 
-@settings(deadline=None)
 @given(k=st.integers(1, 6), n=st.integers(0, 400), seed=st.integers(0, 99), extremes=st.booleans())
 def test_weighted_sum_on_any_shape(k, n, seed, extremes):
     rows, weights = vectors(k, n, seed), vectors(1, k, seed + 1)[0]
@@ -50,7 +49,7 @@ def test_weighted_sum_on_any_shape(k, n, seed, extremes):
     np.testing.assert_array_equal(kernels.weighted_sum(rows, weights), due)
 
 
-def test_torch_tensors_buffers_and_unaligned_rows_go_in_without_a_copy():
+def test_torch_tensors_buffers_and_rows_off_the_cache_line_go_in_without_a_copy():
     rows = vectors(3, 1001)
     due = kernels.weighted_sum(rows, [1, 2, 3])
     tensors = [torch.from_numpy(row) for row in rows]
@@ -59,7 +58,7 @@ def test_torch_tensors_buffers_and_unaligned_rows_go_in_without_a_copy():
     np.testing.assert_array_equal(out.numpy(), due)  # written into torch's own memory
     views = [memoryview(row.tobytes()).cast("f") for row in rows]
     np.testing.assert_array_equal(kernels.weighted_sum(views, [1, 2, 3]), due)
-    for offset in range(1, 5):
+    for offset in range(4, 64, 4):
         moved = []
         for row in rows:
             memory = np.empty(4 * 1001 + offset, np.uint8)
@@ -81,7 +80,7 @@ def test_torch_tensors_buffers_and_unaligned_rows_go_in_without_a_copy():
         (dict(out=[0.0] * 4), errors.ArrayError, "out: expected an array in CPU memory, got list"),
         (dict(rows=[np.ones(4, np.float32), np.ones(3, np.float32)]), errors.ShapeError, r"rows\[1\]: expected"),
         (dict(rows=[np.ones(4, ">f4")] * 2), errors.DtypeError, r"rows\[0\]: .* got >f4\[4\]"),
-        (dict(rows=[torch.ones(4, dtype=torch.bfloat16)] * 2), errors.DtypeError, r"rows\[0\]: .* got bfloat16\[4\]"),
+        (dict(rows=[torch.ones(4, dtype=torch.int16)] * 2), errors.DtypeError, r"rows\[0\]: .* got int16\[4\]"),
         (dict(rows=[torch.ones(4, 2)[:, 0]] * 2), errors.ShapeError, r"rows\[0\]: .* not contiguous"),
         (dict(rows=np.ones((2, 4), np.float32)), errors.ArrayError, "rows: expected a list or tuple, got ndarray"),
     ],
@@ -229,20 +228,68 @@ def test_a_bad_row_shows_in_its_norm_and_leaves_the_sum_that_was(bad, where):
 
 
 @pytest.mark.parametrize("n", LENGTHS)
-@pytest.mark.parametrize("with_total", [True, False])
-def test_server_step_has_the_bits_of_the_reference(n, with_total):
-    rng = np.random.default_rng(4)
-    total = rng.normal(size=n) if with_total else None
-    given_ = dict(from_sum=0.3, from_total=-0.7, keep_sum=1.5, keep_v=-2.5, gamma=0.9)
-    sum_, x = rng.normal(size=n), rng.normal(size=n).astype(np.float32)
-    results = []
-    for run in (
-        kernels.server_step,
-        lambda *a, v, total_out, x_out, **k: reference.server_step(*a, v, total_out, x_out, **k),
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_accumulate_takes_every_client_in_its_own_dtype(n, dtype):
+    """Rounded to float32 first, it is the same to the last bit, norms included, in fours and one by one."""
+    ys, x = vectors(9, n), vectors(1, n, seed=2)[0]
+    half = lambda y: torch.from_numpy(y).bfloat16()  # noqa: E731
+    double = lambda y: y + np.float64(1e-9)  # noqa: E731
+    sent = [
+        convert(y)
+        for y, convert in zip(ys, [half, double, np.float16, half, np.copy, half, half, half, half], strict=True)
+    ]
+    rounded = [np.float32(y.float() if isinstance(y, torch.Tensor) else y) for y in sent]
+    bases, scales, weights = [x] * 4 + [None] + [x] * 4, np.linspace(0.5, 7, 9), np.linspace(-1, 3, 9)
+    acc = np.random.default_rng(3).normal(size=n).astype(dtype)
+    out, due, reference_due = (np.empty(n, dtype) for _ in range(3))
+    norms = kernels.accumulate(acc, bases, sent, scales, weights, out=out)
+    due_norms = kernels.accumulate(acc, bases, rounded, scales, weights, out=due)
+    reference.accumulate(acc, reference_due, bases, sent, scales, weights)
+    np.testing.assert_array_equal(out, due)
+    np.testing.assert_array_equal(out, reference_due)
+    np.testing.assert_array_equal(norms, due_norms)
+
+
+def test_accumulate_names_a_dtype_that_no_client_sends():
+    with pytest.raises(
+        errors.DtypeError, match=r"ys\[1\]: expected float32 or float64 or float16 or bfloat16\[3\], got int"
     ):
+        ys = [np.zeros(3, np.float16), np.zeros(3, np.int32)]
+        kernels.accumulate(np.zeros(3), [None] * 2, ys, np.ones(2), np.ones(2), out=np.zeros(3))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e39])
+def test_a_float64_that_float32_cannot_hold_shows_in_the_norm(bad):
+    ys = [np.ones(5000), np.full(5000, bad)]
+    norms = kernels.accumulate(np.zeros(5000), [None] * 2, ys, np.ones(2), np.ones(2), out=np.empty(5000))
+    np.testing.assert_array_equal(np.isfinite(norms), [True, False])
+
+
+STEP = dict(from_sum=0.3, from_total=-0.7, from_momentum=1.1, keep_sum=1.5, keep_control=0.6, keep_v=-2.5, gamma=0.9)
+
+
+def step_arrays(n, dtype, with_total, with_momentum, with_control):
+    rng = np.random.default_rng(4)
+    return dict(
+        sum=rng.normal(size=n).astype(dtype),
+        total=rng.normal(size=n) if with_total else None,
+        x=rng.normal(size=n).astype(np.float32),
+        momentum=rng.normal(size=n).astype(np.float32) if with_momentum else None,
+        control=rng.normal(size=n) if with_control else None,
+    )
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("with_momentum", [True, False])
+@pytest.mark.parametrize(("with_total", "with_control"), [(True, True), (True, False), (False, False)])
+def test_server_step_has_the_bits_of_the_reference(n, dtype, with_momentum, with_total, with_control):
+    arrays = step_arrays(n, dtype, with_total, with_momentum, with_control)
+    results = []
+    for run in (kernels.server_step, reference.server_step):
         v, x_out = np.empty(n, np.float32), np.empty(n, np.float32)
         total_out = np.empty(n) if with_total else None
-        squares = run(sum_, total, x, v=v, total_out=total_out, x_out=x_out, **given_)
+        squares = run(**arrays, v=v, total_out=total_out, x_out=x_out, **STEP)
         results.append((v, x_out, total_out, squares))
     (v, x_out, total_out, squares), (due_v, due_x, due_total, due_squares) = results
     np.testing.assert_array_equal(v, due_v)
@@ -250,6 +297,34 @@ def test_server_step_has_the_bits_of_the_reference(n, with_total):
     if with_total:
         np.testing.assert_array_equal(total_out, due_total)
     np.testing.assert_allclose(squares, due_squares, rtol=1e-5)
+
+
+def test_server_step_writes_over_what_it_replaces():
+    arrays = step_arrays(5000, np.float64, True, True, True)
+    v, total_out, x_out = np.empty(5000, np.float32), np.empty(5000), np.empty(5000, np.float32)
+    kernels.server_step(**arrays, v=v, total_out=total_out, x_out=x_out, **STEP)
+    places = dict(v=arrays["momentum"], total_out=arrays["total"], x_out=arrays["x"])
+    kernels.server_step(**arrays, **places, **STEP)
+    for place, due in zip(places.values(), (v, total_out, x_out), strict=True):
+        np.testing.assert_array_equal(place, due)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (dict(momentum=np.zeros(4)), errors.DtypeError, r"momentum: expected float32\[4\], got float64\[4\]"),
+        (dict(control=np.zeros(3)), errors.ShapeError, r"control: expected float64\[4\], got float64\[3\]"),
+        (dict(total=None, total_out=None), errors.ArrayError, "control: expected None where total is None"),
+        (dict(total_out=None), errors.ArrayError, "total_out: expected an array exactly where total is one"),
+    ],
+)
+def test_server_step_names_bad_arguments(change, error, message):
+    arrays = step_arrays(4, np.float64, True, True, True)
+    outputs = dict(v=np.empty(4, np.float32), total_out=np.empty(4), x_out=np.empty(4, np.float32))
+    with pytest.raises(error, match=message):
+        kernels.server_step(**(arrays | outputs | STEP | change))
+    with pytest.raises(errors.ArrayError, match="v: must not overlap x"):
+        kernels.server_step(**(arrays | outputs | STEP | dict(v=arrays["x"])))
 
 
 def test_server_step_tells_an_overflow():

@@ -1,4 +1,4 @@
-"""The same bits on every instruction-set level, on every number of threads, and again."""
+"""The same bits on every instruction-set level, on every number of threads, at every address, and again."""
 
 import os
 import subprocess
@@ -15,30 +15,58 @@ LEVELS = LEVELS[: LEVELS.index(_core.best_isa()) + 1]
 DIGEST = """
 import hashlib, sys
 import numpy as np
+import torch
 import fedcore
 from fedcore import kernels, sampling
-print(fedcore.isa())
-for threads in (1, 2, 3, 7, 1):
-    fedcore.set_threads(threads)
+from fedcore.store import checksums
+
+# Of every function's results on arrays of those lengths, each laid where place() puts it.
+def digest_of(lengths, place=lambda array: array):
     rng = np.random.default_rng(5)
     digest = hashlib.sha256()
-    for n in (1, 17, 5000, 16385, 400_003):
-        vector = lambda: rng.normal(size=n).astype(np.float32)
+    for n in lengths:
+        vector = lambda: place(rng.normal(size=n).astype(np.float32))
         ys, old, anchors = ([vector() for _ in range(9)] for _ in range(3))
-        new, x, v, x_out = [np.empty(n, np.float32) for _ in range(9)], vector(), vector(), vector()
-        acc, total, out, total_out = rng.normal(size=n), rng.normal(size=n), np.empty(n), np.empty(n)
+        new, x, v, x_out = [place(np.empty(n, np.float32)) for _ in range(9)], vector(), vector(), vector()
+        acc, total, out, total_out = (place(array) for array in (*rng.normal(size=(2, n)), np.empty(n), np.empty(n)))
         scales, weights = rng.random(9), rng.random(9)
-        digest.update(kernels.weighted_sum(ys, weights.astype(np.float32)))
+        digest.update(kernels.squared_norms(ys))
+        digest.update(kernels.weighted_sum(ys, weights.astype(np.float32), place(np.empty(n, np.float32))))
         digest.update(kernels.weighted_sum(ys, weights.astype(np.float32), accumulate="float64"))
-        for sums in (out, np.empty(n, np.float32)):
+        for dtype in (np.float32, np.float64, np.float16, "bfloat16"):
+            short = [y[:40_001] for y in ys]
+            every = [torch.from_numpy(y).bfloat16() if dtype == "bfloat16" else y.astype(dtype) for y in short]
+            every[0][::3] *= 1e-6  # subnormal in float16
+            own = every[0] * 0
+            for base in (None, x[:40_001]):
+                for precision in ("float32", "float64"):
+                    options = dict(base=base, accumulate=precision)
+                    summed = kernels.weighted_sum_norms(every, weights.astype(np.float32), own, **options)
+                    for array in (own.view(torch.int16).numpy() if dtype == "bfloat16" else own, summed.squared_norms):
+                        digest.update(array)
+                    digest.update(np.array(summed.squared_norm_of_sum))
+                    digest.update(kernels.weighted_sum(every, weights.astype(np.float32), **options))
+        for sums in (out, place(np.empty(n, np.float32))):
             bases = [x] * 5 + [None] + [x] * 3  # four at once, and one by one
-            digest.update(kernels.accumulate(acc.astype(sums.dtype), bases, ys, scales, weights, out=sums))
+            digest.update(kernels.accumulate(place(acc.astype(sums.dtype)), bases, ys, scales, weights, out=sums))
             digest.update(sums)
-        digest.update(kernels.exchange(acc, [x] * 9, ys, scales, weights, old, anchors, new, out=out))
-        digest.update(out)
-        for row in new:
-            digest.update(row)
-        step = dict(from_sum=.1, from_total=.2, keep_sum=.3, keep_v=.4, gamma=.5)
+        mixed = [np.float16, np.float64, np.float32] * 3
+        mixed = [y.astype(dtype) for y, dtype in zip(ys, mixed)]
+        keys = np.arange(18, dtype=np.uint64).reshape(9, 2)
+        digest.update(kernels.accumulate(acc, [x] * 9, mixed, scales, weights, out=out))
+        for form in ("gradient", "control"):
+            digest.update(kernels.exchange(acc, [x] * 9, ys, scales, weights, old, anchors, new, out=out, form=form))
+            digest.update(out)
+            for row in new:
+                digest.update(row)
+        for codec, form in [("bf16", "gradient"), ("f16", "control"), ("int8", "gradient"), ("int8", "control")]:
+            coded, kept = [kernels.quantise(row, codec) for row in old], dict(out=out, form=form, keys=keys)
+            digest.update(kernels.exchange(acc, [x] * 9, mixed, scales, weights, coded, anchors, coded, **kept))
+            digest.update(out)
+            for row in coded:
+                digest.update(row.codes)
+        step = dict(from_sum=.1, from_total=.2, from_momentum=.6, keep_sum=.3, keep_control=.7, keep_v=.4, gamma=.5)
+        step |= dict(momentum=ys[3], control=acc)
         squares = kernels.server_step(out, total, x, v=v, total_out=total_out, x_out=x_out, **step)
         digest.update(np.array(squares))
         for array in (v, total_out, x_out):
@@ -46,25 +74,78 @@ for threads in (1, 2, 3, 7, 1):
         vectors = dict(grad_prev=ys[1], offset=ys[2], x=x)
         kernels.direction_step(v, ys[0], lr=.1, a=.2, b=.3, mu=.4, weight_decay=.5, **vectors)
         digest.update(v)
-        digest.update(kernels.direction_offset([total, ys[0], ys[1]], [.1, .2, .3]))
+        digest.update(checksums(total, 65_536))
+        digest.update(kernels.direction_offset([total, ys[0], ys[1]], [.1, .2, .3], place(np.empty(n, np.float32))))
         kernels.mix(new, rng.normal(size=(9, 9)) * (rng.random((9, 9)) < .7))
         for row in new:
             digest.update(row)
         old[0][::3] *= np.float32(1e-6)  # subnormal in f16
-        for codec in ("bf16", "f16", "int8"):
+        for codec, dtype in (("bf16", np.uint16), ("f16", np.uint16), ("int8", np.int8)):
             for seed in (None, 7):
-                coded = kernels.quantise(old[0], codec, seed=seed, row=n)
+                coded = kernels.Codes(codec, place(np.empty(n, dtype)))
+                if codec == "int8":
+                    coded = coded._replace(scales=place(np.empty(-(-n // 64), np.float32)))
+                kernels.quantise(old[0], codec, coded, seed=seed, row=n)
                 digest.update(coded.codes)
-                digest.update(kernels.dequantise(coded))
+                digest.update(kernels.dequantise(coded, place(np.empty(n, np.float32))))
+    for codes in (np.arange(2**16).astype(np.uint16).view(np.float16), np.full(999, np.inf, np.float16)):  # every one
+        digest.update(kernels.weighted_sum([codes], [1]))
+        digest.update(kernels.dequantise(kernels.Codes("f16", codes)))
     draw = dict(seed=1, round=2)
-    weights = rng.exponential(size=70_001)
+    weights = place(rng.exponential(size=70_001))
     digest.update(sampling.without_replacement(10**6, 3000, **draw))
     digest.update(sampling.weighted_without_replacement(weights, 3000, **draw))
     digest.update(sampling.with_replacement(weights, 40_000, **draw))
     digest.update(sampling.bernoulli(300_001, .3, **draw))
     digest.update(sampling.permutation(70_001, **draw))
-    print(digest.hexdigest())
+    return digest.hexdigest()
+
+LENGTHS = (1, 17, 5000, 16385, 500_003)
 """
+
+ON_ALL_THREADS = (
+    DIGEST
+    + """
+print(fedcore.isa())
+for threads in (1, 2, 3, 7, 1):
+    fedcore.set_threads(threads)
+    print(digest_of(LENGTHS))
+"""
+)
+
+AT_ALL_ADDRESSES = (
+    DIGEST
+    + """
+PAGE = 4096
+made = 0
+
+# Puts arrays `offset` bytes behind a page, each `apart` more than the one before, into memory of their own.
+def at(offset, apart):
+    def place(array):
+        global made
+        made += 1
+        shift = (offset + made * apart) // array.itemsize * array.itemsize % (2 * PAGE)
+        memory = np.empty(array.nbytes + 4 * PAGE, np.uint8)
+        start = -memory.ctypes.data % PAGE + shift
+        laid = memory[start : start + array.nbytes].view(array.dtype)
+        assert laid.ctypes.data % PAGE == shift % PAGE
+        laid[:] = array
+        return laid
+    return place
+
+print(fedcore.isa())
+fedcore.set_threads(3)
+SHORT = LENGTHS[:-1]
+print(digest_of(SHORT))
+for offset in range(0, 64, 4):  # all arrays alike
+    print(digest_of(SHORT, at(offset, 0)))
+for apart in (4, 12, 20, 60, 68, 4092):  # no two alike
+    print(digest_of(SHORT, at(0, apart)))
+print(digest_of(SHORT))
+fedcore.set_threads(7)
+print("long", digest_of(LENGTHS), digest_of(LENGTHS, at(4, 12)), digest_of(LENGTHS, at(60, 20)))
+"""
+)
 
 
 def run(code, level):
@@ -73,16 +154,29 @@ def run(code, level):
     return done
 
 
+def digests(code, level):
+    """What the code prints behind the level that it ran on."""
+    done = run(code, level)
+    assert done.returncode == 0, done.stderr
+    active, *lines = done.stdout.splitlines()
+    assert active == level
+    return lines
+
+
 def test_every_level_and_thread_count_gives_the_same_bits():
-    digests = set()
-    for level in LEVELS:
-        done = run(DIGEST, level)
-        assert done.returncode == 0, done.stderr
-        active, *lines = done.stdout.split()
-        assert active == level
-        assert len(lines) == 5
-        digests |= set(lines)
-    assert len(digests) == 1
+    lines = [line for level in LEVELS for line in digests(ON_ALL_THREADS, level)]
+    assert len(lines) == 5 * len(LEVELS)
+    assert len(set(lines)) == 1
+
+
+def test_every_address_gives_the_same_bits():
+    """The first elements that a loop takes one by one, until it is aligned, may not be rounded otherwise."""
+    every = [digests(AT_ALL_ADDRESSES, level) for level in LEVELS]
+    short = [line for lines in every for line in lines[:-1]]
+    assert len(short) == 24 * len(LEVELS)
+    assert len(set(short)) == 1
+    long = {digest for lines in every for digest in lines[-1].split()[1:]}
+    assert len(long) == 1
 
 
 def test_a_level_that_does_not_exist_is_an_error():

@@ -39,7 +39,6 @@ def test_every_combination_of_terms_has_the_bits_of_the_reference(n, present):
     np.testing.assert_array_equal(out, due)
 
 
-@settings(deadline=None)
 @given(n=st.integers(0, 300), seed=st.integers(0, 99), numbers=st.tuples(*[st.floats(-2, 2, width=32)] * 5))
 def test_any_coefficients_and_special_values(n, seed, numbers):
     y, grad, grad_prev, offset, x = vectors(5, n, seed)

@@ -1,71 +1,329 @@
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcore import errors, kernels
-from fedcore.kernels import reference
+from fedcore.kernels import Codes, reference
+
+CODECS = ["f32", "bf16", "f16", "int8"]
+DTYPES = [np.float32, np.float64, np.float16, torch.bfloat16]
+# Vector edges, blocks of a scale, chunks, tiles, blocks of the partition, and a size where a second thread joins.
+LENGTHS = [0, 1, 15, 16, 17, 63, 64, 65, 97, 127, 511, 512, 513, 577, 2047, 2048, 2049, 2113, 16_384, 16_385, 40_001]
 
 
-def problem(k, n, seed):
+def sent(y, dtype):
+    return torch.from_numpy(y).to(dtype) if isinstance(dtype, torch.dtype) else y.astype(dtype)
+
+
+def empty(codec, n):
+    if codec == "f32":
+        return np.full(n, np.nan, np.float32)
+    scales = np.empty(-(-n // 64), np.float32) if codec == "int8" else None
+    return Codes(codec, np.empty(n, np.int8 if codec == "int8" else np.uint16), scales)
+
+
+def stored(x, codec):
+    return x.copy() if codec == "f32" else kernels.quantise(x, codec)
+
+
+def value(row):
+    return kernels.dequantise(row) if isinstance(row, Codes) else row
+
+
+def arrays(row):
+    return [array for array in row[1:] if array is not None] if isinstance(row, Codes) else [row]
+
+
+def problem(k, n, seed, *, dtypes=DTYPES[:1], codecs=CODECS[:1], control=False, size=0):
+    """The arguments up to the anchors: dtypes, codecs and what may be absent in turn, numbers of about 10^size."""
     rng = np.random.default_rng(seed)
-    rows = lambda: [rng.normal(size=n).astype(np.float32) for _ in range(k)]  # noqa: E731
-    x = rng.normal(size=n).astype(np.float32)
-    old, anchors = rows(), rows()
-    for i in range(k):  # every combination that may come: no row, a row, a row and what it refers to
-        old[i], anchors[i] = [(None, None), (old[i], None), (old[i], anchors[i])][(i + seed) % 3]
-    return (
-        rng.normal(size=n),
-        [x if i % 2 else None for i in range(k)],
-        rows(),
-        rng.random(k),
-        rng.random(k),
-        old,
-        anchors,
+    rows = lambda: [(rng.normal(size=n) * 10.0**size).astype(np.float32) for _ in range(k)]  # noqa: E731
+    x = (rng.normal(size=n) * 10.0**size).astype(np.float32)
+    old, anchors, ys = rows(), rows(), rows()
+    # every combination that may come: no row, a row, a row and an anchor; in control form an anchor alone too
+    kinds = [(0, 0), (1, 0), (1, 1), (0, 1)][: 4 if control else 3]
+    for i in range(k):
+        has_row, has_anchor = kinds[(i + seed) % len(kinds)]
+        old[i] = stored(old[i], codecs[i // 3 % len(codecs)]) if has_row else None
+        anchors[i] = anchors[i] if has_anchor else None
+        ys[i] = sent(ys[i], dtypes[(i + seed) % len(dtypes)])
+    bases = [x if i % 2 else None for i in range(k)]
+    return rng.normal(size=n), bases, ys, rng.random(k), rng.random(k), old, anchors
+
+
+def both(acc, *rest, codecs, form="gradient", keys=None):
+    """The sum, the rows and the norms, of the native function and of the reference."""
+    results = []
+    for native in (True, False):
+        out, new = np.empty_like(acc), [empty(codec, len(acc)) for codec in codecs]
+        if native:
+            norms = kernels.exchange(acc, *rest, new, out=out, form=form, keys=keys)
+        else:
+            with np.errstate(all="ignore"):
+                norms = reference.exchange(acc, out, *rest, new, control=form == "control", keys=keys)
+        results.append((out, new, norms))
+    return results
+
+
+def assert_equal(ours, due):
+    np.testing.assert_array_equal(ours[0], due[0])
+    for row, due_row in zip(ours[1], due[1], strict=True):
+        for array, due_array in zip(arrays(row), arrays(due_row), strict=True):
+            np.testing.assert_array_equal(array, due_array)
+    np.testing.assert_allclose(ours[2], due[2], rtol=1e-5)
+
+
+def random_keys(k, seed):
+    return np.random.default_rng(seed).integers(0, 2**64, (k, 2), np.uint64)
+
+
+@settings(max_examples=150)
+@given(
+    k=st.integers(0, 9),
+    n=st.one_of(st.integers(0, 70), st.sampled_from(LENGTHS)),
+    seed=st.integers(0, 9),
+    form=st.sampled_from(["gradient", "control"]),
+    shift=st.integers(0, 3),
+    dithered=st.booleans(),
+    size=st.sampled_from([0, -6, -40, 30]),  # subnormal numbers, and squares past float32
+)
+def test_exchange_has_the_bits_of_the_reference(k, n, seed, form, shift, dithered, size):
+    arguments = problem(
+        k, n, seed, dtypes=DTYPES[: 2 if size > 4 else 4], codecs=CODECS, control=form == "control", size=size
+    )
+    codecs = [CODECS[(i + shift) % 4] for i in range(k)]  # old and new alike in some clients only
+    assert_equal(*both(*arguments, codecs=codecs, form=form, keys=random_keys(k, seed) if dithered else None))
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("form", ["gradient", "control"])
+def test_every_length_has_the_bits_of_the_reference(n, codec, form):
+    arguments = problem(6, n, 1, dtypes=DTYPES, codecs=[codec], control=form == "control")
+    assert_equal(*both(*arguments, codecs=[codec] * 6, form=form, keys=random_keys(6, n)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_y_of_any_dtype_is_first_rounded_to_float32(dtype):
+    acc, bases, ys, *rest = problem(5, 5000, 0)
+    ys = [sent(y, dtype) for y in ys]
+    rounded = [np.float32(y.float() if isinstance(y, torch.Tensor) else y) for y in ys]
+    assert_equal(
+        both(acc, bases, ys, *rest, codecs=["int8"] * 5)[0], both(acc, bases, rounded, *rest, codecs=["int8"] * 5)[0]
     )
 
 
-@settings(deadline=None, max_examples=60)
-@given(
-    k=st.integers(0, 7),
-    n=st.one_of(st.integers(0, 70), st.sampled_from([2049, 16_385, 40_001])),
-    seed=st.integers(0, 9),
-)
-def test_exchange_has_the_bits_of_the_reference(k, n, seed):
-    acc, *rest = problem(k, n, seed)
-    out, due = np.empty(n), np.empty(n)
-    new, due_new = [np.empty(n, np.float32) for _ in range(k)], [np.empty(n, np.float32) for _ in range(k)]
-    norms = kernels.exchange(acc, *rest, new, out=out)
-    due_norms = reference.exchange(acc, due, *rest, due_new)
-    np.testing.assert_array_equal(out, due)
-    np.testing.assert_array_equal(new, due_new)
-    np.testing.assert_allclose(norms, due_norms, rtol=1e-5)
+@pytest.mark.parametrize("codec", CODECS[1:])
+@pytest.mark.parametrize("dithered", [False, True])
+def test_a_rows_codes_are_those_of_quantise(codec, dithered):
+    acc, bases, ys, scales, weights, old, anchors = problem(3, 5000, 0)
+    keys = np.array([[0, 0], [7, 2**63], [2**64 - 1, 3]], np.uint64)
+    new = [empty(codec, 5000) for _ in range(3)]
+    kernels.exchange(
+        acc, bases, ys, scales, weights, old, anchors, new, out=np.empty(5000), keys=keys if dithered else None
+    )
+    for i, row in enumerate(new):
+        h = reference.gradient(bases[i], ys[i], scales[i])
+        seed, number = (int(key) for key in keys[i])
+        due = kernels.quantise(h, codec, seed=seed, row=number) if dithered else kernels.quantise(h, codec)
+        for array, due_array in zip(arrays(row), arrays(due), strict=True):
+            np.testing.assert_array_equal(array, due_array)
 
 
-def test_a_row_may_be_replaced_where_it_lies():
-    acc, bases, ys, scales, weights, old, _ = problem(3, 5000, 0)
-    old = [np.ones(5000, np.float32) if row is None else row for row in old]
-    none = [None] * 3
-    out, new = np.empty(5000), [np.empty(5000, np.float32) for _ in range(3)]
-    kernels.exchange(acc, bases, ys, scales, weights, old, none, new, out=out)
-    kernels.exchange(acc, bases, ys, scales, weights, old, none, old, out=acc)
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("form", ["gradient", "control"])
+def test_a_row_may_be_replaced_where_it_lies(codec, form):
+    acc, bases, ys, scales, weights, old, anchors = problem(3, 5000, 0)
+    old = [stored(np.ones(5000, np.float32) if row is None else row, codec) for row in old]
+    out, new, keys = np.empty(5000), [empty(codec, 5000) for _ in range(3)], random_keys(3, 0)
+    kernels.exchange(acc, bases, ys, scales, weights, old, anchors, new, out=out, form=form, keys=keys)
+    kernels.exchange(acc, bases, ys, scales, weights, old, anchors, old, out=acc, form=form, keys=keys)
     np.testing.assert_array_equal(acc, out)
-    np.testing.assert_array_equal(old, new)
+    for row, due in zip(old, new, strict=True):
+        np.testing.assert_array_equal(value(row), value(due))
+
+
+@pytest.mark.parametrize("codec", ["int8", "bf16"])
+def test_one_by_one_is_all_at_once(codec):
+    acc, *rest, old, anchors = problem(7, 20_000, 0, dtypes=DTYPES, codecs=[codec])
+    keys, new, single = random_keys(7, 0), [empty(codec, 20_000) for _ in range(7)], acc.copy()
+    norms = kernels.exchange(acc, *rest, old, anchors, new, out=acc, keys=keys)
+    for i in range(7):
+        one = [part[i : i + 1] for part in (*rest, old, anchors)]
+        norm = kernels.exchange(single, *one, [empty(codec, 20_000)], out=single, keys=keys[i : i + 1])
+        assert norm[0] == norms[i]
+    np.testing.assert_array_equal(single, acc)
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
+def test_the_sum_follows_the_rows_for_ten_thousand_exchanges(codec):
+    """A sum that saw h instead of what the row stores of it would be off by a rounding of the codec an exchange."""
+    n, clients, seed = 130, 25, 5
+    rng = np.random.default_rng(seed)
+    rows = [None] * clients
+    total = np.zeros(n)
+    for turn in range(10_000 // 4):
+        chosen = rng.choice(clients, 4, replace=False)
+        ys = [rng.normal(size=n).astype(np.float32) for _ in chosen]
+        old = [rows[i] for i in chosen]
+        for i in chosen:
+            rows[i] = empty(codec, n) if rows[i] is None else rows[i]
+        keys = np.array([[seed, 25 * turn + i] for i in chosen], np.uint64)
+        new = [rows[i] for i in chosen]
+        kernels.exchange(total, [None] * 4, ys, np.ones(4), np.ones(4), old, [None] * 4, new, out=total, keys=keys)
+    due = np.sum([kernels.dequantise(row) for row in rows], axis=0, dtype=np.float64)
+    np.testing.assert_allclose(total, due, rtol=0, atol=1e-11)
+
+
+def test_stochastic_rows_are_unbiased():
+    """The mean of 10^6 roundings lies within 5 sigma of the number."""
+    n, total = 250_000, np.zeros(250_000)
+    y = np.full(n, -0.3, np.float32)
+    y[::64] = -7.5  # sets the scale
+    for i in range(4):
+        key = np.array([[3, i]], np.uint64)
+        kernels.exchange(
+            total, [None], [y], np.ones(1), np.ones(1), [None], [None], [empty("int8", n)], out=total, keys=key
+        )
+    stores = total[y == np.float32(-0.3)] / 4
+    assert abs(stores.mean() - np.float64(np.float32(0.3))) < 5 * stores.std() / np.sqrt(len(stores))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("form", ["gradient", "control"])
+@pytest.mark.parametrize("where", [0, 511, 2047, 4999])
+def test_what_is_not_finite_shows_in_its_norm_and_leaves_the_others_alone(bad, codec, form, where):
+    acc, bases, ys, scales, weights, old, anchors = problem(3, 5000, 0, codecs=[codec])
+    before = acc.copy()
+    alone, due = both(acc, bases, ys, scales, weights, old, anchors, codecs=[codec] * 3, form=form)
+    ys[1] = ys[1].copy()
+    ys[1][where] = bad
+    ours, due = both(acc, bases, ys, scales, weights, old, anchors, codecs=[codec] * 3, form=form)
+    np.testing.assert_array_equal(np.isfinite(ours[2]), [True, False, True])
+    np.testing.assert_array_equal(np.isfinite(due[2]), [True, False, True])
+    np.testing.assert_array_equal(acc, before)
+    for i in (0, 2):
+        np.testing.assert_array_equal(value(ours[1][i]), value(alone[1][i]))
+
+
+@pytest.mark.parametrize(
+    ("codec", "form", "h", "r"),
+    [
+        ("bf16", "gradient", 3.4e38, 0),
+        ("f16", "gradient", 7e4, 0),
+        ("f32", "control", 3e38, 3e38),
+        ("int8", "control", 3e38, 3e38),
+    ],
+)
+def test_a_finite_h_whose_row_is_not_finite_tells(codec, form, h, r):
+    y, old, out = np.float32([1, -h, 1]), [np.float32([0, r, 0])], np.empty(3)
+    norms = kernels.exchange(
+        np.zeros(3), [None], [y], np.ones(1), np.ones(1), old, [None], [empty(codec, 3)], out=out, form=form
+    )
+    assert norms == [np.inf]
+
+
+def test_the_control_form_by_hand():
+    """SCAFFOLD, option II: c_i+ = c_i - c + h_i, and c moves by what the c_i do."""
+    old, new = np.float32([1, 2]), np.empty(2, np.float32)
+    total = np.float64([10, 20])
+    minus_c = np.float32([-0.5, 0.25])
+    arguments = [None], [np.float32([-4, -8])], np.ones(1), np.full(1, 0.5), [old], [minus_c], [new]
+    norms = kernels.exchange(total, *arguments, out=total, form="control")
+    np.testing.assert_array_equal(new, [4 + 1 - 0.5, 8 + 2 + 0.25])
+    np.testing.assert_array_equal(total, [10 + 0.5 * (4.5 - 1), 20 + 0.5 * (10.25 - 2)])
+    np.testing.assert_array_equal(norms, [80])
+
+
+def one(**change):
+    """An exchange of one client with 8 elements."""
+    given_ = dict(base=None, y=np.zeros(8, np.float32), old=None, anchor=None, new=np.zeros(8, np.float32))
+    given_ |= dict(form="gradient", keys=None) | change
+    client = (
+        [given_["base"]],
+        [given_["y"]],
+        np.ones(1),
+        np.ones(1),
+        [given_["old"]],
+        [given_["anchor"]],
+        [given_["new"]],
+    )
+    return kernels.exchange(np.zeros(8), *client, out=np.zeros(8), form=given_["form"], keys=given_["keys"])
+
+
+BYTES = np.zeros(64, np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (dict(form="delta"), errors.UnknownNameError, "form: 'delta' is unknown"),
+        (
+            dict(y=np.zeros(8, np.int8)),
+            errors.DtypeError,
+            r"ys\[0\]: expected float32 or float64 or float16 or bfloat16\[8\]",
+        ),
+        (dict(y=torch.zeros(7).bfloat16()), errors.ShapeError, r"ys\[0\]: .*\[8\], got bfloat16\[7\]"),
+        (dict(base=np.zeros(8)), errors.DtypeError, r"bases\[0\]: expected float32\[8\], got float64\[8\]"),
+        (dict(keys=np.zeros(2)), errors.DtypeError, "keys: expected uint64 of 2 elements, got float64"),
+        (dict(keys=np.zeros((2, 2), np.uint64)), errors.ShapeError, "keys: expected uint64 of 2 elements, got"),
+        (dict(new=empty("int8", 9)), errors.ShapeError, r"new_rows\[0\]\.codes: expected int8\[8\], got int8\[9\]"),
+        (
+            dict(new=empty("int8", 8)._replace(scales=None)),
+            errors.ArrayError,
+            r"new_rows\[0\]\.scales: expected an array",
+        ),
+        (
+            dict(old=empty("bf16", 8)._replace(scales=np.zeros(1))),
+            errors.ArrayError,
+            r"old_rows\[0\]\.scales: expected an",
+        ),
+        (
+            dict(old=empty("bf16", 8)._replace(codec="int4")),
+            errors.UnknownNameError,
+            "codec: expected bf16, f16 or int8",
+        ),
+        (dict(old=(1, 2)), errors.ArrayError, r"old_rows\[0\]: expected float32\[n\] or Codes, got another tuple"),
+        (dict(old=(1, 2, 3)), errors.ArrayError, r"old_rows\[0\]\.codec: expected a name"),
+        (
+            dict(anchor=np.zeros(8, np.float32)),
+            errors.ArrayError,
+            r"anchors\[0\]: expected None where old_rows is None",
+        ),
+        (
+            dict(y=BYTES[:32].view(np.float32), new=empty("int8", 8)._replace(codes=BYTES[8:16].view(np.int8))),
+            errors.ArrayError,
+            r"new_rows\[0\]\.codes: must not overlap ys\[0\]",
+        ),
+        (
+            dict(old=Codes("bf16", BYTES[:16].view(np.uint16)), new=Codes("f16", BYTES[2:18].view(np.uint16))),
+            errors.ArrayError,
+            r"new_rows\[0\]\.codes: must not overlap old_rows\[0\]\.codes",
+        ),
+        (
+            dict(old=Codes("bf16", BYTES[:16].view(np.uint16)), new=BYTES[:32].view(np.float32)),
+            errors.ArrayError,
+            r"new_rows\[0\]: must not overlap old_rows\[0\]\.codes",
+        ),
+    ],
+)
+def test_bad_arguments_are_named(change, error, message):
+    with pytest.raises(error, match=message):
+        one(**change)
 
 
 def test_a_new_row_over_anything_else_is_refused():
     row = np.zeros(8, np.float32)
-    one = np.ones(1)
     with pytest.raises(errors.ArrayError, match=r"new_rows\[0\]: must not overlap ys\[0\]"):
-        kernels.exchange(np.zeros(8), [None], [row], one, one, [None], [None], [row], out=np.zeros(8))
+        one(y=row, new=row)
     with pytest.raises(errors.ArrayError, match=r"new_rows\[1\]: must not overlap new_rows\[0\]"):
         ys = [np.ones(8, np.float32)] * 2
         kernels.exchange(
             np.zeros(8), [None] * 2, ys, np.ones(2), np.ones(2), [None] * 2, [None] * 2, [row] * 2, out=np.zeros(8)
         )
-    with pytest.raises(errors.ArrayError, match=r"anchors\[0\]: expected None where old_rows is None"):
-        ys = [np.ones(8, np.float32)]
-        kernels.exchange(np.zeros(8), [None], ys, one, one, [None], ys, [row], out=np.zeros(8))
     np.testing.assert_array_equal(row, np.zeros(8))
 
 

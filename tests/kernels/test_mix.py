@@ -43,7 +43,6 @@ def test_mix_has_the_bits_of_the_reference(n, W):
     assert_mixes_like_the_reference(models(7, n), W)
 
 
-@settings(deadline=None)
 @given(p=st.integers(0, 24), n=st.integers(0, 200), density=st.floats(0, 1), seed=st.integers(0, 99))
 def test_any_matrix(p, n, density, seed):
     before, W = models(p, n, seed), matrix(p, density, seed)

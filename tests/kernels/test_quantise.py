@@ -9,7 +9,7 @@ from fedcore.kernels import Codes, reference
 
 CODECS = ["bf16", "f16", "int8"]
 # Vector edges, blocks of a scale, blocks of the partition, and a size where a second thread joins.
-LENGTHS = [0, 1, 15, 16, 17, 63, 64, 65, 127, 16_383, 16_384, 16_385, 300_001]
+LENGTHS = [0, 1, 15, 16, 17, 63, 64, 65, 127, 16_383, 16_384, 16_385, 500_001]
 SPECIALS = np.float32(
     [
         0,
@@ -65,7 +65,6 @@ def test_quantise_has_the_bits_of_the_reference(n, codec, seed):
     assert_as_the_reference(vector(n), codec, seed, row=n)
 
 
-@settings(deadline=None)
 @given(
     values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=130),
     codec=st.sampled_from(CODECS),
@@ -78,7 +77,7 @@ def test_any_finite_numbers(values, codec, seed, row):
     if codec == "int8":
         error = np.abs(kernels.dequantise(coded).astype(np.float64) - x)
         allowed = np.repeat(coded.scales.astype(np.float64), 64)[: len(x)] * (0.5001 if seed is None else 1.0001)
-        assert (error <= np.maximum(allowed, 2.0**-112)).all()
+        assert (error <= np.maximum(allowed, 2.0**-96)).all()
 
 
 def test_rounding_to_nearest_is_that_of_torch_and_numpy():
@@ -132,7 +131,7 @@ def test_int8_refuses_what_is_not_finite_and_its_scale_tells(bad, where):
 def test_int8_at_the_ends_of_its_range():
     x = np.zeros(256, np.float32)
     x[:64] = np.finfo(np.float32).max
-    x[64:128] = np.float32(2.0**-112)
+    x[64:128] = np.float32(2.0**-96)
     x[128:192] = np.float32(1e-38)
     for seed in (None, 1):
         out = kernels.dequantise(assert_as_the_reference(x, "int8", seed))
@@ -170,7 +169,7 @@ def test_random_bits_of_rows_seeds_and_neighbours_are_uncorrelated():
     draws = [kernels.quantise(x, "int8", seed=s, row=r).codes for s, r in [(0, 0), (0, 1), (1, 0), (1, 1), (2**63, 0)]]
     draws = np.array([draw[np.arange(len(x)) % 64 != 0] for draw in draws], np.float64)
     shifted = [(a, b) for i, a in enumerate(draws) for b in draws[i + 1 :]]
-    shifted += [(draws[0][lag:], draws[0][:-lag]) for lag in (1, 2, 16, 4096)]
+    shifted += [(draws[0][lag:], draws[0][:-lag]) for lag in (1, 2, 16, 32, 4096)]
     for a, b in shifted:
         assert abs(np.corrcoef(a, b)[0, 1]) < 5 / np.sqrt(len(a))
 

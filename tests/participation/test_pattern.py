@@ -1,20 +1,50 @@
+"""Every promise over every pattern: a new one is a row in the registry and in OPTIONS."""
+
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from fedcore.errors import RangeError, UnknownNameError
-from fedcore.participation import REGISTRY, Bernoulli, Participation, RoundRobin, TimeVarying, named
+from fedcore.errors import FedcoreError, RangeError, UnknownNameError
+from fedcore.participation import (
+    REGISTRY,
+    Active,
+    Always,
+    AtLeast,
+    Bernoulli,
+    OverSelection,
+    Participation,
+    RoundRobin,
+    Schedule,
+    TimeVarying,
+    Trace,
+    Uniform,
+    Weighted,
+    named,
+)
 
 OPTIONS = {
+    "Always": {},
+    "AtLeast": {"least": 3, "among": {"name": "Bernoulli", "p": 0.1}},
     "Bernoulli": {"p": 0.4},
+    "OverSelection": {"k": 5, "deadline": 1.0},
     "RoundRobin": {"tau_max": 6, "phase": "random"},
+    "Schedule": {"arrivals": {3: 2, 4: 4}, "departures": {3: 5, 17: 1}},
     "TimeVarying": {"share": 0.3},
+    "Trace": {"first": 7},
+    "Uniform": {"k": 6},
+    "Weighted": {"k": 6, "weights": list(range(20)), "replacement": True},
 }
+NOT_RANDOM = {"Always", "Schedule"}
+RANDOM = OPTIONS.keys() - NOT_RANDOM
 
 
 def make(name: str, **options: object) -> Participation:
     return named(name, 20, **OPTIONS[name], **options)
+
+
+def plain(active: Active) -> list[object]:
+    return [None if part is None else part.tolist() for part in (active.clients, active.shares, active.counts)]
 
 
 def test_every_pattern_is_tested_here() -> None:
@@ -22,61 +52,123 @@ def test_every_pattern_is_tested_here() -> None:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_round_is_the_same_in_any_order_of_calls(name: str) -> None:
-    forward, backward = make(name, seed=3), make(name, seed=3)
-    there = [forward.active(t) for t in range(12)]
-    back = [backward.active(t) for t in reversed(range(12))][::-1]
-    again = [forward.active(t) for t in range(12)]
-    for a, b, c in zip(there, back, again, strict=True):
-        np.testing.assert_array_equal(a, b)
-        np.testing.assert_array_equal(a, c)
+def test_a_pattern_is_a_documented_class_of_its_own_name(name: str) -> None:
+    assert REGISTRY[name].__name__ == name
+    assert REGISTRY[name].__doc__
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_answers_are_sorted_distinct_clients(name: str) -> None:
+def test_a_round_is_the_same_in_any_order_of_calls(name: str) -> None:
+    forward, backward = make(name, seed=3), make(name, seed=3)
+    there = [plain(forward.active(t)) for t in range(12)]
+    assert [plain(backward.active(t)) for t in reversed(range(12))][::-1] == there
+    assert [plain(forward.active(t)) for t in range(12)] == there
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_answers_are_sorted_distinct_clients_that_do_something(name: str) -> None:
     pattern = make(name)
     for t in range(12):
         active = pattern.active(t)
-        assert active.dtype == np.int64
-        assert (np.diff(active) > 0).all()
-        assert ((active >= 0) & (active < 20)).all()
+        assert active.clients.dtype == np.int64
+        assert (np.diff(active.clients) > 0).all()
+        assert ((active.clients >= 0) & (active.clients < 20)).all()
+        assert np.isin(active.clients, pattern.present(t)).all()
+        assert active.shares is None or (active.shares.dtype, active.shares.shape) == (np.float64, (len(active),))
+        assert active.shares is None or ((active.shares > 0) & (active.shares <= 1)).all()
+        assert active.counts is None or (active.counts.dtype, active.counts.shape) == (np.int64, (len(active),))
+        assert active.counts is None or (active.counts >= 1).all()
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", RANDOM)
 def test_rounds_and_seeds_differ(name: str) -> None:
-    sets = [make(name, seed=seed).active(t).tolist() for seed in (0, 1) for t in (1, 2)]
-    assert len({tuple(active) for active in sets}) == 4
+    sets = [str(plain(make(name, seed=seed).active(t))) for seed in (0, 1) for t in (1, 2)]
+    assert len(set(sets)) == 4
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_first_round_all_changes_round_0_only(name: str) -> None:
+    everyone, ordinary = make(name, first_round="all"), make(name)
+    assert plain(everyone.active(0)) == [list(range(20)), None, None]
+    assert plain(ordinary.active(0)) != [list(range(20)), None, None]
+    for t in range(1, 6):
+        assert plain(everyone.active(t)) == plain(ordinary.active(t))
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_first_round_all_changes_round_0_only(name: str) -> None:
-    everyone, plain = make(name, first_round="all"), make(name)
-    np.testing.assert_array_equal(everyone.active(0), np.arange(20))
-    assert len(plain.active(0)) < 20
-    for t in range(1, 6):
-        np.testing.assert_array_equal(everyone.active(t), plain.active(t))
+def test_nobody_to_choose_from_is_nobody_chosen(name: str) -> None:
+    options = {key: value for key, value in OPTIONS[name].items() if key != "among"}
+    nobody = Schedule(20, departures=dict.fromkeys(range(20), 1))
+    active = named(name, 20, among=nobody, **options).active(1)
+    assert len(active) == 0
+    assert active.clients.dtype == np.int64
 
 
 @pytest.mark.parametrize(
-    ("call", "argument"),
+    ("call", "message"),
     [
-        (lambda: Bernoulli(0, 0.5), "clients"),
-        (lambda: Bernoulli(3, 0.5, seed=-1), "seed"),
-        (lambda: Bernoulli(3, 0.5, first_round="none"), "first_round"),
-        (lambda: Bernoulli(3, 0.5).active(-1), "round"),
-        (lambda: Bernoulli(3, 1.01), "p"),
-        (lambda: Bernoulli(3, float("nan")), "p"),
-        (lambda: RoundRobin(3, -1), "tau_max"),
-        (lambda: RoundRobin(3, 2, phase="zeros"), "phase"),
-        (lambda: TimeVarying(3, 0), "share"),
-        (lambda: TimeVarying(3, 1.5), "share"),
+        (lambda: Bernoulli(0, 0.5), "clients: expected an int in 1"),
+        (lambda: Always(2.0), "clients: expected an int"),
+        (lambda: Bernoulli(3, 0.5, seed=-1), "seed: expected"),
+        (lambda: Bernoulli(3, 0.5, first_round="none"), "first_round: expected"),
+        (lambda: Bernoulli(3, 0.5, among=Always(4)), "among: expected a pattern of 3 clients, got one of 4"),
+        (lambda: Bernoulli(3, 0.5, among="Always"), "among: expected a participation pattern, got 'Always'"),
+        (lambda: Bernoulli(3, 0.5).active(-1), "round: expected"),
+        (lambda: Bernoulli(3, 0.5).active(0.5), "round: expected"),
+        (lambda: Bernoulli(3, 1.01), r"p: expected a number in \[0, 1\], got 1.01"),
+        (lambda: Bernoulli(3, float("nan")), "p: expected"),
+        (lambda: Bernoulli(3, "1"), "p: expected a number"),
+        (lambda: Bernoulli(3, True), "p: expected a number"),
+        (lambda: Bernoulli(3, [0.1, 0.2]), r"p: expected 3 numbers, one a client, got shape \[2\]"),
+        (lambda: Bernoulli(3, [0.1, 0.2, -0.1]), r"p\[2\]: expected a number in \[0, 1\], got -0.1"),
+        (lambda: Bernoulli(3, [0.1, 0.2, 0.3], levels=5), "levels: expected 1 where there is a p for each client"),
+        (lambda: Bernoulli(3, 0.1, levels=0), "levels: expected"),
+        (lambda: RoundRobin(3, -1), "tau_max: expected"),
+        (lambda: RoundRobin(3, 2, phase="zeros"), "phase: 'zeros' is unknown; did you mean 'zero'"),
+        (lambda: RoundRobin(3, 2, periods="normal"), "periods: 'normal' is unknown; did you mean 'half-normal'"),
+        (lambda: TimeVarying(3, 0), "share: expected"),
+        (lambda: TimeVarying(3, 1.5), "share: expected"),
+        (lambda: Uniform(3, 0), "k: expected an int in 1 .. 3, got 0"),
+        (lambda: Uniform(3, 4), "k: expected an int in 1 .. 3, got 4"),
+        (lambda: Weighted(3, 3, [1, 0, 1]), "k: expected an int in 1 .. 2, got 3"),
+        (lambda: Weighted(3, 0, [1, 0, 1], replacement=True), "k: expected"),
+        (lambda: Weighted(3, 1, [0, 0, 0]), "weights: expected a finite sum > 0, got 0.0"),
+        (lambda: Weighted(2, 1, [1e308, 1e308]), "weights: expected a finite sum > 0, got inf"),
+        (lambda: Weighted(3, 1, [1, 2]), "weights: expected 3 numbers"),
+        (lambda: Weighted(3, 1, [1, 2, float("inf")]), r"weights\[2\]: expected"),
+        (lambda: Weighted(3, 1, "abc"), r"weights: expected 3 numbers"),
+        (lambda: AtLeast(3, 4), "least: expected"),
+        (lambda: OverSelection(10, 11), "k: expected"),
+        (lambda: OverSelection(10, 5, select=4), "select: expected an int in 5 .. 10, got 4"),
+        (lambda: OverSelection(10, 5, deadline=0), "deadline: expected"),
+        (lambda: OverSelection(10, 5, spread=-1), "spread: expected"),
+        (lambda: OverSelection(10, 5, jitter=float("nan")), "jitter: expected"),
+        (lambda: Schedule(3, arrivals={3: 1}), "arrivals: client: expected an int in 0 .. 2, got 3"),
+        (lambda: Schedule(3, arrivals={"x": 1}), "arrivals: client: expected an int in 0 .. 2, got 'x'"),
+        (lambda: Schedule(3, arrivals={1: 1, "1": 2}), "arrivals: expected client 1 once, got it twice"),
+        (lambda: Schedule(3, arrivals={1: -1}), "arrivals: client 1: expected an int in 0"),
+        (lambda: Schedule(3, departures={1: 0}), "departures: expected client 1 to leave after round 0"),
+        (lambda: Schedule(3, arrivals={1: 9}, departures={1: 9}), "departures: .* after round 9, its first, got 9"),
+        (lambda: Trace(3, first=9), "first: expected an int in 1 .. 8, got 9"),
+        (lambda: Trace(3, []), "traces: expected at least one"),
+        (lambda: Trace(3, 5), "traces: expected at least one trace, and nothing else, got 5"),
+        (lambda: Schedule(3, arrivals=[1]), r"arrivals: expected clients and their rounds, got \[1\]"),
+        (lambda: Trace(3, [0.5]), "traces: expected at least one trace, and nothing else"),
+        (lambda: Trace(3, "flexibel"), "traces: 'flexibel' is unknown; did you mean 'flexible'"),
+        (lambda: Trace(3, assign="randomly"), "assign: 'randomly' is unknown"),
+        (lambda: Trace(3, draw="replays"), "draw: 'replays' is unknown"),
+        (lambda: Trace(3, draw="replay"), "draw: expected 'sample', since trace '1' is not recorded"),
     ],
 )
-def test_an_argument_out_of_range_is_named(call: Callable[[], object], argument: str) -> None:
-    with pytest.raises(RangeError, match=rf"^{argument}: expected"):
+def test_an_argument_out_of_range_is_named(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(FedcoreError, match=rf"^{message}"):
         call()
 
 
 def test_an_unknown_name_gets_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match=r"participation: 'Bernouli' is unknown; did you mean 'Bernoulli'"):
         named("Bernouli", 3, p=0.5)
+    with pytest.raises(UnknownNameError, match=r"participation: 'Unifrom' is unknown; did you mean 'Uniform'"):
+        named("Bernoulli", 3, p=0.5, among={"name": "Unifrom"})
+    with pytest.raises(RangeError, match=r"among: expected the name of a pattern and its options, got \{'k': 2\}"):
+        named("Bernoulli", 3, p=0.5, among={"k": 2})

@@ -33,7 +33,7 @@ def total():
 
 
 @pytest.mark.filterwarnings("ignore:This process.*fork:DeprecationWarning")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_children_have_their_own_threads(method):
     assert total() == DUE  # the parent's workers exist before the child does
     with multiprocessing.get_context(method).Pool(2) as pool:
@@ -103,9 +103,67 @@ def test_the_interpreter_exits_with_sleeping_and_with_working_threads(ending):
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
-def test_threads_come_from_the_environment():
-    code = "import fedcore; print(fedcore.threads())"
-    for value, due in (("5", "5"), ("nonsense", str(len(os.sched_getaffinity(0))))):
-        environment = os.environ | {"FEDCORE_THREADS": value}
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-        assert done.stdout.strip() == due
+def in_a_new_process(code, **environment):
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(("value", "due"), [("5", 5), ("4096", 4096), ("", len(os.sched_getaffinity(0)))])
+def test_threads_come_from_the_environment(value, due):
+    done = in_a_new_process("import fedcore; print(fedcore.threads())", FEDCORE_THREADS=value)
+    assert done.stdout.strip() == str(due)
+
+
+def test_a_bad_number_of_threads_in_the_environment_is_an_error():
+    code = (
+        "import os, numpy as np, fedcore\n"
+        "from fedcore import kernels\n"
+        "rows = [np.ones(1_000_000, np.float32)] * 4\n"
+        "calls = [fedcore.threads, fedcore.build_info, lambda: kernels.squared_norms(rows)]\n"
+        "for value in ('nonsense', '0', '-2', '4097', '99999999999999999999', '2.5', '3 ', ' 3', '1e2'):\n"
+        "    os.environ['FEDCORE_THREADS'] = value\n"
+        "    for call in calls:\n"
+        "        try: call()\n"
+        "        except RuntimeError as error:\n"
+        "            assert str(error) == f'FEDCORE_THREADS: expected 1..4096 threads, got {value}', error\n"
+        "        else: raise AssertionError(value)\n"
+        "fedcore.set_threads(2)  # settles it\n"
+        "for call in calls: call()\n"
+    )
+    done = in_a_new_process(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_machine_without_a_free_core():
+    """Others spin on every core, several times over: each call gets its share, in the end, and its result."""
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * os.cpu_count())]
+    try:
+        assert [total() for _ in range(20)] == [DUE] * 20
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
+def test_a_system_that_has_no_thread_to_give():
+    """The caller works alone, and with others again as soon as there are any."""
+    code = (
+        "import resource, threading\n"
+        "from tests.runtime import test_pool\n"
+        "import fedcore\n"
+        "fedcore.set_threads(3)\n"
+        "status = lambda name: int(open('/proc/self/status').read().split(name + ':')[1].split()[0])\n"
+        "before = status('Threads')\n"
+        "out = test_pool.np.empty(test_pool.N, 'f')\n"
+        "limit = 1024 * status('VmSize') + (4 << 20)  # less than one stack\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))\n"
+        "try: threading.Thread(target=print).start()\n"
+        "except RuntimeError: print('none')\n"
+        "for _ in range(50): fedcore.kernels.weighted_sum(test_pool.ROWS, test_pool.WEIGHTS, out=out)\n"
+        "print((out == test_pool.DUE).all(), status('Threads') - before)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))\n"
+        "fedcore.kernels.weighted_sum(test_pool.ROWS, test_pool.WEIGHTS, out=out)\n"
+        "print((out == test_pool.DUE).all(), status('Threads') - before)\n"
+    )
+    done = in_a_new_process(code)
+    assert done.stdout.splitlines() == ["none", "True 0", "True 2"], done.stderr

@@ -12,4 +12,4 @@ def test_history_is_as_long_as_the_rows_need():
         cohort = np.flatnonzero(rng.random(5) < 0.4).tolist()
         server.round([Update(i, rng.normal(size=3).astype(np.float32), steps=1) for i in cohort])
         written = {server.store.round_of(i) for i in range(5)} - {None}
-        assert len(server._state.history) == len(written)
+        assert len(server._state.now.history) == len(written)

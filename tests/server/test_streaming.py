@@ -53,6 +53,14 @@ def as_bytes(server, updates):
             round.add(update.client, update.y.tobytes(), steps=update.steps, examples=update.examples)
 
 
+def within_a_message(server, updates):
+    """At an odd address, where a float32 may not lie."""
+    with server.open_round() as round:
+        for update in updates:
+            message = memoryview(b"\x00" + update.y.tobytes())
+            round.add(update.client, message[1:], steps=update.steps, examples=update.examples)
+
+
 def as_tensors(server, updates):
     server.round([Update(u.client, torch.from_numpy(u.y), u.steps, u.examples) for u in updates])
 
@@ -61,7 +69,15 @@ def as_tensors(server, updates):
 @pytest.mark.parametrize("fold", [1, 3, 8, 100])
 def test_every_way_of_delivery_gives_the_same_bits(name, fold):
     due = run(name, batch)
-    for deliver in (batch, generated_in_one_buffer, one_by_one(), one_by_one(keep=True), as_bytes, as_tensors):
+    for deliver in (
+        batch,
+        generated_in_one_buffer,
+        one_by_one(),
+        one_by_one(keep=True),
+        as_bytes,
+        within_a_message,
+        as_tensors,
+    ):
         server = run(name, deliver, fold=fold)
         np.testing.assert_array_equal(server.x, due.x)
         for client in range(N):

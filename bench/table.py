@@ -1,0 +1,133 @@
+"""The README's tables from the JSON of one or several runs: ``python -m bench.table [--into README] FILES``."""
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.line import ALONE, OURS, Line, milliseconds, number
+from bench.machine import head
+
+LEVELS = ("reference", "baseline", "avx2", "avx512")
+BEGIN, END = "<!-- made by python -m bench.table: begin -->", "<!-- end -->"
+COLUMNS = ("line", "ms", "GB/s", "against", "time / fedcore's", "quartiles", "alone", "after a pause", "target", "met")
+
+
+class Entry(NamedTuple):
+    """A line, where it was found and on what machine."""
+
+    bench: str
+    machine: dict
+    line: Line
+
+
+def read(files):
+    """The newest entry for each benchmark and level, in the order of the benchmarks' names."""
+    newest = {}
+    for file in files:
+        run = json.loads(Path(file).read_text())
+        for found in run["benchmarks"]:
+            entry = Entry(found["fullname"], run["machine_info"], Line(**found["extra_info"]["line"]))
+            key = entry.bench, entry.machine["isa"]
+            if key not in newest or newest[key][0] < run["datetime"]:
+                newest[key] = run["datetime"], entry
+    return [newest[key][1] for key in sorted(newest)]
+
+
+def markdown(entries):
+    """The machines, the lines at the best level that each was measured at, and the levels side by side.
+
+    Lines in the short form are left out: they are for the gate.
+    """
+    entries = [entry for entry in entries if not entry.line.short]
+    if not entries:
+        raise SystemExit("expected at least one line of full size, got none")
+    best = {}
+    for entry in sorted(entries, key=lambda entry: LEVELS.index(entry.machine["isa"])):
+        best[entry.bench] = entry
+    machines = "\n\n".join(dict.fromkeys(head(best[bench].machine) for bench in sorted(best)))
+    parts = [machines, lines_table([best[bench] for bench in sorted(best)])]
+    if len({entry.machine["isa"] for entry in entries}) > 1:
+        parts.append(levels_table(entries))
+    if any(entry.line.is_disturbed for entry in entries):
+        parts.append("(*) Other programs took a part of the cores meanwhile: no figure to quote.")
+    return "\n\n".join(parts)
+
+
+def lines_table(entries):
+    """One row for each line and rival."""
+    rows = []
+    for _, _, line in entries:
+        took = line.seconds.get(OURS)
+        ours = [
+            line.title + " (*)" * line.is_disturbed,
+            "" if took is None else milliseconds(took),
+            "" if took is None or line.bytes is None else f"{line.bytes / took / 1e9:.1f}",
+        ]
+        for name in [name for name in line.ratios if not name.endswith(ALONE)]:
+            low, high = line.quartiles.get(name, (None, None))
+            rows.append(
+                [
+                    *ours,
+                    name,
+                    number(line.ratios[name]),
+                    "" if low is None else f"{number(low)}-{number(high)}",
+                    number(line.ratios.get(name + ALONE)),
+                    number(line.after_pause.get(name)),
+                    number(line.targets.get(name)),
+                    line.met(name, name + ALONE),
+                ]
+            )
+            ours = ["", "", ""]
+    return _table(COLUMNS, rows)
+
+
+def levels_table(entries):
+    """The ratios of the lines that were measured at several levels, one column a level."""
+    levels = [level for level in LEVELS if any(entry.machine["isa"] == level for entry in entries)]
+    at = {}
+    for entry in entries:
+        at.setdefault(entry.bench, {})[entry.machine["isa"]] = entry.line
+    rows = []
+    for _, lines in sorted(at.items()):
+        if len(lines) < 2:
+            continue
+        shown = next(lines[level] for level in reversed(levels) if level in lines)
+        title = shown.title + " (*)" * any(line.is_disturbed for line in lines.values())
+        for name in [name for name in shown.ratios if not name.endswith(ALONE)]:
+            ratios = [number(lines[level].ratios.get(name)) if level in lines else "" for level in levels]
+            rows.append([title, name, *ratios])
+            title = ""
+    return _table(("line", "against", *levels), rows)
+
+
+def _table(columns, rows):
+    right = {"line": "---", "against": "---", "met": "---"}
+    lines = [columns, [right.get(column, "---:") for column in columns], *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def put_into(readme, text):
+    """Replace what stands between the two marks."""
+    before = readme.read_text()
+    if before.count(BEGIN) != 1 or before.count(END) != 1:
+        raise SystemExit(f"{readme}: expected one {BEGIN!r} and one {END!r} after it")
+    marked = re.compile(re.escape(BEGIN) + ".*" + re.escape(END), re.DOTALL)
+    readme.write_text(marked.sub(lambda _: f"{BEGIN}\n\n{text}\n\n{END}", before))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--into", type=Path, metavar="README", help="replace the tables there instead of printing")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILES", help="JSON of runs: build/bench/*.json")
+    chosen = parser.parse_args()
+    text = markdown(read(chosen.files))
+    if chosen.into:
+        put_into(chosen.into, text)
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,8 @@
+// What callers' numbers may come in.
+#pragma once
+
+namespace fedcore {
+
+enum class Dtype { float32, float64, float16, bfloat16 };
+
+}  // namespace fedcore

@@ -1,0 +1,236 @@
+#include <algorithm>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/little_endian.h"
+#include "bindings/arrays.h"
+#include "bindings/bind.h"
+#include "store/client_index.h"
+
+namespace fedcore::bindings {
+namespace {
+
+// Every call holds the GIL, so that an index is used by one thread at a time.
+using Numbers = py::array_t<std::int64_t>;
+
+// A client's id as Python holds it: an int in 0 .. 2^64 - 1 or a str, exactly; the face makes others into these.
+class ReadId {
+  public:
+    explicit ReadId(py::handle object) {
+        if (PyLong_CheckExact(object.ptr())) {
+            id_.number = PyLong_AsUnsignedLongLong(object.ptr());
+            valid_ = id_.number != static_cast<std::uint64_t>(-1) || PyErr_Occurred() == nullptr;
+            if (!valid_) PyErr_Clear();
+        } else if (PyUnicode_CheckExact(object.ptr())) {
+            id_.is_text = valid_ = true;
+            Py_ssize_t size = 0;
+            const char* bytes = PyUnicode_AsUTF8AndSize(object.ptr(), &size);
+            if (bytes == nullptr) {  // it has lone surrogates, which UTF-8 proper cannot hold
+                PyErr_Clear();
+                encoded_ = py::reinterpret_steal<py::object>(
+                    PyUnicode_AsEncodedString(object.ptr(), "utf-8", "surrogatepass"));
+                if (!encoded_) throw py::error_already_set();
+                bytes = PyBytes_AS_STRING(encoded_.ptr());
+                size = PyBytes_GET_SIZE(encoded_.ptr());
+            }
+            id_.text = {bytes, static_cast<std::size_t>(size)};
+        }
+    }
+    explicit operator bool() const { return valid_; }
+    const ClientId& operator*() const { return id_; }
+
+  private:
+    ClientId id_{false, 0, {}};
+    bool valid_ = false;
+    py::object encoded_;
+};
+
+py::object made(const ClientId& id) {
+    if (!id.is_text) return py::reinterpret_steal<py::object>(PyLong_FromUnsignedLongLong(id.number));
+    PyObject* text = PyUnicode_DecodeUTF8(id.text.data(), static_cast<Py_ssize_t>(id.text.size()), "surrogatepass");
+    if (text == nullptr) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(text);
+}
+
+SipKey read_key(const py::bytes& key) {
+    const std::string_view bytes = key;
+    if (bytes.size() != 16) raise("RangeError", "key: expected 16 bytes, got " + std::to_string(bytes.size()));
+    return {little_endian(bytes.data()), little_endian(bytes.data() + 8)};
+}
+
+std::int64_t number(const ClientIndex& index, py::handle object) {
+    const ReadId id(object);
+    return id ? index.number(*id) : kNone;
+}
+
+// An array that owns what the vector held.
+Numbers array_of(std::vector<std::int64_t> values) {
+    auto owned = std::make_unique<std::vector<std::int64_t>>(std::move(values));
+    const py::capsule owner(owned.get(), [](void* vector) { delete static_cast<std::vector<std::int64_t>*>(vector); });
+    std::vector<std::int64_t>& held = *owned.release();
+    return Numbers(static_cast<py::ssize_t>(held.size()), held.data(), owner);
+}
+
+Numbers numbers(const ClientIndex& index, const py::object& clients) {
+    if (py::isinstance<py::array>(clients)) {
+        Arrays arrays;
+        const AnySpan ids = arrays.input(clients, {"clients"}, {"uint64"});
+        Numbers out(ids.n);
+        for (std::int64_t i = 0; i < ids.n; ++i)
+            out.mutable_data()[i] = index.number({false, static_cast<const std::uint64_t*>(ids.data)[i], {}});
+        return out;
+    }
+    const py::sequence listed = sequence(clients, "clients");
+    Numbers out(static_cast<py::ssize_t>(listed.size()));
+    for (py::ssize_t i = 0; i < out.size(); ++i) out.mutable_data()[i] = number(index, py::object(listed[i]));
+    return out;
+}
+
+// None where the number is nobody's.
+py::object id_of(const ClientIndex& index, std::int64_t number) {
+    if (!index.taken(number)) return py::none();
+    return made(index.id_of(number));
+}
+
+// The clients whose numbers are in [start, stop), in that order.
+py::list ids(const ClientIndex& index, std::int64_t start, std::int64_t stop) {
+    py::list out;
+    for (std::int64_t number = start; number < std::min(stop, index.capacity()); ++number)
+        if (index.taken(number)) out.append(made(index.id_of(number)));
+    return out;
+}
+
+// The numbers and the ids of those that are listed one by one.
+py::tuple listed(const ClientIndex& index) {
+    std::vector<std::int64_t> found;
+    for (std::int64_t number = index.count(); number < index.capacity(); ++number)
+        if (index.taken(number)) found.push_back(number);
+    return py::make_tuple(array_of(std::move(found)), ids(index, index.count(), index.capacity()));
+}
+
+Numbers left(const ClientIndex& index) {
+    return array_of(index.left());
+}
+
+// Calls change(), whose allocations are checked by what it changes.
+template <class Change>
+auto within_limits(const Change& change) {
+    try {
+        return change();
+    } catch (const std::length_error& error) {
+        raise("RangeError", std::string("clients: expected ") + error.what());
+    }
+}
+
+std::int64_t add(ClientIndex& index, py::handle object) {
+    const ReadId id(object);
+    return within_limits([&] { return id ? index.add(*id) : kNone; });
+}
+
+// Adds the clients under numbers that ascend from capacity() or above; how many come before the first that is refused.
+std::int64_t add_at(ClientIndex& index, const py::object& clients, const py::object& numbers) {
+    Arrays arrays;
+    const AnySpan at = arrays.input(numbers, {"numbers"}, {"int64"});
+    const py::sequence listed = sequence(clients, "clients", at.n);
+    index.reserve(at.n);
+    for (std::int64_t i = 0; i < at.n; ++i) {
+        const py::object client = listed[i];
+        const ReadId id(client);
+        const std::int64_t number = static_cast<const std::int64_t*>(at.data)[i];
+        if (!id || number < index.capacity() || !within_limits([&] { return index.add_at(*id, number); })) return i;
+    }
+    return at.n;
+}
+
+std::int64_t remove(ClientIndex& index, py::handle object) {
+    const ReadId id(object);
+    return within_limits([&] { return id ? index.remove(*id) : kNone; });
+}
+
+// The clients that one call has added; they go again unless it keeps them.
+class Added {
+  public:
+    Added(ClientIndex& index, std::int64_t expected) : index_(index) {
+        index.reserve(expected);
+        numbers_.reserve(static_cast<std::size_t>(expected));
+    }
+    Added(const Added&) = delete;
+    Added& operator=(const Added&) = delete;
+    ~Added() {
+        for (; !numbers_.empty(); numbers_.pop_back()) {
+            try {  // an iterable of clients is Python code, and may itself have removed some
+                if (index_.taken(numbers_.back())) index_.remove(index_.id_of(numbers_.back()));
+            } catch (const std::exception&) {
+            }
+        }
+    }
+    bool add(const ClientId& id) {
+        if (numbers_.size() == numbers_.capacity()) numbers_.reserve(2 * numbers_.size() + 64);
+        const std::int64_t number = within_limits([&] { return index_.add(id); });
+        if (number != kNone) numbers_.push_back(number);
+        return number != kNone;
+    }
+    Numbers keep() { return array_of(std::exchange(numbers_, {})); }
+
+  private:
+    ClientIndex& index_;
+    std::vector<std::int64_t> numbers_;
+};
+
+// (all numbers, None), or nothing is changed and it is (None, the first id that is registered already).
+py::tuple add_all(ClientIndex& index, const py::object& clients, const py::object& canonical) {
+    if (py::isinstance<py::array>(clients)) {
+        Arrays arrays;
+        const AnySpan ids = arrays.input(clients, {"clients"}, {"uint64"});
+        Added added(index, ids.n);
+        for (std::int64_t i = 0; i < ids.n; ++i) {
+            const ClientId id{false, static_cast<const std::uint64_t*>(ids.data)[i], {}};
+            if (!added.add(id)) return py::make_tuple(py::none(), made(id));
+        }
+        return py::make_tuple(added.keep(), py::none());
+    }
+    const bool sized = PyList_Check(clients.ptr()) || PyTuple_Check(clients.ptr());
+    Added added(index, sized ? PySequence_Fast_GET_SIZE(clients.ptr()) : 0);
+    for (const py::handle item : py::iter(clients)) {
+        py::object known = py::reinterpret_borrow<py::object>(item);
+        ReadId id(known);
+        if (!id) {
+            known = canonical(known);
+            id = ReadId(known);
+        }
+        if (!added.add(*id)) return py::make_tuple(py::none(), known);
+    }
+    return py::make_tuple(added.keep(), py::none());
+}
+
+}  // namespace
+
+void bind_client_index(py::module_& module) {
+    // For the known-answer tests: nothing else needs a hash in Python.
+    module.def(
+        "siphash",
+        [](const py::bytes& key, const py::bytes& data) { return siphash(read_key(key), std::string_view(data)); },
+        py::arg("key"), py::arg("data"));
+    py::class_<ClientIndex>(module, "ClientIndex")
+        .def(py::init([](const py::bytes& key, std::int64_t count) { return ClientIndex(read_key(key), count); }),
+             py::arg("key"), py::arg("count"))
+        .def("__len__", &ClientIndex::size)
+        .def_property_readonly("count", &ClientIndex::count)
+        .def_property_readonly("whole", &ClientIndex::whole)
+        .def_property_readonly("capacity", &ClientIndex::capacity)
+        .def("number", &number, py::arg("client"))
+        .def("numbers", &numbers, py::arg("clients"))
+        .def("id_of", &id_of, py::arg("number"))
+        .def("ids", &ids, py::arg("start"), py::arg("stop"))
+        .def("listed", &listed)
+        .def("left", &left)
+        .def("add", &add, py::arg("client"))
+        .def("add_all", &add_all, py::arg("clients"), py::arg("canonical"))
+        .def("add_at", &add_at, py::arg("clients"), py::arg("numbers"))
+        .def("remove", &remove, py::arg("client"));
+}
+
+}  // namespace fedcore::bindings

@@ -1,0 +1,34 @@
+// Quantised rows as Python hands them over.
+#pragma once
+
+#include <string>
+
+#include "bindings/arrays.h"
+#include "kernels/quantise.h"
+
+namespace fedcore::bindings {
+
+inline Codec codec_of(const std::string& name) {
+    if (name == "bf16") return Codec::bf16;
+    if (name == "f16") return Codec::f16;
+    if (name != "int8") raise("UnknownNameError", "codec: expected bf16, f16 or int8, got " + name);
+    return Codec::int8;
+}
+
+// The dtypes that a codec's codes may come in: as bits, or as the numbers that the bits stand for.
+inline const Dtypes& dtypes_of(Codec codec) {
+    static const Dtypes kDue[] = {{"float32"}, {"uint16", "bfloat16"}, {"uint16", "float16"}, {"int8"}};
+    return kDue[static_cast<int>(codec)];
+}
+
+inline bool has_scales(Codec codec, const py::object& scales, Name name) {
+    if ((codec == Codec::int8) == scales.is_none())
+        raise("ArrayError", name.text() + ": expected an array exactly where the codec is int8");
+    return codec == Codec::int8;
+}
+
+inline std::int64_t scale_count(std::int64_t n) {
+    return (n + kCodeBlock - 1) / kCodeBlock;
+}
+
+}  // namespace fedcore::bindings

@@ -1,0 +1,37 @@
+# Everything native below the bindings: what the Python module and the native tests are both made of.
+set(CMAKE_CXX_STANDARD 17)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(FEDCORE_WARNINGS -Wall -Wextra -Wshadow)
+find_package(Threads REQUIRED)
+include(isa)
+
+function(fedcore_add_core target)
+  set(sources
+    base/isa.cpp
+    base/pool.cpp
+    base/random.cpp
+    kernels/aggregate.cpp
+    kernels/direction.cpp
+    kernels/dispatch.cpp
+    kernels/exchange.cpp
+    kernels/mix.cpp
+    kernels/norms.cpp
+    kernels/quantise.cpp
+    sampling/bernoulli.cpp
+    sampling/permutation.cpp
+    sampling/uniform.cpp
+    sampling/weighted.cpp
+    store/checksum.cpp
+    store/client_index.cpp
+    store/id_table.cpp
+    store/siphash.cpp
+  )
+  get_filename_component(csrc ${CMAKE_CURRENT_FUNCTION_LIST_DIR} DIRECTORY)
+  list(TRANSFORM sources PREPEND ${csrc}/)
+  target_sources(${target} PRIVATE ${sources})
+  target_include_directories(${target} PUBLIC ${csrc})
+  target_compile_options(${target} PRIVATE ${FEDCORE_WARNINGS} -O2 -ffp-contract=off)
+  target_link_libraries(${target} PUBLIC Threads::Threads)
+  fedcore_add_isa_levels(${target} ${csrc})
+endfunction()

@@ -1,0 +1,217 @@
+// Weighted sums of rows of any dtype. Rows are converted as they are read, up to eight in a pass over a tile of the
+// sum; each element's additions stay in the order of the rows.
+
+constexpr int kRowsPerPass = 8;      // more streams than that the processor does not follow by itself
+constexpr std::int64_t kNear = 256;  // bytes to prefetch ahead of each; 2 KiB ahead is slower than not at all
+
+// What h is formed in: float32, or float64 where rows and sum are.
+template <class Row, class Sum>
+struct Arithmetic {
+    using Value = float;
+};
+template <>
+struct Arithmetic<double, double> {
+    using Value = double;
+};
+
+// Some rows of one tile, on their way into its sum.
+template <class Row, class Sum, bool kBase, bool kNorms>
+struct Pass {
+    using Element = Full<typename Arithmetic<Row, Sum>::Value>;
+    using Total = typename Full<Sum>::Vector;
+    static constexpr int kGroup = 128 / sizeof(Sum);  // elements whose sums stay in registers while the rows pass
+    static constexpr int kSquares = kLanes / kFull;
+
+    int k;
+    bool first;  // whether the sum is still to begin
+    Sum weights[kRowsPerPass];
+    FullFloats squares[kRowsPerPass][kSquares];
+
+    // One group of elements.
+    inline __attribute__((always_inline)) void add(const Row* const* rows, const float* base, std::int64_t at,
+                                                   Sum* sum) {
+        Total s[kGroup / kFull];
+#pragma GCC unroll 8
+        for (int v = 0; v < kGroup / kFull; ++v) s[v] = first ? Total{} : read(sum + at + v * kFull);
+#pragma GCC unroll 1
+        for (int r = 0; r < k; ++r) {
+            const Row* const y = rows[r] + at;
+            for (int line = 0; line < kGroup * static_cast<int>(sizeof(Row)); line += 64)
+                __builtin_prefetch(reinterpret_cast<const char*>(y) + kNear + line);
+            FullFloats square[kSquares];
+            if (kNorms) __builtin_memcpy(square, squares[r], sizeof square);
+#pragma GCC unroll 8
+            for (int v = 0; v < kGroup / kFull; ++v) {
+                auto h = Element::of(read(y + v * kFull));
+                if (kBase) h = Element::of(read(base + at + v * kFull)) - h;
+                if (kNorms) {
+                    const FullFloats narrow = Full<float>::of(h);
+                    square[v % kSquares] += narrow * narrow;
+                }
+                s[v] = s[v] + weights[r] * Full<Sum>::of(h);
+            }
+            if (kNorms) __builtin_memcpy(squares[r], square, sizeof square);
+        }
+#pragma GCC unroll 8
+        for (int v = 0; v < kGroup / kFull; ++v) write(sum + at + v * kFull, s[v]);
+    }
+
+    // The last elements, fewer than a group: from copies that end in zeros.
+    __attribute__((noinline)) void add_rest(const Row* const* rows, const float* base, std::int64_t at,
+                                            std::int64_t count, Sum* sum) {
+        Row copies[kRowsPerPass][kGroup] = {};
+        const Row* pointers[kRowsPerPass];
+        for (int r = 0; r < k; ++r) {
+            __builtin_memcpy(copies[r], rows[r] + at, count * sizeof(Row));
+            pointers[r] = copies[r];
+        }
+        float x[kGroup] = {};
+        if (kBase) __builtin_memcpy(x, base + at, count * sizeof(float));
+        Sum sums[kGroup] = {};
+        if (!first) __builtin_memcpy(sums, sum + at, count * sizeof(Sum));
+        add(pointers, x, 0, sums);
+        __builtin_memcpy(sum + at, sums, count * sizeof(Sum));
+    }
+
+    // A tile of squares at most.
+    __attribute__((noinline)) void add_all(const Row* const* rows, const float* base, std::int64_t begin,
+                                           std::int64_t end, Sum* sum) {
+        if (kNorms) __builtin_memset(squares, 0, sizeof squares);
+        std::int64_t j = begin;
+        for (; j + kGroup <= end; j += kGroup) add(rows, base, j, sum);
+        if (j < end) add_rest(rows, base, j, end - j, sum);
+    }
+
+    double squared_norm(int r) const {
+        Floats part[kVectors];
+        static_assert(sizeof part == sizeof squares[r], "as many lanes as every sum of squares has");
+        __builtin_memcpy(part, squares[r], sizeof part);
+        return fold_lanes(part, nullptr, 0);
+    }
+};
+
+// |h|^2 in float64, of one row.
+template <class Row, class Sum, bool kBase>
+double squared_norm_exactly(const Row* row, const float* base, std::int64_t begin, std::int64_t end) {
+    Sum h[kTile];  // the sum of one row of weight one
+    Pass<Row, Sum, kBase, false> pass = {1, true, {1}, {}};
+    const Row* const rows[] = {row + begin};
+    pass.add_all(rows, kBase ? base + begin : base, 0, end - begin, h);
+    return sum_of_squares_exactly(h, end - begin);
+}
+
+// Rows first .. first + k - 1 of the tile [tile, tile + count); `sum` and `squares` are the tile's and the block's.
+template <class Row, class Sum, bool kBase, bool kNorms>
+void add_rows(const RowSum& segment, const double* weights, std::int64_t first, int k, std::int64_t tile,
+              std::int64_t count, Sum* sum, double* squares) {
+    Pass<Row, Sum, kBase, kNorms> pass;
+    pass.k = k;
+    pass.first = first == 0;
+    const Row* rows[kRowsPerPass];
+    for (int r = 0; r < k; ++r) {
+        rows[r] = static_cast<const Row*>(segment.rows[first + r]) + tile;
+        pass.weights[r] = static_cast<Sum>(weights[first + r]);
+    }
+    const float* const base = kBase ? segment.base + tile : nullptr;
+    for (std::int64_t begin = 0; begin < count; begin += kTile) {
+        const std::int64_t end = count - begin < kTile ? count : begin + kTile;
+        pass.add_all(rows, base, begin, end, sum);
+        if (!kNorms) continue;
+        for (int r = 0; r < k; ++r) {
+            const double square = pass.squared_norm(r);
+            squares[first + r] +=
+                is_sound(square) ? square : squared_norm_exactly<Row, Sum, kBase>(rows[r], base, begin, end);
+        }
+    }
+}
+
+__attribute__((noinline)) double square_of_sum(const float* sum, std::int64_t count) {
+    return sum_of_squares(sum, count);
+}
+__attribute__((noinline)) double square_of_sum(const double* sum, std::int64_t count) {
+    float narrow[kTile];
+    for (std::int64_t j = 0; j < count; ++j) narrow[j] = static_cast<float>(sum[j]);
+    const double square = sum_of_squares(narrow, count);
+    return is_sound(square) ? square : sum_of_squares_exactly(sum, count);
+}
+
+// The float32 next to it towards zero, the last bit set if anything was lost: what this is rounded to in fewer bits the
+// float64 itself is rounded to.
+inline float to_odd(double value) {
+    const float nearest = static_cast<float>(value);
+    const double back = nearest;
+    const std::uint32_t beyond = __builtin_fabs(back) > __builtin_fabs(value) ? 1 : 0, lost = back != value ? 1 : 0;
+    return float_of((bits_of(nearest) - beyond) | lost);
+}
+
+inline void round_to_half(const float* sum, std::int64_t count, Dtype dtype, std::uint16_t* out) {
+    if (dtype == Dtype::bfloat16)
+        to_half<Bf16, false>(sum, Nearest{}, 0, count, out, nullptr);
+    else
+        to_half<F16, false>(sum, Nearest{}, 0, count, out, nullptr);
+}
+inline void round_to_half(const double* sum, std::int64_t count, Dtype dtype, std::uint16_t* out) {
+    float odd[kTile];
+    for (std::int64_t begin = 0; begin < count; begin += kTile) {
+        const std::int64_t stretch = count - begin < kTile ? count - begin : kTile;
+        for (std::int64_t j = 0; j < stretch; ++j) odd[j] = to_odd(sum[begin + j]);
+        round_to_half(odd, stretch, dtype, out + begin);
+    }
+}
+
+template <class Sum>
+__attribute__((noinline)) void round_to(const Sum* sum, std::int64_t count, Dtype dtype, void* out, std::int64_t at) {
+    if (dtype == Dtype::float32)
+        for (std::int64_t j = 0; j < count; ++j) static_cast<float*>(out)[at + j] = static_cast<float>(sum[j]);
+    else if (dtype == Dtype::float64)
+        for (std::int64_t j = 0; j < count; ++j) static_cast<double*>(out)[at + j] = static_cast<double>(sum[j]);
+    else
+        round_to_half(sum, count, dtype, static_cast<std::uint16_t*>(out) + at);
+}
+
+template <class Row, class Sum, bool kBase, bool kNorms>
+void sum_rows(const RowSum& segment, const double* weights, std::int64_t k, std::int64_t begin, std::int64_t end,
+              double* squares) {
+    constexpr Dtype kSum = sizeof(Sum) == 8 ? Dtype::float64 : Dtype::float32;
+    const std::int64_t passes = k == 0 ? 1 : (k + kRowsPerPass - 1) / kRowsPerPass;  // none at all leaves zeros
+    if (kNorms)
+        for (std::int64_t i = 0; i <= k; ++i) squares[i] = 0;
+    for (std::int64_t tile = begin; tile < end; tile += kSumTile) {
+        const std::int64_t count = end - tile < kSumTile ? end - tile : kSumTile;
+        alignas(64) Sum own[kSumTile];
+        Sum* const sum = segment.out_dtype == kSum ? static_cast<Sum*>(segment.out) + tile : own;
+        for (std::int64_t pass = 0; pass < passes; ++pass) {
+            const std::int64_t first = k * pass / passes, last = k * (pass + 1) / passes;
+            add_rows<Row, Sum, kBase, kNorms>(segment, weights, first, static_cast<int>(last - first), tile, count, sum,
+                                              squares);
+        }
+        if (sum == own) round_to(sum, count, segment.out_dtype, segment.out, tile);
+        if (kNorms)
+            for (std::int64_t j = 0; j < count; j += kTile)
+                squares[k] += square_of_sum(sum + j, count - j < kTile ? count - j : kTile);
+    }
+}
+
+template <class Row, class Sum>
+void sum_rows(const RowSum& segment, const double* weights, std::int64_t k, std::int64_t begin, std::int64_t end,
+              double* squares) {
+    const auto loop = segment.base != nullptr
+                          ? (squares != nullptr ? sum_rows<Row, Sum, true, true> : sum_rows<Row, Sum, true, false>)
+                          : (squares != nullptr ? sum_rows<Row, Sum, false, true> : sum_rows<Row, Sum, false, false>);
+    loop(segment, weights, k, begin, end, squares);
+}
+
+template <class Sum>
+void weighted_sum(const RowSum& segment, const double* weights, std::int64_t k, std::int64_t begin, std::int64_t end,
+                  double* squares) {
+    switch (segment.rows_dtype) {
+        case Dtype::float32:
+            return sum_rows<float, Sum>(segment, weights, k, begin, end, squares);
+        case Dtype::float64:
+            return sum_rows<double, Sum>(segment, weights, k, begin, end, squares);
+        case Dtype::float16:
+            return sum_rows<Float16, Sum>(segment, weights, k, begin, end, squares);
+        case Dtype::bfloat16:
+            return sum_rows<BFloat16, Sum>(segment, weights, k, begin, end, squares);
+    }
+}

@@ -1,0 +1,57 @@
+"""Flexible device participation: Ruan et al., "Towards Flexible Device Participation in Federated Learning", 2021.
+
+AISTATS 2021, eq. 2 and Sec. 4.
+"""
+
+from typing import Literal
+
+from fedcore.algorithms.algorithm import F64, Algorithm, Claims, Cohort, Step, choose
+from fedcore.errors import RangeError
+
+
+class FlexibleFedAvg(Algorithm):
+    """x' = x + sum_k p_t^k (y_k - x), with p^k = n_k / n over ALL registered clients (``Server(examples=)``).
+
+    * Scheme A: p_t^k = N p^k / K_t for the devices that did all E steps, K_t their number; the others are left out,
+      and a round without any is discarded.
+    * Scheme B: p_t^k = p^k; incomplete work is taken as it is.
+    * Scheme C: p_t^k = (E / s_k) p^k for s_k steps done.
+
+    After an arrival (``Server.arrive``) the shares are those of the new objective, n_k / (n + n_l). With the fast
+    reboot the newcomer's p^l is multiplied by 1 + 2 / (t - t0)^2: 3 in the first round after t0, and down to 1
+    (Sec. 4.2). The rate should restart as well: ``rates.Staircase``.
+
+    Args:
+        scheme: "A", "B" or "C".
+        local_steps: E, the steps of a complete client's work. Needed by A and C.
+        reboot: "fast" or "vanilla", whether a newcomer's share is boosted.
+    """
+
+    averages_models = True
+    needs_shares = True
+
+    def __init__(
+        self,
+        scheme: Literal["A", "B", "C"] = "C",
+        local_steps: int = 1,
+        reboot: Literal["fast", "vanilla"] = "fast",
+    ) -> None:
+        choose("scheme", scheme, ("A", "B", "C"))
+        choose("reboot", reboot, ("fast", "vanilla"))
+        if isinstance(local_steps, bool) or not isinstance(local_steps, int) or local_steps < 1:
+            raise RangeError(f"local_steps: expected an integer >= 1, got {local_steps!r}")
+        self.scheme, self.local_steps, self.reboot = scheme, local_steps, reboot
+
+    def weigh(self, claims: Claims) -> F64:
+        """p_t^k, but for scheme A's factor N / K_t."""
+        assert claims.shares is not None  # the server has seen to it
+        p = claims.shares
+        if self.reboot == "fast" and claims.ages is not None:
+            p = p * (1 + 2 / claims.ages**2)
+        if self.scheme == "A":
+            return p * (claims.steps >= self.local_steps)
+        return p * (self.local_steps / claims.steps) if self.scheme == "C" else p
+
+    def step(self, cohort: Cohort) -> Step:
+        """v = sum_k p_t^k (x - y_k); gamma is 1."""
+        return Step(from_sum=cohort.N / cohort.weighed if self.scheme == "A" else 1.0)

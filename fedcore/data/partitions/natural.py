@@ -1,0 +1,25 @@
+"""The partition that the data itself gives."""
+
+from fedcore.data.dataset import Dataset
+from fedcore.data.partitions.labels import Indices
+from fedcore.errors import RangeError
+
+
+def natural(dataset: Dataset, clients: int) -> list[Indices]:
+    """Who holds what by the data set's own account.
+
+    Args:
+        dataset: one with ``parts``, as the SYNTHETIC ones have.
+        clients: N, the number of these parts.
+
+    Returns:
+        N int64 arrays of indices into the training examples.
+
+    Raises:
+        RangeError: the data set says nothing of that, or has another number of clients.
+    """
+    if dataset.parts is None:
+        raise RangeError(f"partition: expected a data set that says who holds what, got {dataset.name!r}")
+    if len(dataset.parts) != clients:
+        raise RangeError(f"clients: expected the {len(dataset.parts)} of {dataset.name!r}, got {clients}")
+    return list(dataset.parts)

@@ -1,0 +1,40 @@
+"""Where a killed run goes on: a copy of each unfinished trial's server, as old as losing it costs little."""
+
+import shutil
+from pathlib import Path
+from time import perf_counter
+
+from fedcore.server import Server
+
+SECONDS = 10
+"""The least time between two copies."""
+SHARE = 0.05
+"""The most of a trial's time that copies may take."""
+
+
+class Checkpoints:
+    """The copies of one trial's server. When one is made depends on the clock, what a resumed trial gives does not.
+
+    Args:
+        folder: of this trial; need not exist.
+        seconds: the least time between two copies; 0 for one after every round.
+    """
+
+    def __init__(self, folder: Path, seconds: float = SECONDS) -> None:
+        self.folder = folder
+        self._seconds = seconds
+        self._next = perf_counter() + seconds
+
+    def save_when_due(self, server: Server) -> None:
+        """Copy the server, if the last copy is old enough."""
+        began = perf_counter()
+        if began < self._next:
+            return
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        server.save(self.folder)
+        done = perf_counter()
+        self._next = done + (max(self._seconds, (done - began) / SHARE) if self._seconds else 0)
+
+    def remove(self) -> None:
+        """Forget the copy; the trial is over."""
+        shutil.rmtree(self.folder, ignore_errors=True)

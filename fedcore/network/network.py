@@ -1,0 +1,172 @@
+"""Networked local SGD: every node trains a model of its own and mixes it with its neighbours'."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+from weakref import ReferenceType, ref
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore import kernels
+from fedcore.algorithms.rates import Rate, as_rate, rate_at
+from fedcore.errors import ArrayError, DtypeError, RangeError, RoundError, ShapeError
+from fedcore.layout import Layout
+from fedcore.network.mixing import mixing_matrix
+from fedcore.network.report import NetworkReport
+from fedcore.network.round import Models, NetworkRound
+from fedcore.server import Update
+from fedcore.server.update import Limits, is_integer
+
+F32 = npt.NDArray[np.float32]
+
+
+class Network:
+    """NFSGD(E, W, q): p nodes with a model each, y_j <- sum_i W_ji y_i after every E local steps, and no server.
+
+    It is used like a ``Server``: the nodes heard in a round add their updates, and ``finish`` mixes. What E is, is
+    the nodes' business: each update says how many steps it took. A node that is not heard keeps its model, and its
+    neighbours keep the weight that they would have given it: W'_ij = 0 for i or j away, and the missing weight goes to
+    the diagonal, so that W' is symmetric and doubly stochastic as W is.
+
+    The paper prints w_j instead of the neighbours' models, and a factor q_i, in line 9 of its algorithm; the sum over
+    neighbours' models is what its analysis uses, and what is done here.
+
+    Args:
+        models: p models, each float32[n] or anything ``Layout.of`` takes, of one layout; copied. Equal models, as the
+            paper has them, are ``[x0] * p``.
+        W: a ``Topology``, or float32[p, p] or float64[p, p] (or a sparse matrix): symmetric, rows that add up to 1,
+            no entry below 0, zeta < 1.
+        lr: eta, the rate of the local steps: a number, or a function of the round.
+        q: p numbers >= 0, the weights of the output and of the gradient diversity; scaled to the sum 1. None is 1/p.
+        max_steps, max_lr: an update that claims more is refused.
+
+    Raises:
+        ShapeError, DtypeError, ArrayError, RangeError: an argument is not what is said above.
+
+    Determinism: float32 in the order of the nodes: the same bits in whatever order updates come, on every ISA level
+        and thread count. Only the diversity, a float32 sum in the order of ``add``, depends on that order.
+    Cost: 8 p n bytes. A round reads 16 n and writes 8 n bytes for each node heard, reads and writes 4 n more to mix it,
+        and reads 8 p n for the consensus distance; where nodes are away it also takes the eigenvalues of what is left.
+
+    Reference: Haddadpour, Mahdavi, "On the Convergence of Local Descent Methods in Federated Learning", 2019,
+    Algorithm 2.
+
+    >>> network = Network([np.zeros(1, np.float32)] * 2, [[0.75, 0.25], [0.25, 0.75]], lr=0.1)
+    >>> report = network.round([Update(0, np.float32([4]), steps=1), Update(1, np.float32([8]), steps=1)])
+    >>> network.models
+    (array([5.], dtype=float32), array([7.], dtype=float32))
+    >>> network.output(), report.zeta, report.consensus
+    (array([6.], dtype=float32), 0.5, 1.0)
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Any],
+        W: Any,
+        *,
+        lr: float | Rate,
+        q: Sequence[float] | None = None,
+        max_steps: int = 10**6,
+        max_lr: float = 100.0,
+    ) -> None:
+        if not isinstance(models, list | tuple) or not models:
+            raise ArrayError(f"models: expected a list or tuple of at least one, got {type(models).__name__}")
+        if not is_integer(max_steps, 1, 2**53):
+            raise RangeError(f"max_steps: expected an integer in 1..2**53, got {max_steps!r}")
+        self.layout = Layout.of(models[0])
+        if self.layout.n_parameters < 1:
+            raise ShapeError(f"models[0]: expected at least one parameter, got {self.layout.n_parameters}")
+        self.W, self.zeta = mixing_matrix(W, len(models))
+        self.W.flags.writeable = False
+        self.q = _weights(q, len(models))
+        self._lr = as_rate(lr)
+        self._limits = Limits(int(max_steps), 2**53, as_rate(max_lr)(0))
+        flat = [self.layout.flatten(model) for model in models]
+        for node, finite in enumerate(kernels.all_finite(flat)):
+            if not finite:
+                raise ArrayError(f"models[{node}]: expected finite numbers, got a NaN or an infinity")
+        self._state = Models(flat, self.layout.read_counters(models[0]))
+        # Weak, so that a round that was dropped does not stay open for ever.
+        self._round: ReferenceType[NetworkRound] | None = None
+
+    @property
+    def models(self) -> tuple[F32, ...]:
+        """The nodes' models, float32[n] each: read-only views, good until the next round is finished."""
+        views = tuple(model.view() for model in self._state.models)
+        for view in views:
+            view.flags.writeable = False
+        return views
+
+    @property
+    def round_number(self) -> int:
+        """How many rounds were finished, which is the number of the next."""
+        return self._state.round_number
+
+    @property
+    def lr(self) -> float:
+        """eta, the rate of the local steps in the next round."""
+        return rate_at(self._lr, self.round_number)
+
+    def output(self, out: F32 | None = None) -> F32:
+        """The network's answer, sum_j q_j y_j.
+
+        Args:
+            out: float32[n], written in place; a new one if None.
+
+        Returns:
+            float32[n], ``out`` if it was given.
+
+        Cost: reads 4 p n bytes.
+        """
+        total: F32 = kernels.weighted_sum(self._state.models, self.q.astype(np.float32), out, accumulate="float64")
+        return total
+
+    def tensors(self, node: int | None = None) -> dict[str, npt.NDArray[Any]]:
+        """One node's model by name, or the output if ``node`` is None, as copies; counters keep their integer types.
+
+        Raises:
+            RangeError: there is no such node.
+        """
+        if node is not None and not is_integer(node, 0, len(self.W) - 1):
+            raise RangeError(f"node: expected an integer in 0..{len(self.W) - 1}, got {node!r}")
+        flat = self.output() if node is None else self._state.models[node].copy()
+        named: dict[str, npt.NDArray[Any]] = dict(self.layout.unflatten(flat))
+        named |= {name: counter.copy() for name, counter in self._state.counters.items()}
+        return named | {alias: named[name] for alias, name in self.layout.aliases.items()}
+
+    def open_round(self) -> NetworkRound:
+        """Start a round; there is one at a time.
+
+        Raises:
+            RoundError: one is open already.
+        """
+        before = self._round() if self._round is not None else None
+        if before is not None and before.is_open:
+            raise RoundError(f"round {self.round_number} is open already: finish or abort it first")
+        opened = NetworkRound(self.layout, self._state, self.W, self.zeta, self.q, self.lr, self._limits)
+        self._round = ref(opened)
+        return opened
+
+    def round(self, updates: Iterable[Update]) -> NetworkReport:
+        """A whole round from an iterable of updates, which may be made while they are read.
+
+        Errors are those of ``NetworkRound.add`` and ``finish``; the network is then as it was before.
+        """
+        with self.open_round() as opened:
+            for update in updates:
+                opened.add_update(update)
+            return opened.finish()
+
+
+def _weights(q: Sequence[float] | None, p: int) -> npt.NDArray[np.float64]:
+    try:
+        weights = np.full(p, 1 / p) if q is None else np.array(q, np.float64)
+    except (TypeError, ValueError):
+        raise DtypeError(f"q: expected {p} numbers, one a model, got {q!r}") from None
+    if weights.shape != (p,):
+        raise ShapeError(f"q: expected {p} numbers, one a model, got shape {list(weights.shape)}")
+    if not (weights >= 0).all() or not 0 < weights.sum() < np.inf:
+        raise RangeError(f"q: expected finite numbers >= 0 with a sum > 0, got {weights.tolist()}")
+    weights /= weights.sum()
+    weights.flags.writeable = False
+    return weights

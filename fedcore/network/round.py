@@ -1,0 +1,258 @@
+"""One round of a network: the nodes' models come in one at a time, and are mixed when the round is finished."""
+
+import math
+import time
+from dataclasses import replace
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore import kernels
+from fedcore.errors import (
+    DivergedError,
+    DuplicateUpdateError,
+    FedcoreError,
+    RangeError,
+    RoundError,
+    UnknownClientError,
+    UnknownNameError,
+)
+from fedcore.layout import Layout
+from fedcore.network.mixing import among
+from fedcore.network.report import NetworkReport
+from fedcore.server import Update
+from fedcore.server.sums import LONGEST
+from fedcore.server.uninterrupted import uninterrupted
+from fedcore.server.update import (
+    KINDS,
+    Kind,
+    Limits,
+    check_claims,
+    in_float32,
+    is_integer,
+    read_counters,
+    read_vector,
+)
+from fedcore.topology.topology import second_eigenvalue
+
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+
+
+class Models:
+    """What a network knows between rounds: the models, room for their successors, the counters, the round's number."""
+
+    def __init__(self, models: list[F32], counters: dict[str, npt.NDArray[np.integer[Any]]]) -> None:
+        self.models = models
+        self.spares: list[F32 | None] = [None] * len(models)
+        self.counters = counters
+        self.round_number = 0
+
+    def spare(self, node: int) -> F32:
+        """Room for the node's next model."""
+        room = self.spares[node]
+        if room is None:
+            room = self.spares[node] = np.empty_like(self.models[node])
+        return room
+
+
+class NetworkRound:
+    """An open round of a network; get it from ``Network.open_round``, and use it as a context manager.
+
+    Leaving the block by an exception, or ``abort()``, leaves the network as it was before ``open_round``. Leaving it
+    normally finishes the round if nobody did. Several threads may add at once; they take turns.
+
+    Attributes:
+        report: the NetworkReport once the round is finished, else None.
+        is_open: whether updates can still come in.
+    """
+
+    def __init__(self, layout: Layout, state: Models, W: F64, zeta: float, q: F64, lr: float, limits: Limits) -> None:
+        self.report: NetworkReport | None = None
+        self.is_open = True
+        self._layout, self._state, self._W, self._zeta, self._q = layout, state, W, zeta, q
+        self._lr, self._limits = lr, limits
+        self._turn = Lock()
+        self._sum: F32 = np.zeros(layout.n_parameters, np.float32)  # of q_j (x_j - y_j)
+        self._spare_sum: F32 = np.empty_like(self._sum)
+        self._heard: dict[int, tuple[float, int, float]] = {}  # |x_j - y_j|^2, K_j, eta_j K_j
+        self._counters: list[dict[str, npt.NDArray[np.integer[Any]]]] = []
+        self._refused: list[tuple[int, str]] = []
+        self._bytes = 0
+        self._seconds = 0.0
+
+    def __enter__(self) -> "NetworkRound":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.abort()
+        elif self.is_open:
+            self.finish()
+
+    def add(
+        self, node: int, y: Any, *, steps: int, lr: float | None = None, round: int | None = None, kind: Kind = "model"
+    ) -> None:
+        """Take one node's model after its local steps in; the arguments are those of ``Update``.
+
+        What a node sent (y, steps, lr, round) is refused into the report if it is wrong, and the round goes on. A node
+        that was refused may try again. A difference or a gradient is measured from the node's own model.
+
+        Raises:
+            RoundError: the round is closed.
+            UnknownClientError: there is no such node.
+            DuplicateUpdateError: this round has an update of the node already.
+            UnknownNameError: there is no such kind.
+        """
+        self.add_update(Update(node, y, steps, lr=lr, round=round, kind=kind))
+
+    def add_update(self, update: Update) -> None:
+        """Take one node's model in: ``add`` for an Update, whose count must be 1; its examples say nothing here.
+
+        Raises:
+            RangeError: ``count`` is not 1.
+        """
+        with self._turn:
+            began = time.perf_counter()
+            self._require_open()
+            node = self._check_caller(update)
+            try:
+                self._bytes += self._take(update, node)
+            except FedcoreError as error:
+                self._refused.append((node, str(error)))
+                self._bytes += getattr(update.y, "nbytes", 0)
+            self._seconds += time.perf_counter() - began
+
+    def finish(self) -> NetworkReport:
+        """Mix the models of the nodes heard, and close the round.
+
+        Raises:
+            RoundError: the round is closed.
+            DivergedError: a model would become infinite; the network stays as it was before the round.
+        """
+        with self._turn:
+            began = time.perf_counter()
+            self._require_open()
+            self.is_open = False  # whatever happens
+            heard = sorted(self._heard)
+            left = self._W if len(heard) == len(self._W) else among(self._W, heard)
+            mixed = [self._state.spare(node) for node in heard]
+            diversity = self._diversity()  # before its sum becomes scratch
+            kernels.mix(mixed, left)
+            models = list(self._state.models)
+            for node, model in zip(heard, mixed, strict=True):
+                models[node] = model
+            report = NetworkReport(
+                round=self._state.round_number,
+                heard=tuple(self._heard),
+                refused=tuple(self._refused),
+                steps=sum(steps for _, steps, _ in self._heard.values()),
+                norms=np.array([math.sqrt(square) / distance for square, _, distance in self._heard.values()]),
+                diversity=diversity,
+                bytes=self._bytes,
+                zeta=self._zeta_among(left),
+                consensus=self._consensus(models),
+            )
+            with uninterrupted():
+                for node in heard:
+                    self._state.spares[node] = self._state.models[node]
+                self._state.models = models
+                self._count()
+                self._state.round_number += 1
+                self.report = replace(report, seconds=self._seconds + time.perf_counter() - began)
+            return self.report
+
+    def abort(self) -> None:
+        """Close the round and leave the network as it was before ``open_round``; a closed round stays as it is."""
+        with self._turn:
+            self.is_open = False
+
+    def _require_open(self) -> None:
+        if not self.is_open:
+            raise RoundError("round: expected an open one, got one that is finished or aborted")
+
+    def _check_caller(self, update: Update) -> int:
+        """The node; raises for what is the caller's mistake, not the node's."""
+        p = len(self._W)
+        if not is_integer(update.client, 0, p - 1):
+            raise UnknownClientError(f"node: expected an integer in 0..{p - 1}, got {update.client!r}")
+        node = int(update.client)
+        if node in self._heard:
+            raise DuplicateUpdateError(f"node: {node} has an update in round {self._state.round_number} already")
+        if update.kind not in KINDS:
+            raise UnknownNameError.of("kind", update.kind, KINDS)
+        if not is_integer(update.count, 1, 1):
+            raise RangeError(f"count: expected 1, since every node is one, got {update.count!r}")
+        return node
+
+    def _take(self, update: Update, node: int) -> int:
+        """Stage the node's model, and add its step to the sum; returns the bytes that came.
+
+        Raises:
+            FedcoreError: what the node sent cannot be believed.
+        """
+        y = in_float32(read_vector(update, self._layout)[0])
+        number = self._state.round_number
+        check_claims(update, self._limits, range(number, number + 1))
+        distance = (self._lr if update.lr is None else float(update.lr)) * int(update.steps)
+        counters = read_counters(update, self._layout)
+        x, staged, p = self._state.models[node], self._state.spare(node), self._layout.n_parameters
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
+            if update.kind == "model":
+                np.copyto(staged, y)
+            elif update.kind == "delta":
+                np.add(x, y, out=staged)
+            else:
+                np.multiply(y, np.float32(-distance), out=staged[:p])
+                staged[:p] += x[:p]
+                staged[p:] = x[p:]
+        (square,) = kernels.accumulate(
+            self._sum, [x[:p]], [staged[:p]], np.ones(1), self._q[node : node + 1], out=self._spare_sum
+        )
+        if not math.sqrt(square) < LONGEST or not kernels.all_finite([staged[p:]])[0]:
+            raise RangeError("y: expected finite numbers, got a NaN, an infinity, or an update past float32's range")
+        self._sum, self._spare_sum = self._spare_sum, self._sum
+        self._heard[node] = (float(square), int(update.steps), distance)
+        self._counters.append(counters)
+        return y.nbytes
+
+    def _diversity(self) -> float | None:
+        """sum (q_j / Q) |h_j|^2 / |sum (q_j / Q) h_j|^2 over the nodes heard, Q the sum of their q."""
+        weight = sum(float(self._q[node]) for node in self._heard)
+        (square,) = kernels.squared_norms([self._sum])
+        if square == 0:
+            return None
+        return sum(float(self._q[node]) * heard[0] for node, heard in self._heard.items()) * weight / float(square)
+
+    def _zeta_among(self, left: F64) -> float:
+        if len(left) == len(self._W):
+            return self._zeta
+        return second_eigenvalue(left) if len(left) else 1.0
+
+    def _consensus(self, models: list[F32]) -> float:
+        """How far the models are from their mean, as the root of the mean square.
+
+        Raises:
+            DivergedError: one of them is not finite.
+        """
+        p = self._layout.n_parameters
+        parameters = [model[:p] for model in models]
+        weights = np.full(len(models), 1 / len(models))
+        self._spare_sum[:] = 0  # it may hold what a refused update left
+        mean = kernels.weighted_sum(parameters, weights.astype(np.float32), self._sum, accumulate="float64")
+        squares = kernels.accumulate(
+            self._spare_sum, [mean] * len(models), parameters, np.ones(len(models)), weights, out=self._spare_sum
+        )
+        total = float(squares @ weights)
+        if not math.isfinite(total):
+            number = self._state.round_number
+            raise DivergedError(f"round {number}: mixing would make a model infinite; lower the rates")
+        return math.sqrt(total)
+
+    def _count(self) -> None:
+        """A counter becomes the largest that is known, in its own integer type."""
+        for counters in self._counters:
+            for name, counter in counters.items():
+                self._state.counters[name] = np.asarray(np.maximum(self._state.counters[name], counter))

@@ -1,0 +1,73 @@
+"""What the clients of a round start from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.algorithms import Direction
+from fedcore.store import ClientId
+
+F32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """What the clients of a round start from, and what they step along.
+
+    A client does K steps y -= lr (a grad(y) + b grad(x_prev) + offset + mu (y - x)), both gradients on one minibatch.
+
+    Attributes:
+        ids: the clients it is for.
+        round: the round's number.
+        x: float32[n], read-only, and never changed later.
+        x_prev: the x of the round before (x_{-1} = x_0), where ``b`` is not 0; else None.
+        lr: eta, the rate of the local steps.
+        a, b, mu: the coefficients above.
+        second: whether a client must send the mean of its gradients back, as ``control`` (gradients at y alone, before
+            any correction; where clients keep their rows, its difference from the row).
+        local_rule: what the clients do, by its name in ``fedcore.local``.
+    """
+
+    ids: tuple[ClientId, ...]
+    round: int
+    x: F32
+    x_prev: F32 | None
+    lr: float
+    direction: Direction = field(repr=False)
+    second: bool
+    local_rule: str
+    _offset: Callable[[ClientId, Any], Any] = field(repr=False)
+
+    @property
+    def a(self) -> float:
+        """The coefficient of grad(y)."""
+        return self.direction.a
+
+    @property
+    def b(self) -> float:
+        """The coefficient of grad(x_prev)."""
+        return self.direction.b
+
+    @property
+    def mu(self) -> float:
+        """The coefficient of y - x."""
+        return self.direction.mu
+
+    def offset(self, client: ClientId, out: Any = None) -> Any:
+        """The part of a client's direction that stays the same over its steps: float32[n_parameters], or None for zero.
+
+        It is made when asked for, so that a cohort costs one vector and not S.
+
+        Args:
+            out: float32[n_parameters], written in place; else a new array, or one that is shared and read-only.
+
+        Raises:
+            RoundError: the round is over; the rows that the offset comes from have changed.
+            UnknownClientError: the client is not registered.
+
+        Cost: reads 8 n bytes, writes 4 n bytes.
+        """
+        return self._offset(client, out)

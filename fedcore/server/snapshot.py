@@ -1,0 +1,96 @@
+"""What a server knows between two rounds, as one value: a round makes the next one, or leaves it alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.algorithms import Algorithm
+from fedcore.server.batch import Counters
+from fedcore.server.population import Population
+from fedcore.store import History
+
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+Vector = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All but the rows, which are the store's. None of its arrays is changed later, but for ``total`` and ``momentum``,
+    whose memory the round after next uses again.
+
+    Attributes:
+        round_number: rounds finished.
+        x: float32[n], the model.
+        x_prev: float32[n], x_{t-1}; x_{-1} = x_0.
+        past: x by round, of the rounds whose late replies still count.
+        momentum: float32[n_parameters], v of the last round, which is g in the papers.
+        total: float64[n_parameters], T; None where the method keeps none.
+        moments: the optimiser's, float32[n_parameters] each.
+        history: v[t] while rows refer to it, where the method keeps them.
+        counters: the integer counters by name.
+        population: the clients' shares and arrivals.
+        gamma: the last one, for a round without clients.
+    """
+
+    x: F32
+    x_prev: F32
+    momentum: F32
+    total: F64 | None
+    moments: tuple[F32, ...]
+    counters: Counters
+    population: Population
+    past: Mapping[int, F32] = field(default_factory=dict)
+    history: History = field(default_factory=History)
+    round_number: int = 0
+    gamma: float = 0.0
+
+    def vectors(self, algorithm: Algorithm) -> dict[str, Vector]:
+        """The arrays by name, but for those that the method never reads."""
+        named: dict[str, Vector] = {"x": self.x}
+        if algorithm.direction.b:
+            named["x_prev"] = self.x_prev
+        if algorithm.keeps_momentum or algorithm.placement == "client":
+            named["momentum"] = self.momentum
+        if self.total is not None:
+            named["total"] = self.total
+        named |= {f"moment/{i}": moment for i, moment in enumerate(self.moments)}
+        named |= {f"past/{t}": x for t, x in self.past.items()}
+        named |= {f"v/{t}": v for t, v in self.history.directions.items()}
+        named |= {f"counter/{name}": counter for name, counter in self.counters.items()}
+        return named
+
+    def numbers(self) -> dict[str, Any]:
+        """The rest, as JSON holds it."""
+        return {
+            "round_number": self.round_number,
+            "gamma": self.gamma,
+            "references": sorted(self.history.references.items()),
+            "population": self.population.to_state(),
+        }
+
+    @classmethod
+    def of(cls, vectors: Mapping[str, Vector], numbers: Mapping[str, Any], n_parameters: int) -> "Snapshot":
+        """The snapshot that ``vectors`` and ``numbers`` describe. The arrays are taken over."""
+
+        def under(folder: str) -> dict[str, Vector]:
+            return {name.removeprefix(folder): v for name, v in vectors.items() if name.startswith(folder)}
+
+        references = {int(t): int(count) for t, count in numbers["references"]}
+        moments = under("moment/")
+        return cls(
+            x=vectors["x"],
+            x_prev=vectors.get("x_prev", vectors["x"]),
+            momentum=vectors.get("momentum", np.zeros(n_parameters, np.float32)),
+            total=vectors.get("total"),
+            moments=tuple(moments[str(i)] for i in range(len(moments))),
+            counters=under("counter/"),
+            population=Population.from_state(numbers["population"]),
+            past={int(t): x for t, x in under("past/").items()},
+            history=History({int(t): v for t, v in under("v/").items()}, references),
+            round_number=int(numbers["round_number"]),
+            gamma=float(numbers["gamma"]),
+        )

@@ -1,0 +1,58 @@
+"""Reading ahead and writing back, in a thread of its own while others compute."""
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+
+from fedcore.store.slot_file import SlotFile
+
+
+class Background:
+    """One thread for a file of slots, which is started when it is first needed.
+
+    Reading ahead is what makes a cold cohort quick: the disk gets many requests at a time, where reading row by row
+    gives it one. Writing back early leaves little to do for the next sync.
+    """
+
+    def __init__(self, slots: SlotFile) -> None:
+        self._slots = slots
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._process = 0
+        self._stopping = False
+
+    def read_ahead(self, slots: list[int]) -> None:
+        """Start reading slots from the disk, in their order there."""
+        self._do(lambda: self._read(sorted(slots)))
+
+    def write_back(self) -> None:
+        """Start writing what was changed to the disk."""
+        self._do(self._slots.start_writing)
+
+    def close(self) -> None:
+        """Stop, and wait until the thread has."""
+        if self._thread is not None and self._process == os.getpid():
+            self._stopping = True
+            self._tasks.put(None)
+            self._thread.join()
+        self._thread = None
+
+    def _do(self, task: Callable[[], None]) -> None:
+        if self._thread is None or self._process != os.getpid():  # a fork has no threads of its parent
+            self._process, self._tasks = os.getpid(), SimpleQueue()
+            self._thread = threading.Thread(target=self._run, args=(self._tasks,), name="fedcore-store", daemon=True)
+            self._thread.start()
+        self._tasks.put(task)
+
+    def _run(self, tasks: "SimpleQueue[Callable[[], None] | None]") -> None:
+        while (task := tasks.get()) is not None:
+            with suppress(OSError):  # a system that cannot do this does without
+                task()
+
+    def _read(self, slots: list[int]) -> None:
+        for slot in slots:
+            if self._stopping:
+                return
+            self._slots.will_need(slot)

@@ -1,0 +1,139 @@
+"""What a store holds: rows, vectors, clients, and the round and state that go with them."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fedcore.errors import CorruptionError
+from fedcore.store.folder import Folder
+from fedcore.store.index import RowEntries
+from fedcore.store.registry import Registry
+from fedcore.store.row_format import RowFormat
+from fedcore.store.rows import Rows
+from fedcore.store.slots import Slots
+from fedcore.store.stored_ids import StoredId, restored
+from fedcore.store.vectors import Vectors
+
+
+class Content:
+    """A store's content as it was committed last, and what is staged.
+
+    Args:
+        form: of the rows.
+        registry: the clients.
+        folder: where it lies; None for memory.
+
+    Attributes:
+        round: the last committed round.
+        state: the caller's state, as JSON.
+    """
+
+    def __init__(self, form: RowFormat, registry: Registry, folder: Folder | None) -> None:
+        self.form, self.registry, self.folder = form, registry, folder
+        self.round: int | None = None
+        self.state: str | None = None
+        self._memory: dict[int, Slots] = {}
+        self.rows = Rows(Slots(form.payload) if folder is None else folder.rows)
+        self.rows.grow(registry.capacity)
+        self.vectors = Vectors(self._slots_for if folder is None else folder.vectors, sealed=folder is not None)
+
+    @classmethod
+    def read(cls, folder: Folder) -> "Content":
+        """The content of a folder."""
+        rows, listed = folder.load()
+        content = cls(folder.format, _registry(folder, listed), folder)
+        content._take_over(folder, rows)
+        return content
+
+    def refresh(self, folder: Folder) -> None:
+        """Read the folder again; what was staged is forgotten."""
+        rows, listed = folder.load()
+        self.registry = _registry(folder, listed)
+        self.rows.grow(self.registry.capacity)
+        self._take_over(folder, rows)
+
+    def check(self, number: int) -> None:
+        """Check a row against its checksum, once.
+
+        Raises:
+            CorruptionError: it is not what was written.
+        """
+        if self.folder is None or self.rows.trusted[number]:
+            return
+        problem = self.problem(number)
+        if problem is not None:
+            raise CorruptionError(f"{problem}; forget the client, or use a copy of the store")
+        self.rows.trusted[number] = True
+
+    def problem(self, number: int) -> str | None:
+        """What is wrong with a row, which is read, or None."""
+        slots, slot = self.rows.slots, int(self.rows.slot[number])
+        damage = None if self.folder is None else slots.damage(slot, int(self.rows.seal[number]))
+        if damage is None:
+            return None
+        return f"{slots.where}: the row of client {self.registry.id_of(number)!r} (slot {slot}) is damaged: {damage}"
+
+    def problems(self) -> list[str]:
+        """What is wrong with anything, all of which is read."""
+        if self.folder is None:
+            return []
+        found = [f"{self.folder.index.path}: {line}" for line in self.folder.index.check()]
+        for number in np.flatnonzero(self.rows.slot).tolist():
+            problem = self.problem(number)
+            self.rows.trusted[number] = problem is None
+            found += [] if problem is None else [problem]
+            self.rows.slots.let_go([int(self.rows.slot[number])])
+        return found + self.vectors.problems()
+
+    def copy_to(self, other: "Content", vectors: Mapping[str, Any] | None = None) -> RowEntries:
+        """Copy everything to an empty content with the same numbers.
+
+        Args:
+            vectors: what it gets in place of this content's.
+
+        Returns:
+            the entries of its rows, which lie in the order of their numbers.
+
+        Raises:
+            CorruptionError: something is not what was written.
+        """
+        numbers = np.flatnonzero(self.rows.slot)
+        source, target = self.rows.slots, other.rows.slots
+        seals = np.zeros(len(numbers), np.uint64)
+        for place, number in enumerate(numbers.tolist()):
+            self.check(number)
+            slot, copy = int(self.rows.slot[number]), other.rows.stage(number)
+            target.memory(copy)[:] = source.memory(slot)
+            if other.folder is not None:
+                seals[place] = target.seal(copy)
+                if self.folder is not None and seals[place] != self.rows.seal[number]:
+                    self.rows.trusted[number] = False  # it was changed after it was checked
+                    self.check(number)
+            source.let_go([slot])
+            target.let_go([copy])
+        slots = np.fromiter(other.rows.staged.values(), np.int64, len(numbers))
+        entries = RowEntries(numbers, slots, self.rows.round[numbers], seals)
+        other.rows.accept(entries)
+        if vectors is None:
+            vectors = {name: self.vectors.get(name) for name in self.vectors.table}
+        other.vectors.accept(*other.vectors.propose(vectors), lambda _: 0)
+        other.round, other.state = self.round, self.state
+        return entries
+
+    def _take_over(self, folder: Folder, rows: RowEntries) -> None:
+        head = folder.head
+        self.rows.load(rows)
+        self.vectors.load(head.vectors, None if folder.readonly else head.sequence)
+        if not folder.readonly:
+            self.rows.slots.occupy(rows.slots, head.sequence)
+        self.round, self.state = head.round, head.state
+
+    def _slots_for(self, payload: int) -> Slots:
+        if payload not in self._memory:
+            self._memory[payload] = Slots(payload)
+        return self._memory[payload]
+
+
+def _registry(folder: Folder, listed: Iterable[tuple[int, StoredId]]) -> Registry:
+    return Registry.restore(folder.head.clients, [(number, restored(client)) for number, client in listed])

@@ -1,0 +1,93 @@
+"""What a store asks of the operating system that can fail, or be lost when the power goes.
+
+All of it goes through here, so that tests can record it, stop it half-way or let it fail.
+"""
+
+import ctypes
+import errno
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fedcore.errors import StoreError
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
+_SYNC_FILE_RANGE_WRITE = 2
+
+
+@contextmanager
+def explained(doing: str, path: Path) -> Iterator[None]:
+    """Turn an OSError into a StoreError that says what failed, and where."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{path}: {doing} failed: {error.strerror or error}") from error
+
+
+def is_writable(folder: Path) -> bool:
+    """Whether this process may make files in a folder."""
+    return os.access(folder, os.W_OK, effective_ids=True)
+
+
+def write(fd: int, content: bytes) -> None:
+    """Write to the beginning of a file."""
+    if os.pwrite(fd, content, 0) != len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def resize(fd: int, size: int) -> None:
+    """Set a file's size; what is added takes no disk yet."""
+    os.ftruncate(fd, size)
+
+
+def reserve(fd: int, start: int, size: int) -> None:
+    """Give a range its place on the disk: writing to a mapped hole of a full disk would kill the process."""
+    os.posix_fallocate(fd, start, size)
+
+
+def sync(fd: int) -> None:
+    """Make a file's content durable, what was written through a mapping too."""
+    os.fdatasync(fd)
+
+
+def start_writing(fd: int) -> None:
+    """Begin to write a file's changes to the disk: the next sync has less to do."""
+    with suppress(AttributeError):  # only Linux has it
+        begin = ctypes.CDLL(None).sync_file_range
+        begin.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+        begin(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)
+
+
+def sync_path(path: Path) -> None:
+    """Make a closed file's content durable, or a folder's list of names."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def commit(connection: sqlite3.Connection) -> None:
+    """End a transaction of the index: from here on it counts."""
+    connection.execute("COMMIT")
+
+
+def rename(old: Path, new: Path) -> None:
+    """Give a folder another name."""
+    os.rename(old, new)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Let two folders change names at one moment; False where the system cannot."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:
+        return False
+    if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL):
+        return False
+    raise OSError(code, os.strerror(code))

@@ -1,0 +1,199 @@
+"""A store's folder: its files, opened and written to as one."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from fedcore.errors import CorruptionError, StoreError
+from fedcore.store import disk
+from fedcore.store.head import Head
+from fedcore.store.header import Header
+from fedcore.store.index import Index, RowEntries
+from fedcore.store.row_format import RowFormat
+from fedcore.store.sharing import READERS, Pin, WriterLock, oldest_pin
+from fedcore.store.slot_file import SlotFile
+from fedcore.store.slots import Slots
+from fedcore.store.stored_ids import StoredId
+
+ROWS = "rows.slots"
+VECTORS = "vectors-{}.slots"
+INDEX = "index.sqlite"
+
+
+class Folder:
+    """An open store's files.
+
+    Args:
+        path: the folder of a store.
+        readonly: open it beside a writer.
+        durable: whether what is published survives a loss of power.
+        lock: the right to write, if it is held already.
+
+    Attributes:
+        head: the head that was read or published last.
+
+    Raises:
+        StoreError: there is no store, or a newer one.
+        LockedError: another process writes to it.
+        CorruptionError: one of its files is damaged.
+    """
+
+    def __init__(self, path: Path, *, readonly: bool, durable: bool, lock: WriterLock | None = None) -> None:
+        self.path = path
+        self.readonly, self._durable = readonly, durable
+        with disk.explained("opening", path):
+            is_there = (path / INDEX).exists() and (path / ROWS).exists()
+        if not is_there:
+            raise StoreError(f"{path}: expected the folder of a store, with {INDEX} and {ROWS} in it{_hint(path)}")
+        self._sync_failed = False
+        self._pin: Pin | None = None
+        self._lock = lock
+        self._files: dict[int, SlotFile] = {}  # of vectors, by payload
+        access: Literal["rw", "ro", "immutable"] = "rw"
+        if not readonly:
+            self._lock = lock or WriterLock(path)
+        elif disk.is_writable(path) and disk.is_writable(path / READERS):
+            self._pin, access = Pin(path), "ro"
+        else:  # nothing can be noted here, so no writer may come
+            self._lock, access = WriterLock(path, shared=True), "immutable"
+            _require_closed(path)
+        try:
+            self.index = Index(path / INDEX, durable=durable, access=access)
+            self.head = self.index.head()
+            self.format = RowFormat(self.head.codec, self.head.n)
+            self.rows = SlotFile(path / ROWS, rows_header(self.head.store, self.format), writable=not readonly)
+            marked = self.rows.sequence
+            self.head = self.index.head()  # again: a writer may have gone on since
+            if marked > self.head.sequence:
+                raise CorruptionError(
+                    f"{path}: {INDEX} is at commit {self.head.sequence}, but {ROWS} has seen {marked}: commits were "
+                    "lost; use a copy of the store"
+                )
+            if not readonly and self.unpinned() == self.head.sequence:
+                self._sweep()
+        except BaseException:
+            self.close()
+            raise
+
+    def vectors(self, payload: int) -> SlotFile:
+        """The slots for vectors of so many bytes; a writer makes the file when it is first asked for."""
+        if payload not in self._files:
+            path = self.path / VECTORS.format(payload)
+            header = vectors_header(self.head.store, payload)
+            is_there = self.readonly or any(vector.payload == payload for vector in self.head.vectors.values())
+            if is_there or path.exists():
+                self._files[payload] = SlotFile(path, header, writable=not self.readonly)
+            else:
+                file = SlotFile.create(path, header)
+                try:
+                    with disk.explained("syncing", self.path):
+                        disk.sync_path(self.path)
+                except BaseException:
+                    file.close()
+                    path.unlink()
+                    raise
+                self._files[payload] = file
+        return self._files[payload]
+
+    def publish(
+        self, head: Head, rows: RowEntries, clients: Sequence[tuple[int, StoredId]], gone: Sequence[int]
+    ) -> None:
+        """Make the slots durable, and then the index, in one transaction, say what they are."""
+        if self._durable:
+            self._sync_failed = True
+            for file in self._slot_files():
+                file.sync()
+            self._sync_failed = False
+        self.head = self.index.write(replace(head, sequence=self.head.sequence + 1), rows, clients, gone)
+        if self._durable:  # else the power could take the index, and leave the mark
+            self.rows.mark(self.head.sequence)
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether something failed after which only opening the folder again tells what is durable."""
+        return self._sync_failed or self.index.in_doubt
+
+    def load(self) -> tuple[RowEntries, list[tuple[int, StoredId]]]:
+        """The rows and the listed clients as they were published last; sets ``head``.
+
+        A reader then looks at this commit, until it loads again.
+        """
+        self.head, rows, clients = self.index.load()
+        if self._pin is not None:
+            self._pin.set(self.head.sequence)
+            for file in self._slot_files():
+                file.look_again()
+            for payload in {vector.payload for vector in self.head.vectors.values()}:
+                self.vectors(payload)  # open, lest the file be deleted later
+        return rows, clients
+
+    def unpinned(self) -> int:
+        """The commit up to which what was retired is needed by no reader."""
+        return min(oldest_pin(self.path), self.head.sequence)
+
+    @property
+    def bytes(self) -> int:
+        """What the files take of the disk."""
+        return sum(512 * entry.stat().st_blocks for entry in self.path.iterdir() if entry.is_file())
+
+    def pin_again(self) -> None:
+        """Note this process, which was forked from a reader, as a reader of its own."""
+        if self._pin is not None:
+            inherited, self._pin = self._pin, Pin(self.path)
+            inherited.close()
+
+    def trim(self) -> None:
+        """Let the files end behind their last slot, unless somebody may still look at what is behind it."""
+        if self.unpinned() == self.head.sequence:
+            for file in self._slot_files():
+                file.trim()
+
+    def close(self) -> None:
+        """Close every file."""
+        for file in self._slot_files():
+            file.close()
+        self._files.clear()
+        for part in (getattr(self, "index", None), self._pin, self._lock):
+            if part is not None:
+                part.close()
+
+    def _sweep(self) -> None:
+        """Delete files of vectors that no vector is in: one may have been made, and then the power went."""
+        named = {VECTORS.format(vector.payload) for vector in self.head.vectors.values()}
+        with disk.explained("deleting a file of vectors", self.path):
+            for file in self.path.glob(VECTORS.format("*")):
+                if file.name not in named:
+                    file.unlink()
+
+    def _slot_files(self) -> Iterator[SlotFile]:
+        if hasattr(self, "rows"):
+            yield self.rows
+        yield from self._files.values()
+
+
+def rows_header(store: str, form: RowFormat) -> Header:
+    """The header of the file of rows."""
+    return Header(bytes.fromhex(store), "rows", form.codec, form.n, form.payload, Slots(form.payload).stride)
+
+
+def vectors_header(store: str, payload: int) -> Header:
+    """The header of the file of vectors of so many bytes."""
+    return Header(bytes.fromhex(store), "vectors", "", 0, payload, Slots(payload).stride)
+
+
+def _require_closed(path: Path) -> None:
+    log = path / f"{INDEX}-wal"
+    if log.exists() and log.stat().st_size > 0:
+        raise StoreError(
+            f"{path}: expected a folder that can be written to, since the store was not closed and its last commits "
+            f"are in {log.name}; copy it, or open it once with the right to write"
+        )
+
+
+def _hint(path: Path) -> str:
+    """What else could have been meant."""
+    if not path.exists():
+        drafts = sorted(path.parent.glob(f"{path.name}.previous-*"))
+        return f"; a copy that was being replaced is in {drafts[-1]}" if drafts else ", got nothing there"
+    return f", got {sorted(entry.name for entry in path.iterdir())[:8]}" if path.is_dir() else ", got a file"

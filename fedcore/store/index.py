@@ -1,0 +1,260 @@
+"""The index: which slot holds whose row, in an SQLite file that changes by whole transactions."""
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.errors import CorruptionError, StoreError
+from fedcore.store import disk
+from fedcore.store.digests import client_digests, row_digests, total
+from fedcore.store.head import Head
+from fedcore.store.stored_ids import StoredId
+
+VERSION = 1
+_APPLICATION = 0x66656463  # "fedc"
+_TABLES = (
+    "CREATE TABLE head(key INTEGER PRIMARY KEY, content TEXT NOT NULL)",
+    "CREATE TABLE rows"
+    "(number INTEGER PRIMARY KEY, slot INTEGER NOT NULL, round INTEGER NOT NULL, seal INTEGER NOT NULL)",
+    "CREATE TABLE clients(number INTEGER PRIMARY KEY, id)",
+)
+_WAL_PAGES = 16000  # of 1 KB: how long the log grows before it is worked into the file
+
+I64 = npt.NDArray[np.int64]
+U64 = npt.NDArray[np.uint64]
+
+_inherited: list[sqlite3.Connection] = []  # a forked process must not even close what its parent has open
+
+
+@dataclass(frozen=True)
+class RowEntries:
+    """Entries of rows by the clients' numbers, k of each; slot 0 says that there is no row."""
+
+    numbers: I64
+    slots: I64
+    rounds: I64
+    seals: U64
+
+
+class Index:
+    """An index file; each process that uses it has a connection of its own.
+
+    Every entry goes into a sum of digests, and the sums into the head, which has a digest of its own: whatever was
+    changed, lost or brought back in the file is noticed when it is loaded.
+
+    Args:
+        path: an existing index.
+        durable: whether a transaction survives a loss of power, and not only the end of this process.
+        access: "rw"; "ro"; or "immutable" for a folder where nobody can write.
+
+    Raises:
+        StoreError: the file is no index, or newer.
+    """
+
+    def __init__(self, path: Path, *, durable: bool, access: Literal["rw", "ro", "immutable"]) -> None:
+        self.path = path
+        self.in_doubt = False  # whether a transaction failed in a way that leaves open if it happened
+        self._durable, self._access = durable, access
+        self._owner = 0
+        self._shared: sqlite3.Connection | None = None
+        self._digests = np.zeros(0, np.uint64)  # of the rows, by number
+        with self._reading() as connection:
+            kind = connection.execute("PRAGMA application_id").fetchone()[0]
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if kind != _APPLICATION:
+            raise StoreError(f"{path}: expected the index of a fedcore store, got another SQLite file")
+        if version != VERSION:
+            raise StoreError(
+                f"{path}: expected format {VERSION}, got {version}: open it with the version of fedcore that wrote it, "
+                "or a newer one"
+            )
+
+    @classmethod
+    def create(cls, path: Path, head: Head, clients: Sequence[tuple[int, StoredId]]) -> None:
+        """Write a new index, durably, with these clients and without rows."""
+        with _explained(path):
+            connection = sqlite3.connect(path, isolation_level=None)
+            try:
+                # Small pages, because a cohort's entries lie scattered, and a transaction writes every page they touch.
+                connection.execute("PRAGMA page_size = 1024")
+                connection.execute("PRAGMA synchronous = OFF")  # nobody needs half an index: one sync at the end
+                connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+                connection.execute(f"PRAGMA user_version = {VERSION}")
+                connection.execute("BEGIN")
+                for statement in _TABLES:
+                    connection.execute(statement)
+                connection.executemany("INSERT INTO clients VALUES(?, ?)", clients)
+                head = replace(head, clients_sum=total(client_digests(clients)))
+                connection.execute("INSERT INTO head VALUES(0, ?)", (head.text(),))
+                connection.execute("COMMIT")
+                connection.execute("PRAGMA journal_mode = WAL")
+            finally:
+                connection.close()
+        with disk.explained("syncing", path):
+            disk.sync_path(path)
+
+    def head(self) -> Head:
+        """The head as it was committed last."""
+        with self._reading() as connection:
+            return _head(connection)
+
+    def load(self) -> tuple[Head, RowEntries, list[tuple[int, StoredId]]]:
+        """The head, all rows and all listed clients, as they were committed last.
+
+        Raises:
+            CorruptionError: something in the file was changed.
+        """
+        with self._reading() as connection:
+            head = _head(connection)
+            try:
+                table = np.array(connection.execute("SELECT * FROM rows").fetchall(), np.int64).reshape(-1, 4)
+                clients = connection.execute("SELECT * FROM clients").fetchall()
+                if total(client_digests(clients)) != head.clients_sum:
+                    raise CorruptionError("the list of clients was changed")
+            except (OverflowError, TypeError, ValueError) as error:
+                raise CorruptionError(str(error)) from error
+            rows = RowEntries(table[:, 0], table[:, 1], table[:, 2], table[:, 3].copy().view(np.uint64))
+            digests = row_digests(rows.numbers, rows.slots, rows.rounds, rows.seals)
+            if total(digests) != head.rows_sum or (table[:, :3] < 0).any():
+                raise CorruptionError("the list of rows was changed")
+        self._digests = np.zeros(int(rows.numbers.max(initial=-1)) + 1, np.uint64)
+        self._digests[rows.numbers] = digests
+        return head, rows, clients
+
+    def write(self, head: Head, rows: RowEntries, clients: Sequence[tuple[int, StoredId]], gone: Sequence[int]) -> Head:
+        """One transaction; returns the head that it wrote.
+
+        Args:
+            head: what it is now; the sums are seen to here.
+            rows: entries that are new or changed, or (slot 0) go.
+            clients: ids that are new or changed, by number.
+            gone: numbers whose ids go.
+        """
+        digests = np.where(rows.slots > 0, row_digests(rows.numbers, rows.slots, rows.rounds, rows.seals), 0)
+        most = int(rows.numbers.max(initial=-1)) + 1
+        if most > len(self._digests):
+            self._digests = np.concatenate([self._digests, np.zeros(max(most, 1024) - len(self._digests), np.uint64)])
+        rows_sum = (head.rows_sum + total(digests) - total(self._digests[rows.numbers])) % 2**64
+        with _explained(self.path):
+            connection = self._connection()
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                before = _listed(connection, [number for number, _ in clients] + list(gone))
+                clients_sum = head.clients_sum + total(client_digests(clients)) - total(client_digests(before))
+                connection.executemany("REPLACE INTO rows VALUES(?, ?, ?, ?)", _tuples(rows, rows.slots > 0))
+                connection.executemany(
+                    "DELETE FROM rows WHERE number = ?", [entry[:1] for entry in _tuples(rows, rows.slots == 0)]
+                )
+                connection.executemany("REPLACE INTO clients VALUES(?, ?)", clients)
+                connection.executemany("DELETE FROM clients WHERE number = ?", [(number,) for number in gone])
+                head = replace(head, rows_sum=rows_sum, clients_sum=clients_sum % 2**64)
+                connection.execute("UPDATE head SET content = ?", (head.text(),))
+                self.in_doubt = True
+                disk.commit(connection)
+                self.in_doubt = False
+            except BaseException as error:
+                # After a full disk the log lacks its end, and the transaction with it; after other failures it may
+                # come back when the file is opened again.
+                if _code(error) == sqlite3.SQLITE_FULL:
+                    self.in_doubt = False
+                if connection.in_transaction:
+                    connection.rollback()
+                raise
+        self._digests[rows.numbers] = digests
+        return head
+
+    def check(self) -> list[str]:
+        """What SQLite finds wrong with its file."""
+        with self._reading() as connection:
+            found = [str(line) for (line,) in connection.execute("PRAGMA integrity_check(20)")]
+        return [] if found == ["ok"] else found
+
+    def close(self) -> None:
+        """Close this process's connection."""
+        if self._shared is not None:
+            if self._owner == os.getpid():
+                self._shared.close()
+            else:
+                _inherited.append(self._shared)
+        self._shared = None
+
+    def _connection(self) -> sqlite3.Connection:
+        if self._shared is not None and self._owner != os.getpid():
+            _inherited.append(self._shared)
+            self._shared = None
+        if self._shared is None:
+            mode = "immutable=1" if self._access == "immutable" else f"mode={self._access}"
+            self._owner = os.getpid()
+            self._shared = sqlite3.connect(
+                f"{self.path.absolute().as_uri()}?{mode}",
+                uri=True,
+                isolation_level=None,
+                timeout=60,
+                check_same_thread=False,
+            )
+            self._shared.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'OFF'}")
+            self._shared.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
+        return self._shared
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection that sees one commit until the block is done; whatever is wrong is named with the file."""
+        try:
+            with _explained(self.path):
+                connection = self._connection()
+                connection.execute("BEGIN")
+                try:
+                    yield connection
+                finally:
+                    connection.rollback()
+        except CorruptionError as error:
+            raise CorruptionError(f"{self.path}: damaged: {error}; use a copy of the store") from error
+
+
+def _head(connection: sqlite3.Connection) -> Head:
+    found = connection.execute("SELECT content FROM head").fetchall()
+    return Head.parsed(found[0][0] if found else None)
+
+
+def _listed(connection: sqlite3.Connection, numbers: Sequence[int]) -> list[tuple[int, StoredId]]:
+    query = "SELECT number, id FROM clients WHERE number = ?"
+    found = [connection.execute(query, (number,)).fetchone() for number in numbers]
+    return [pair for pair in found if pair is not None]
+
+
+def _tuples(rows: RowEntries, chosen: npt.NDArray[np.bool_]) -> list[tuple[int, ...]]:
+    """The chosen entries in the order of their numbers, which is the file's."""
+    columns: tuple[npt.NDArray[Any], ...] = (rows.numbers, rows.slots, rows.rounds, rows.seals.view(np.int64))
+    places = np.flatnonzero(chosen)
+    places = places[np.argsort(rows.numbers[places])]
+    return list(zip(*(column[places].tolist() for column in columns), strict=True))
+
+
+def _code(error: BaseException) -> int | None:
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF  # without SQLite's extension of it
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into a store's."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        what = {
+            sqlite3.SQLITE_FULL: "the disk is full",
+            sqlite3.SQLITE_READONLY: "it cannot be written to",
+            sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
+            sqlite3.SQLITE_BUSY: "another process holds it",
+            sqlite3.SQLITE_IOERR: "reading or writing failed",
+        }.get(_code(error) or 0)
+        if what is not None:
+            raise StoreError(f"{path}: {what} ({error})") from error
+        raise CorruptionError(str(error)) from error

@@ -1,0 +1,56 @@
+"""What a store is and holds, in numbers."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedcore.store.content import Content
+from fedcore.store.header import VERSION
+
+
+@dataclass(frozen=True)
+class StoreInfo:
+    """What ``ClientStore.info`` returns.
+
+    Attributes:
+        path: the folder; None for a store in memory.
+        format: the version of the files' format.
+        codec, n: how a row is stored, and its elements.
+        row_bytes: what a row takes.
+        clients: how many are registered.
+        rows: how many have a row.
+        free: slots below the highest that the next rows will use again.
+        round: the last committed round, or None.
+        vectors: dtype and shape by name.
+        bytes: of memory or disk that rows and vectors take, free ones included.
+    """
+
+    path: Path | None
+    format: int
+    codec: str
+    n: int
+    row_bytes: int
+    clients: int
+    rows: int
+    free: int
+    round: int | None
+    vectors: dict[str, tuple[str, tuple[int, ...]]]
+    bytes: int
+
+
+def info(content: Content) -> StoreInfo:
+    """Look at a content."""
+    folder, rows = content.folder, content.rows
+    vectors, readonly = content.vectors, folder is not None and folder.readonly
+    return StoreInfo(
+        path=None if folder is None else folder.path,
+        format=VERSION,
+        codec=content.form.codec,
+        n=content.form.n,
+        row_bytes=rows.slots.stride,
+        clients=len(content.registry),
+        rows=rows.written,
+        free=int(rows.slot.max(initial=0)) - rows.written if readonly else rows.slots.free,
+        round=content.round,
+        vectors={name: (entry.dtype, entry.shape) for name, entry in vectors.table.items()},
+        bytes=rows.slots.high * rows.slots.stride + vectors.bytes if folder is None else folder.bytes,
+    )

@@ -1,0 +1,37 @@
+"""Which rows of a file stay in this process's memory."""
+
+from fedcore.store.slot_file import SlotFile
+
+DEFAULT_BYTES = 1 << 30
+
+
+class Residency:
+    """Lets the rows that were not used for longest out of memory when there are more than so many.
+
+    They stay in the system's page cache as long as it has room, so that coming back is cheap then.
+
+    Args:
+        slots: the file of rows.
+        rows: how many stay; None for as many as 1 GiB holds.
+    """
+
+    def __init__(self, slots: SlotFile, rows: int | None) -> None:
+        self._slots = slots
+        self.rows = max(1, DEFAULT_BYTES // slots.stride) if rows is None else rows
+        self._used: dict[int, None] = {}  # in the order of their last use
+
+    def use(self, slot: int) -> None:
+        """Note that a slot is used; twice as many as should stay are the most that ever do between two trims."""
+        self._used.pop(slot, None)
+        self._used[slot] = None
+        if len(self._used) > 2 * self.rows:
+            self.trim()
+
+    def trim(self) -> None:
+        """Let go of what is too much."""
+        surplus = len(self._used) - self.rows
+        if surplus > 0:
+            oldest = [slot for slot, _ in zip(self._used, range(surplus), strict=False)]
+            self._slots.let_go(oldest)
+            for slot in oldest:
+                del self._used[slot]

@@ -1,0 +1,57 @@
+"""How a row lies in a slot's bytes."""
+
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.errors import RangeError, UnknownNameError
+from fedcore.kernels import Codes, dequantise
+from fedcore.kernels.quantise import BLOCK
+from fedcore.store.slots import LINE, Memory, padded
+
+Codec = Literal["f32", "bf16", "int8"]
+Row: TypeAlias = npt.NDArray[np.float32] | Codes
+
+_CODES: dict[str, Any] = {"f32": np.float32, "bf16": np.uint16, "int8": np.int8}
+
+
+class RowFormat:
+    """A row of n elements through a codec.
+
+    Args:
+        codec: "f32"; "bf16", two bytes an element; or "int8", one byte and a float32 scale for every 64 elements.
+        n: elements of a row.
+
+    Attributes:
+        payload: bytes of a row.
+
+    Raises:
+        UnknownNameError: there is no such codec.
+        RangeError: n is less than 1.
+    """
+
+    def __init__(self, codec: Codec, n: int) -> None:
+        if codec not in get_args(Codec):
+            raise UnknownNameError.of("codec", codec, get_args(Codec))
+        if n < 1:
+            raise RangeError(f"n: expected a row of at least 1 element, got {n}")
+        self.codec = codec
+        self.n = int(n)
+        self._codes = self.n * np.dtype(_CODES[codec]).itemsize
+        self._scales_at = padded(self._codes, LINE)
+        self.payload = self._scales_at + 4 * -(-self.n // BLOCK) if codec == "int8" else self._codes
+
+    def row(self, memory: Memory) -> Row:
+        """The row that lies in a slot's payload, as float32[n] or as Codes; a view."""
+        if self.codec == "f32":
+            return memory.view(np.float32)
+        codes = memory[: self._codes].view(_CODES[self.codec])
+        scales = memory[self._scales_at :].view(np.float32) if self.codec == "int8" else None
+        return Codes(self.codec, codes, scales)
+
+    def decoded(self, row: Row | None) -> npt.NDArray[np.float32]:
+        """A copy of what a row stands for, float32[n]; zeros for None."""
+        if row is None:
+            return np.zeros(self.n, np.float32)
+        return np.asarray(dequantise(row)) if isinstance(row, Codes) else row.copy()

@@ -1,0 +1,119 @@
+"""The clients' rows: which slot holds whose, and which slots are about to."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.store.index import RowEntries
+from fedcore.store.slots import Slots
+
+I64 = npt.NDArray[np.int64]
+
+
+class Rows:
+    """Entries by the client's number, in arrays that grow with the highest number.
+
+    Args:
+        slots: where the rows lie.
+
+    Attributes:
+        slot: int64, the slot of a client's row, or 0.
+        round: int64, the round that wrote it.
+        seal: uint64, the checksum of the slot.
+        trusted: bool, whether the slot was checked, or written, since the store was opened.
+        staged: the slots that become rows with the next commit, by number.
+        written: how many clients have a row.
+
+    Cost: 25 bytes for each number up to the highest that was used, and none before that.
+    """
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
+        self.slot, self.round, self.seal, self.trusted = _empty()
+        self.staged: dict[int, int] = {}
+        self.written = 0
+
+    def grow(self, capacity: int) -> None:
+        """Make room for the numbers below ``capacity``."""
+        if capacity > len(self.slot):
+            more = max(capacity, len(self.slot) * 5 // 4)
+            for name in ("slot", "round", "seal", "trusted"):
+                old = getattr(self, name)
+                new = np.zeros(more, old.dtype)  # pages that nobody writes to are not there
+                new[: len(old)] = old
+                setattr(self, name, new)
+
+    def load(self, rows: RowEntries) -> None:
+        """Take entries over from an index; nothing of before remains, except trust in slots that are the same."""
+        slot, seal, trusted, known = self.slot, self.seal, self.trusted, len(self.slot)
+        self.slot, self.round, self.seal, self.trusted = _empty()
+        self.grow(max(known, int(rows.numbers.max(initial=-1)) + 1))
+        self.slot[rows.numbers] = rows.slots
+        self.round[rows.numbers] = rows.rounds
+        self.seal[rows.numbers] = rows.seals
+        self.trusted[:known] = trusted & (self.slot[:known] == slot) & (self.seal[:known] == seal)
+        self.written = len(rows.numbers)
+
+    def stage(self, number: int) -> int:
+        """The slot that becomes the client's row."""
+        slot = self.staged.get(number)
+        if slot is None:
+            slot = self.staged[number] = self.slots.take()
+        return slot
+
+    def unstage(self, number: int) -> None:
+        """Forget the client's staged row, if there is one."""
+        slot = self.staged.pop(number, None)
+        if slot is not None:
+            self.slots.give([slot])
+
+    def discard(self) -> None:
+        """Forget every staged row."""
+        self.slots.give(self.staged.values())
+        self.staged.clear()
+
+    def proposed(self, round: int, seals: Sequence[int] | None) -> RowEntries:
+        """The staged rows as entries.
+
+        Args:
+            round: that writes them.
+            seals: of the slots, in the order in which they were staged; None where nobody keeps checksums.
+        """
+        k = len(self.staged)
+        return RowEntries(
+            np.fromiter(self.staged.keys(), np.int64, k),
+            np.fromiter(self.staged.values(), np.int64, k),
+            np.full(k, round, np.int64),
+            np.zeros(k, np.uint64) if seals is None else np.array(seals, np.uint64),
+        )
+
+    def accept(self, entries: RowEntries) -> I64:
+        """Make entries the clients' rows, staged no more; return the slots of those that they replace, 0 for none."""
+        old = self.slot[entries.numbers]
+        self.slot[entries.numbers] = entries.slots
+        self.round[entries.numbers] = entries.rounds
+        self.seal[entries.numbers] = entries.seals
+        self.trusted[entries.numbers] = True
+        self.written += int((old == 0).sum())
+        for number in entries.numbers.tolist():
+            self.staged.pop(number, None)
+        return old
+
+    def drop(self, number: int) -> int:
+        """Forget the client's row, and return its slot or 0."""
+        self.unstage(number)
+        if number >= len(self.slot):
+            return 0
+        slot = int(self.slot[number])
+        self.slot[number] = 0
+        self.written -= slot > 0
+        return slot
+
+    def entries(self, numbers: I64) -> RowEntries:
+        """The entries of these clients, also of those without a row."""
+        return RowEntries(numbers, self.slot[numbers], self.round[numbers], self.seal[numbers])
+
+
+def _empty() -> tuple[I64, I64, npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
+    return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint64), np.zeros(0, np.bool_)

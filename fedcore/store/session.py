@@ -1,0 +1,89 @@
+"""An open store: who may still use it, and how it ends."""
+
+import os
+from typing import Literal
+from weakref import finalize
+
+from fedcore.errors import StoreError
+from fedcore.store.background import Background
+from fedcore.store.content import Content
+from fedcore.store.folder import Folder
+from fedcore.store.journal import Journal
+from fedcore.store.residency import Residency
+
+Durability = Literal["round", "checkpoint", "none"]
+
+
+class Session:
+    """From opening to closing, in one process.
+
+    Args:
+        content: what is open.
+        durability: when the folder is durable.
+        resident_rows: how many rows of a file stay in memory.
+    """
+
+    def __init__(self, content: Content, durability: Durability, resident_rows: int | None) -> None:
+        self.content, self.folder = content, content.folder
+        self.journal = Journal(content, every_commit=durability != "checkpoint")
+        self._write_back = durability != "round"  # there each commit waits for its writing
+        self.background = None if self.folder is None else Background(self.folder.rows)
+        self.residency = None if self.folder is None else Residency(self.folder.rows, resident_rows)
+        self._process = os.getpid()
+        self._closed = False
+        # So that files are closed, but nothing else is done, when a store is dropped:
+        self._finalizer = None if self.folder is None else finalize(self, self.folder.close)
+
+    def require_open(self) -> None:
+        """Raise a StoreError if the store was closed; see to what a fork of its process needs."""
+        if self._closed:
+            raise StoreError(f"{self._name}: expected an open store, got one that was closed")
+        if self.folder is not None and self._process != os.getpid():
+            self._wake_in_fork(self.folder)
+
+    def require_writer(self) -> None:
+        """Raise a StoreError unless the store can be written to."""
+        self.require_open()
+        if self.folder is not None and self.folder.readonly:
+            raise StoreError(f"{self._name}: expected a store open for writing, got one opened with readonly=True")
+        if self.journal.broken is not None:
+            raise StoreError(f"{self._name}: {self.journal.broken}: open it again")
+
+    def refresh(self) -> None:
+        """Let a reader see what was committed last."""
+        self.require_open()
+        if self.folder is not None and self.folder.readonly:
+            self.content.refresh(self.folder)
+
+    def rest(self) -> None:
+        """What there is to do after a commit."""
+        if self.residency is not None:
+            self.residency.trim()
+        if self.background is not None and self._write_back:
+            self.background.write_back()
+
+    def close(self) -> None:
+        """Publish what was committed, and close the files."""
+        if self.folder is not None and self._finalizer is not None and not self._closed:
+            if self.background is not None:
+                self.background.close()
+            if not self.folder.readonly and self.journal.broken is None and self._process == os.getpid():
+                self.journal.publish()
+                self.folder.trim()
+            self._finalizer()
+        self._closed = True
+
+    @property
+    def _name(self) -> str:
+        return "store" if self.folder is None else str(self.folder.path)
+
+    def _wake_in_fork(self, folder: Folder) -> None:
+        """A reader that was forked looks at the last commit; a writer's slots belong to the process that was forked."""
+        if not folder.readonly:
+            raise StoreError(
+                f"{self._name}: expected the process that opened the store for writing ({self._process}), got a fork "
+                "of it: open it there with readonly=True"
+            )
+        self._process = os.getpid()
+        folder.pin_again()
+        self.content.refresh(folder)

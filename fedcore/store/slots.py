@@ -1,0 +1,174 @@
+"""Numbered pieces of memory of one size, taken, given back and taken again: where rows and vectors lie."""
+
+import heapq
+import mmap
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.store.checksum import checksums
+
+Memory = npt.NDArray[np.uint8]
+
+PAGE = 4096
+LINE = 64  # bytes: a cache line, to which every part of a slot is aligned
+CHUNK = 64 << 20  # bytes that memory is asked for at a time
+BLOCK = 64 << 10  # bytes under one checksum
+
+
+def padded(size: int, to: int) -> int:
+    """The size rounded up to a multiple."""
+    return -(-size // to) * to
+
+
+class Slots:
+    """Slots of one size in memory; ``SlotFile`` keeps them in a file.
+
+    They count from 1, so that 0 can say "none". A slot is a payload and, behind it, the checksums of its blocks.
+    Memory comes in chunks that never move, so that views stay valid while more slots come.
+
+    Args:
+        payload: bytes of a slot that its user sees.
+
+    Attributes:
+        stride: bytes from one slot to the next.
+        where: what messages call them.
+        high: the highest slot that was ever taken.
+
+    Cost: pages that were never written to take no memory.
+    """
+
+    def __init__(self, payload: int) -> None:
+        self.where = "memory"
+        self.payload = payload
+        self._sums_at = padded(payload, LINE)
+        self._blocks = -(-payload // BLOCK)
+        stride = self._sums_at + padded(8 * self._blocks, LINE)
+        # Chunks start on a page: large slots are whole pages, and of small ones 64 always are.
+        self.stride = padded(stride, PAGE) if stride >= 16 * PAGE else stride
+        fitting = CHUNK // self.stride
+        self._per_chunk = max(1, fitting) if self.stride % PAGE == 0 else fitting // 64 * 64
+        self.high = 0
+        self._chunks: dict[int, Memory] = {}
+        self._free: list[int] = []  # a heap: low slots first, which keeps a round's rows together
+        self._retired: deque[tuple[int, list[int]]] = deque()
+
+    @property
+    def free(self) -> int:
+        """How many slots below ``high`` nobody needs, or will not when readers have gone on."""
+        return len(self._free) + sum(len(slots) for _, slots in self._retired)
+
+    def memory(self, slot: int) -> Memory:
+        """The payload, uint8[payload]."""
+        return self._whole(slot)[: self.payload]
+
+    def take(self) -> int:
+        """A slot of undefined content that nobody else has."""
+        slot = self._free[0] if self._free else self.high + 1
+        self._prepare(slot)
+        if slot > self.high:
+            self.high = slot
+        else:
+            heapq.heappop(self._free)
+        return slot
+
+    def give(self, slots: Iterable[int]) -> None:
+        """Let slots be taken again at once."""
+        for slot in slots:
+            heapq.heappush(self._free, slot)
+
+    def retire(self, slots: list[int], sequence: int) -> None:
+        """Let slots be taken again as soon as ``reclaim`` gets to ``sequence``."""
+        if slots:
+            self._retired.append((sequence, slots))
+
+    def reclaim(self, sequence: int) -> None:
+        """Give the slots that were retired with ``sequence`` or before."""
+        while self._retired and self._retired[0][0] <= sequence:
+            self.give(self._retired.popleft()[1])
+
+    def has_free_below(self, slot: int) -> bool:
+        """Whether ``take`` would return a lower slot than this one."""
+        return bool(self._free) and self._free[0] < slot
+
+    def shrink(self) -> None:
+        """Forget the free slots above the highest that is used, and their memory."""
+        free = set(self._free)
+        while self.high in free:
+            free.remove(self.high)
+            self.high -= 1
+        self._free = sorted(free)
+        self._cut(-(-self.high // self._per_chunk))
+
+    def occupy(self, slots: npt.NDArray[np.int64], retired: int | None = None) -> None:
+        """Take just these slots, all at once; the others below the highest are free.
+
+        Args:
+            slots: the slots in use.
+            retired: if given, the others are not free yet, but retired with this sequence number.
+        """
+        self.high = int(slots.max(initial=0))
+        used = np.zeros(self.high + 1, np.bool_)
+        used[slots] = True
+        others: list[int] = np.flatnonzero(~used)[1:].tolist()  # sorted, and so a heap
+        self._free, self._retired = ([], deque()) if retired is not None else (others, deque())
+        if retired is not None:
+            self.retire(others, retired)
+
+    def copy(self, slot: int) -> int:
+        """A new slot with the same payload, and with its checksums if they were kept."""
+        copy = self.take()
+        self._whole(copy)[:] = self._whole(slot)
+        return copy
+
+    def seal(self, slot: int) -> int:
+        """Write the checksums of the slot's blocks behind them, and return the checksum of them all."""
+        whole = self._whole(slot)
+        sums = checksums(whole[: self.payload], BLOCK)
+        whole[self._sums_at : self._sums_at + sums.nbytes].view(np.uint64)[:] = sums
+        return folded(sums)
+
+    def damage(self, slot: int, seal: int) -> str | None:
+        """What is wrong with a slot that was sealed so, or None."""
+        whole = self._whole(slot)
+        found = checksums(whole[: self.payload], BLOCK)
+        if folded(found) == seal:
+            return None
+        kept = whole[self._sums_at : self._sums_at + found.nbytes].view(np.uint64)
+        if folded(kept) != seal:
+            return f"none of its {len(kept)} blocks can be trusted"  # it holds something else
+        blocks = np.flatnonzero(found != kept).tolist()
+        return f"block {', '.join(map(str, blocks))} of {len(kept)} changed"
+
+    def let_go(self, slots: Iterable[int]) -> None:
+        """Take slots out of this process's memory, if they lie elsewhere too."""
+
+    def close(self) -> None:
+        """Let the memory go; views that somebody still holds stay valid."""
+        self._chunks.clear()
+
+    def _whole(self, slot: int) -> Memory:
+        number, place = divmod(slot - 1, self._per_chunk)
+        chunk = self._chunks.get(number)
+        if chunk is None:
+            chunk = self._chunks[number] = self._open_chunk(number)
+        start = place * self.stride
+        return chunk[start : start + self.stride]
+
+    def _cut(self, chunks: int) -> None:
+        """Let go of all but the first chunks."""
+        for number in [number for number in self._chunks if number >= chunks]:
+            del self._chunks[number]
+
+    def _prepare(self, slot: int) -> None:
+        """Make sure that the slot can be written to."""
+
+    def _open_chunk(self, number: int) -> Memory:
+        return np.frombuffer(mmap.mmap(-1, self._per_chunk * self.stride), np.uint8)
+
+
+def folded(sums: npt.NDArray[np.uint64]) -> int:
+    """One checksum of the blocks' checksums."""
+    return int(sums[0] if len(sums) == 1 else checksums(sums, sums.nbytes)[0])

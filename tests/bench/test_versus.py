@@ -1,0 +1,98 @@
+"""The benchmarks' protocol: whose time counts, what a disagreement does, and what a process of its own measures."""
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.alone import Alone, Work
+from bench.line import ALONE, Line
+from bench.turns import turn
+from bench.versus import compare
+
+RIVALS = Path(__file__).parent.parent.parent / "bench" / "rivals"
+MIB = 2**20
+
+
+class Pedantic:
+    """What ``compare`` needs of pytest-benchmark's fixture."""
+
+    @staticmethod
+    def pedantic(run, *, setup, rounds, iterations):
+        for _ in range(rounds * iterations):
+            setup()
+            run()
+
+
+def ones(n):
+    return [np.ones(n, np.float32)]
+
+
+def doubled(x):
+    return lambda: x * 2
+
+
+def summed(x):
+    return lambda: float((x * 2).sum())  # twice x is there for a moment only
+
+
+def fails(x):
+    raise ValueError("as a rival may")
+
+
+def test_the_way_with_the_least_median_is_the_floor():
+    ways = iter([np.array([9.0, 9.0, 9.0])] + 5 * [np.array([1.0, 3.0, 2.0])] + 6 * [np.array([4.0, 3.0, 2.0])])
+    line = compare(
+        Pedantic, "floors", lambda: None, {"floor": lambda: next(ways)}, timed=["floor"], bytes=8, rounds=11, calls=9
+    )
+    assert line.seconds["floor"] == 2.0  # the medians are 4, 3 and 2; the warm-up round is thrown away
+    assert line.ratios["floor"] > 1
+    assert line.quartiles["floor"][0] <= line.ratios["floor"] <= line.quartiles["floor"][1]
+
+
+def test_a_turn_calls_twice_as_often_and_divides():
+    called = []
+    took = turn(lambda: called.append(1), calls=50)
+    assert len(called) == 100
+    assert 0 < took.warm < 0.01
+    assert 0 < took.after_pause < 0.01
+
+
+def test_a_rival_that_does_something_else_is_found():
+    work = Work(ones, 8)
+    rivals = {"twice": work.rival(doubled)}
+    compare(Pedantic, "equal", lambda: np.full(8, 2.0), rivals, bytes=32, rounds=1, agree=1e-6, alone=False)
+    with pytest.raises(AssertionError, match="twice does something else"):
+        compare(Pedantic, "not", lambda: np.full(8, 2.1), rivals, bytes=32, rounds=1, agree=1e-6, alone=False)
+
+
+def test_a_process_of_its_own_times_and_measures_memory():
+    n = 4 * MIB
+    with Alone(ones, (n,), summed, threads=1) as process:
+        assert 0.9 * 4 * n < process.peak() < 1.2 * 4 * n
+        assert all(seconds > 0 for seconds in process.turn())
+
+
+def test_a_process_that_fails_says_so(capfd):
+    with Alone(ones, (1,), fails, threads=1) as process, pytest.raises(RuntimeError, match="status 1"):
+        process.turn()
+    assert "as a rival may" in capfd.readouterr().err
+
+
+def test_a_target_holds_in_turn_and_alone():
+    line = Line("two ways", {"torch": 2.5, "torch" + ALONE: 1.9, "numpy": 3.0}, targets={"torch": 2.0, "numpy": 3.0})
+    assert line.met("torch", "torch" + ALONE) == "no"
+    assert [line.met(name) for name in ("torch", "torch" + ALONE, "numpy", "scipy")] == ["yes", "no", "yes", ""]
+    line.others = 0.2
+    assert [line.met(name) for name in ("torch", "scipy")] == ["?", ""]
+    line.short = True
+    assert line.met("numpy") == ""
+
+
+def test_rivals_know_nothing_of_fedcore():
+    for file in RIVALS.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in getattr(node, "names", [])] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            assert not [name for name in names if name.partition(".")[0] == "fedcore"], file

@@ -1,0 +1,88 @@
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from fedcore.cli import app as cli
+from fedcore.data import REGISTRY, partitions
+from fedcore.experiment.division import divided
+from fedcore.experiment.loading import load_preset
+
+
+def fedcore(*arguments):
+    result = CliRunner().invoke(cli.app, ["data", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.parametrize("command", [[], ["list"], ["show"]])
+def test_help(command):
+    assert "Usage" in fedcore(*command, "--help")
+
+
+def test_the_help_teaches_by_examples():
+    output = " ".join(fedcore("show", "--help").split())
+    assert "fedcore data show quickstart --out who.png --seed 3" in output
+    assert "Nothing is trained" in output
+
+
+def test_list_names_everything_with_its_options(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("FEDCORE_DATA_DIR", "somewhere")
+    output = fedcore("list")
+    assert all(name in output for name in [*REGISTRY, *partitions.REGISTRY])
+    assert "alpha, beta, sizes='pareto', smallest=50" in output
+    assert "alpha, least=1" in output
+    assert "clients," not in output  # the experiment gives them
+    assert "Files are read from FEDCORE_DATA_DIR, somewhere." in output
+
+
+def test_show_tells_what_a_run_deals(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    lines = fedcore("show", "quickstart", "--seed", "3").splitlines()
+    assert lines[0] == "digits, shards (shards_per_client=2, distinct_classes=True), seed 3"
+    dataset, parts = divided(load_preset("quickstart"), 3)
+    rows = [line.split() for line in lines if line.split()[:1] and line.split()[0].isdigit() and len(line.split()) == 4]
+    rows = [row for row in rows if row[0] != "1,437"]
+    assert [int(row[1]) for row in rows] == [len(part) for part in parts]
+    for row, part in zip(rows, parts, strict=True):
+        assert {at for at, bar in enumerate(row[3]) if bar != "·"} == set(dataset.train_y[part].tolist())
+
+
+def test_the_first_seed_is_shown_unless_another_is_asked_for():
+    change = ["--set", "seeds=[5, 6]"]
+    assert fedcore("show", "quickstart", *change) == fedcore("show", "quickstart", "--seed", "5")
+
+
+def test_show_draws_a_picture_where_it_is_told_to(tmp_path):
+    picture = tmp_path / "new" / "who.png"
+    output = fedcore("show", "quickstart", "--out", str(picture))
+    assert f"wrote {picture}" in output.replace("\n", "")
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_many_clients_are_cut_unless_all_are_asked_for():
+    change = ["--set", "partition={name='iid', clients=50}"]
+    short, long = fedcore("show", "quickstart", *change), fedcore("show", "quickstart", *change, "--all")
+    assert "... and 10 more clients" in short
+    assert "--all shows all clients" in short
+    assert "more clients" not in long
+    assert "49" in long
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["quickstrat"], "did you mean 'quickstart'?"),
+        (["quickstart", "--out", "who.jpg"], "--out: expected a file that ends in .png, got 'who.jpg'"),
+        (["quickstart", "--set", "partition={name='iid', clients=2000}"], "labels: expected at least 2000 examples"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["fedcore", "data", "show", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.run_app()
+    assert caught.value.code == 2
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert errors.count("\n") == 1

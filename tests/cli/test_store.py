@@ -1,0 +1,67 @@
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fedcore import ClientStore
+from fedcore.cli import app as cli
+
+
+@pytest.fixture
+def path(tmp_path):
+    with ClientStore(1000, 50_000, medium="mmap", codec="int8", path=tmp_path / "store") as store:
+        for client in range(20):
+            slot = store.stage(client)
+            slot.codes[:], slot.scales[:] = client, 1
+        store.commit(4, {"x": np.zeros(50_000, np.float32)})
+        for client in range(10):
+            store.forget(client)
+        store.commit(5)
+    return tmp_path / "store"
+
+
+def store(*arguments):
+    return CliRunner().invoke(cli.app, ["store", *map(str, arguments)], env={"COLUMNS": "300"})
+
+
+def test_info(path):
+    lines = {line.strip().split("  ")[0]: line.rstrip() for line in store("info", path).output.splitlines()}
+    assert lines["last round"].endswith(" 5")
+    assert lines["clients"].endswith(" 990")
+    assert lines["rows"].endswith("10 of 50,000 elements, int8, 53.2 KB each")
+    assert lines["free slots"].endswith(" 10")
+    assert lines["vector x"].endswith("<f4[50000]")
+    assert "MB" in lines["on disk"]
+
+
+def test_verify_says_who_is_damaged(path):
+    result = store("verify", path)
+    assert (result.exit_code, result.output) == (0, "sound: 10 rows and 1 vectors\n")
+    with open(path / "rows.slots", "r+b") as raw:
+        raw.seek(4096 + 15 * 53_248)
+        raw.write(b"\xff" * 100)
+    result = store("verify", path)
+    assert result.exit_code == 1
+    assert result.output.count("\n") == 1
+    assert "the row of client 15 (slot 16) is damaged: block 0 of 1 changed" in result.output
+
+
+def test_compact_makes_the_files_shorter(path):
+    before = (path / "rows.slots").stat().st_size
+    result = store("compact", path)
+    assert result.exit_code == 0
+    assert " on disk before, " in result.output
+    after = (path / "rows.slots").stat().st_size
+    assert after == 4096 + 10 * 53_248 < before
+    with ClientStore.open(path) as compacted:
+        for client in range(10, 20):
+            np.testing.assert_array_equal(compacted.read(client), np.full(50_000, client))
+        assert compacted.verify() == []
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "compact"])
+def test_a_folder_that_is_no_store(tmp_path, command, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["fedcore", "store", command, str(tmp_path)])
+    with pytest.raises(SystemExit) as caught:
+        cli.run_app()
+    assert caught.value.code == 2
+    assert "expected the folder of a store" in capsys.readouterr().err

@@ -1,0 +1,54 @@
+import numpy as np
+import pytest
+from torch import nn
+
+from fedcore.experiment import load_preset
+from fedcore.experiment.build import build
+from fedcore.experiment.trial import Trial, run_trial
+from fedcore.local import nets
+
+
+@pytest.fixture
+def norm(monkeypatch):
+    """A small model with BatchNorm for the digits: 652 parameters, 2 statistics and a counter."""
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+    monkeypatch.setitem(nets.REGISTRY, "norm", make)
+    return load_preset("quickstart", ["model=norm", "algorithms=['MimiC']", "partition.clients=10", "local.epochs=1"])
+
+
+def test_the_server_starts_from_the_engines_model(small):
+    server, engine, _ = build(Trial(small, 0, 3))
+    np.testing.assert_array_equal(server.x, engine.initial)
+
+
+def test_batchnorm_statistics_are_averaged_and_never_corrected(norm):
+    server, engine, _ = build(Trial(norm, 0, 0))
+    assert (server.layout.n_parameters, server.layout.n) == (652, 654)
+    assert server.store.n == server.layout.n_parameters
+    for cohort in ([0, 1, 2], [2, 5], [0, 5, 7]):
+        sent = server.broadcast(cohort)
+        each = [np.array(update.y[server.layout.n_parameters :]) for update in engine.updates(sent)]
+        server.round(engine.updates(sent))
+        np.testing.assert_allclose(server.x[server.layout.n_parameters :], np.mean(each, axis=0), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [
+            "data={name='synthetic', alpha=1, beta=1, largest=60}",
+            "partition={name='natural', clients=5}",
+            "model=logistic",
+        ],
+        ["partition={name='dirichlet', clients=5, alpha=0.1}", "model={name='mlp', hidden=[6, 5]}"],
+    ],
+)
+def test_a_trial_runs_on_what_the_file_says(tmp_path, changes):
+    experiment = load_preset("quickstart", [*changes, "rounds=2", "participation={name='Bernoulli', p=1}"])
+    lines = []
+    run_trial(Trial(experiment, 0, 0), tmp_path, lines.append)
+    assert [line.heard for line in lines] == [5, 5]
+    assert all(0 <= line.accuracy <= 1 for line in lines)

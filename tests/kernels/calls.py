@@ -1,0 +1,172 @@
+"""One call of each function that takes arrays, for tests that try the same on all of them."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedcore import kernels, sampling
+from fedcore.kernels import Codes
+
+DRAW = dict(seed=1, round=2)
+
+
+class Call(NamedTuple):
+    """A function of named arrays.
+
+    Attributes:
+        run: takes the arrays by name and returns the function's result.
+        read: makes its inputs, by the names that errors give them.
+        written: makes its outputs, which hold something before.
+        replaces: which output may be which input.
+        any_shape: arrays whose shape does not matter.
+    """
+
+    run: Callable[[dict[str, Any]], Any]
+    read: Callable[[np.random.Generator, int], dict[str, np.ndarray]]
+    written: Callable[[np.random.Generator, int], dict[str, np.ndarray]]
+    replaces: Mapping[str, str] = MappingProxyType({})
+    any_shape: tuple[str, ...] = ()
+
+    def arrays(self, n, seed=0):
+        rng = np.random.default_rng(seed)
+        return self.read(rng, n) | self.written(rng, n)
+
+    def outputs(self, arrays):
+        return [name for name in arrays if name in self.written(np.random.default_rng(0), 1)]
+
+    def returns_more(self, arrays, result):
+        """Whether the function has a result of numbers beside what it has written."""
+        outputs = [arrays[name] for name in self.outputs(arrays)]
+        return result is not None and not isinstance(result, Codes | list) and all(result is not a for a in outputs)
+
+
+def single(*names):
+    return lambda rng, n: {name: rng.normal(size=n).astype(np.float32) for name in names}
+
+
+def numbered(arrays, name):
+    """arrays["name[0]"], arrays["name[1]"], ..."""
+    return [value for key, value in arrays.items() if key.startswith(name + "[")]
+
+
+def sums(dtype):
+    return lambda rng, n: {"out": rng.normal(size=n).astype(dtype)}
+
+
+def sent(dtype):
+    def read(rng, n):
+        arrays = {"acc": rng.normal(size=n).astype(dtype), "scales": rng.random(2), "weights": rng.random(2)}
+        return arrays | single("ys[0]", "ys[1]", "bases[1]")(rng, n)
+
+    return read
+
+
+def accumulate(a):
+    bases = [None, a["bases[1]"]]
+    return kernels.accumulate(a["acc"], bases, numbered(a, "ys"), a["scales"], a["weights"], out=a["out"])
+
+
+def exchange(a):
+    bases, anchors = [None, a["bases[1]"]], [None, a["anchors[1]"]]
+    rows = numbered(a, "old_rows"), anchors, numbered(a, "new_rows")
+    return kernels.exchange(a["acc"], bases, numbered(a, "ys"), a["scales"], a["weights"], *rows, out=a["out"])
+
+
+def server_step(a):
+    step = dict(from_sum=0.1, from_total=0.2, keep_sum=0.3, keep_v=0.4, gamma=0.5)
+    return kernels.server_step(
+        a["sum"], a["total"], a["x"], v=a["v"], total_out=a["total_out"], x_out=a["x_out"], **step
+    )
+
+
+def quantised(codec, dtype):
+    """The call that writes codes, and the one that reads them."""
+
+    def codes(rng, n):
+        arrays = {"codes": rng.integers(0, 100, n).astype(dtype)}
+        return arrays | ({"scales": rng.random(-(-n // 64), np.float32)} if codec == "int8" else {})
+
+    def coded(a):
+        return Codes(codec, a["codes"], a.get("scales"))
+
+    return {
+        f"quantise {codec}": Call(lambda a: kernels.quantise(a["x"], codec, coded(a), seed=3), single("x"), codes),
+        f"dequantise {codec}": Call(lambda a: kernels.dequantise(coded(a), a["out"]), codes, single("out")),
+    }
+
+
+CALLS = {
+    "weighted_sum": Call(
+        lambda a: kernels.weighted_sum(numbered(a, "rows"), a["weights"], a["out"]),
+        lambda rng, n: single("rows[0]", "rows[1]")(rng, n) | single("weights")(rng, 2),
+        single("out"),
+    ),
+    "weighted_sum float64": Call(
+        lambda a: kernels.weighted_sum(numbered(a, "rows"), a["weights"], a["out"], accumulate="float64"),
+        lambda rng, n: single(*(f"rows[{i}]" for i in range(5)))(rng, n) | single("weights")(rng, 5),
+        single("out"),
+    ),
+    "weighted_sum_segments": Call(
+        lambda a: kernels.weighted_sum_segments(
+            [[a["models[0][0]"], a["models[0][1]"]], [a["models[1][0]"], a["models[1][1]"]]],
+            a["weights"],
+            [a["outs[0]"], a["outs[1]"]],
+        ),
+        lambda rng, n: (
+            single("models[0][0]", "models[1][0]")(rng, n)
+            | single("models[0][1]", "models[1][1]")(rng, n + 3)
+            | single("weights")(rng, 2)
+        ),
+        lambda rng, n: single("outs[0]")(rng, n) | single("outs[1]")(rng, n + 3),
+        any_shape=("models[0][0]", "models[0][1]", "models[1][0]", "models[1][1]", "outs[0]", "outs[1]"),
+    ),
+    "accumulate float32": Call(accumulate, sent(np.float32), sums(np.float32), {"out": "acc"}),
+    "accumulate float64": Call(accumulate, sent(np.float64), sums(np.float64), {"out": "acc"}),
+    "exchange": Call(
+        exchange,
+        lambda rng, n: sent(np.float64)(rng, n) | single("old_rows[0]", "old_rows[1]", "anchors[1]")(rng, n),
+        lambda rng, n: sums(np.float64)(rng, n) | single("new_rows[0]", "new_rows[1]")(rng, n),
+        {"out": "acc", "new_rows[0]": "old_rows[0]", "new_rows[1]": "old_rows[1]"},
+    ),
+    "server_step": Call(
+        server_step,
+        lambda rng, n: {"sum": rng.normal(size=n), "total": rng.normal(size=n)} | single("x")(rng, n),
+        lambda rng, n: single("v", "x_out")(rng, n) | {"total_out": rng.normal(size=n)},
+        {"total_out": "total", "x_out": "x"},
+    ),
+    "squared_norms": Call(
+        lambda a: kernels.squared_norms(numbered(a, "rows")), single("rows[0]", "rows[1]"), lambda rng, n: {}
+    ),
+    "direction_step": Call(
+        lambda a: kernels.direction_step(
+            a["y"], a["grad"], lr=0.1, b=0.2, mu=0.3, grad_prev=a["grad_prev"], offset=a["offset"], x=a["x"]
+        ),
+        single("grad", "grad_prev", "offset", "x"),
+        single("y"),
+    ),
+    "direction_offset": Call(
+        lambda a: kernels.direction_offset(numbered(a, "terms"), [0.5, 0.25], a["out"]),
+        lambda rng, n: {"terms[0]": rng.normal(size=n)} | single("terms[1]")(rng, n),
+        single("out"),
+    ),
+    "mix": Call(
+        lambda a: kernels.mix(numbered(a, "models"), [[0.5, 0.25, 0], [0.5, 0.5, 0.75], [1, 0, 1]]),
+        lambda rng, n: {},
+        single("models[0]", "models[1]", "models[2]"),
+    ),
+    **quantised("bf16", np.uint16),
+    **quantised("f16", np.uint16),
+    **quantised("int8", np.int8),
+    "weighted_without_replacement": Call(
+        lambda a: sampling.weighted_without_replacement(a["weights"], 1, **DRAW),
+        lambda rng, n: {"weights": rng.random(n) + 0.1},
+        lambda rng, n: {},
+    ),
+    "with_replacement": Call(
+        lambda a: sampling.with_replacement(a["weights"], 5, **DRAW),
+        lambda rng, n: {"weights": rng.random(n) + 0.1},
+        lambda rng, n: {},
+    ),
+}

@@ -1,0 +1,22 @@
+"""Least squares over nodes with different minimisers, and full-gradient steps on it."""
+
+import numpy as np
+
+
+class LeastSquares:
+    """f_j(y) = |A_j y - b_j|^2 / 2, and f the mean over the nodes."""
+
+    def __init__(self, nodes: int, n: int, *, spread: float = 1.0, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        factors = [np.eye(n) + 0.3 * rng.normal(size=(n, n)) for _ in range(nodes)]
+        self.H = [A.T @ A for A in factors]
+        self.g = [A.T @ A @ (spread * rng.normal(size=n)) for A in factors]
+        self.nodes, self.n = nodes, n
+        self.optimum = np.linalg.solve(sum(self.H), sum(self.g))
+
+    def steps(self, node: int, y: np.ndarray, E: int, lr: float) -> np.ndarray:
+        """y after E steps, in float64."""
+        y = y.astype(np.float64)
+        for _ in range(E):
+            y = y - lr * (self.H[node] @ y - self.g[node])
+        return y

@@ -1,0 +1,58 @@
+import numpy as np
+import pytest
+
+from fedcore.participation import OverSelection, Uniform
+from fedcore.sampling import without_replacement
+
+
+@pytest.mark.parametrize(
+    ("clients", "k", "select"), [(100, 10, 13), (100, 1, 2), (10, 8, 10), (10, 10, 10), (50, 20, 26)]
+)
+def test_a_third_more_are_asked_unless_it_is_said(clients, k, select):
+    assert OverSelection(clients, k).select == select
+
+
+def test_the_first_k_of_those_asked_are_kept():
+    pattern = OverSelection(30, 4, select=9, seed=3)
+    for t in range(30):
+        asked = without_replacement(30, 9, seed=3, round=t, purpose="participation: over-selection")
+        times = pattern.times(t)
+        fastest = sorted(asked.tolist(), key=lambda i, times=times: times[i])[:4]
+        assert pattern.active(t).clients.tolist() == sorted(fastest)
+
+
+def test_without_over_selection_it_is_a_uniform_draw():
+    pattern = OverSelection(8, 3, select=3)
+    heard = np.bincount(np.concatenate([pattern.active(t).clients for t in range(4000)]), minlength=8) / 4000
+    assert (np.abs(heard - 3 / 8) < 4.5 * np.sqrt(3 / 8 * 5 / 8 / 4000)).all()
+    assert len(Uniform(8, 3).active(0)) == len(pattern.active(0))
+
+
+def test_who_comes_late_is_not_waited_for():
+    waiting, hurried = OverSelection(40, 10, seed=1), OverSelection(40, 10, seed=1, deadline=1.0)
+    sizes = set()
+    for t in range(40):
+        in_time = waiting.active(t).clients[waiting.times(t)[waiting.active(t).clients] <= 1]
+        assert hurried.active(t).clients.tolist() == in_time.tolist()
+        sizes.add(len(in_time))
+    assert min(sizes) < 10
+    assert len(OverSelection(40, 10, deadline=1e-9).active(0)) == 0
+
+
+def test_fast_clients_are_kept_more_often():
+    pattern, rounds = OverSelection(20, 5, select=10, jitter=0.0, seed=5), 1500
+    order = np.argsort(pattern.times(0))
+    np.testing.assert_array_equal(pattern.times(0), pattern.times(9))
+    heard = np.bincount(np.concatenate([pattern.active(t).clients for t in range(rounds)]), minlength=20)[order]
+    # The five fastest of all are kept whenever they are asked; the five slowest of all are never the first of ten.
+    np.testing.assert_allclose(heard[:5] / rounds, 0.5, atol=4.5 * np.sqrt(0.25 / rounds))
+    assert heard[-5:].sum() == 0
+
+
+def test_the_law_of_the_times():
+    pattern = OverSelection(20_000, 1, spread=0.4, jitter=0.3, seed=2)
+    one, other = np.log(pattern.times(0)), np.log(pattern.times(1))
+    for logs in (one, other):
+        assert abs(logs.mean()) < 4.5 * 0.5 / np.sqrt(20_000)
+        assert abs(logs.std() - 0.5) < 0.012
+    assert abs(np.corrcoef(one, other)[0, 1] - 0.16 / 0.25) < 0.025

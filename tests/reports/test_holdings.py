@@ -1,0 +1,65 @@
+import io
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from rich.console import Console
+
+from fedcore.reports.holdings import draw_holdings, holdings_table
+
+COUNTS = np.array([[8, 0, 4], [0, 1000, 0], [0, 0, 0], [1, 2, 16]])
+
+
+def shown(width=120, **options):
+    console = Console(width=width, file=io.StringIO())
+    console.print(holdings_table(COUNTS, title="a deal", **options))
+    return console.file.getvalue().splitlines()
+
+
+def test_a_line_for_each_client_and_a_bar_for_each_class():
+    lines = shown()
+    assert lines[0] == "a deal"
+    rows = [line.split() for line in lines if line.strip()[:1].isdigit()]
+    assert rows[:4] == [
+        ["0", "12", "2", "█·▄"],
+        ["1", "1,000", "1", "·█·"],
+        ["2", "0", "0", "···"],
+        ["3", "19", "3", "▁▁█"],
+    ]
+
+
+def test_below_it_the_whole_in_a_sentence():
+    assert "1,031 examples at 4 clients: 0 to 1,000 each (median 16), 0 to 3 of 3 classes each" in " ".join(shown())
+
+
+def test_a_long_table_is_cut_and_says_so():
+    lines = shown(most=2)
+    assert sum(line.strip()[:1].isdigit() and "examples" not in line for line in lines) == 2
+    assert "... and 2 more clients" in lines
+    assert "1,031 examples at 4 clients" in " ".join(lines)
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(1, 1), (4, 3), (300, 62)])
+def test_any_number_of_clients_and_classes_can_be_drawn(tmp_path, clients, classes):
+    counts = np.random.default_rng(0).poisson(0.5, (clients, classes))
+    draw_holdings(counts, tmp_path / "who.png", title="a deal")
+    assert imread(tmp_path / "who.png").shape[2] == 4
+
+
+def test_nobody_holding_anything_can_be_drawn(tmp_path):
+    draw_holdings(np.zeros((3, 2), np.int64), tmp_path / "who.png", title="nothing")
+    assert (tmp_path / "who.png").stat().st_size > 5_000
+
+
+def test_the_picture_is_dark_where_something_is_held_and_nowhere_else(tmp_path):
+    one, other = np.zeros((2, 6, 6), np.int64)
+    one[0, :3], other[5, 3:] = 9, 9
+    pictures = []
+    for number, counts in enumerate((one, other)):
+        draw_holdings(counts, tmp_path / f"{number}.png", title="a deal")
+        image = imread(tmp_path / f"{number}.png")[..., :3]
+        blue = (image[..., 2] - image[..., 0] > 0.15) & (np.abs(image - np.array([0, 0.447, 0.698])).max(axis=2) > 0.05)
+        rows, columns = np.nonzero(blue[:, : int(0.85 * blue.shape[1])])
+        pictures.append((rows.mean(), columns.mean()))
+    assert pictures[0][0] < pictures[1][0]  # low classes above
+    assert pictures[0][1] < pictures[1][1]  # the first client on the left

@@ -1,0 +1,61 @@
+"""Servers of every method, and rounds that are a pure function of their state: for tests that stop one and go on.
+
+As a program, ``python -m tests.server.rounds FOLDER ROUNDS`` goes on with the server of a folder.
+"""
+
+import json
+import sys
+
+import numpy as np
+
+from fedcore import Server, Update, algorithms
+from fedcore.algorithms import rates
+
+N, n = 6, 70
+METHODS = {name: {} for name in algorithms.REGISTRY} | {
+    "MIFA, at once": dict(name="MIFA", wait=False),
+    "MimiC, update units": dict(name="MimiC", units="update"),
+    "MimiC, on clients": dict(name="MimiC", placement="client"),
+    "SCAFFOLD, two vectors": dict(name="SCAFFOLD", control="sent"),
+    "SCAFFOLDM, on clients": dict(name="SCAFFOLDM", placement="client"),
+}
+
+
+def made(method, **options):
+    arguments = dict(METHODS[method])
+    algorithm = algorithms.named(arguments.pop("name", method), **arguments)
+    options = dict(clients=N, lr=rates.Exponential(0.1, 0.9), examples=range(1, N + 1)) | options
+    return Server(algorithm, np.linspace(-1, 1, n, dtype=np.float32), **options)
+
+
+def go_on(server, rounds):
+    """Rounds whose replies depend on the server's state and the round alone."""
+    for _ in range(rounds):
+        t = server.round_number
+        rng = np.random.default_rng(t)
+        cohort = np.flatnonzero(rng.random(N) < 0.6).tolist()
+        broadcast = server.broadcast(cohort)
+        updates = []
+        for i in cohort:
+            offset = broadcast.offset(i)
+            y = server.x * np.float32(0.9) + rng.normal(size=n).astype(np.float32)
+            y -= 0 if offset is None else offset
+            y -= 0 if broadcast.x_prev is None else np.float32(0.1) * broadcast.x_prev
+            control = rng.normal(size=n).astype(np.float32) if broadcast.second else None
+            updates.append(Update(i, y, steps=1 + i % 3, examples=i + 1, control=control))
+        server.round(updates)
+
+
+def everything(server):
+    """All that a server knows, as bytes."""
+    now = server._state.now
+    vectors = {name: np.array(v).tobytes() for name, v in now.vectors(server.algorithm).items()}
+    rows = {i: server.store.read(i).tobytes() for i in range(N)}
+    written = {i: server.store.round_of(i) for i in range(N)}
+    return vectors, rows, written, json.dumps(now.numbers())
+
+
+if __name__ == "__main__":
+    resumed = Server.load(sys.argv[1])
+    print("loaded", flush=True)
+    go_on(resumed, int(sys.argv[2]) - resumed.round_number)

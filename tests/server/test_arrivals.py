@@ -1,0 +1,123 @@
+"""Clients that come and go, and rows that do not start at zero."""
+
+import numpy as np
+import pytest
+
+import fedcore
+from fedcore import Server, Update, algorithms
+from fedcore.errors import RangeError, RoundError, UnknownClientError
+
+
+def vector(*values):
+    return np.array(values, np.float32)
+
+
+def hear(server, **h):
+    """A round in which clients c0, c1 sent these mean gradients."""
+    return server.round([Update(int(name[1:]), vector(value), 1, kind="gradient") for name, value in h.items()])
+
+
+def test_a_newcomer_counts_in_n_and_has_a_row_of_zero():
+    server = Server(algorithms.MIFA(wait=False), vector(0), clients=2, lr=1.0)
+    hear(server, c0=4, c1=8)
+    server.arrive(7)
+    hear(server)  # rows 4, 8, 0: v = 4
+    assert server.x == [-6 - 4]
+    hear(server, c7=3)
+    assert server.x == [-10 - 5]
+    with pytest.raises(RangeError, match="7"):
+        server.arrive(7)
+
+
+@pytest.mark.parametrize("method", ["MIFA", "SCAFFOLD", "MimiC"])
+def test_who_departs_leaves_every_running_sum(method):
+    algorithm = algorithms.MIFA(wait=False) if method == "MIFA" else method
+    server = Server(algorithm, vector(0), clients=3, lr=1.0)
+    hear(server, c0=4, c1=8, c2=30)
+    hear(server, c0=2, c2=10)
+    before = server._state.now.total.copy()
+    row = server._state.correction(2) if method == "MimiC" else server.store.read(2)
+    server.depart(2)
+    np.testing.assert_array_equal(server._state.now.total, before - row)
+    assert server._state.now.total.sum() == pytest.approx(
+        sum((server._state.correction(i) if method == "MimiC" else server.store.read(i)).sum() for i in (0, 1)),
+        abs=1e-6,
+    )
+    with pytest.raises(UnknownClientError):
+        server.broadcast([2])
+
+
+@pytest.mark.parametrize("method", ["MIFA", "MimiC"])
+def test_a_departure_ends_at_the_optimum_of_those_who_stay(method):
+    rng = np.random.default_rng(0)
+    optima = rng.normal(size=(5, 6))
+    server = Server(method, np.zeros(6, np.float32), clients=5, lr=0.2)
+    for t in range(400):
+        if t == 100:
+            server.depart(4)
+        there = range(5 if t < 100 else 4)
+        cohort = there if t == 0 else [i for i in there if rng.random() < 0.5]
+        x = server.x.astype(np.float64)
+        server.round([Update(i, (x - optima[i]).astype(np.float32), 1, kind="gradient") for i in cohort])
+    np.testing.assert_allclose(server.x, optima[:4].mean(axis=0), rtol=1e-5, atol=1e-6)
+
+
+def test_shares_follow_arrivals_and_departures():
+    server = Server(algorithms.FlexibleFedAvg("B", reboot="vanilla"), vector(0), 2, lr=1.0, examples=[30, 10])
+    move = lambda client, by: server.round([Update(client, server.x + vector(by), 1)])  # noqa: E731
+    move(0, 8)
+    assert server.x == [6]  # p = 3/4
+    server.arrive("new", examples=40)
+    move("new", 8)
+    assert server.x == [6 + 4]  # p = 40/80
+    server.depart("new", from_objective=False)
+    move(0, 8)
+    assert server.x == [10 + 3]  # p = 30/80 still
+    server.depart(1)
+    move(0, 7)
+    assert server.x == [13 + 3]  # p = 30/70
+    with pytest.raises(RangeError, match="examples"):
+        server.arrive(9)
+
+
+def test_the_fast_reboot_boosts_a_newcomer_by_3_and_decays():
+    server = Server(algorithms.FlexibleFedAvg("B"), vector(0), 1, lr=1.0, examples=[1])
+    server.arrive("l", examples=1)  # t0 = 0
+    moved = []
+    for _ in range(5):
+        before = float(server.x[0])
+        server.round([Update("l", server.x + vector(1), 1)])
+        moved.append((float(server.x[0]) - before) / 0.5)
+    # Rounds count from 1, so the round after an arrival before round 0 is t - t0 = 1.
+    np.testing.assert_allclose(moved, [1 + 2 / t**2 for t in (1, 2, 3, 4, 5)], rtol=1e-5)
+
+
+def test_warm_start():
+    server = Server("SCAFFOLD", vector(0), clients=4, lr=1.0)
+    server.warm_start({0: vector(4), 2: vector(8)})
+    broadcast = server.broadcast(range(4))
+    assert [float(broadcast.offset(i)[0]) for i in range(4)] == [3 - 4, 3, 3 - 8, 3]
+    momentum = Server(algorithms.FedAvgMVR(beta=0.25), vector(0), clients=2, lr=1.0)
+    momentum.warm_start({0: vector(4), 1: vector(8)})
+    assert float(momentum.broadcast([0]).offset(0)[0]) == 0.75 * 6
+    hear(server, c0=1)
+    with pytest.raises(RoundError, match="before its first round"):
+        server.warm_start({0: vector(1)})
+    with pytest.raises(fedcore.errors.ArrayError, match=r"gradients\[1\]"):
+        momentum.warm_start({0: vector(1), 1: vector(np.inf)})
+
+
+def test_nobody_comes_or_goes_while_a_round_is_open():
+    server = Server("MIFA", vector(0), clients=2, lr=1.0)
+    with server.open_round():
+        for change in (lambda: server.arrive(5), lambda: server.depart(0), lambda: server.warm_start({0: vector(1)})):
+            with pytest.raises(RoundError):
+                change()
+
+
+def test_methods_that_weigh_by_shares_ask_for_them():
+    with pytest.raises(RangeError, match=r"examples: expected n_k of every client"):
+        Server("FlexibleFedAvg", vector(0), clients=2, lr=1.0)
+    for wrong in ([1], [1, 2, 3], {0: 1, 5: 2}, [1, 0], [1, True], [1, 2.5]):
+        with pytest.raises((RangeError, UnknownClientError), match="examples"):
+            Server("FlexibleFedAvg", vector(0), clients=2, lr=1.0, examples=wrong)

@@ -1,0 +1,148 @@
+"""What public implementations get wrong, most of it in SCAFFOLD, by hand on few clients."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedcore import Server, Update, algorithms
+from fedcore.algorithms.rates import Exponential
+
+LR, K = 0.5, 2
+
+
+def vector(*values):
+    return np.array(values, np.float32)
+
+
+def gradient_of(server, broadcast, client, raw):
+    """y of a client whose gradients are all ``raw``: K steps along raw + offset."""
+    return server.x - np.float32(broadcast.lr * K) * (vector(raw) + broadcast.offset(client))
+
+
+def one_round(server, **raws):
+    broadcast = server.broadcast([int(name[1:]) for name in raws])
+    pairs = zip(broadcast.ids, raws.values(), strict=True)
+    ys = {client: gradient_of(server, broadcast, client, raw) for client, raw in pairs}
+    return server.round([Update(client, y, steps=K) for client, y in ys.items()])
+
+
+def offsets(server):
+    broadcast = server.broadcast([0, 1])
+    return [broadcast.offset(0).tolist(), broadcast.offset(1).tolist()]
+
+
+def test_controls_start_at_zero_not_at_random_and_not_at_the_model():
+    server = Server("SCAFFOLD", vector(3), clients=2, lr=LR)
+    assert offsets(server) == [[0], [0]]
+
+
+def test_c_moves_by_one_over_all_clients_and_c_i_is_kept():
+    server = Server("SCAFFOLD", vector(0), clients=4, lr=LR)
+    one_round(server, c0=8)
+    # c_0 = 8 and c = 8 / N = 2, not 8 / S; the offset is c - c_i
+    assert offsets(server) == [[2 - 8], [2]]
+    assert server.x == [-8]
+    one_round(server, c0=4, c1=12)
+    # c_0 = 4, c_1 = 12, c = 2 + (4 - 8 + 12) / 4 = 4
+    assert offsets(server) == [[0], [-8]]
+    # h_0 = 4 - 6 = -2, h_1 = 12 + 2 = 14, v = 6
+    assert server.x == [-8 - 6]
+
+
+def test_controls_are_gradients_whatever_the_rate_and_the_steps():
+    """Not (x - y) / epochs, and not divided by the first rate while the steps use a later one."""
+    server = Server("SCAFFOLD", vector(0), clients=2, lr=Exponential(0.5, 0.5))
+    one_round(server, c0=1)
+    broadcast = server.broadcast([1])
+    assert broadcast.lr == 0.25
+    server.round([Update(1, server.x - np.float32(0.25 * 7) * (4 + broadcast.offset(1)), steps=7)])
+    # c_1 = 4, c = (1 + 4) / 2
+    assert offsets(server) == [[1.5], [-1.5]]
+
+
+def test_the_second_vector_gives_the_same_controls_as_the_model_alone():
+    one, two = (Server(algorithms.SCAFFOLD(control), vector(0), clients=2, lr=LR) for control in ("derived", "sent"))
+    for raw in (3.0, -5.0):
+        one_round(one, c0=raw)
+        broadcast = two.broadcast([0])
+        two.round([Update(0, gradient_of(two, broadcast, 0, raw), steps=K, control=vector(raw))])
+        assert offsets(one) == offsets(two)
+        np.testing.assert_array_equal(one.x, two.x)
+
+
+def test_scaffold_with_the_rows_on_the_clients_goes_the_same_way():
+    at_server = Server(algorithms.SCAFFOLD(), vector(0), clients=3, lr=LR)
+    at_clients = Server(algorithms.SCAFFOLD(placement="client"), vector(0), clients=3, lr=LR)
+    own = {i: vector(0) for i in range(3)}
+    for raws in ({0: 8.0}, {0: 4.0, 2: 12.0}, {1: -8.0}):
+        one_round(at_server, **{f"c{i}": raw for i, raw in raws.items()})
+        broadcast = at_clients.broadcast(raws)
+        updates = []
+        for i, raw in raws.items():
+            offset = broadcast.offset(i) - own[i]
+            updates.append(
+                Update(i, at_clients.x - np.float32(LR * K) * (raw + offset), K, control=vector(raw) - own[i])
+            )
+            own[i] = vector(raw)
+        assert at_clients.round(updates).heard == tuple(raws)
+        np.testing.assert_allclose(at_clients.x, at_server.x, rtol=1e-6)
+    assert not at_clients.algorithm.keeps_rows
+    assert len(at_clients.store) == 0
+
+
+def test_a_missing_second_vector_is_refused():
+    server = Server(algorithms.SCAFFOLD(control="sent"), vector(0), clients=2, lr=LR)
+    report = server.round(
+        [
+            Update(0, vector(1), K),
+            Update(1, vector(1), K, control=vector(1, 2)),
+            Update(0, vector(1), K, control=vector(np.nan)),
+        ]
+    )
+    assert [reason.split(",")[0] for _, reason in report.refused] == [
+        "control: expected float32[1]",
+        "control: expected float32[1]",
+        "y: expected finite numbers",
+    ]
+    assert report.heard == ()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+
+
+def test_counters_stay_integers_and_statistics_are_averaged_but_never_corrected():
+    server = Server("SCAFFOLD", Net(), clients=2, lr=LR)
+    assert server.broadcast([0]).offset(0).shape == (4,)  # weight and bias alone
+    nets = [Net(), Net()]
+    for i, net in enumerate(nets):
+        with torch.no_grad():
+            net.norm.running_mean += i + 1
+            net.norm.weight -= 0.5 * (i + 1)
+        net.norm.num_batches_tracked += 7 * (i + 1)
+    for t in range(2):
+        server.round([Update(i, net.state_dict(), steps=1) for i, net in enumerate(nets)])
+        tensors = server.tensors()
+        assert tensors["norm.num_batches_tracked"].dtype == np.int64
+        assert tensors["norm.num_batches_tracked"] == 14
+        np.testing.assert_array_equal(tensors["norm.running_mean"], [1.5, 1.5])
+        np.testing.assert_array_equal(tensors["norm.running_var"], [1, 1])
+        assert t == server.round_number - 1
+
+
+def test_the_server_shares_no_memory_with_anybody():
+    x0 = vector(1, 2)
+    server = Server("SCAFFOLD", x0, clients=2, lr=LR)
+    x0[:] = 99
+    y = vector(5, 6)
+    server.round([Update(0, y, steps=K)])
+    x, offset = server.x.copy(), server.broadcast([1]).offset(1).copy()
+    y[:] = 99
+    server.tensors()["x"][:] = 99
+    server.store.read(0)[:] = 99
+    server.v[:] = 99
+    np.testing.assert_array_equal(server.x, x)
+    np.testing.assert_array_equal(server.broadcast([1]).offset(1), offset)
+    assert not server.x.flags.writeable

@@ -1,0 +1,144 @@
+"""A server that was saved, or left, goes on as if nothing had happened: bit for bit, for every method."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedcore
+from fedcore import ClientStore, Server, Update
+from fedcore.algorithms import optimizers, rates
+from fedcore.errors import CheckpointError, LockedError, StoreError
+from tests.server.rounds import METHODS, N, everything, go_on, made, n
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("optimizer", [None, optimizers.Adam()], ids=["", "Adam"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_saved_server_goes_on_bit_for_bit(method, optimizer, tmp_path):
+    straight, server = made(method, optimizer=optimizer), made(method, optimizer=optimizer)
+    go_on(straight, 12)
+    go_on(server, 5)
+    server.save(tmp_path / "saved")
+    go_on(server, 3)  # what comes later is not in it
+    again = Server.load(tmp_path / "saved")
+    assert again.round_number == 5
+    assert type(again.algorithm) is type(server.algorithm)
+    go_on(again, 7)
+    assert everything(again) == everything(straight)
+
+
+@pytest.mark.parametrize("codec", ["f32", "bf16", "int8"])
+@pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC", "SCAFFOLD", "SCAFFOLDMVR"])
+def test_a_server_on_disk_goes_on_where_its_last_round_left_it(method, codec, tmp_path):
+    def on_disk(name):
+        store = ClientStore(N, n, medium="mmap", path=tmp_path / name, codec=codec)
+        return made(method, clients=None, store=store)
+
+    straight, server = on_disk("straight"), on_disk("left")
+    go_on(straight, 9)
+    go_on(server, 5)
+    server.store.close()
+    for rounds in (1, 3):
+        server = Server.load(tmp_path / "left")
+        go_on(server, rounds)
+        server.store.close()
+    server = Server.load(tmp_path / "left", medium="ram")
+    assert everything(server) == everything(straight)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is POSIX")
+@pytest.mark.parametrize("method", ["MIFA", "MimiC", "SCAFFOLDM"])
+def test_a_server_killed_at_any_moment_ends_as_the_straight_one(method, tmp_path):
+    """Killed again and again while its rounds go on: each time its last committed round is there, whole."""
+    straight = made(method)
+    go_on(straight, 150)
+    made(method, store=f"mmap:{tmp_path / 's'}").store.close()
+    reached, moments = [0], random.Random(0)
+    while reached[-1] < 150:
+        command = [sys.executable, "-m", "tests.server.rounds", str(tmp_path / "s"), "150"]
+        child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ)
+        assert child.stdout.readline() == "loaded\n"
+        if len(reached) < 10:
+            time.sleep(moments.uniform(0, 0.06))
+            child.send_signal(signal.SIGKILL)
+        child.stdout.close()
+        assert child.wait() in (0, -signal.SIGKILL)
+        server = Server.load(tmp_path / "s", medium="ram")
+        at_this_round = made(method)
+        go_on(at_this_round, server.round_number)
+        assert everything(server) == everything(at_this_round)
+        reached.append(server.round_number)
+    assert everything(server) == everything(straight)
+    assert len(set(reached)) > 3  # it was stopped half-way
+
+
+def test_a_server_that_was_killed_in_its_first_round_starts_again(tmp_path):
+    server = made("MIFA", store=f"mmap:{tmp_path / 's'}")
+    with pytest.raises(KeyboardInterrupt), server.open_round() as round:
+        round.add(0, server.x + 1, steps=1)
+        raise KeyboardInterrupt
+    server.store.close()
+    again = Server.load(tmp_path / "s")
+    assert again.round_number == 0
+    assert len(again.store) == 0
+
+
+def test_arrivals_departures_and_late_replies_are_saved(tmp_path):
+    server = made("FlexibleFedAvg", late_rounds=2)
+    go_on(server, 3)
+    server.arrive("late", examples=4)
+    server.depart(0)
+    server.save(tmp_path / "s")
+    again = Server.load(tmp_path / "s")
+    for one in (server, again):
+        one.round([Update("late", one.x + 1, 1, round=1), Update(1, one.x + 1, 1)])
+        assert one.round_number == 4
+    assert list(again.store.registry) == list(server.store.registry)
+    np.testing.assert_array_equal(again.x, server.x)
+
+
+def test_counters_and_names_are_saved(tmp_path):
+    model = {"w": np.zeros((2, 3), np.float32), "running_mean": np.ones(2, np.float32), "seen": np.array(3, np.int64)}
+    server = Server("FedAvg", model, clients=2, lr=1.0)
+    server.round([Update(0, model | {"seen": np.array(9, np.int64)}, 1)])
+    server.save(tmp_path / "s")
+    again = Server.load(tmp_path / "s")
+    assert {k: (v.shape, str(v.dtype)) for k, v in again.tensors().items()} == {
+        k: (v.shape, str(v.dtype)) for k, v in server.tensors().items()
+    }
+    assert again.tensors()["seen"] == 9
+    assert again.layout.n_parameters == 6
+
+
+def test_code_of_the_callers_own_is_asked_for(tmp_path):
+    server = made("FedAvg", lr=lambda t: 0.1 / (t + 1))
+    server.save(tmp_path / "s")
+    with pytest.raises(CheckpointError, match="lr: it was made of the caller's own code"):
+        Server.load(tmp_path / "s")
+    again = Server.load(tmp_path / "s", lr=lambda t: 0.1 / (t + 1))
+    assert again.broadcast([0]).lr == 0.1
+    made("FedAvg").save(tmp_path / "t")
+    with pytest.raises(CheckpointError, match=r"lr: expected .*Exponential"):
+        Server.load(tmp_path / "t", lr=0.5)
+    assert Server.load(tmp_path / "t", lr=rates.Exponential(0.1, 0.9)).round_number == 0
+
+
+def test_what_is_no_server_is_refused(tmp_path):
+    with pytest.raises(StoreError):
+        Server.load(tmp_path / "nothing")
+    ClientStore(2, 3, medium="mmap", path=tmp_path / "rows").close()
+    with pytest.raises(CheckpointError, match="a ClientStore that no server wrote"):
+        Server.load(tmp_path / "rows")
+    server = made("MIFA", store=f"mmap:{tmp_path / 'busy'}")
+    with pytest.raises(LockedError):
+        Server.load(tmp_path / "busy")
+    with server.open_round(), pytest.raises(fedcore.errors.RoundError):
+        server.save(tmp_path / "copy")

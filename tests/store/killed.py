@@ -1,0 +1,188 @@
+"""Children that write rounds to a store and are killed; after each kill the store is looked at, and the next goes on.
+
+Run as a program, because it forks: ``killed.py FOLDER DURABILITY KILLS SEED`` prints how often it killed where.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from fedcore import ClientStore
+from fedcore.store import disk
+from tests.store.contents import content, write
+
+N, CLIENTS, COHORT = 300, 20, 6
+SEAM = ("resize", "reserve", "sync", "sync_path", "write", "commit", "rename", "exchange")
+
+
+def cohort(round):
+    return random.Random(round).sample(range(CLIENTS), COHORT)
+
+
+def departing(round):
+    """The client that leaves in this round; it comes back two rounds later."""
+    return round // 6 % CLIENTS if round % 6 == 3 else None
+
+
+def model(last):
+    """The rounds that wrote the clients' rows, and the clients that are there, after round ``last``."""
+    rows, clients = {}, set(range(CLIENTS))
+    for round in range(1, last + 1):  # round 0 writes no rows
+        if departing(round) is not None:
+            clients.remove(departing(round))
+            rows.pop(departing(round), None)
+        if departing(round - 2) is not None:
+            clients.add(departing(round - 2))
+        rows |= {client: round for client in cohort(round) if client in clients}
+    return rows, clients
+
+
+def assert_whole(store):
+    """The store is just as its last committed round left it."""
+    assert store.verify() == []
+    rows, clients = model(store.round)
+    assert set(store.registry) == clients
+    for client in clients:
+        assert store.round_of(client) == rows.get(client), (client, store.round, store.round_of(client))
+        expected = content(N, client, rows[client]) if client in rows else np.zeros(N, np.float32)
+        np.testing.assert_array_equal(store.read(client), expected)
+    assert store.state == {"round": store.round}
+    np.testing.assert_array_equal(store.vector("x"), content(N, store.round))
+    np.testing.assert_array_equal(store.vector("total"), content(N, store.round).astype(np.float64))
+
+
+def work(path, durability, say, last=10**6):
+    """Rounds, up to the last."""
+    with ClientStore.open(path, durability=durability) as store:
+        say(b"o", store.round)
+        for round in range(store.round + 1, last + 1):
+            if round % 5 == 0:
+                say(b"p", round)
+                store.compact()
+            if departing(round) is not None:
+                store.forget(departing(round))
+            if departing(round - 2) is not None:
+                store.add(departing(round - 2))
+            say(b"w", round)
+            for client in cohort(round):
+                if client in store.registry:
+                    write(store, client, content(N, client, round))
+            say(b"c", round)
+            x = content(N, round)
+            store.commit(round, {"x": x, "total": x.astype(np.float64)}, {"round": round})
+            if durability == "checkpoint" and round % 2 == 0:
+                say(b"k", round)
+                store.checkpoint()
+            if round % 7 == 0:
+                say(b"s", round)
+                store.save(path.with_name("copy"))
+            say(b"d", round)
+
+
+def die_at(call, after):
+    """Kill this process at its ``call``-th call into the system, before or after it happened."""
+    count = 0
+
+    def deadly(act):
+        def acting(*arguments):
+            nonlocal count
+            count += 1
+            if count == call and not after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = act(*arguments)
+            if count == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return acting
+
+    for name in SEAM:
+        setattr(disk, name, deadly(getattr(disk, name)))
+
+
+def child(path, durability, writing, call, after):
+    def say(what, round):
+        os.write(writing, what + round.to_bytes(7, "little"))
+
+    if call is not None:
+        die_at(call, after)
+    try:
+        work(path, durability, say)
+    finally:
+        os._exit(3)  # no child gets here
+
+
+def kill_one(path, durability, chance):
+    """Let a child work and die; return what it was doing."""
+    reading, writing = os.pipe()
+    call = chance.randrange(1, 40) if chance.random() < 0.6 else None
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        child(path, durability, writing, call, chance.random() < 0.5)
+    os.close(writing)
+    if call is None:
+        os.read(reading, 8)  # it has opened the store
+        time.sleep(chance.random() ** 2 * 0.15)
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    assert os.WIFSIGNALED(status), f"the child ended with {status}"
+    said = b""
+    while part := os.read(reading, 1 << 16):
+        said += part
+    os.close(reading)
+    notes = [(said[i : i + 1].decode(), int.from_bytes(said[i + 1 : i + 8], "little")) for i in range(0, len(said), 8)]
+    return notes
+
+
+def possible(notes, before, durability):
+    """The rounds that may be there: the last that was durable for sure, or one that was on its way."""
+    sure = on_its_way = before
+    for what, round in notes:
+        if durability == "checkpoint":
+            # compacting and saving publish, or do not: a compaction begins with a checkpoint
+            if what in "kp":
+                on_its_way = round if what == "k" else round - 1
+            elif on_its_way != sure and what in "wds":
+                sure = on_its_way
+        elif what == "c":
+            on_its_way = round
+        elif what in "sdpw":
+            sure = on_its_way
+    return {sure, on_its_way}
+
+
+def main(folder, durability, kills, seed):
+    path, chance, places = Path(folder) / "store", random.Random(seed), Counter()
+    with ClientStore(CLIENTS, N, medium="mmap", codec="int8", path=path) as store:
+        store.commit(0, {"x": content(N, 0), "total": content(N, 0).astype(np.float64)}, {"round": 0})
+    before = 0
+    for _ in range(kills):
+        notes = kill_one(path, durability, chance)
+        with ClientStore.open(path, readonly=True) as store:
+            assert store.round in possible(notes, before, durability), (store.round, notes[-6:], before)
+            assert_whole(store)
+            before = store.round
+        copy = path.with_name("copy")
+        if copy.exists():
+            with ClientStore.open(copy, medium="ram") as saved:
+                assert_whole(saved)
+        places[notes[-1][0] if notes else "opening"] += 1
+    work(path, durability, lambda *_: None, last=before + 10)
+    with ClientStore.open(path) as store:
+        assert store.round == before + 10
+        assert_whole(store)
+        store.save(path.with_name("copy"))
+    left = sorted(entry.name for entry in path.parent.iterdir())
+    print(json.dumps({"places": places, "rounds": before, "left": left}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -1,0 +1,145 @@
+"""A record of what a store writes, syncs and commits, and every disk that a loss of power could leave of it."""
+
+import copy
+import itertools
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+
+from fedcore.store import disk
+from fedcore.store.slot_file import SlotFile
+
+INDEX = "index.sqlite"
+
+
+class Recorder:
+    """Records what happens in a folder, from a state of it that is durable.
+
+    Attributes:
+        events: ("write", file, offset, bytes), ("size", file, bytes), ("new", file), ("names",) when the folder is
+            synced, ("sync", file), and ("commit", bytes of the index, what is committed).
+        upcoming: what the next commit will make of the store; set by the test.
+    """
+
+    def __init__(self, folder, monkeypatch):
+        self.folder, self.events, self.upcoming = folder, [], None
+        self.start = {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.is_file()}
+        for name in ("resize", "sync", "sync_path", "write", "commit"):
+            monkeypatch.setattr(disk, name, self._recorded(getattr(disk, name), getattr(self, f"_{name}")))
+        seal, copied, mark = SlotFile.seal, SlotFile.copy, SlotFile.mark
+
+        def note(slots, slot):
+            self.events.append(("write", slots.path.name, slots._end(slot - 1), bytes(slots._whole(slot))))
+
+        def recorded_seal(slots, slot):
+            result = seal(slots, slot)
+            note(slots, slot)
+            return result
+
+        def recorded_copy(slots, slot):
+            result = copied(slots, slot)
+            note(slots, result)
+            return result
+
+        def recorded_mark(slots, sequence):
+            mark(slots, sequence)
+            self.events.append(("write", slots.path.name, 512, bytes(slots._header[512:528])))
+
+        monkeypatch.setattr(SlotFile, "seal", recorded_seal)
+        monkeypatch.setattr(SlotFile, "copy", recorded_copy)
+        monkeypatch.setattr(SlotFile, "mark", recorded_mark)
+
+    def _recorded(self, act, note):
+        def recorded(*arguments):
+            result = act(*arguments)
+            note(*arguments)
+            return result
+
+        return recorded
+
+    def _resize(self, fd, size):
+        self.events.append(("size", _name(fd), size))
+
+    def _sync(self, fd):
+        self.events.append(("sync", _name(fd)))
+
+    def _sync_path(self, path):
+        assert Path(path) == self.folder
+        self.events.append(("names",))
+
+    def _write(self, fd, content):
+        self.events.append(("new", _name(fd)))
+        self.events.append(("write", _name(fd), 0, content))
+
+    def _commit(self, connection):
+        with sqlite3.connect(self.folder / INDEX) as reader:
+            image = reader.serialize()
+        reader.close()
+        self.events.append(("commit", image, copy.deepcopy(self.upcoming)))
+
+    def crashes(self):
+        """Every distinct disk that a loss of power could leave, after every prefix of the record.
+
+        What was not synced is there, or not, or half of it, each on its own.
+
+        Yields:
+            files by name, and what was committed.
+        """
+        files, pending, committed = dict(self.start), [], None
+        for event in [("begin",), *self.events]:
+            match event:
+                case ("begin",):
+                    pass
+                case ("commit", image, state):
+                    files[INDEX], committed = image, state
+                case ("sync", name):
+                    for synced in [kept for kept in pending if kept[1] == name and kept[0] != "new"]:
+                        pending.remove(synced)
+                        _apply(files, synced, "whole")
+                case ("names",):
+                    pending = [kept for kept in pending if kept[0] != "new"]
+                case ("new", name):
+                    files[name] = b""
+                    pending.append(event)
+                case _:
+                    pending.append(event)
+            yield from self._left(files, pending, committed)
+
+    def _left(self, files, pending, committed):
+        seen = set()
+        options = [("whole", "none", "torn") if event[0] == "write" else ("whole", "none") for event in pending]
+        for choice in itertools.product(*options):
+            left = dict(files)
+            for event, how in zip(pending, choice, strict=True):
+                _apply(left, event, how)
+            for event, how in zip(pending, choice, strict=True):
+                if event[0] == "new" and how == "none":
+                    left.pop(event[1], None)  # the file has its content, but not its name
+            key = hash(tuple(sorted(left.items())))
+            if key not in seen:
+                seen.add(key)
+                yield left, committed
+
+
+def put(files, folder):
+    """Make a folder that holds these files."""
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "readers").mkdir(parents=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+def _apply(files, event, how):
+    match event:
+        case ("size", name, size) if how == "whole":
+            # What is added are zeros without an end to them: a file that ends where its slots do is as good.
+            files[name] = files[name][:size]
+        case ("write", name, offset, content) if how != "none":
+            content = content[: len(content) // 2] if how == "torn" else content
+            old = files[name].ljust(offset, b"\0")
+            files[name] = old[:offset] + content + old[offset + len(content) :]
+
+
+def _name(fd):
+    return os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))

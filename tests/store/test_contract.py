@@ -1,0 +1,277 @@
+"""What every store does, whatever its medium and codec."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedcore import ClientStore, errors
+from fedcore.kernels import Codes
+from tests.store.contents import content, write
+
+N = 131  # two whole blocks of a scale, and a piece
+
+
+def test_a_row_never_written_is_zero_and_nothing(make):
+    store = make(10**6, N)  # as quick as a small one
+    assert len(store) == 0
+    assert store.row(999_999) is None
+    assert store.round_of(5) is None
+    assert store.round is None
+    np.testing.assert_array_equal(store.read(5), np.zeros(N, np.float32))
+
+
+def test_staged_rows_are_seen_by_nobody_until_commit(make):
+    store = make(["a", "b"], N)
+    write(store, "a", content(N, 1))
+    assert store.row("a") is None
+    store.commit(round=7)
+    np.testing.assert_array_equal(store.read("a"), content(N, 1))
+    assert (len(store), store.round_of("a"), store.round_of("b"), store.round) == (1, 7, None, 7)
+
+
+def test_discard_and_unstage_leave_rows_as_they_were(make):
+    store = make(["a", "b"], N)
+    for client in "ab":
+        write(store, client, content(N, client))
+    store.commit(0)
+    for client in "ab":
+        write(store, client, content(N, 9))
+    store.unstage("a")
+    store.discard()
+    store.commit(round=1)
+    for client in "ab":
+        np.testing.assert_array_equal(store.read(client), content(N, client))
+        assert store.round_of(client) == 0
+
+
+def test_rows_are_slots_in_the_codecs_form_and_read_only(make, kind):
+    store = make(2, N)
+    slot = store.stage(0)
+    if kind[1] == "f32":
+        assert (slot.dtype, slot.shape) == (np.float32, (N,))
+        arrays = [slot]
+    else:
+        assert isinstance(slot, Codes)
+        assert slot.codec == kind[1]
+        arrays = [array for array in slot[1:] if array is not None]
+        assert arrays[0].shape == (N,)
+        assert kind[1] != "int8" or (arrays[1].dtype, arrays[1].shape) == (np.float32, (3,))
+    assert all(array.ctypes.data % 64 == 0 and array.flags.writeable for array in arrays)
+    write(store, 0, content(N, 0))
+    store.commit(0)
+    row = store.row(0)
+    rows = [row] if kind[1] == "f32" else [array for array in row[1:] if array is not None]
+    for array, staged in zip(rows, arrays, strict=True):
+        assert np.shares_memory(array, staged)
+        assert not array.flags.writeable
+
+
+def test_two_slots_serve_one_client_for_ever(make):
+    store = make(["a"], N)
+    places = []
+    for round in range(6):
+        write(store, "a", content(N, round))
+        store.commit(round)
+        row = store.row("a")
+        places.append((row.codes if isinstance(row, Codes) else row).ctypes.data)
+    assert len(set(places)) == 2
+    assert places[0] == places[2] == places[4]
+
+
+def test_staging_twice_gives_the_same_slot(make, kind):
+    store = make(2, N)
+    one, other = store.stage(0), store.stage(np.int64(0))
+    pick = (lambda row: row) if kind[1] == "f32" else (lambda row: row.codes)
+    assert np.shares_memory(pick(one), pick(other))
+
+
+@pytest.mark.parametrize("clients", [[0, 2**64 - 1, "x", ""], [np.uint64(2**64 - 1), np.int8(0), "x", np.str_("")]])
+def test_ids_are_any_int_of_64_bits_or_text(make, clients):
+    store = make(clients, N)
+    for i, client in enumerate([0, 2**64 - 1, "x", ""]):
+        write(store, client, content(N, i))
+    store.commit(0)
+    for i, client in enumerate([0, 2**64 - 1, "x", ""]):
+        np.testing.assert_array_equal(store.read(client), content(N, i))
+    for unknown in ("0", 1, -1, 2**64, 0.0, False, None, b"x"):
+        with pytest.raises(errors.UnknownClientError, match="client: expected"):
+            store.row(unknown)
+        with pytest.raises(KeyError):
+            store.stage(unknown)
+
+
+def test_vectors_change_as_a_whole(make):
+    store = make(2, N)
+    x, total = content(200, 1), np.arange(200.0)
+    store.commit(0, {"x": x, "total": total, "one": np.array(3), "none": np.zeros((0, 2), np.int8)}, {"gamma": 0.5})
+    x[:] = 0  # they were copied
+    np.testing.assert_array_equal(store.vector("x"), content(200, 1))
+    assert store.vector("total").dtype == np.float64
+    assert (store.vector("one").shape, store.vector("none").shape) == ((), (0, 2))
+    assert store.state == {"gamma": 0.5}
+    assert not store.vector("x").flags.writeable
+    store.commit(1, {"x": store.vector("x")})
+    assert store.vector_names() == ("x",)
+    assert store.vector("total") is None
+    assert store.state == {"gamma": 0.5}
+    store.commit(2, state={})
+    assert (store.vector_names(), store.state) == (("x",), {})
+
+
+def test_a_view_that_is_passed_back_is_not_written_again(make):
+    store = make(2, N)
+    store.commit(0, {"x": content(200, 1)})
+    x = store.vector("x")
+    store.commit(1, {"x": x.view(), "before": x})
+    assert store.vector("x").ctypes.data == store.vector("before").ctypes.data == x.ctypes.data
+    store.commit(2, {"x": x[::-1], "half": x[:100], "bits": x.view(np.int32)})  # neither of these is the vector
+    np.testing.assert_array_equal(store.vector("x"), content(200, 1)[::-1])
+    np.testing.assert_array_equal(store.vector("half"), content(200, 1)[:100])
+    np.testing.assert_array_equal(store.vector("bits"), content(200, 1).view(np.int32))
+
+
+def test_a_view_stays_as_it_is_while_it_is_held(make):
+    store = make(2, N)
+    store.commit(0, {"x": content(200, 0)})
+    held = store.vector("x")[10:]
+    for round in range(1, 6):
+        store.commit(round, {"x": content(200, round)})
+    np.testing.assert_array_equal(held, content(200, 0)[10:])
+    places = set()
+    for round in range(6, 12):  # and without a view two slots take turns
+        store.commit(round, {"x": content(200, round)})
+        places.add(store.vector("x").ctypes.data)
+    assert len(places) == 2
+
+
+def test_what_cannot_be_committed_changes_nothing(make):
+    store = make(2, N)
+    write(store, 0, content(N, 0))
+    store.commit(0, {"x": content(9, 0)}, {"a": 1})
+    write(store, 0, content(N, 1))
+    for arguments, error, message in [
+        ((-1,), errors.RangeError, "round: expected an int"),
+        ((1.0,), errors.RangeError, "round: expected an int"),
+        ((1, {"x": content(9, 1), "y": np.array(["text"])}), errors.DtypeError, r"vectors\['y'\]: expected an array"),
+        ((1, {"x": content(9, 1)}, {"a": object()}), errors.RangeError, "state: expected what JSON can hold"),
+    ]:
+        with pytest.raises(error, match=message):
+            store.commit(*arguments)
+        assert (store.round, store.state) == (0, {"a": 1})
+        np.testing.assert_array_equal(store.read(0), content(N, 0))
+        np.testing.assert_array_equal(store.vector("x"), content(9, 0))
+    store.commit(1)
+    np.testing.assert_array_equal(store.read(0), content(N, 1))
+
+
+def test_clients_arrive_and_depart(make):
+    store = make(3, N)
+    for client in range(3):
+        write(store, client, content(N, client))
+    store.commit(0)
+    store.forget(1)
+    assert (len(store), len(store.registry), 1 in store.registry) == (2, 2, False)
+    with pytest.raises(errors.UnknownClientError):
+        store.read(1)
+    store.add("new")  # its number was another's: nothing of that one is left
+    assert store.row("new") is None
+    write(store, "new", content(N, 9))
+    store.commit(1)
+    np.testing.assert_array_equal(store.read("new"), content(N, 9))
+    np.testing.assert_array_equal(store.read(2), content(N, 2))
+    store.add(1)
+    assert store.row(1) is None
+    with pytest.raises(errors.RangeError, match="registered already"):
+        store.add(1)
+
+
+def test_a_client_that_leaves_takes_its_staged_row_along(make):
+    store = make(2, N)
+    write(store, 0, content(N, 0))
+    store.forget(0)
+    store.commit(0)
+    assert len(store) == 0
+    store.add(0)
+    assert store.row(0) is None
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("stage"), st.integers(0, 4), st.integers(0, 99)),
+        st.tuples(st.just("unstage"), st.integers(0, 4)),
+        st.tuples(st.just("toggle"), st.integers(0, 4)),
+        st.tuples(st.sampled_from(["commit", "discard", "checkpoint", "compact"])),
+        st.tuples(st.just("vector"), st.sampled_from("xyz"), st.integers(0, 99)),
+    ),
+    max_size=40,
+)
+
+
+@pytest.mark.parametrize("durability", ["round", "checkpoint", "none"])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(actions=ACTIONS)
+def test_it_behaves_like_a_dictionary(kind, tmp_path_factory, durability, actions):
+    medium, codec = kind
+    path = tmp_path_factory.mktemp("contract") / "store" if medium == "mmap" else None
+    store = ClientStore(5, N, medium=medium, codec=codec, path=path, durability=durability)
+    rows, staged, clients, vectors, coming, round = {}, {}, set(range(5)), {}, {}, 0
+    for action, *arguments in actions:
+        match action, arguments:
+            case "stage", (client, key) if client in clients:
+                write(store, client, content(N, key))
+                staged[client] = key
+            case "unstage", (client,) if client in clients:
+                store.unstage(client)
+                staged.pop(client, None)
+            case "toggle", (client,):
+                (store.forget if client in clients else store.add)(client)
+                clients ^= {client}
+                rows.pop(client, None)
+                staged.pop(client, None)
+            case "vector", (name, key):
+                coming[name] = content(70, key)
+            case "commit", ():
+                store.commit(round, vectors | coming)
+                rows |= {client: (key, round) for client, key in staged.items()}
+                vectors, staged, coming, round = vectors | coming, {}, {}, round + 1
+            case "discard", ():
+                store.discard()
+                staged.clear()
+            case "checkpoint", ():
+                store.checkpoint()
+            case "compact", () if not staged:
+                store.compact()
+        assert set(store.registry) == clients
+        assert len(store) == len(rows)
+    if path is not None:
+        store.discard()
+        store.commit(round)
+        store.close()
+        store = ClientStore.open(path)
+    for client in clients:
+        key, written = rows.get(client, (None, None))
+        expected = np.zeros(N, np.float32) if key is None else content(N, key)
+        np.testing.assert_array_equal(store.read(client), expected)
+        assert store.round_of(client) == written
+    assert set(store.vector_names()) == set(vectors)
+    for name in vectors:
+        np.testing.assert_array_equal(store.vector(name), vectors[name])
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (dict(medium="disc"), errors.UnknownNameError, "medium: 'disc' is unknown"),
+        (dict(codec="int4"), errors.UnknownNameError, "codec: 'int4' is unknown; did you mean 'int8'"),
+        (dict(durability="always"), errors.UnknownNameError, "durability: 'always' is unknown"),
+        (dict(medium="mmap"), errors.RangeError, "path: expected a folder"),
+        (dict(path="somewhere"), errors.RangeError, "path: expected none"),
+    ],
+)
+def test_what_a_store_cannot_be(options, error, message):
+    with pytest.raises(error, match=message):
+        ClientStore(2, 2, **options)
+    with pytest.raises(errors.RangeError, match="n: expected a row of at least 1 element, got 0"):
+        ClientStore(2, 0)

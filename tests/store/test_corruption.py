@@ -1,0 +1,232 @@
+"""Whatever is changed in a store's files is noticed and named, or does no harm."""
+
+import shutil
+import sqlite3
+
+import numpy as np
+import pytest
+
+from fedcore import ClientStore, errors
+from tests.store.contents import content, write
+
+N = 40_000  # 160,000 bytes: three blocks
+CLIENTS = ["a", "b", 2, 3]
+FILES = ["rows.slots", "index.sqlite", "vectors-400.slots"]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """A store that was closed, with slots in use and free ones, in the index and in the files."""
+    path = tmp_path_factory.mktemp("sound") / "store"
+    with ClientStore(CLIENTS, N, medium="mmap", path=path) as store:
+        for round in range(3):
+            for client in CLIENTS[: 3 - round]:
+                write(store, client, content(N, client, round))
+            store.commit(round, {"x": content(100, round)}, {"round": round})
+    return path
+
+
+@pytest.fixture
+def path(sound, tmp_path):
+    shutil.copytree(sound, tmp_path / "store")
+    return tmp_path / "store"
+
+
+def assert_holds(store):
+    """The store has just what was committed; reading it may raise."""
+    rounds = {"a": 2, "b": 1, 2: 0, 3: None}
+    assert (store.round, store.state, store.vector_names()) == (2, {"round": 2}, ("x",))
+    assert list(store.registry) == CLIENTS
+    for client, round in rounds.items():
+        assert store.round_of(client) == round
+        expected = np.zeros(N, np.float32) if round is None else content(N, client, round)
+        np.testing.assert_array_equal(store.read(client), expected)
+    np.testing.assert_array_equal(store.vector("x"), content(100, 2))
+
+
+def harm(path, *, readonly):
+    """What the store says of its damage; nothing if it did no harm."""
+    try:
+        with ClientStore.open(path, readonly=readonly) as store:
+            problems = store.verify()
+            try:
+                assert_holds(store)
+                said = ""
+            except errors.CorruptionError as error:
+                said = str(error)
+            assert bool(problems) == bool(said), f"verify found {problems}, and reading them said {said!r}"
+            return said
+    except errors.StoreError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_flipped_bits(path, file):
+    rng = np.random.default_rng(FILES.index(file))
+    target = path / file
+    size = target.stat().st_size
+    found = 0
+    for trial in range(150):
+        place = int(rng.integers(0, min(size, 4096) if trial % 3 == 0 else size))
+        with open(target, "r+b") as raw:
+            raw.seek(place)
+            (byte,) = raw.read(1)
+            raw.seek(place)
+            raw.write(bytes([byte ^ 1 << int(rng.integers(8))]))
+        said = harm(path, readonly=True)
+        assert said == "" or file in said, said
+        found += said != ""
+        with open(target, "r+b") as raw:
+            raw.seek(place)
+            raw.write(bytes([byte]))
+    assert harm(path, readonly=True) == ""
+    assert found > 3
+
+
+@pytest.mark.parametrize("readonly", [True, False])
+@pytest.mark.parametrize("file", FILES)
+def test_truncated_files(sound, tmp_path, file, readonly):
+    whole = (sound / file).stat().st_size
+    lengths = [0, 1, 100, 511, 512, 4095, 4096, 4097, 5000, 8192, whole // 2, whole // 2 + 1, whole - 4096, whole - 1]
+    for length in lengths:
+        if not 0 <= length < whole:
+            continue
+        path = tmp_path / f"{length}"
+        shutil.copytree(sound, path)
+        with open(path / file, "r+b") as raw:
+            raw.truncate(length)
+        said = harm(path, readonly=readonly)
+        # What is behind the last row may go; a writer makes the file as long as it was.
+        assert file in said or (said == "" and length > whole - 4096), f"{length} of {whole}: {said!r}"
+        shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_missing_files(path, file):
+    (path / file).unlink()
+    for readonly in (True, False):
+        assert file in harm(path, readonly=readonly)
+
+
+def test_a_damaged_row_is_named_and_the_others_are_there(path):
+    with ClientStore.open(path) as store:
+        slot = int(store._content.rows.slot[store.registry.number("b")])
+        place = 4096 + (slot - 1) * store.info().row_bytes + 70_000  # in the second block
+    with open(path / "rows.slots", "r+b") as raw:
+        raw.seek(place)
+        raw.write(b"\xff")
+    message = rf"rows.slots: the row of client 'b' \(slot {slot}\) is damaged: block 1 of 3 changed"
+    for readonly in (True, False):
+        with ClientStore.open(path, readonly=readonly) as store:
+            for _ in range(2):
+                with pytest.raises(errors.CorruptionError, match=message):
+                    store.row("b")
+            np.testing.assert_array_equal(store.read("a"), content(N, "a", 2))
+            (problem,) = store.verify()
+            assert "client 'b'" in problem
+            with pytest.raises(errors.CorruptionError, match=message):
+                store.save(path.with_name("copy"))
+            assert not path.with_name("copy").exists()
+            with pytest.raises(RuntimeError):
+                ClientStore.open(path, medium="ram") if readonly else store.read("b")
+    with ClientStore.open(path) as store:
+        store.compact()  # takes care not to make it look well
+        with pytest.raises(errors.CorruptionError):
+            store.read("b")
+        write(store, "b", content(N, 5))
+        store.commit(3)
+        assert store.verify() == []
+    with ClientStore.open(path) as store:
+        np.testing.assert_array_equal(store.read("b"), content(N, 5))
+
+
+def test_a_damaged_vector_is_named(path):
+    with open(path / "vectors-400.slots", "r+b") as raw:
+        raw.seek(4096)
+        raw.write(b"\x01" * 4096)
+    with ClientStore.open(path) as store:
+        with pytest.raises(errors.CorruptionError, match=r"vectors-400.slots: the vector 'x' is damaged"):
+            store.vector("x")
+        assert len(store.verify()) == 1
+        store.commit(3, {"x": content(100, 7)})
+        assert store.verify() == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE rows SET round = round + 1 WHERE number = 0",
+        "UPDATE rows SET number = 3 WHERE number = 2",
+        "UPDATE rows SET slot = slot + 1 WHERE number = 0",
+        "UPDATE rows SET seal = 0 WHERE number = 0",
+        "DELETE FROM rows WHERE number = 1",
+        "INSERT INTO rows VALUES(3, 9, 0, 0)",
+        "UPDATE rows SET slot = 'x' WHERE number = 0",
+        "UPDATE clients SET id = 'c' WHERE number = 0",
+        "DELETE FROM clients WHERE number = 3",
+        "UPDATE clients SET id = 3.5 WHERE number = 3",
+        "UPDATE head SET content = replace(content, '\"round\": 2', '\"round\": 1')",
+        "UPDATE head SET content = 7",
+        "DELETE FROM head",
+        "DROP TABLE clients",
+        "PRAGMA application_id = 1",
+    ],
+)
+def test_a_changed_index_is_refused(path, change):
+    connection = sqlite3.connect(path / "index.sqlite", isolation_level=None)
+    try:
+        connection.execute(change)
+    finally:
+        connection.close()
+    for readonly in (True, False):
+        assert "index.sqlite" in harm(path, readonly=readonly)
+
+
+def test_an_index_that_is_older_than_the_rows_is_refused(path):
+    shutil.copy(path / "index.sqlite", path.with_name("older"))
+    with ClientStore.open(path) as store:
+        for round in range(3, 6):
+            write(store, "a", content(N, round))
+            store.commit(round)
+    shutil.copy(path.with_name("older"), path / "index.sqlite")
+    for readonly in (True, False):
+        with pytest.raises(errors.CorruptionError, match=r"index.sqlite is at commit \d+, but rows.slots has seen"):
+            ClientStore.open(path, readonly=readonly)
+
+
+def test_files_of_two_stores_are_refused(path, tmp_path):
+    ClientStore(CLIENTS, N, medium="mmap", path=tmp_path / "other").close()
+    shutil.copy(tmp_path / "other" / "rows.slots", path)
+    with pytest.raises(errors.CorruptionError, match=r"rows.slots: expected the header"):
+        ClientStore.open(path)
+
+
+def test_foreign_and_newer_files_are_refused_with_what_to_do(path, tmp_path):
+    with pytest.raises(errors.StoreError, match=r"nowhere: expected the folder of a store, .* got nothing there"):
+        ClientStore.open(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(errors.StoreError, match=r"empty: expected the folder of a store, .* got \[\]"):
+        ClientStore.open(tmp_path / "empty")
+    connection = sqlite3.connect(path / "index.sqlite")
+    connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    with pytest.raises(errors.StoreError, match=r"index.sqlite: expected format 1, got 2: open it with the version"):
+        ClientStore.open(path)
+    connection = sqlite3.connect(path / "index.sqlite")
+    connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    (path / "rows.slots").write_bytes(b"GIF89a" + bytes(10_000))
+    with pytest.raises(errors.StoreError, match=r"rows.slots: expected a file of a fedcore store, got 10006 bytes"):
+        ClientStore.open(path)
+
+
+def test_a_rows_file_of_a_newer_format_is_refused(path, monkeypatch):
+    from fedcore.store import header
+
+    with open(path / "rows.slots", "r+b") as raw:
+        found = header.Header.read(raw.fileno(), path / "rows.slots")
+        monkeypatch.setattr(header, "VERSION", 2)
+        raw.write(found.packed())
+    monkeypatch.undo()
+    with pytest.raises(errors.StoreError, match=r"rows.slots: expected format 1, got 2: open it with the version of"):
+        ClientStore.open(path)

@@ -1,0 +1,245 @@
+"""A full disk, a disk that fails, and a folder that cannot be written to: a clear error, and the last round intact."""
+
+import errno
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedcore import ClientStore, errors
+from fedcore.store import disk
+from tests.store.contents import content, write
+
+N = 20_000
+CALLS = ("resize", "reserve", "sync", "sync_path", "write", "commit")
+PROGRAM = Path(__file__).with_name("small_disk.py")
+
+
+def attempt(store, round):
+    """A round of three clients, the first of which is never the same one, and a vector of a new size."""
+    for client in (round, 50, 51):
+        write(store, client, content(N, client, round))
+    store.commit(round, {"x": content(30 + round, round)}, {"round": round})
+
+
+def assert_is_at(store, round):
+    assert store.round == round
+    assert store.state == {"round": round}
+    assert store.verify() == []
+    np.testing.assert_array_equal(store.vector("x"), content(30 + round, round))
+    for client in range(50):
+        written = client if client <= round else None
+        assert store.round_of(client) == written
+    for client in (round, 50, 51):
+        np.testing.assert_array_equal(store.read(client), content(N, client, round))
+
+
+def fail_at(monkeypatch, call, error, names):
+    """Let the call-th call into the system fail; returns what was called."""
+    called = []
+
+    def failing(name, act):
+        def acting(*arguments):
+            called.append(name)
+            if len(called) == call:
+                raise error(name)
+            return act(*arguments)
+
+        return acting
+
+    for name in names:
+        monkeypatch.setattr(disk, name, failing(name, getattr(disk, name)))
+    return called
+
+
+def full(name):
+    """What the system says when the disk is full."""
+    if name != "commit":
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    return error
+
+
+def broken(name):
+    """What the system says when the disk fails."""
+    if name != "commit":
+        return OSError(errno.EIO, os.strerror(errno.EIO))
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+    return error
+
+
+@pytest.mark.parametrize("failure", [full, broken])
+def test_every_call_fails_in_turn(tmp_path, monkeypatch, failure):
+    with ClientStore(60, N, medium="mmap", path=tmp_path / "start") as store:
+        attempt(store, 0)
+    failed = set()
+    for call in range(1, 100):
+        path = tmp_path / "store"
+        shutil.copytree(tmp_path / "start", path)
+        store = ClientStore.open(path)
+        called = fail_at(monkeypatch, call, failure, CALLS)
+        try:
+            attempt(store, 1)
+        except errors.StoreError as error:
+            monkeypatch.undo()
+            name, said = called[call - 1], str(error)
+            failed.add(name)
+            assert said.startswith(str(path))
+            assert any(word in said for word in ("failed", "the disk is full"))
+            assert_is_at(store, 0)
+            if ".slots: syncing failed" in said or (name == "commit" and failure is broken):
+                # Nobody can tell what the disk has of it: this process must not go on as if it knew.
+                with pytest.raises(errors.StoreError, match=r"only the files tell if it is durable .*: open it again"):
+                    store.stage(1)
+                store.close()
+                store = ClientStore.open(path)
+                assert store.round == 0
+            else:
+                store.discard()
+                with ClientStore.open(path, readonly=True) as reader:
+                    assert_is_at(reader, 0)
+            attempt(store, 1)
+        monkeypatch.undo()
+        assert_is_at(store, 1)
+        store.close()
+        with ClientStore.open(path) as store:
+            assert_is_at(store, 1)
+        shutil.rmtree(path)
+        if len(called) < call:
+            break
+    assert failed == set(CALLS)
+
+
+@pytest.mark.parametrize("failure", [full, broken])
+def test_a_copy_that_cannot_be_written_leaves_the_older_one(tmp_path, monkeypatch, failure):
+    store = ClientStore(60, N, medium="mmap", path=tmp_path / "store")
+    attempt(store, 0)
+    store.save(tmp_path / "before")
+    attempt(store, 1)
+    for call in range(1, 100):
+        shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+        shutil.copytree(tmp_path / "before", tmp_path / "copy")
+        called = fail_at(monkeypatch, call, failure, (*CALLS, "rename", "exchange"))
+        try:
+            store.save(tmp_path / "copy")
+        except errors.StoreError:
+            monkeypatch.undo()
+            assert sorted(entry.name for entry in tmp_path.iterdir()) == ["before", "copy", "store"]
+            with ClientStore.open(tmp_path / "copy") as copy:
+                # Once the two have changed names, only the end of the old one can fail.
+                assert_is_at(copy, int("exchange" in called[: call - 1]))
+        monkeypatch.undo()
+        if len(called) < call:
+            break
+    assert call > 10
+    with ClientStore.open(tmp_path / "copy") as copy:
+        assert_is_at(copy, 1)
+    assert_is_at(store, 1)
+    store.close()
+
+
+def test_an_index_that_cannot_grow(tmp_path):
+    with ClientStore([str(i) * 200 for i in range(40)], 4, medium="mmap", path=tmp_path / "store") as store:
+        store.commit(0)
+        connection = store._content.folder.index._connection()
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+        for i in range(100):
+            store.add(f"{i}" + "x" * 500)
+        for _ in range(2):
+            with pytest.raises(errors.StoreError, match=r"index.sqlite: the disk is full"):
+                store.commit(1)
+            assert store.round == 0
+        connection.execute("PRAGMA max_page_count = 100000")
+        store.commit(1)
+    with ClientStore.open(tmp_path / "store") as store:
+        assert (store.round, len(store.registry)) == (1, 140)
+
+
+def test_a_file_that_may_not_grow(tmp_path):
+    """The system's own refusal, where every file may be so long only."""
+    program = f"""
+import resource, sys
+from fedcore import ClientStore
+with ClientStore(5, 10, medium="mmap", path={str(tmp_path / "store")!r}) as store:
+    store.commit(0)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+    try:
+        store.stage(1)
+    except Exception as error:
+        print(type(error).__name__, error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    store.stage(1)
+    print("well")
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert run.stdout == f"StoreError {tmp_path / 'store' / 'rows.slots'}: growing failed: File too large\nwell\n"
+
+
+def test_a_disk_that_is_really_full(tmp_path):
+    mount = f"mount -t tmpfs -o size=4m tmpfs {tmp_path} && exec {sys.executable} {PROGRAM} {tmp_path}"
+    if subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", tmp_path], capture_output=True).returncode:
+        pytest.skip("this system lets nobody mount a small disk of their own")
+    run = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", mount],
+        cwd=PROGRAM.parents[2],
+        env=os.environ | {"PYTHONPATH": str(PROGRAM.parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "No space left on device" in run.stdout
+    assert run.stdout.endswith("well\n")
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path_factory):
+    with tempfile.TemporaryDirectory() as name:  # not in pytest's folder, which is the user's own
+        folder = Path(name)
+        with ClientStore(60, N, medium="mmap", path=folder / "store") as store:
+            attempt(store, 0)
+        for entry in [folder, *folder.rglob("*")]:
+            entry.chmod(0o555 if entry.is_dir() else 0o444)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                if os.geteuid() == 0:  # who may write everywhere
+                    os.setgid(65534)
+                    os.setuid(65534)
+                look_but_do_not_touch(folder)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+        for entry in [folder, *folder.rglob("*")]:
+            entry.chmod(0o755)
+        assert status == 0
+        with ClientStore.open(folder / "store") as store:
+            attempt(store, 1)
+
+
+def look_but_do_not_touch(folder):
+    reader = ClientStore.open(folder / "store", readonly=True)
+    assert_is_at(reader, 0)
+    for act in (
+        lambda: ClientStore.open(folder / "store"),
+        lambda: ClientStore(2, 2, medium="mmap", path=folder / "new"),
+        lambda: reader.save(folder / "copy"),
+    ):
+        with pytest.raises(errors.StoreError, match=r"Permission denied|Read-only"):
+            act()
+    with ClientStore.open(folder / "store", medium="ram") as loaded:
+        assert_is_at(loaded, 0)
+    reader.close()

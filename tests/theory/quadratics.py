@@ -1,0 +1,65 @@
+"""Least-squares clients in float64, and rounds through public names alone."""
+
+import numpy as np
+
+import fedcore
+
+
+class Clients:
+    """f_i(y) = (1/2) sum_j a_ij (y_j - o_ij)^2 with minimisers o_i of their own, or one that all share."""
+
+    def __init__(self, N, n, seed, *, shared=False):
+        rng = np.random.default_rng(seed)
+        self.N, self.n = N, n
+        self.a = rng.uniform(0.5, 2, size=(N, n))
+        self.o = np.broadcast_to(rng.normal(size=n), (N, n)) if shared else rng.normal(size=(N, n))
+
+    def gradient(self, i, y):
+        return self.a[i] * (y - self.o[i])
+
+    def optimum(self, p=None):
+        """The minimiser of sum_i p_i f_i."""
+        p = np.full(self.N, 1 / self.N) if p is None else p
+        return (p @ (self.a * self.o)) / (p @ self.a)
+
+    def value(self, x):
+        """The mean of the f_i."""
+        return float(np.mean(np.sum(self.a * (x - self.o) ** 2, axis=1)) / 2)
+
+    def work(self, broadcast, i, steps, noise=None):
+        """A client's local steps as its broadcast says: y, and the mean raw gradient."""
+        x, offset = broadcast.x.astype(np.float64), broadcast.offset(i)
+        y, raw = x, 0
+        for _ in range(steps):
+            gradient = self.gradient(i, y) + (0 if noise is None else noise())
+            direction = broadcast.a * gradient + broadcast.mu * (y - x)
+            if broadcast.b:
+                direction = direction + broadcast.b * self.gradient(i, broadcast.x_prev.astype(np.float64))
+            if offset is not None:
+                direction = direction + offset
+            raw = raw + gradient / steps
+            y = y - broadcast.lr * direction
+        return y.astype(np.float32), np.asarray(raw, np.float32) if broadcast.second else None
+
+
+def run(server, clients, rounds, *, cohort, steps, noise=None):
+    """Rounds with the cohorts cohort(t), whose clients do steps(t, i) steps; returns the last report."""
+    report = None
+    for t in range(rounds):
+        broadcast = server.broadcast(cohort(t))
+        with server.open_round() as round:
+            for i in broadcast.ids:
+                k = steps(t, i)
+                y, control = clients.work(broadcast, i, k, noise)
+                round.add(i, y, steps=k, control=control)
+        report = round.report
+    return report
+
+
+def distance(x, y):
+    """|x - y| / |y|."""
+    return float(np.linalg.norm(x - y) / np.linalg.norm(y))
+
+
+def server_of(algorithm, clients, lr, **options):
+    return fedcore.Server(algorithm, np.zeros(clients.n, np.float32), clients=clients.N, lr=lr, **options)
