@@ -1,66 +1,41 @@
-// Four rows of one base in one pass: their additions stay in order, but the base is loaded, and the sum loaded and
-// stored, once for all four.
-template <class Sum>
-void fold_four(const Streams* four, std::int64_t count, Sum* __restrict sum, double* squares) {
-    using Wide = typename In<Sum>::Vector;
-    const float* const base = four[0].base;
-    Floats part[4][kVectors] = {};
-    std::int64_t j = 0;
-    for (; j + kLanes <= count; j += kLanes) {
-        for (int r = 0; r < 4; ++r)
-            __builtin_prefetch(j + four[r].ahead < count
-                                   ? reinterpret_cast<const char*>(four[r].y + j + four[r].ahead)
-                                   : four[r].next.at + (j + four[r].ahead - count) * four[r].next.size);
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) {
-            const std::int64_t at = j + v * kWidth;
-            const Floats x = load(base + at);
-            Wide s = load(sum + at);
-#pragma GCC unroll 4
-            for (int r = 0; r < 4; ++r) {
-                const Floats h = (x - load(four[r].y + at)) * (Floats{} + four[r].scale);
-                part[r][v] += h * h;
-                s += (Wide{} + static_cast<Sum>(four[r].weight)) * In<Sum>::of(h);
-            }
-            store(sum + at, s);
-        }
-    }
-    float tail[4][kLanes];
-    int rest = 0;
-    for (; j < count; ++j, ++rest)
-        for (int r = 0; r < 4; ++r) {
-            const float h = (base[j] - four[r].y[j]) * four[r].scale;
-            tail[r][rest] = h * h;
-            sum[j] += static_cast<Sum>(four[r].weight) * static_cast<Sum>(h);
-        }
-    for (int r = 0; r < 4; ++r) {
-        const double square = fold_lanes(part[r], tail[r], rest);
-        squares[r] += is_sound(square) ? square : squares_exactly(four[r].y, four[r].base, four[r].scale, count);
+// Clients whose updates are folded in one pass.
+constexpr int kFolds = 4;
+
+// Whether the kFolds clients from i on start from the same base.
+inline bool share_base(const Sent* sent, std::int64_t i, std::int64_t k) {
+    if (i + kFolds > k) return false;
+    for (int r = 1; r < kFolds; ++r)
+        if (sent[i + r].base != sent[i].base) return false;
+    return true;
+}
+
+// kRows clients, tile by tile of a run.
+template <int kRows, class Sum>
+void accumulate_rows(const Sent* sent, std::int64_t begin, std::int64_t end, Sum* out, double* squares) {
+    alignas(64) float scratch[kRows][kTile];
+    for (std::int64_t tile = begin; tile < end; tile += kTile) {
+        const std::int64_t count = end - tile < kTile ? end - tile : kTile;
+        Streams rows[kRows];
+        for (int r = 0; r < kRows; ++r) rows[r] = streams_of(sent[r], tile, count, scratch[r]);
+        double of_tile[kRows];
+        fold_tile<kRows, Sum, Form::gradient, false, false, false>(rows, count, out + tile, of_tile);
+        for (int r = 0; r < kRows; ++r) squares[r] += of_tile[r];
     }
 }
 
 template <class Sum>
 void accumulate(const Sum* acc, Sum* out, const Sent* sent, std::int64_t k, std::int64_t begin, std::int64_t end,
                 double* squares) {
-    alignas(64) float scratch[4][kTile];
     for (std::int64_t i = 0; i < k; ++i) squares[i] = 0;
-    for (std::int64_t tile = begin; tile < end; tile += kTile) {
-        const std::int64_t count = end - tile < kTile ? end - tile : kTile;
-        Sum* sum = begin_tile(acc, out, tile, count);
+    for (std::int64_t first = begin; first < end; first += kRun) {
+        const std::int64_t last = end - first < kRun ? end : first + kRun;
+        begin_run(acc, out, first, last);
         for (std::int64_t i = 0; i < k;) {
-            const Sent* const at = sent + i;
-            if (i + 4 <= k && at[0].base != nullptr && at[1].base == at[0].base && at[2].base == at[0].base &&
-                at[3].base == at[0].base) {
-                const bool more = i + 8 <= k;
-                Streams four[4];
-                for (int r = 0; r < 4; ++r)
-                    four[r] = streams_of(at[r], tile, count, scratch[r],
-                                         more ? upcoming(at[4 + r], tile) : upcoming(sent[r], tile + count));
-                fold_four(four, count, sum, squares + i);
-                i += 4;
+            if (share_base(sent, i, k)) {
+                accumulate_rows<kFolds>(sent + i, first, last, out, squares + i);
+                i += kFolds;
             } else {
-                const Streams one = streams_of(*at, tile, count, scratch[0], read_next(sent, i, k, tile, count));
-                squares[i] += fold_tile<Sum, Form::gradient, false, false, false>(one, count, sum);
+                accumulate_rows<1>(sent + i, first, last, out, squares + i);
                 ++i;
             }
         }

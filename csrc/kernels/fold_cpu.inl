@@ -1,90 +1,94 @@
-// One client's update folded into one tile: the loop that accumulate and exchange share.
+// Clients' updates folded into one tile: the loop that accumulate and exchange share.
+
+constexpr std::int64_t kFetch = 128;  // elements of each stream to prefetch ahead
 
 // What the tile of a client is: a model, a difference, or already the row that is to be seen by the sum.
 enum class Given { model, difference, row };
 
-// Where the client's arrays stand at the tile; null where it has none. `next` is what will be read after this tile,
-// and is fetched from `ahead` elements before this one's end.
+// Where a client's arrays stand at the tile; null where it has none.
 struct Streams {
     const float* y;
     const float* base;
     const float* old_row;
     const float* anchor;
     float* new_row;
-    Upcoming next;
-    std::int64_t ahead;
     float scale;
     double weight;
 };
 
 // What a client sent, standing at the tile; where it must be converted, in scratch.
-inline Streams streams_of(const Sent& sent, std::int64_t tile, std::int64_t count, float* scratch, Upcoming next) {
+inline Streams streams_of(const Sent& sent, std::int64_t tile, std::int64_t count, float* scratch) {
     const float* const base = sent.base != nullptr ? sent.base + tile : nullptr;
-    return {
-        sent_tile(sent, tile, count, scratch), base, nullptr, nullptr, nullptr, next, kAhead, sent.scale, sent.weight};
+    return {sent_tile(sent, tile, count, scratch), base, nullptr, nullptr, nullptr, sent.scale, sent.weight};
 }
 
 template <Given kGiven, class Number>
-inline Number gradient(Number base, Number y, Number scale) {
+inline Number gradient(Number base, Number y, float scale) {
     return kGiven == Given::model ? (base - y) * scale : kGiven == Given::difference ? -y * scale : y;
 }
 
 // Gradient form: row' = h, sum[j] += weight * (h - old_row[j] + anchor[j]). Control form: row' = (h + old_row[j]) +
-// anchor[j], sum[j] += weight * (row' - old_row[j]). In Sum's precision; new_row[j] = row'. Returns the sum of h^2. All
-// that is optional is known when this is compiled, so that the loop has no branches.
-template <class Sum, Form kForm, Given kGiven, bool kOld, bool kAnchor, bool kKeep>
-double fold_piece(const Streams& piece, std::int64_t count, Sum* __restrict sum) {
-    using Wide = typename In<Sum>::Vector;
+// anchor[j], sum[j] += weight * (row' - old_row[j]). In Sum's precision; new_row[j] = row'. squares[r] = the sum of
+// row r's h^2. kRows clients of one base in one pass: each element's additions stay in their order, but the base is
+// loaded, and the sum loaded and stored, once for all. All that is optional is known when this is compiled, so that the
+// loop has no branches.
+template <int kRows, class Sum, Form kForm, Given kGiven, bool kOld, bool kAnchor, bool kKeep>
+void fold_piece(const Streams* rows, std::int64_t count, Sum* __restrict sum, double* squares) {
+    using Wide = Full<Sum>;
     constexpr bool kBase = kGiven == Given::model, kControl = kForm == Form::control;
-    const float* const y = piece.y;
-    const float* const base = piece.base;
-    const float* const old_row = piece.old_row;
-    const float* const anchor = piece.anchor;
-    float* const new_row = piece.new_row;
-    const std::int64_t ahead = piece.ahead;
-    const Floats scale = Floats{} + piece.scale;
-    const Sum weight = static_cast<Sum>(piece.weight);
-    const Wide weights = Wide{} + weight;
-    Floats part[kVectors] = {};
+    const float* const base = rows[0].base;
+    FullFloats part[kRows][kLanes / kFull] = {};
     std::int64_t j = 0;
     for (; j + kLanes <= count; j += kLanes) {
-        // One cache line of each stream, two KiB ahead; near the tile's end the head of what comes next.
-        if (kGiven != Given::row) {
-            __builtin_prefetch(j + ahead < count ? reinterpret_cast<const char*>(y + j + ahead)
-                                                 : piece.next.at + (j + ahead - count) * piece.next.size);
-            if (kOld) __builtin_prefetch(old_row + j + kAhead);
+        for (int r = 0; r < kRows; ++r) {
+            const Streams& row = rows[r];
+            if (kGiven != Given::row) {
+                __builtin_prefetch(row.y + j + kFetch);
+                if (kOld) __builtin_prefetch(row.old_row + j + kFetch);
+            }
+            if (kAnchor) __builtin_prefetch(row.anchor + j + kFetch);
         }
-        if (kAnchor) __builtin_prefetch(anchor + j + kAhead);
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) {
-            const std::int64_t at = j + v * kWidth;
-            const Floats h = gradient<kGiven>(kBase ? load(base + at) : Floats{}, load(y + at), scale);
-            if (kGiven != Given::row) part[v] += h * h;
-            Floats row = h;
-            if (kControl && kOld) row += load(old_row + at);
-            if (kControl && kAnchor) row += load(anchor + at);
-            Wide change = In<Sum>::of(row);
-            if (kOld) change -= In<Sum>::of(load(old_row + at));
-            if (!kControl && kAnchor) change += In<Sum>::of(load(anchor + at));
-            store(sum + at, load(sum + at) + weights * change);
-            if (kKeep) store(new_row + at, row);  // behind the load of old_row, which it may be
+#pragma GCC unroll 4
+        for (int v = 0; v < kLanes / kFull; ++v) {
+            const std::int64_t at = j + v * kFull;
+            const FullFloats x = kBase ? read(base + at) : FullFloats{};
+            auto s = read(sum + at);
+#pragma GCC unroll 4
+            for (int r = 0; r < kRows; ++r) {
+                const Streams& row = rows[r];
+                const FullFloats h = gradient<kGiven>(x, read(row.y + at), row.scale);
+                if (kGiven != Given::row) part[r][v] += h * h;
+                const FullFloats old = kOld ? read(row.old_row + at) : FullFloats{};
+                const FullFloats anchor = kAnchor ? read(row.anchor + at) : FullFloats{};
+                FullFloats made = h;
+                if (kControl && kOld) made += old;
+                if (kControl && kAnchor) made += anchor;
+                auto change = Wide::of(made);
+                if (kOld) change = change - Wide::of(old);
+                if (!kControl && kAnchor) change = change + Wide::of(anchor);
+                s = s + static_cast<Sum>(row.weight) * change;
+                if (kKeep) write(row.new_row + at, made);  // behind the load of old_row, which it may be
+            }
+            write(sum + at, s);
         }
     }
-    float tail[kLanes];
+    float tail[kRows][kLanes];
     int rest = 0;
-    for (; j < count; ++j, ++rest) {
-        const float h = gradient<kGiven>(kBase ? base[j] : 0.0f, y[j], piece.scale);
-        tail[rest] = h * h;
-        float row = h;
-        if (kControl && kOld) row += old_row[j];
-        if (kControl && kAnchor) row += anchor[j];
-        Sum change = row;
-        if (kOld) change -= static_cast<Sum>(old_row[j]);
-        if (!kControl && kAnchor) change += static_cast<Sum>(anchor[j]);
-        sum[j] += weight * change;
-        if (kKeep) new_row[j] = row;
-    }
-    return fold_lanes(part, tail, rest);
+    for (; j < count; ++j, ++rest)
+        for (int r = 0; r < kRows; ++r) {
+            const Streams& row = rows[r];
+            const float h = gradient<kGiven>(kBase ? base[j] : 0.0f, row.y[j], row.scale);
+            tail[r][rest] = h * h;
+            float made = h;
+            if (kControl && kOld) made += row.old_row[j];
+            if (kControl && kAnchor) made += row.anchor[j];
+            Sum change = made;
+            if (kOld) change -= static_cast<Sum>(row.old_row[j]);
+            if (!kControl && kAnchor) change += static_cast<Sum>(row.anchor[j]);
+            sum[j] += static_cast<Sum>(row.weight) * change;
+            if (kKeep) row.new_row[j] = made;
+        }
+    for (int r = 0; r < kRows; ++r) squares[r] = fold_lanes(part[r], tail[r], rest);
 }
 
 // h of some elements, h[j] being on lane j mod 16 of the sum of squares in `lanes`.
@@ -92,19 +96,19 @@ template <Given kGiven>
 void gradient_piece(const float* __restrict y, const float* base, float scale, std::int64_t count, float* __restrict h,
                     float* lanes) {
     constexpr bool kBase = kGiven == Given::model;
-    Floats part[kVectors];
-    for (int v = 0; v < kVectors; ++v) part[v] = load(lanes + v * kWidth);
+    FullFloats part[kLanes / kFull];
+    __builtin_memcpy(part, lanes, sizeof part);
     std::int64_t j = 0;
     for (; j + kLanes <= count; j += kLanes) {
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) {
-            const std::int64_t at = j + v * kWidth;
-            const Floats value = gradient<kGiven>(kBase ? load(base + at) : Floats{}, load(y + at), Floats{} + scale);
+#pragma GCC unroll 4
+        for (int v = 0; v < kLanes / kFull; ++v) {
+            const std::int64_t at = j + v * kFull;
+            const FullFloats value = gradient<kGiven>(kBase ? read(base + at) : FullFloats{}, read(y + at), scale);
             part[v] += value * value;
-            store(h + at, value);
+            write(h + at, value);
         }
     }
-    for (int v = 0; v < kVectors; ++v) store(lanes + v * kWidth, part[v]);
+    __builtin_memcpy(lanes, part, sizeof part);
     for (int l = 0; j < count; ++j, ++l) {
         h[j] = gradient<kGiven>(kBase ? base[j] : 0.0f, y[j], scale);
         lanes[l] += h[j] * h[j];
@@ -125,19 +129,20 @@ double squares_exactly(const float* y, const float* base, float scale, std::int6
     return sum_of_squares_exactly(h, count);
 }
 
-// One client's tile, `at` standing there.
-template <class Sum, Form kForm, bool kOld, bool kAnchor, bool kKeep>
-double fold_tile(const Streams& at, std::int64_t count, Sum* sum) {
-    const double squares = at.base != nullptr
-                               ? fold_piece<Sum, kForm, Given::model, kOld, kAnchor, kKeep>(at, count, sum)
-                               : fold_piece<Sum, kForm, Given::difference, kOld, kAnchor, kKeep>(at, count, sum);
-    return is_sound(squares) ? squares : squares_exactly(at.y, at.base, at.scale, count);
+// kRows clients' tile, who share a base or have none.
+template <int kRows, class Sum, Form kForm, bool kOld, bool kAnchor, bool kKeep>
+void fold_tile(const Streams* rows, std::int64_t count, Sum* sum, double* squares) {
+    if (rows[0].base != nullptr)
+        fold_piece<kRows, Sum, kForm, Given::model, kOld, kAnchor, kKeep>(rows, count, sum, squares);
+    else
+        fold_piece<kRows, Sum, kForm, Given::difference, kOld, kAnchor, kKeep>(rows, count, sum, squares);
+    for (int r = 0; r < kRows; ++r)
+        if (!is_sound(squares[r])) squares[r] = squares_exactly(rows[r].y, rows[r].base, rows[r].scale, count);
 }
 
-// The tile of `out`, with what is in `acc`.
+// The run of `out`, with what is in `acc`.
 template <class Sum>
-Sum* begin_tile(const Sum* acc, Sum* out, std::int64_t tile, std::int64_t count) {
+void begin_run(const Sum* acc, Sum* out, std::int64_t begin, std::int64_t end) {
     if (acc != out)
-        for (std::int64_t j = tile; j < tile + count; ++j) out[j] = acc[j];
-    return out + tile;
+        for (std::int64_t j = begin; j < end; ++j) out[j] = acc[j];
 }

@@ -12,17 +12,17 @@
 namespace fedcore::FEDCORE_LEVEL {
 namespace {
 
-constexpr std::int64_t kTile = 2048;  // elements of a fold: the float64 sum and x stay in L1 while all rows pass
+constexpr std::int64_t kTile =
+    2048;  // elements whose squares are summed in float32, and that pass through scratch in L1
 static_assert(kTile % kCodeBlock == 0, "tiles must not cut what shares a scale");
-constexpr std::int64_t kChunk = 512;      // elements that pass through a codec while they stay in L1
-constexpr std::int64_t kSumTile = 16384;  // elements of a plain sum: a long run of each row suits the memory better
-constexpr std::int64_t kAhead = 512;      // elements to prefetch ahead of a stream
+constexpr std::int64_t kChunk = 512;  // elements that pass through a codec while they stay in L1
+constexpr std::int64_t kRun = 16384;  // elements of a row that are read on end, their sum in L2: it suits the memory
+constexpr std::int64_t kAhead = 512;  // elements to prefetch ahead of a stream
 
 // Each uses those before it, so their order is no sorter's business.
 // clang-format off
 #include "kernels/vectors_cpu.inl"
 #include "kernels/norms_cpu.inl"
-#include "kernels/full_cpu.inl"
 #include "kernels/quantise_cpu.inl"
 #include "kernels/halves_cpu.inl"
 #include "kernels/stages_cpu.inl"

@@ -9,9 +9,9 @@ inline double sum_of_lanes(float* lane) {
 }
 
 // The same of vectors, `tail` holding the squares of the elements that filled none.
-inline double fold_lanes(const Floats* part, const float* tail, int count) {
+inline double fold_lanes(const FullFloats* part, const float* tail, int count) {
     float lane[kLanes];
-    for (int v = 0; v < kVectors; ++v) store(lane + v * kWidth, part[v]);
+    __builtin_memcpy(lane, part, sizeof lane);
     for (int l = 0; l < count; ++l) lane[l] += tail[l];
     return sum_of_lanes(lane);
 }
@@ -35,13 +35,13 @@ double sum_of_squares_exactly(const Value* values, std::int64_t count) {
 }
 
 double sum_of_squares(const float* values, std::int64_t count) {
-    Floats part[kVectors] = {};
+    FullFloats part[kLanes / kFull] = {};
     std::int64_t j = 0;
     for (; j + kLanes <= count; j += kLanes) {
         __builtin_prefetch(values + j + kAhead);
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) {
-            const Floats value = load(values + j + v * kWidth);
+#pragma GCC unroll 4
+        for (int v = 0; v < kLanes / kFull; ++v) {
+            const FullFloats value = read(values + j + v * kFull);
             part[v] += value * value;
         }
     }

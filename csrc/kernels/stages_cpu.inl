@@ -42,11 +42,6 @@ inline Upcoming upcoming(const Sent& sent, std::int64_t first) {
     return {static_cast<const char*>(sent.y) + first * size, size};
 }
 
-// What is read after client i's part of this tile: the next client's, or the first one's next tile.
-inline Upcoming read_next(const Sent* sent, std::int64_t i, std::int64_t k, std::int64_t tile, std::int64_t count) {
-    return i + 1 < k ? upcoming(sent[i + 1], tile) : upcoming(sent[0], tile + count);
-}
-
 // What a chunk reads of its client's own.
 struct Chunk {
     Upcoming y, row;

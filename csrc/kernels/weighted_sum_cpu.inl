@@ -82,12 +82,7 @@ struct Pass {
         if (j < end) add_rest(rows, base, j, end - j, sum);
     }
 
-    double squared_norm(int r) const {
-        Floats part[kVectors];
-        static_assert(sizeof part == sizeof squares[r], "as many lanes as every sum of squares has");
-        __builtin_memcpy(part, squares[r], sizeof part);
-        return fold_lanes(part, nullptr, 0);
-    }
+    double squared_norm(int r) const { return fold_lanes(squares[r], nullptr, 0); }
 };
 
 // |h|^2 in float64, of one row.
@@ -176,9 +171,9 @@ void sum_rows(const RowSum& segment, const double* weights, std::int64_t k, std:
     const std::int64_t passes = k == 0 ? 1 : (k + kRowsPerPass - 1) / kRowsPerPass;  // none at all leaves zeros
     if (kNorms)
         for (std::int64_t i = 0; i <= k; ++i) squares[i] = 0;
-    for (std::int64_t tile = begin; tile < end; tile += kSumTile) {
-        const std::int64_t count = end - tile < kSumTile ? end - tile : kSumTile;
-        alignas(64) Sum own[kSumTile];
+    for (std::int64_t tile = begin; tile < end; tile += kRun) {
+        const std::int64_t count = end - tile < kRun ? end - tile : kRun;
+        alignas(64) Sum own[kRun];
         Sum* const sum = segment.out_dtype == kSum ? static_cast<Sum*>(segment.out) + tile : own;
         for (std::int64_t pass = 0; pass < passes; ++pass) {
             const std::int64_t first = k * pass / passes, last = k * (pass + 1) / passes;
