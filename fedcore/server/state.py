@@ -13,12 +13,13 @@ from fedcore.algorithms import Cohort
 from fedcore.algorithms.rates import rate_at
 from fedcore.errors import ArrayError, DivergedError
 from fedcore.server.batch import Counters
+from fedcore.server.folding import fold_history
 from fedcore.server.settings import Settings
 from fedcore.server.snapshot import Snapshot
 from fedcore.server.sums import Sums
 from fedcore.server.tally import Tally
 from fedcore.server.uninterrupted import uninterrupted
-from fedcore.store import ClientId, ClientStore
+from fedcore.store import ClientId, ClientStore, History
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -115,9 +116,18 @@ class State:
                 after = replace(after, x_prev=now.x, past=past, gamma=gamma, counters=counters)
             if algorithm.keeps_history and tally.clients:
                 before = [self.store.round_of(client) for client in tally.clients]
-                after = replace(after, history=now.history.after(number, after.momentum, len(tally.clients), before))
+                history = now.history.after(number, after.momentum, len(tally.clients), before)
+                after = replace(after, history=self._bounded(history, after.total, tally.clients))
         self._become(after, number)
         return outcome
+
+    def _bounded(self, history: History, total: F64 | None, heard: Sequence[ClientId]) -> History:
+        """The history, with as many rounds as may be kept; the total follows the rows that others are folded into."""
+        surplus = history.surplus(self._settings.history_rounds)
+        if surplus:
+            assert total is not None
+            fold_history(self.store, history, surplus, total, staged=frozenset(heard), at_once=self._settings.fold)
+        return history.folded(surplus)
 
     def _become(self, after: Snapshot, round: int) -> None:
         """Let the store keep the rows of the round and the snapshot, and only then believe it."""
