@@ -294,13 +294,15 @@ class Server:
         self._state.warm_start({self.store.registry.check(client): g for client, g in gradients.items()})
 
     def broadcast(self, ids: Iterable[ClientId]) -> Broadcast:
-        """What those clients start from in the next round.
+        """What those clients start from in the next round; their rows are read ahead from a disk while they train.
 
         Raises:
             UnknownClientError: one of them is not registered.
         """
         algorithm, state, number = self.algorithm, self._state, self.round_number
         known = tuple(self.store.registry.check(client) for client in ids)
+        if algorithm.keeps_rows:
+            self.store.prefetch(known)
 
         def offset(client: ClientId, out: Any) -> Any:
             if state.now.round_number != number:

@@ -313,11 +313,11 @@ class ClientStore:
         Raises:
             UnknownClientError: no such client is registered.
 
-        Cost: nothing here; a thread asks the disk for all of them at once.
+        Cost: nothing here, or in memory; a thread asks the disk for all of them at once.
         """
         self._session.require_open()
-        slots = self._content.rows.slot[self.registry.numbers(clients)]
         if self._session.background is not None:
+            slots = self._content.rows.slot[self.registry.numbers(clients)]
             self._session.background.read_ahead(slots[slots > 0].tolist())
 
     def save(
