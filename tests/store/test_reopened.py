@@ -1,11 +1,13 @@
 """Stores that are opened again and go on, whatever the size of their rows; rows of a round, and reading ahead."""
 
+import time
 from threading import Event
 
 import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, Update, errors
+from fedcore.store.background import IDLE_SECONDS
 from tests.store.contents import content, write
 
 
@@ -86,3 +88,19 @@ def test_a_broadcast_reads_the_cohorts_rows_ahead(tmp_path):
     assert done.wait(10)
     slots = server.store._content.rows.slot
     assert asked == sorted(slots[[1, 3]].tolist())
+
+
+@pytest.mark.parametrize("durability", ["round", "checkpoint", "none"])
+def test_writing_begins_early_where_it_is_due_later_and_once_for_commits_in_a_row(tmp_path, durability):
+    with ClientStore(3, 100, medium="mmap", path=tmp_path / "s", durability=durability) as store:
+        begun = []
+        store._folder.rows.start_writing = lambda: begun.append(store.round)
+        for round in range(20):
+            write(store, 0, content(100, round))
+            store.commit(round)
+        time.sleep(4 * IDLE_SECONDS)
+        if durability == "checkpoint":
+            assert 0 < len(begun) < 5  # a machine that is busy may pause between two commits
+            assert begun[-1] == 19
+        else:
+            assert begun == []
