@@ -30,6 +30,7 @@ constexpr std::int64_t kAhead = 512;      // elements to prefetch ahead of a str
 #include "kernels/weighted_sum_cpu.inl"
 #include "kernels/aggregate_cpu.inl"
 #include "kernels/direction_cpu.inl"
+#include "kernels/exchange_fused_cpu.inl"
 #include "kernels/exchange_cpu.inl"
 #include "kernels/mix_cpu.inl"
 // clang-format on
