@@ -1,5 +1,6 @@
 """Stores that are opened again and go on, whatever the size of their rows; rows of a round, and reading ahead."""
 
+import os
 import time
 from threading import Event
 
@@ -104,3 +105,24 @@ def test_writing_begins_early_where_it_is_due_later_and_once_for_commits_in_a_ro
             assert begun[-1] == 19
         else:
             assert begun == []
+
+
+def test_a_fork_has_rows_of_its_own():
+    """A store in memory is copied with its process, as all else is."""
+    store = ClientStore(2, 300_000)  # rows on huge pages, where there are any
+    write(store, 0, content(300_000, 0))
+    store.commit(0)
+    child = os.fork()
+    if child == 0:
+        try:
+            for round in (1, 2, 3):
+                write(store, 0, content(300_000, round))
+                store.commit(round)
+            np.testing.assert_array_equal(store.read(0), content(300_000, 3))
+        finally:
+            os._exit(0 if store.round == 3 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert store.round == 0
+    np.testing.assert_array_equal(store.read(0), content(300_000, 0))
+    store.stage(1)[:] = 0
+    np.testing.assert_array_equal(store.read(0), content(300_000, 0))
