@@ -54,6 +54,7 @@ void swap_floats(const Sent* sent, const RowSwap* swaps, Form form, std::int64_t
 // fill the queue of misses, and the loads behind would wait. Returns whether what is stored is finite.
 bool swap_chunk(Streams at, const RowSwap& row, Form form, const Chunk& next, std::int64_t first, std::int64_t count,
                 double* sum, float* lanes) {
+    if (is_fusible(row, form, count)) return fused_chunk(at, row, next, first, count, sum, lanes);
     alignas(64) float of_row[kChunk], made[kChunk], stored[kChunk];
     fetch_quarter(next, 0);
     at.old_row = row_tile(row.old_row, first, count, of_row);

@@ -12,8 +12,7 @@
 namespace fedcore::FEDCORE_LEVEL {
 namespace {
 
-constexpr std::int64_t kTile =
-    2048;  // elements whose squares are summed in float32, and that pass through scratch in L1
+constexpr std::int64_t kTile = 2048;  // elements whose squares are summed in float32; what is converted stays in L1
 static_assert(kTile % kCodeBlock == 0, "tiles must not cut what shares a scale");
 constexpr std::int64_t kChunk = 512;  // elements that pass through a codec while they stay in L1
 constexpr std::int64_t kRun = 16384;  // elements of a row that are read on end, their sum in L2: it suits the memory
@@ -30,6 +29,7 @@ constexpr std::int64_t kAhead = 512;  // elements to prefetch ahead of a stream
 #include "kernels/weighted_sum_cpu.inl"
 #include "kernels/aggregate_cpu.inl"
 #include "kernels/direction_cpu.inl"
+#include "kernels/exchange_fused_cpu.inl"
 #include "kernels/exchange_cpu.inl"
 #include "kernels/mix_cpu.inl"
 // clang-format on

@@ -43,6 +43,8 @@ class Server:
         optimizer: one of ``fedcore.algorithms.optimizers``, which turns the method's direction into the step's.
         examples: n_k of every client, by id or in the order of the ids, for the methods that weigh by p^k = n_k / n.
         late_rounds: how many rounds late a reply may be and still count, measured against the x that it started from.
+        history_rounds: MimiC keeps the directions of so many rounds that rows refer to, and folds those of others into
+            their rows (r - v[t] in place of r and v[t]): fewer take less memory, and rewrite more rows.
         fold: how many updates a round may hold to fold them in one pass, where they may be held at all.
         accumulate: what a round's sums are kept in; always float64 where the method keeps a total (MIFA, MimiC).
         max_steps, max_examples, max_lr: an update that claims more is refused.
@@ -51,8 +53,8 @@ class Server:
         UnknownNameError, RangeError, UnknownClientError, ShapeError, DtypeError, ArrayError: an argument is not what is
             said above.
 
-    Cost: 20 n bytes (44 n where the method keeps a total), and 4 n for each row (MimiC: and for each round that a row
-        refers to).
+    Cost: 20 n bytes (44 n where the method keeps a total), and 4 n for each row (MimiC: and for at most history_rounds
+        directions).
 
     >>> server = Server("FedAvg", np.zeros(2, np.float32), clients=2, lr=0.1)
     >>> with server.open_round() as round:
@@ -74,6 +76,7 @@ class Server:
         optimizer: Optimizer | None = None,
         examples: Mapping[ClientId, int] | Sequence[int] | None = None,
         late_rounds: int = 0,
+        history_rounds: int = 64,
         fold: int = 8,
         accumulate: Precision = "float32",
         max_steps: int = 10**6,
@@ -85,6 +88,8 @@ class Server:
                 raise RangeError(f"{name}: expected an integer in 1..2**53, got {value!r}")
         if not is_integer(late_rounds, 0, 2**31):
             raise RangeError(f"late_rounds: expected an integer in 0..2**31, got {late_rounds!r}")
+        if not is_integer(history_rounds, 1, 2**31):
+            raise RangeError(f"history_rounds: expected an integer in 1..2**31, got {history_rounds!r}")
         if isinstance(algorithm, str):
             algorithm = named(algorithm)
         if not isinstance(algorithm, Algorithm):
@@ -101,6 +106,7 @@ class Server:
             server_lr=None if server_lr is None else as_rate(server_lr),
             optimizer=optimizer,
             late_rounds=int(late_rounds),
+            history_rounds=int(history_rounds),
             fold=int(fold),
             accumulate=accumulate,
             limits=Limits(int(max_steps), int(max_examples), as_rate(max_lr)(0)),
@@ -288,13 +294,15 @@ class Server:
         self._state.warm_start({self.store.registry.check(client): g for client, g in gradients.items()})
 
     def broadcast(self, ids: Iterable[ClientId]) -> Broadcast:
-        """What those clients start from in the next round.
+        """What those clients start from in the next round; their rows are read ahead from a disk while they train.
 
         Raises:
             UnknownClientError: one of them is not registered.
         """
         algorithm, state, number = self.algorithm, self._state, self.round_number
         known = tuple(self.store.registry.check(client) for client in ids)
+        if algorithm.keeps_rows:
+            self.store.prefetch(known)
 
         def offset(client: ClientId, out: Any) -> Any:
             if state.now.round_number != number:

@@ -25,6 +25,7 @@ class Settings:
     fold: int
     accumulate: Precision
     late_rounds: int
+    history_rounds: int
     limits: Limits
 
     @property
@@ -43,6 +44,7 @@ class Settings:
             "fold": self.fold,
             "accumulate": self.accumulate,
             "late_rounds": self.late_rounds,
+            "history_rounds": self.history_rounds,
             "limits": asdict(self.limits),
         }
 
@@ -61,6 +63,7 @@ class Settings:
             fold=state["fold"],
             accumulate=state["accumulate"],
             late_rounds=state["late_rounds"],
+            history_rounds=state["history_rounds"],
             limits=Limits(**state["limits"]),
             **{what: revive(what, state[what], given[what]) for what in given},
         )

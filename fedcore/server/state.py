@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,14 +12,15 @@ import numpy.typing as npt
 from fedcore import kernels
 from fedcore.algorithms import Cohort
 from fedcore.algorithms.rates import rate_at
-from fedcore.errors import ArrayError, DivergedError
+from fedcore.errors import ArrayError, CorruptionError, DivergedError
 from fedcore.server.batch import Counters
+from fedcore.server.folding import fold_history
 from fedcore.server.settings import Settings
 from fedcore.server.snapshot import Snapshot
 from fedcore.server.sums import Sums
 from fedcore.server.tally import Tally
 from fedcore.server.uninterrupted import uninterrupted
-from fedcore.store import ClientId, ClientStore
+from fedcore.store import ClientId, ClientStore, History
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -105,19 +107,28 @@ class State:
         cohort, number = self.cohort(tally), now.round_number
         gamma = self._step_length(tally)
         moves = algorithm.moves(cohort)
-        after, outcome = replace(now, round_number=number + 1), Outcome()
+        # x of every round, whether it moved or not: a client may have started from it.
+        past = {t: x for t, x in {**now.past, number: now.x}.items() if t > number - self._settings.late_rounds}
+        after, outcome = replace(now, round_number=number + 1, past=past), Outcome()
         if cohort.W > 0 or moves:
             after, outcome = self._step(cohort, gamma if moves else 0.0, after)
             if moves:
-                past = {**now.past, number: now.x} if self._settings.late_rounds else {}
-                past.pop(number - self._settings.late_rounds, None)
                 counters = _largest(now.counters, tally.counters)
-                after = replace(after, x_prev=now.x, past=past, gamma=gamma, counters=counters)
+                after = replace(after, x_prev=now.x, gamma=gamma, counters=counters)
             if algorithm.keeps_history and tally.clients:
                 before = [self.store.round_of(client) for client in tally.clients]
-                after = replace(after, history=now.history.after(number, after.momentum, len(tally.clients), before))
+                history = now.history.after(number, after.momentum, len(tally.clients), before)
+                after = replace(after, history=self._bounded(history, after.total, tally.clients))
         self._become(after, number)
         return outcome
+
+    def _bounded(self, history: History, total: F64 | None, heard: Sequence[ClientId]) -> History:
+        """The history, with as many rounds as may be kept; the total follows the rows that others are folded into."""
+        surplus = history.surplus(self._settings.history_rounds)
+        if surplus:
+            assert total is not None
+            fold_history(self.store, history, surplus, total, staged=frozenset(heard), at_once=self._settings.fold)
+        return history.folded(surplus)
 
     def _become(self, after: Snapshot, round: int) -> None:
         """Let the store keep the rows of the round and the snapshot, and only then believe it."""
@@ -228,15 +239,23 @@ class State:
         client, now = self.store.registry.check(client), self.now
         population = now.population.without_client(client, from_objective=from_objective)
         after = replace(now, population=population, history=now.history.without([self.store.round_of(client)]))
-        if now.total is not None and self.store.row(client) is not None:
-            # T is the sum of all rows, or MimiC's sum of all corrections v[t_i] - r_i.
-            keeps_history = self._settings.algorithm.keeps_history
-            after = replace(
-                after, total=now.total - (self.correction(client) if keeps_history else self.store.read(client))
-            )
+        if now.total is not None and self.store.round_of(client) is not None:
+            after = replace(after, total=self._total_without(client, now.total))
         with uninterrupted():
             self.store.forget(client)
             self._become(after, now.round_number)
+
+    def _total_without(self, client: ClientId, total: F64) -> F64:
+        """T without a client's part: the sum of all rows, or MimiC's of all corrections v[t_i] - r_i."""
+        part = self.correction if self._settings.algorithm.keeps_history else self.store.read
+        try:
+            return total - part(client)
+        except CorruptionError:  # nobody knows what it was: the others are added up anew
+            rest = np.zeros_like(total)
+            for other in self.store.registry:
+                with suppress(CorruptionError):  # a part that can be read no more is in no sum either
+                    rest += 0 if other == client else part(other)
+            return rest
 
     def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
         """See ``Server.warm_start``."""

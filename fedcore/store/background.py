@@ -2,18 +2,23 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 
 from fedcore.store.slot_file import SlotFile
 
+IDLE_SECONDS = 0.05
+"""How long after a commit nothing else must have been committed before its writing begins."""
+
 
 class Background:
     """One thread for a file of slots, which is started when it is first needed.
 
     Reading ahead is what makes a cold cohort quick: the disk gets many requests at a time, where reading row by row
-    gives it one. Writing back early leaves little to do for the next sync.
+    gives it one. Writing back while nothing is committed leaves little to do for the next sync; beside rounds that
+    follow each other at once it would only hold them up (by five times, on one disk).
     """
 
     def __init__(self, slots: SlotFile) -> None:
@@ -22,14 +27,17 @@ class Background:
         self._thread: threading.Thread | None = None
         self._process = 0
         self._stopping = False
+        self._commits = 0
 
     def read_ahead(self, slots: list[int]) -> None:
         """Start reading slots from the disk, in their order there."""
         self._do(lambda: self._read(sorted(slots)))
 
     def write_back(self) -> None:
-        """Start writing what was changed to the disk."""
-        self._do(self._slots.start_writing)
+        """Start writing what was changed to the disk, unless more is committed soon."""
+        self._commits += 1
+        commits = self._commits
+        self._do(lambda: self._write(commits))
 
     def close(self) -> None:
         """Stop, and wait until the thread has."""
@@ -50,6 +58,12 @@ class Background:
         while (task := tasks.get()) is not None:
             with suppress(OSError):  # a system that cannot do this does without
                 task()
+
+    def _write(self, commits: int) -> None:
+        if commits == self._commits and not self._stopping:
+            time.sleep(IDLE_SECONDS)
+            if commits == self._commits:
+                self._slots.start_writing()
 
     def _read(self, slots: list[int]) -> None:
         for slot in slots:

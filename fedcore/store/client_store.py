@@ -13,6 +13,7 @@ import numpy.typing as npt
 from fedcore.errors import RangeError, StoreError, UnknownNameError
 from fedcore.store.content import Content
 from fedcore.store.folder import Folder
+from fedcore.store.head import state_text
 from fedcore.store.info import StoreInfo, info
 from fedcore.store.making import draft
 from fedcore.store.registry import ClientId, Registry
@@ -206,12 +207,24 @@ class ClientStore:
         return self._content.form.decoded(self.row(client))
 
     def round_of(self, client: object) -> int | None:
-        """The round that wrote the client's row, or None."""
+        """The round of the client's row, which wrote it as a rule, or None."""
         number = self._number(client)
         return int(self._content.rows.round[number]) if self._content.rows.slot[number] else None
 
-    def stage(self, client: object) -> Row:
+    def clients_of(self, round: int) -> list[ClientId]:
+        """The clients whose rows are of that round, in the order of their numbers.
+
+        Cost: reads 16 bytes a registered client.
+        """
+        self._session.require_open()
+        return [self.registry.id_of(number) for number in self._content.rows.of_round(round).tolist()]
+
+    def stage(self, client: object, round: int | None = None) -> Row:
         """A slot, float32[n] or Codes of undefined content, that becomes the client's row at ``commit``.
+
+        Args:
+            client: whose.
+            round: of the row, where that is not the commit's: a row that is written anew in another form, say.
 
         Raises:
             UnknownClientError: no such client is registered.
@@ -219,7 +232,7 @@ class ClientStore:
         """
         self._session.require_writer()
         rows = self._content.rows
-        slot = rows.stage(self._number(client))
+        slot = rows.stage(self._number(client), round)
         if self._residency is not None:
             self._residency.use(slot)
         return self._content.form.row(rows.slots.memory(slot))
@@ -254,7 +267,7 @@ class ClientStore:
         self._session.require_writer()
         if isinstance(round, bool) or not isinstance(round, int | np.integer) or not 0 <= round < 2**63:
             raise RangeError(f"round: expected an int in 0..2**63 - 1, got {round!r}")
-        self._journal.commit(int(round), vectors, _json(state))
+        self._journal.commit(int(round), vectors, state_text(state))
         self._session.rest()
 
     def checkpoint(self) -> None:
@@ -300,11 +313,11 @@ class ClientStore:
         Raises:
             UnknownClientError: no such client is registered.
 
-        Cost: nothing here; a thread asks the disk for all of them at once.
+        Cost: nothing here, or in memory; a thread asks the disk for all of them at once.
         """
         self._session.require_open()
-        slots = self._content.rows.slot[self.registry.numbers(clients)]
         if self._session.background is not None:
+            slots = self._content.rows.slot[self.registry.numbers(clients)]
             self._session.background.read_ahead(slots[slots > 0].tolist())
 
     def save(
@@ -327,7 +340,7 @@ class ClientStore:
         Cost: reads and writes every row once.
         """
         self._session.require_open()
-        save(self._content, Path(path), vectors, _json(state))
+        save(self._content, Path(path), vectors, state_text(state))
 
     def info(self) -> StoreInfo:
         """What the store is and holds, in numbers."""
@@ -382,12 +395,3 @@ def _require_names(medium: str, durability: str) -> None:
         raise UnknownNameError.of("medium", medium, get_args(Medium))
     if durability not in get_args(Durability):
         raise UnknownNameError.of("durability", durability, get_args(Durability))
-
-
-def _json(state: Mapping[str, Any] | None) -> str | None:
-    if state is None:
-        return None
-    try:
-        return json.dumps(dict(state))
-    except (TypeError, ValueError) as error:
-        raise RangeError(f"state: expected what JSON can hold: {error}") from None

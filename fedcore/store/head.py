@@ -1,9 +1,11 @@
 """What an index says beside the rows and clients."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from fedcore.errors import CorruptionError
+from fedcore.errors import CorruptionError, RangeError
 from fedcore.store.header import digest
 from fedcore.store.row_format import Codec
 
@@ -65,3 +67,17 @@ class Head:
             for name, vector in fields["vectors"].items()
         }
         return cls(**fields)
+
+
+def state_text(state: Mapping[str, Any] | None) -> str | None:
+    """A caller's state as JSON; None for none.
+
+    Raises:
+        RangeError: JSON cannot hold it.
+    """
+    if state is None:
+        return None
+    try:
+        return json.dumps(dict(state))
+    except (TypeError, ValueError) as error:
+        raise RangeError(f"state: expected what JSON can hold: {error}") from None

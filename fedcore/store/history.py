@@ -21,7 +21,10 @@ class History:
         directions: v[t] by t.
         references: how many rows refer to each.
 
-    Cost: 4 n bytes for each round that some client was last heard in, at most one per client.
+    A direction leaves when no row refers to it; or when there are more than somebody wants to keep, and he *folds* it
+    into its rows: r becomes r - v[t], so that the correction is -r, and the row refers to no round any more.
+
+    Cost: 4 n bytes for each round that is kept.
     """
 
     directions: Mapping[int, Direction] = field(default_factory=dict)
@@ -49,6 +52,21 @@ class History:
     def without(self, before: Iterable[int | None]) -> "History":
         """The history once a row less refers to each of these rounds."""
         return self._without(Counter(self.references), before, self.directions)
+
+    def surplus(self, most: int) -> list[int]:
+        """The rounds to fold so that at most this many are kept, but for the newest, which always is.
+
+        They are those of the fewest rows, since a fold rewrites these; of equals the oldest. Rows move on to newer
+        rounds as their clients are heard, so those are the oldest rounds, and an early one that all clients still refer
+        to waits until most of them have been heard again.
+        """
+        older = sorted(self.directions)[:-1]
+        return sorted(older, key=lambda t: (self.references[t], t))[: max(0, len(self) - most)]
+
+    def folded(self, rounds: Iterable[int]) -> "History":
+        """The history once these rounds are in their rows."""
+        kept = self.directions.keys() - set(rounds)
+        return History({t: self.directions[t] for t in kept}, {t: self.references[t] for t in kept})
 
     def _without(
         self, references: Counter[int], before: Iterable[int | None], directions: Mapping[int, Direction]

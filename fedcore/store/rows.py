@@ -23,6 +23,7 @@ class Rows:
         seal: uint64, the checksum of the slot.
         trusted: bool, whether the slot was checked, or written, since the store was opened.
         staged: the slots that become rows with the next commit, by number.
+        dated: the rounds of those of them that are not of the commit's round.
         written: how many clients have a row.
 
     Cost: 25 bytes for each number up to the highest that was used, and none before that.
@@ -32,6 +33,7 @@ class Rows:
         self.slots = slots
         self.slot, self.round, self.seal, self.trusted = _empty()
         self.staged: dict[int, int] = {}
+        self.dated: dict[int, int] = {}
         self.written = 0
 
     def grow(self, capacity: int) -> None:
@@ -55,8 +57,11 @@ class Rows:
         self.trusted[:known] = trusted & (self.slot[:known] == slot) & (self.seal[:known] == seal)
         self.written = len(rows.numbers)
 
-    def stage(self, number: int) -> int:
-        """The slot that becomes the client's row."""
+    def stage(self, number: int, round: int | None = None) -> int:
+        """The slot that becomes the client's row, of that round or (None) of the commit's."""
+        self.dated.pop(number, None)
+        if round is not None:
+            self.dated[number] = round
         slot = self.staged.get(number)
         if slot is None:
             slot = self.staged[number] = self.slots.take()
@@ -65,6 +70,7 @@ class Rows:
     def unstage(self, number: int) -> None:
         """Forget the client's staged row, if there is one."""
         slot = self.staged.pop(number, None)
+        self.dated.pop(number, None)
         if slot is not None:
             self.slots.give([slot])
 
@@ -72,19 +78,20 @@ class Rows:
         """Forget every staged row."""
         self.slots.give(self.staged.values())
         self.staged.clear()
+        self.dated.clear()
 
     def proposed(self, round: int, seals: Sequence[int] | None) -> RowEntries:
         """The staged rows as entries.
 
         Args:
-            round: that writes them.
+            round: that writes them, but for those that are dated.
             seals: of the slots, in the order in which they were staged; None where nobody keeps checksums.
         """
         k = len(self.staged)
         return RowEntries(
             np.fromiter(self.staged.keys(), np.int64, k),
             np.fromiter(self.staged.values(), np.int64, k),
-            np.full(k, round, np.int64),
+            np.fromiter((self.dated.get(number, round) for number in self.staged), np.int64, k),
             np.zeros(k, np.uint64) if seals is None else np.array(seals, np.uint64),
         )
 
@@ -98,7 +105,12 @@ class Rows:
         self.written += int((old == 0).sum())
         for number in entries.numbers.tolist():
             self.staged.pop(number, None)
+            self.dated.pop(number, None)
         return old
+
+    def of_round(self, round: int) -> I64:
+        """The numbers of the clients whose rows are of that round."""
+        return np.flatnonzero((self.round == round) & (self.slot > 0))
 
     def drop(self, number: int) -> int:
         """Forget the client's row, and return its slot or 0."""

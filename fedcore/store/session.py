@@ -26,7 +26,7 @@ class Session:
     def __init__(self, content: Content, durability: Durability, resident_rows: int | None) -> None:
         self.content, self.folder = content, content.folder
         self.journal = Journal(content, every_commit=durability != "checkpoint")
-        self._write_back = durability != "round"  # there each commit waits for its writing
+        self._write_back = durability == "checkpoint"  # else commits wait for their writing, or nobody ever does
         self.background = None if self.folder is None else Background(self.folder.rows)
         self.residency = None if self.folder is None else Residency(self.folder.rows, resident_rows)
         self._process = os.getpid()

@@ -1,12 +1,13 @@
 """One writer, many readers: who has a store open, and which commit each reader still looks at."""
 
+import errno
 import fcntl
 import os
 import struct
 from pathlib import Path
 from uuid import uuid4
 
-from fedcore.errors import LockedError
+from fedcore.errors import LockedError, StoreError
 from fedcore.store import disk
 
 LOCK = "lock"
@@ -29,7 +30,15 @@ class WriterLock:
     def __init__(self, folder: Path, *, shared: bool = False) -> None:
         path = folder / LOCK
         with disk.explained("locking", path):
-            self._fd = os.open(path, (os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT) | os.O_CLOEXEC, 0o666)
+            try:
+                self._fd = os.open(path, (os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT) | os.O_CLOEXEC, 0o666)
+            except OSError as error:
+                if shared or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                    raise
+                raise StoreError(
+                    f"{folder}: expected a folder that can be written to: {error.strerror}; open the store with "
+                    "readonly=True, or get the right to write there"
+                ) from error
             try:
                 fcntl.flock(self._fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             except BlockingIOError:

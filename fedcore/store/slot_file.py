@@ -164,7 +164,7 @@ class SlotFile(Slots):
 
     def _prepare(self, slot: int) -> None:
         if slot >= len(self._reserved):
-            self._reserved.extend(bytes(max(_RESERVE // self.stride + 2, slot)))
+            self._reserved.extend(bytes(max(_RESERVE // self.stride + 2, slot + 1)))
         if not self._reserved[slot]:
             self._whole(slot)  # the chunk is mapped, and the file as long as it
             ahead = min(self._end(slot) // 8, _RESERVE) // self.stride

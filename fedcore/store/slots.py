@@ -4,6 +4,7 @@ import heapq
 import mmap
 from collections import deque
 from collections.abc import Iterable
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ PAGE = 4096
 LINE = 64  # bytes: a cache line, to which every part of a slot is aligned
 CHUNK = 64 << 20  # bytes that memory is asked for at a time
 BLOCK = 64 << 10  # bytes under one checksum
+HUGE = 1 << 20  # bytes of a slot from which on huge pages are asked for: they may waste one of 2 MiB
 
 
 def padded(size: int, to: int) -> int:
@@ -166,7 +168,12 @@ class Slots:
         """Make sure that the slot can be written to."""
 
     def _open_chunk(self, number: int) -> Memory:
-        return np.frombuffer(mmap.mmap(-1, self._per_chunk * self.stride), np.uint8)
+        # Private: a process that is forked has rows of its own.
+        memory = mmap.mmap(-1, self._per_chunk * self.stride, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if self.stride >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # a system without them does without
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        return np.frombuffer(memory, np.uint8)
 
 
 def folded(sums: npt.NDArray[np.uint64]) -> int:

@@ -59,8 +59,10 @@ def digest_of(lengths, place=lambda array: array):
             digest.update(out)
             for row in new:
                 digest.update(row)
-        for codec, form in [("bf16", "gradient"), ("f16", "control"), ("int8", "gradient"), ("int8", "control")]:
-            coded, kept = [kernels.quantise(row, codec) for row in old], dict(out=out, form=form, keys=keys)
+        halves = [("bf16", "gradient", keys), ("bf16", "gradient", None), ("f16", "control", keys)]
+        bytes_ = [("int8", "gradient", keys), ("int8", "gradient", None), ("int8", "control", keys)]
+        for codec, form, chosen in halves + bytes_:
+            coded, kept = [kernels.quantise(row, codec) for row in old], dict(out=out, form=form, keys=chosen)
             digest.update(kernels.exchange(acc, [x] * 9, mixed, scales, weights, coded, anchors, coded, **kept))
             digest.update(out)
             for row in coded:

@@ -15,6 +15,7 @@ N, n = 6, 70
 METHODS = {name: {} for name in algorithms.REGISTRY} | {
     "MIFA, at once": dict(name="MIFA", wait=False),
     "MimiC, update units": dict(name="MimiC", units="update"),
+    "MimiC, short history": dict(name="MimiC", history_rounds=2),
     "MimiC, on clients": dict(name="MimiC", placement="client"),
     "SCAFFOLD, two vectors": dict(name="SCAFFOLD", control="sent"),
     "SCAFFOLDM, on clients": dict(name="SCAFFOLDM", placement="client"),
@@ -23,6 +24,9 @@ METHODS = {name: {} for name in algorithms.REGISTRY} | {
 
 def made(method, **options):
     arguments = dict(METHODS[method])
+    options = (
+        {"history_rounds": arguments.pop("history_rounds")} | options if "history_rounds" in arguments else options
+    )
     algorithm = algorithms.named(arguments.pop("name", method), **arguments)
     options = dict(clients=N, lr=rates.Exponential(0.1, 0.9), examples=range(1, N + 1)) | options
     return Server(algorithm, np.linspace(-1, 1, n, dtype=np.float32), **options)

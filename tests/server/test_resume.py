@@ -36,7 +36,7 @@ def test_a_saved_server_goes_on_bit_for_bit(method, optimizer, tmp_path):
 
 
 @pytest.mark.parametrize("codec", ["f32", "bf16", "int8"])
-@pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC", "SCAFFOLD", "SCAFFOLDMVR"])
+@pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC", "MimiC, short history", "SCAFFOLD", "SCAFFOLDMVR"])
 def test_a_server_on_disk_goes_on_where_its_last_round_left_it(method, codec, tmp_path):
     def on_disk(name):
         store = ClientStore(N, n, medium="mmap", path=tmp_path / name, codec=codec)
@@ -55,7 +55,7 @@ def test_a_server_on_disk_goes_on_where_its_last_round_left_it(method, codec, tm
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is POSIX")
-@pytest.mark.parametrize("method", ["MIFA", "MimiC", "SCAFFOLDM"])
+@pytest.mark.parametrize("method", ["MIFA", "MimiC", "MimiC, short history", "SCAFFOLDM"])
 def test_a_server_killed_at_any_moment_ends_as_the_straight_one(method, tmp_path):
     """Killed again and again while its rounds go on: each time its last committed round is there, whole."""
     straight = made(method)

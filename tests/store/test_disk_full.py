@@ -240,6 +240,8 @@ def look_but_do_not_touch(folder):
     ):
         with pytest.raises(errors.StoreError, match=r"Permission denied|Read-only"):
             act()
+    with pytest.raises(errors.StoreError, match=r"can be written to: .*; open the store with readonly=True, or get"):
+        ClientStore.open(folder / "store")
     with ClientStore.open(folder / "store", medium="ram") as loaded:
         assert_is_at(loaded, 0)
     reader.close()

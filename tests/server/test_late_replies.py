@@ -1,0 +1,75 @@
+"""Replies to a round of the past: measured against its x, for as many rounds as was said, moved or not."""
+
+import numpy as np
+import pytest
+
+from fedcore import ClientStore, Server, Update
+from fedcore.errors import UnknownClientError
+
+
+def move(server, by, **of):
+    return server.round([Update(0, server.x + np.float32(by), 1, **of)])
+
+
+def test_a_round_that_heard_nobody_can_be_replied_to():
+    server = Server("FedAvg", np.zeros(2, np.float32), 3, lr=1.0, late_rounds=2)
+    move(server, 1)
+    server.round([])
+    report = server.round([Update(0, np.float32([5, 5]), 1, round=1), Update(1, np.float32([2, 2]), 1, round=0)])
+    assert report.refused == ()
+    np.testing.assert_array_equal(server.x, [1 + (4 + 2) / 2] * 2)
+
+
+def test_a_reply_is_too_late_after_so_many_rounds_whichever_of_them_moved():
+    server = Server("FedAvg", np.zeros(2, np.float32), 3, lr=1.0, late_rounds=2)
+    for t in range(12):
+        if t % 3 == 2:
+            server.round([])
+        else:
+            assert move(server, 1).heard == (0,)
+        assert set(server._state.now.past) == set(range(max(0, t - 1), t + 1))
+        (refused,) = move_late(server, t - 2) if t >= 2 else [(0, "round: expected")]
+        assert "round: expected" in refused[1]
+
+
+def move_late(server, round):
+    opened = server.open_round()
+    opened.add(0, np.zeros(2, np.float32), steps=1, round=round)
+    refused = list(opened._refused)
+    opened.abort()
+    return refused
+
+
+@pytest.mark.parametrize("codec", ["f32", "int8"])
+@pytest.mark.parametrize("history_rounds", [1, 64])
+def test_mimic_with_late_replies_departures_and_returns_keeps_its_sum(codec, history_rounds, tmp_path):
+    """A client that left and came back has no row, and a late reply of its counts as its first."""
+    store = ClientStore(5, 70, medium="mmap", path=tmp_path / "s", codec=codec)
+    server = Server(
+        "MimiC", np.zeros(70, np.float32), store=store, lr=0.1, late_rounds=3, history_rounds=history_rounds
+    )
+    rng = np.random.default_rng(0)
+    sent = {}
+    for t in range(60):
+        sent[t] = server.x.copy()
+        gone = t % 10 in (4, 5)
+        if t % 10 == 4:
+            server.depart(3)
+            with pytest.raises(UnknownClientError):
+                server.round([Update(3, server.x, 1)])
+        if t % 10 == 6:
+            server.arrive(3)
+            assert not server.correction(3).any()
+        updates = []
+        for i in np.flatnonzero(rng.random(5) < 0.5).tolist():
+            if not (gone and i == 3):
+                started = int(rng.integers(max(0, t - 3), t + 1))
+                updates.append(Update(i, sent[started] * np.float32(0.9) + np.float32(i), 1, round=started))
+        report = server.round(updates)
+        assert report.refused == ()
+        total = sum(server.correction(i) for i in server.store.registry)
+        np.testing.assert_allclose(server._state.now.total, total, rtol=0, atol=1e-10)
+    server.store.close()
+    again = Server.load(tmp_path / "s")
+    np.testing.assert_array_equal(again._state.now.total, server._state.now.total)
+    assert again.store.verify() == []
