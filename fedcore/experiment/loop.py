@@ -24,6 +24,7 @@ def rounds(
         DivergedError: a step would make the model infinite or NaN.
     """
     for round in range(server.round_number, count):
+        begun = perf_counter()
         active = pattern.active(round)
         broadcast = server.broadcast(active.clients)
         stream = _Timed(engine.updates(broadcast, active))
@@ -48,8 +49,9 @@ def rounds(
             norm=float(np.mean(report.norms)) if len(report.norms) else None,
             bytes=report.bytes,
             seconds={
-                "train": stream.seconds,
-                "server": folded - start - stream.seconds,
+                "broadcast": start - begun,
+                "local": stream.seconds,
+                "aggregate": folded - start - stream.seconds,
                 "evaluate": done - folded,
             },
         )
