@@ -34,7 +34,7 @@ def rounds(
         evaluate = (round + 1) % evaluate_every == 0 or round + 1 == count
         evaluation = engine.evaluate(server.x) if evaluate else None
         done = perf_counter()
-        uploads += stream.seen
+        uploads += stream.seen * server.algorithm.uploads
         yield RoundRecord(
             round=round,
             active=active.clients.tolist(),
@@ -54,6 +54,12 @@ def rounds(
                 "aggregate": folded - start - stream.seconds,
                 "evaluate": done - folded,
             },
+            uploadings=(round + 1) * server.algorithm.uploads,
+            bytes_down=broadcast.bytes,
+            diversity=report.diversity,
+            correction_norm=report.correction_norm,
+            staleness=report.staleness,
+            together=engine.together,
         )
 
 

@@ -131,14 +131,14 @@ def gradients(net: Perceptron, models: Block, inputs: Tensor, labels: Tensor, we
     reached = [inputs]
     for layer, weight, bias in zip(net.layers, models.weights, models.biases, strict=True):
         a = reached[-1]
-        if layer.outputs >= a.shape[1]:
+        if layer.outputs >= a.shape[1] and layer is not net.layers[-1]:
             z = torch.bmm(a, weight.transpose(1, 2))
-        else:  # a product whose rows are short takes twice the time
+        else:  # a product with short rows takes twice the time, a softmax along them twenty times
             z = torch.bmm(weight, a.transpose(1, 2)).transpose(1, 2)
         if bias is not None:
             z += bias.unsqueeze(1)
         reached.append(z.relu_() if layer.relu else z)
-    d = torch.softmax(reached[-1], 2)
+    d = torch.softmax(reached[-1].transpose(1, 2), 1).transpose(1, 2)
     d.scatter_add_(2, labels, d.new_full((1, 1, 1), -1.0).expand_as(labels))
     d *= weights
     for i in reversed(range(len(net.layers))):

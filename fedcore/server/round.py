@@ -323,6 +323,7 @@ class Round:
             norms=norms / tally.column("distances") if self._settings.averages_models else norms,
             diversity=diversity,
             staleness=staleness,
+            correction_norm=outcome.correction_norm,
             gamma=outcome.gamma,
             seconds=self._seconds + time.perf_counter(),
             bytes=self._bytes,

@@ -25,6 +25,7 @@ class Settings:
     fold: int
     accumulate: Precision
     late_rounds: int
+    correction_norms: bool
     limits: Limits
 
     @property
@@ -43,6 +44,7 @@ class Settings:
             "fold": self.fold,
             "accumulate": self.accumulate,
             "late_rounds": self.late_rounds,
+            "correction_norms": self.correction_norms,
             "limits": asdict(self.limits),
         }
 
@@ -61,6 +63,7 @@ class Settings:
             fold=state["fold"],
             accumulate=state["accumulate"],
             late_rounds=state["late_rounds"],
+            correction_norms=state.get("correction_norms", False),  # older folders have none
             limits=Limits(**state["limits"]),
             **{what: revive(what, state[what], given[what]) for what in given},
         )

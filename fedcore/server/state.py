@@ -13,6 +13,7 @@ from fedcore.algorithms import Cohort
 from fedcore.algorithms.rates import rate_at
 from fedcore.errors import ArrayError, DivergedError
 from fedcore.server.batch import Counters
+from fedcore.server.corrections import correction_norm
 from fedcore.server.settings import Settings
 from fedcore.server.snapshot import Snapshot
 from fedcore.server.sums import Sums
@@ -32,6 +33,8 @@ class Outcome:
     """The step along v; 0 where x stayed."""
     mean_square: float | None = None
     """|sum_i (w_i / W) h_i|^2, where A sums h alone."""
+    correction_norm: float | None = None
+    """See ``RoundReport``."""
 
 
 class State:
@@ -42,7 +45,7 @@ class State:
         self.now = snapshot
         self.store = store
         self.sums = Sums(settings.algorithm, settings.layout, settings.accumulate)
-        self._settings = settings
+        self.settings = settings
         self._shared: F32 | None = None
         self._spare_v = np.empty(p, np.float32)
         self._spare_total = None if snapshot.total is None else np.empty(p, np.float64)
@@ -50,7 +53,7 @@ class State:
 
     def begin(self) -> None:
         """Forget what a round before has left that was never finished."""
-        algorithm = self._settings.algorithm
+        algorithm = self.settings.algorithm
         known = None
         if algorithm.adds == "raw - r" and (shared := self.shared_offset()) is not None:
             known = -shared / np.float32(algorithm.direction.a)
@@ -59,7 +62,7 @@ class State:
 
     def shared_offset(self) -> F32 | None:
         """from_mean c + from_momentum g, float32[n_parameters] and read-only; None for zero. Made once a round."""
-        direction, now = self._settings.algorithm.direction, self.now
+        direction, now = self.settings.algorithm.direction, self.now
         if self._shared is None and (direction.from_mean or direction.from_momentum):
             wide: F64 = direction.from_momentum * now.momentum.astype(np.float64)
             if now.total is not None:
@@ -70,8 +73,8 @@ class State:
 
     def offset(self, client: ClientId, out: Any) -> Any:
         """A client's offset; see ``Broadcast.offset``."""
-        shared, from_row = self.shared_offset(), self._settings.algorithm.direction.from_row
-        row = self.store.read(client) if from_row and self._settings.algorithm.keeps_rows else None
+        shared, from_row = self.shared_offset(), self.settings.algorithm.direction.from_row
+        row = self.store.read(client) if from_row and self.settings.algorithm.keeps_rows else None
         if row is None and out is None:
             return shared
         terms = [(vector, c) for vector, c in ((shared, 1.0), (row, from_row)) if vector is not None]
@@ -81,14 +84,14 @@ class State:
         """c_i = v[t_i] - r_i, float64[n_parameters]; zero for a client without a row."""
         row, v = self.store.row(client), self.now.history.get(self.store.round_of(client))
         if row is None:
-            return np.zeros(self._settings.layout.n_parameters)
+            return np.zeros(self.settings.layout.n_parameters)
         correction = -self.store.read(client).astype(np.float64)
         return correction if v is None else correction + v
 
     def cohort(self, tally: Tally) -> Cohort:
         """The cohort in the papers' symbols."""
         rows = len(self.store)
-        if self._settings.algorithm.keeps_rows:
+        if self.settings.algorithm.keeps_rows:
             rows += sum(self.store.row(client) is None for client in tally.clients)
         return Cohort(
             S=len(tally.clients), weighed=tally.weighed, N=len(self.store.registry), W=self.sums.weight, rows=rows
@@ -101,16 +104,17 @@ class State:
             DivergedError: x would become infinite or NaN; nothing was changed.
             StoreError: the store could not keep the round; nothing was changed.
         """
-        algorithm, now = self._settings.algorithm, self.now
+        algorithm, now = self.settings.algorithm, self.now
         cohort, number = self.cohort(tally), now.round_number
         gamma = self._step_length(tally)
         moves = algorithm.moves(cohort)
         after, outcome = replace(now, round_number=number + 1), Outcome()
         if cohort.W > 0 or moves:
             after, outcome = self._step(cohort, gamma if moves else 0.0, after)
+            outcome = replace(outcome, correction_norm=correction_norm(self, tally, after.momentum))
             if moves:
-                past = {**now.past, number: now.x} if self._settings.late_rounds else {}
-                past.pop(number - self._settings.late_rounds, None)
+                past = {**now.past, number: now.x} if self.settings.late_rounds else {}
+                past.pop(number - self.settings.late_rounds, None)
                 counters = _largest(now.counters, tally.counters)
                 after = replace(after, x_prev=now.x, past=past, gamma=gamma, counters=counters)
             if algorithm.keeps_history and tally.clients:
@@ -123,7 +127,7 @@ class State:
         """Let the store keep the rows of the round and the snapshot, and only then believe it."""
         before, self.now = self.now, self.keep(after, round)
         if after.momentum is not before.momentum:
-            in_history = self._settings.algorithm.keeps_history
+            in_history = self.settings.algorithm.keeps_history
             self._spare_v = np.empty_like(before.momentum) if in_history else before.momentum
         if after.total is not before.total:
             self._spare_total = before.total
@@ -134,7 +138,7 @@ class State:
         if self.store.medium == "ram":
             self.store.commit(round)
             return after
-        self.store.commit(round, after.vectors(self._settings.algorithm), self.to_state(after))
+        self.store.commit(round, after.vectors(self.settings.algorithm), self.to_state(after))
         on_disk = {t: self.store.vector(f"v/{t}") for t in after.history}
         directions = {t: v for t, v in on_disk.items() if v is not None}
         return replace(after, history=replace(after.history, directions=directions))
@@ -144,25 +148,25 @@ class State:
         return {
             "what": "a fedcore server",
             "medium": self.store.medium,
-            "settings": self._settings.to_state(),
+            "settings": self.settings.to_state(),
             "numbers": snapshot.numbers(),
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """See ``Server.save``."""
-        self.store.save(path, vectors=self.now.vectors(self._settings.algorithm), state=self.to_state(self.now))
+        self.store.save(path, vectors=self.now.vectors(self.settings.algorithm), state=self.to_state(self.now))
 
     def _step_length(self, tally: Tally) -> float:
         """gamma: the server's rate; or 1 where models are averaged; or the cohort's mean of eta_i K_i."""
-        if self._settings.server_lr is not None:
-            return rate_at(self._settings.server_lr, self.now.round_number)
-        if self._settings.averages_models:
+        if self.settings.server_lr is not None:
+            return rate_at(self.settings.server_lr, self.now.round_number)
+        if self.settings.averages_models:
             return 1.0
         return tally.mean_distance if tally.clients else self.now.gamma
 
     def _step(self, cohort: Cohort, gamma: float, after: Snapshot) -> tuple[Snapshot, Outcome]:
         """The snapshot with the x, v, T and moments that the sums lead to."""
-        now, algorithm, p = self.now, self._settings.algorithm, self._settings.layout.n_parameters
+        now, algorithm, p = self.now, self.settings.algorithm, self.settings.layout.n_parameters
         step = algorithm.step(cohort)
         x = np.empty_like(now.x)  # never in place: a client may still train on the x of this round
         v_square, x_square = kernels.server_step(
@@ -183,8 +187,8 @@ class State:
             x_out=x[:p],
         )
         moments = now.moments
-        if self._settings.optimizer is not None and gamma:
-            u, moments = self._settings.optimizer.turn(self._spare_v, now.moments)
+        if self.settings.optimizer is not None and gamma:
+            u, moments = self.settings.optimizer.turn(self._spare_v, now.moments)
             np.subtract(now.x[:p], np.float32(gamma) * u, out=x[:p])
             x_square = float(kernels.squared_norms([x[:p]])[0])
         if p < len(x):
@@ -203,7 +207,7 @@ class State:
 
     def _average_buffers(self, x: F32) -> float:
         """The cohort's mean of the float buffers into the tail of x; returns its squared norm."""
-        p = self._settings.layout.n_parameters
+        p = self.settings.layout.n_parameters
         _, square = kernels.server_step(
             self.sums.buffers,
             None,
@@ -230,7 +234,7 @@ class State:
         after = replace(now, population=population, history=now.history.without([self.store.round_of(client)]))
         if now.total is not None and self.store.row(client) is not None:
             # T is the sum of all rows, or MimiC's sum of all corrections v[t_i] - r_i.
-            keeps_history = self._settings.algorithm.keeps_history
+            keeps_history = self.settings.algorithm.keeps_history
             after = replace(
                 after, total=now.total - (self.correction(client) if keeps_history else self.store.read(client))
             )
@@ -240,9 +244,9 @@ class State:
 
     def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
         """See ``Server.warm_start``."""
-        algorithm, now, k = self._settings.algorithm, self.now, len(gradients)
+        algorithm, now, k = self.settings.algorithm, self.now, len(gradients)
         clients, ys, none, minus, ones = list(gradients), list(gradients.values()), [None] * k, -np.ones(k), np.ones(k)
-        mean = np.zeros(self._settings.layout.n_parameters)
+        mean = np.zeros(self.settings.layout.n_parameters)
         squares = kernels.accumulate(mean, none, ys, minus, ones / k, out=mean)
         if not np.isfinite(squares).all():
             bad = clients[int(np.flatnonzero(~np.isfinite(squares))[0])]
