@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby, islice
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from fedcore.data import Dataset
 from fedcore.errors import RangeError, UnknownClientError, UnknownNameError
 from fedcore.local import RULES, FlatModel, Options, Table, Work, minibatch_table, minibatches, seeded, sgd
 from fedcore.local.perceptron import Perceptron
-from fedcore.local.together import MOST_PARAMETERS, clients_together, sgd_together
+from fedcore.local.together import MOST_PARAMETERS, in_groups, sgd_together
 from fedcore.participation import Active
 from fedcore.server import Broadcast, Update
 
@@ -185,12 +185,15 @@ class InProcess:
             self._model.module.train()
             part = self._parts[client]
             batches = self._minibatches(broadcast.round, client, broadcast.local_rule)
+            batches = islice(batches, most)
+            if broadcast.local_rule == "one minibatch":
+                batches = iter([np.concatenate(list(batches))])
             masks = seeded(self._seed, "local: dropout", round=broadcast.round, client=client)
             with masks if self._drops_out else nullcontext():
                 work = sgd(
                     self._model,
                     *self._train,
-                    (part[chosen] for chosen in islice(batches, most)),
+                    (part[chosen] for chosen in batches),
                     lr=broadcast.lr,
                     a=broadcast.a,
                     b=broadcast.b,
@@ -206,47 +209,42 @@ class InProcess:
     def _in_groups(
         self, net: Perceptron, broadcast: Broadcast, clients: Sequence[int], steps: Sequence[int]
     ) -> Iterator[Trained]:
-        for group in self._groups(clients, broadcast.local_rule, clients_together(net.n)):
+        pairs = ((client, self._table(broadcast, client, most)) for client, most in zip(clients, steps, strict=True))
+        for group in in_groups(net, pairs):
             ys = np.tile(broadcast.x, (len(group), 1))
             works = sgd_together(
                 net,
                 ys,
                 *self._train,
-                [self._table(broadcast, clients[i], steps[i]) for i in group],
+                [table for _, table in group],
                 lr=broadcast.lr,
                 a=broadcast.a,
                 b=broadcast.b,
                 mu=broadcast.mu,
-                offsets=[broadcast.offset(clients[i]) for i in group],
+                offsets=[broadcast.offset(client) for client, _ in group],
                 x=broadcast.x,
                 x_prev=broadcast.x_prev,
                 second=broadcast.second,
                 options=self._options,
             )
-            yield from zip([clients[i] for i in group], ys, works, strict=True)
-
-    def _groups(self, clients: Sequence[int], local_rule: str, most: int) -> Iterator[list[int]]:
-        """Places of clients that are next to each other and whose tables have one width."""
-        for _, run in groupby(range(len(clients)), key=lambda i: self._width(clients[i], local_rule)):
-            while group := list(islice(run, most)):
-                yield group
-
-    def _width(self, client: int, local_rule: str) -> int:
-        """The width of a client's table: a matter of its own size alone, so that its bits are no matter of others."""
-        power = 1 << (len(self._parts[client]) - 1).bit_length()
-        return power if local_rule == "full gradient" else min(self._batch, power)
+            for (client, _), y, work in zip(group, ys, works, strict=True):
+                yield client, y, work
 
     def _table(self, broadcast: Broadcast, client: int, steps: int) -> Table:
+        """A client's minibatches; as wide as its own size makes it, so that its bits are no matter of the others."""
         part = self._parts[client]
+        power = 1 << (len(part) - 1).bit_length()
+        whole = broadcast.local_rule == "full gradient"
         table = minibatch_table(
             len(part),
-            len(part) if broadcast.local_rule == "full gradient" else self._batch,
+            len(part) if whole else self._batch,
             steps=steps,
-            width=self._width(client, broadcast.local_rule),
+            width=power if whole else min(self._batch, power),
             seed=self._seed,
             round=broadcast.round,
             client=client,
         )
+        table = table.as_one() if broadcast.local_rule == "one minibatch" else table
         return Table(part[table.indices], table.sizes)
 
     def _known(self, client: object) -> int:

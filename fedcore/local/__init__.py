@@ -9,5 +9,6 @@ from fedcore.local.sgd import Work, sgd
 
 __all__ = ["RULES", "FlatModel", "Options", "Table", "Work", "build", "minibatch_table", "minibatches", "seeded", "sgd"]
 
-RULES = ("sgd", "full gradient")
-"""The local rules that algorithms name in ``local_rule``: steps along minibatches, or along the whole of the data."""
+RULES = ("sgd", "full gradient", "one minibatch")
+"""The local rules that algorithms name in ``local_rule``: steps along minibatches, or along the whole of the data; or
+one step along all the examples that the minibatches would have."""

@@ -68,6 +68,12 @@ class Table:
     indices: Indices
     sizes: Indices
 
+    def as_one(self) -> "Table":
+        """All of them as one minibatch, a table of one row that is as wide as all of these."""
+        counted = np.arange(self.indices.shape[1]) < self.sizes[:, None]
+        row = np.concatenate([self.indices[counted], self.indices[~counted]])
+        return Table(row[None], self.sizes.sum(keepdims=True))
+
 
 def minibatch_table(examples: int, batch: int, *, steps: int, width: int, seed: int, round: int, client: int) -> Table:
     """The first ``steps`` minibatches of ``minibatches``, which has the other arguments, as a table.

@@ -14,6 +14,7 @@ from fedcore.engines import InProcess, inprocess
 from fedcore.errors import RangeError, ShapeError, UnknownClientError, UnknownNameError
 from fedcore.layout import Layout
 from fedcore.local import FlatModel, Options, build, minibatches, sgd
+from fedcore.local import together as together_module
 from fedcore.local.together import MOST_PARAMETERS
 from fedcore.participation import Active
 from fedcore.server import Broadcast, Server, Update
@@ -159,7 +160,18 @@ def test_rounds_learn(dataset: Dataset, parts: list[np.ndarray]) -> None:
     assert after.loss < before.loss / 2
 
 
-METHODS = ["FedAvg", "FedProx", "FedAvgM", "FedAvgMVR", "SCAFFOLD", "SCAFFOLDM", "SCAFFOLDMVR", "MIFA", "MimiC"]
+METHODS = [
+    "FedAvg",
+    "MBSTORM",
+    "FedProx",
+    "FedAvgM",
+    "FedAvgMVR",
+    "SCAFFOLD",
+    "SCAFFOLDM",
+    "SCAFFOLDMVR",
+    "MIFA",
+    "MimiC",
+]
 
 
 @pytest.mark.parametrize("algorithm", [*map(algorithms.named, METHODS), algorithms.LocalDescent(full_gradient=True)])
@@ -187,9 +199,23 @@ def test_a_group_of_clients_is_no_matter_of_the_result(
 ) -> None:
     work = engine(dataset, parts)
     together = models(work, sent(work, 0, 1, 2, 3))
-    monkeypatch.setattr(inprocess, "clients_together", lambda n: 2)
+    monkeypatch.setattr(together_module, "CLIENTS", 2)
     for client, y in models(work, sent(work, 3, 2, 0, 1)).items():
         np.testing.assert_array_equal(y, together[client])
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_one_minibatch_is_all_that_the_steps_would_see(
+    dataset: Dataset, parts: list[np.ndarray], together: bool
+) -> None:
+    work = engine(dataset, parts, together=together)
+    (update,) = work.updates(replace(sent(work, 2, round=3), local_rule="one minibatch"))
+    model = FlatModel(build("mlp", seed=1))
+    seen = np.concatenate(list(minibatches(len(parts[2]), 8, epochs=2, seed=5, round=3, client=2)))
+    assert len(seen) == 2 * len(parts[2])
+    sgd(model, *work._train, [parts[2][seen]], lr=0.1)
+    np.testing.assert_allclose(update.y, model.flat.numpy(), rtol=1e-4, atol=1e-7)
+    assert update.steps == 1
 
 
 @pytest.mark.parametrize(("module", "together"), [(lambda: build("mlp", seed=0), True), (wide, False)])

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from fedcore.errors import ShapeError
 from fedcore.local import FlatModel, Options, Table, build, minibatch_table, minibatches, sgd
-from fedcore.local.perceptron import Perceptron
-from fedcore.local.together import BYTES, CLIENTS, clients_together, sgd_together
+from fedcore.local.perceptron import Linear, Perceptron
+from fedcore.local.together import BYTES, CLIENTS, INDICES, in_groups, sgd_together
 
 RANDOM = torch.Generator().manual_seed(0)
 INPUTS, LABELS = torch.rand(200, 1, 4, 5, generator=RANDOM), torch.randint(6, (200,), generator=RANDOM)
@@ -106,9 +106,23 @@ def test_tables_of_several_widths_are_refused():
         sgd_together(net, ys, INPUTS, LABELS, [table(0, 5, 1)], lr=0.1)
 
 
-@pytest.mark.parametrize(("n", "due"), [(10, CLIENTS), (BYTES // 80, 10), (BYTES, 1)])
-def test_memory_of_a_call_is_bounded(n, due):
-    assert clients_together(n) == due
+@pytest.mark.parametrize(
+    ("inputs", "steps", "widths", "due"),
+    [
+        (20, 1, [8] * 130, [CLIENTS, CLIENTS, 2]),
+        (BYTES // 8 // 10 - 1, 1, [1] * 25, [10, 10, 5]),  # by the models
+        (20, 1, [BYTES // 80 // 4] * 9, [4, 4, 1]),  # by the examples of a step
+        (20, INDICES // 32, [8] * 9, [4, 4, 1]),  # by the steps
+        (BYTES, 1, [1] * 2, [1, 1]),
+        (20, 1, [8, 8, 16, 8], [2, 1, 1]),
+    ],
+)
+def test_memory_of_a_call_is_bounded_and_its_tables_have_one_width(inputs, steps, widths, due):
+    net = Perceptron([Linear(1, inputs, 0, inputs, relu=False)])
+    tables = [Table(np.broadcast_to(0, (steps, width)), np.full(1, width)) for width in widths]
+    groups = list(in_groups(net, enumerate(tables)))
+    assert [len(group) for group in groups] == due
+    assert [client for group in groups for client, _ in group] == list(range(len(widths)))
 
 
 @given(examples=st.integers(1, 40), batch=st.integers(1, 50), steps=st.integers(1, 30), more=st.integers(0, 3))

@@ -8,7 +8,7 @@ from tests.server.rounds import METHODS, N, made, n
 
 CORRECTED_AT_SERVER = ["MIFA", "MIFA, at once", "MimiC", "MimiC, update units"]
 CORRECTED_AT_CLIENTS = ["SCAFFOLD", "SCAFFOLD, two vectors", "SCAFFOLDM", "SCAFFOLDMVR"]
-ONE_OFFSET_FOR_ALL = ["FedAvgM", "FedAvgMVR"]
+ONE_OFFSET_FOR_ALL = ["FedAvgM", "FedAvgMVR", "MBSTORM"]
 
 
 def one_round(server, t):
@@ -111,6 +111,7 @@ VECTORS = {
     "FedProx": (1, 1),
     "FlexibleFedAvg": (1, 1),
     "LocalDescent": (1, 1),
+    "MBSTORM": (1, 3),
     "MIFA": (1, 1),
     "MIFA, at once": (1, 1),
     "MimiC": (1, 1),

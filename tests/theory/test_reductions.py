@@ -88,6 +88,8 @@ def descent(clients, lr=LR):
         (algorithms.SCAFFOLD(control="sent"), False),
         (algorithms.FedAvgMVR(0.3), True),
         (algorithms.SCAFFOLDMVR(0.3), True),
+        (algorithms.MBSTORM(0.3), True),
+        (algorithms.MBSTORM(1.0), False),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, algorithms.Algorithm) else "",
 )
