@@ -254,11 +254,9 @@ class Round:
             return None
         clients, ys, steps, examples, distances = read
         k = len(clients)
-        registry = self._state.store.registry
         if len(set(clients)) != k or not self._known.isdisjoint(clients):
             return None
-        for client in clients:
-            registry.check(client)
+        self._state.store.registry.numbers(clients)  # raises for one that is not registered
         ones = np.ones(k)
         return Batch(
             clients,

@@ -108,19 +108,19 @@ class State:
         cohort, number = self.cohort(tally), now.round_number
         gamma = self._step_length(tally)
         moves = algorithm.moves(cohort)
-        after, outcome = replace(now, round_number=number + 1), Outcome()
+        changes: dict[str, Any] = {"round_number": number + 1}  # gathered: a snapshot takes microseconds to make
+        outcome = Outcome()
         if cohort.W > 0 or moves:
-            after, outcome = self._step(cohort, gamma if moves else 0.0, after)
-            outcome = replace(outcome, correction_norm=correction_norm(self, tally, after.momentum))
+            outcome = self._step(cohort, gamma if moves else 0.0, tally, changes)
             if moves:
                 past = {**now.past, number: now.x} if self.settings.late_rounds else {}
                 past.pop(number - self.settings.late_rounds, None)
                 counters = _largest(now.counters, tally.counters)
-                after = replace(after, x_prev=now.x, past=past, gamma=gamma, counters=counters)
+                changes |= {"x_prev": now.x, "past": past, "gamma": gamma, "counters": counters}
             if algorithm.keeps_history and tally.clients:
                 before = [self.store.round_of(client) for client in tally.clients]
-                after = replace(after, history=now.history.after(number, after.momentum, len(tally.clients), before))
-        self._become(after, number)
+                changes["history"] = now.history.after(number, changes["momentum"], len(tally.clients), before)
+        self._become(replace(now, **changes), number)
         return outcome
 
     def _become(self, after: Snapshot, round: int) -> None:
@@ -164,8 +164,8 @@ class State:
             return 1.0
         return tally.mean_distance if tally.clients else self.now.gamma
 
-    def _step(self, cohort: Cohort, gamma: float, after: Snapshot) -> tuple[Snapshot, Outcome]:
-        """The snapshot with the x, v, T and moments that the sums lead to."""
+    def _step(self, cohort: Cohort, gamma: float, tally: Tally, changes: dict[str, Any]) -> Outcome:
+        """Put the x, v, T and moments that the sums lead to into the changes of the snapshot."""
         now, algorithm, p = self.now, self.settings.algorithm, self.settings.layout.n_parameters
         step = algorithm.step(cohort)
         x = np.empty_like(now.x)  # never in place: a client may still train on the x of this round
@@ -200,10 +200,11 @@ class State:
             )
         x.flags.writeable = False
         plain = algorithm.adds == "h" and cohort.W > 0
-        outcome = Outcome(gamma, v_square / (step.from_sum * cohort.W) ** 2 if plain else None)
-        if not gamma:
-            x = now.x
-        return replace(after, x=x, momentum=self._spare_v, total=self._spare_total, moments=moments), outcome
+        mean_square = v_square / (step.from_sum * cohort.W) ** 2 if plain else None
+        outcome = Outcome(gamma, mean_square, correction_norm(self, tally, self._spare_v))
+        x = x if gamma else now.x
+        changes |= {"x": x, "momentum": self._spare_v, "total": self._spare_total, "moments": moments}
+        return outcome
 
     def _average_buffers(self, x: F32) -> float:
         """The cohort's mean of the float buffers into the tail of x; returns its squared norm."""
@@ -264,6 +265,8 @@ class State:
 
 def _largest(counters: Counters, sent: Sequence[Counters]) -> Counters:
     """A counter becomes the largest that is known, in its own integer type."""
+    if not counters:
+        return counters
     largest = dict(counters)
     for others in sent:
         for name, counter in others.items():

@@ -61,13 +61,13 @@ class Limits:
 
 
 def held_together(updates: Iterable[Update], most: int) -> Iterator[list[Update]]:
-    """The updates in their order, those that may be kept up to ``most`` at a time."""
+    """The updates in their order, those that may be kept up to ``most`` at a time, in one list that is used again."""
     some: list[Update] = []
     for update in updates:
         some.append(update)
         if len(some) == most or not update.keep:
             yield some
-            some = []
+            some.clear()  # not a new list: whoever took this one may still have it, with all its arrays
     if some:
         yield some
 
