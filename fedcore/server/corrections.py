@@ -1,5 +1,6 @@
 """How much a method corrects: the length of what it adds to the cohort's plain mean."""
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +24,8 @@ def correction_norm(state: "State", tally: "Tally", v: npt.NDArray[np.float32]) 
         v: float32[n_parameters], the round's direction.
 
     Cost: nothing for methods without a correction; a pass over one vector for those whose correction is one vector for
-        all; else a reading of the cohort's rows, copied and decoded: 12 n S bytes, and some vectors.
+        all; else a reading of the cohort's rows, copied and decoded: 12 n S bytes, and some vectors (30 clients of
+        44,426 parameters: 1 to 2 ms more than the 2 ms of the round).
     """
     algorithm, direction = state.settings.algorithm, state.settings.algorithm.direction
     shared = state.shared_offset()
@@ -39,13 +41,15 @@ def correction_norm(state: "State", tally: "Tally", v: npt.NDArray[np.float32]) 
     if at_clients:
         return _length(direction.from_row * mean_row + (0 if shared is None else shared))
     # A = sum of (h_i - r_i + v[t_i]), so mean h = A / S + mean r - mean v[t].
-    mean_h = state.sums.parameters / len(tally.clients) + mean_row
+    mean_h = mean_row
+    mean_h += state.sums.parameters / len(tally.clients)
     if algorithm.keeps_history:
         for client in tally.clients:
             past = state.now.history.get(state.store.round_of(client))
             if past is not None:
                 mean_h -= past.astype(np.float64) / len(tally.clients)
-    return _length(v - mean_h)
+    mean_h -= v
+    return _length(mean_h)
 
 
 def _mean_row(state: "State", tally: "Tally") -> F64:
@@ -58,4 +62,6 @@ def _mean_row(state: "State", tally: "Tally") -> F64:
 
 
 def _length(vector: npt.NDArray[np.floating]) -> float:
-    return float(np.linalg.norm(vector.astype(np.float64)))
+    # Not numpy.linalg.norm: it wakes OpenBLAS's threads, which then spin for longer than all of this takes.
+    wide = vector.astype(np.float64, copy=False)
+    return math.sqrt(float(np.einsum("i,i->", wide, wide)))
