@@ -25,7 +25,7 @@ def correction_norm(state: "State", tally: "Tally", v: npt.NDArray[np.float32]) 
 
     Cost: nothing for methods without a correction; a pass over one vector for those whose correction is one vector for
         all; else a reading of the cohort's rows, copied and decoded: 12 n S bytes, and some vectors (30 clients of
-        44,426 parameters: 1 to 2 ms more than the 2 ms of the round).
+        44,426 parameters: 1 to 3 ms more than the 2 ms of the round).
     """
     algorithm, direction = state.settings.algorithm, state.settings.algorithm.direction
     shared = state.shared_offset()
