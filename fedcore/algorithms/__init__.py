@@ -10,6 +10,7 @@ from fedcore.algorithms.fedavg_m import FedAvgM, FedAvgMVR
 from fedcore.algorithms.fedprox import FedProx
 from fedcore.algorithms.flexible import FlexibleFedAvg
 from fedcore.algorithms.local_descent import LocalDescent
+from fedcore.algorithms.mb_storm import MBSTORM
 from fedcore.algorithms.mifa import MIFA
 from fedcore.algorithms.mimic import MimiC
 from fedcore.algorithms.scaffold import SCAFFOLD
@@ -23,6 +24,7 @@ REGISTRY: dict[str, type[Algorithm]] = {
     "FedProx": FedProx,
     "FlexibleFedAvg": FlexibleFedAvg,
     "LocalDescent": LocalDescent,
+    "MBSTORM": MBSTORM,
     "MIFA": MIFA,
     "MimiC": MimiC,
     "SCAFFOLD": SCAFFOLD,
@@ -47,6 +49,7 @@ def named(name: str, **options: Any) -> Algorithm:
 
 
 __all__ = [
+    "MBSTORM",
     "MIFA",
     "REGISTRY",
     "SCAFFOLD",

@@ -135,6 +135,17 @@ class Algorithm(ABC):
         return self.placement == "server" and ("r" in self.adds.split() or self.second)
 
     @property
+    def uploads(self) -> int:
+        """Vectors that a client sends in a round, the "model uploadings" of Sun et al. 2023: y, and a second vector."""
+        return 2 if self.second else 1
+
+    @property
+    def sends_offset(self) -> bool:
+        """Whether the server sends clients an offset beside x."""
+        d = self.direction
+        return bool(d.from_mean or d.from_momentum or (d.from_row and self.keeps_rows))
+
+    @property
     def keeps_history(self) -> bool:
         """Whether the directions v[t] are kept while a row refers to them."""
         return "v[t]" in self.adds

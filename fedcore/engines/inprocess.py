@@ -1,9 +1,10 @@
-"""Client work in this process, one client after another on one model."""
+"""Client work in this process: one client after another on one model, or many small models at once."""
 
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -14,13 +15,18 @@ from torch.nn.functional import cross_entropy
 
 from fedcore.data import Dataset
 from fedcore.errors import RangeError, UnknownClientError, UnknownNameError
-from fedcore.local import RULES, FlatModel, Options, minibatches, seeded, sgd
+from fedcore.local import RULES, FlatModel, Options, Table, Work, minibatch_table, minibatches, seeded, sgd
+from fedcore.local.perceptron import Perceptron
+from fedcore.local.together import MOST_PARAMETERS, in_groups, sgd_together
 from fedcore.participation import Active
 from fedcore.server import Broadcast, Update
 
 EVALUATION_BATCH = 500
 """Test examples at a time: enough to hide the cost of a call, few enough for LeNet's activations to stay in cache
 (10,000 images on one core: 0.33 s; with 1,000 at a time 0.54 s)."""
+
+Trained = tuple[int, npt.NDArray[np.float32], Work]
+"""A client, its y, and what it did."""
 
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
@@ -36,6 +42,9 @@ class Evaluation:
 class InProcess:
     """Trains the clients of a round on their parts of a data set.
 
+    Clients of a perceptron (``local.perceptron.Perceptron.of`` says what is one) of at most
+    ``local.together.MOST_PARAMETERS`` parameters are trained together, many in one call; of any other model one by one.
+
     Args:
         module: the model, on the CPU; it is taken over (see ``FlatModel``).
         dataset: its training examples are the clients', its test examples are for ``evaluate``.
@@ -45,17 +54,20 @@ class InProcess:
         steps: local steps. One of the two.
         seed: the run's seed, on which the minibatches depend.
         options: weight decay, momentum and clipping of the local steps.
+        together: False trains one by one whatever the model is.
 
     Attributes:
         initial: float32[n], a copy of the module's values as they came: x_0.
+        together: whether clients are trained together.
 
     Raises:
         RangeError: there is no part, one is empty or points outside the training examples, or a number is out
             of range.
         DtypeError, ArrayError: the module is none that ``FlatModel`` takes.
 
-    Determinism: an update depends on the seed, the broadcast and the client alone, not on who trained before,
-    as long as the module has no integer counters and draws random numbers in its dropout layers only.
+    Determinism: an update depends on the seed, the broadcast and the client alone, not on who trained before or
+    beside it, as long as the module has no integer counters and draws random numbers in its dropout layers only. Which
+    way it is trained is a matter of the model alone, and the two differ in rounding.
     """
 
     def __init__(
@@ -69,6 +81,7 @@ class InProcess:
         steps: int | None = None,
         seed: int,
         options: Options | None = None,
+        together: bool = True,
     ) -> None:
         if not len(parts):
             raise RangeError("parts: expected at least one client's, got none")
@@ -81,6 +94,8 @@ class InProcess:
                     f"got {part.min()} .. {part.max()} for client {client}"
                 )
         self._model = FlatModel(module)
+        net = Perceptron.of(module, dataset.train_x.shape[1:]) if together else None
+        self._net = net if net is not None and net.n <= MOST_PARAMETERS else None
         self._drops_out = any(isinstance(layer, DROPOUT) for layer in module.modules())
         self._parts = list(parts)
         self._train = torch.from_numpy(dataset.train_x), torch.from_numpy(dataset.train_y)
@@ -92,11 +107,11 @@ class InProcess:
         self.initial: npt.NDArray[np.float32] = self._model.flat.numpy().copy()
 
     def updates(self, broadcast: Broadcast, active: Active | None = None) -> Iterator[Update]:
-        """Train the clients of a broadcast, each when its update is asked for.
+        """Train the clients of a broadcast, each (or each group that is trained together) when it is asked for.
 
-        All updates share one buffer: ``y`` is a view of the model itself, and the next client's training
+        One by one, all updates share one buffer: ``y`` is a view of the model itself, and the next client's training
         overwrites it. It is writable, by which the server knows to fold it at once; whoever keeps an update
-        longer must copy ``y``.
+        longer must copy ``y``. Together, each has memory of its own, and ``keep`` says so.
 
         Args:
             broadcast: what the server sent; its ids are indices into ``parts``.
@@ -121,36 +136,18 @@ class InProcess:
                 raise RangeError(f"active: expected the clients {ids}, got {active.clients.tolist()}")
             steps_due = active.steps(steps_due)
             counts = counts if active.counts is None else active.counts
-        previous = self._at(broadcast.x_prev)
-        for client, most, count in zip(ids, steps_due.tolist(), counts.tolist(), strict=True):
-            self._model.load(broadcast.x)
-            self._model.module.train()
-            part = self._parts[client]
-            batches = self._minibatches(broadcast.round, client, broadcast.local_rule)
-            masks = seeded(self._seed, "local: dropout", round=broadcast.round, client=client)
-            with masks if self._drops_out else nullcontext():
-                work = sgd(
-                    self._model,
-                    *self._train,
-                    (part[chosen] for chosen in islice(batches, most)),
-                    lr=broadcast.lr,
-                    a=broadcast.a,
-                    b=broadcast.b,
-                    mu=broadcast.mu,
-                    offset=broadcast.offset(client),
-                    x=broadcast.x[: self._model.layout.n_parameters],
-                    previous=previous,
-                    second=broadcast.second,
-                    options=self._options,
-                )
+        train = self._one_by_one if self._net is None else partial(self._in_groups, self._net)
+        works = train(broadcast, ids, steps_due.tolist())
+        for (client, y, work), count in zip(works, counts.tolist(), strict=True):
             yield Update(
                 client,
-                self._model.flat.numpy(),
+                y,
                 work.steps,
-                examples=len(part),
+                examples=len(self._parts[client]),
                 lr=broadcast.lr,
                 control=work.control,
                 count=count,
+                keep=self.together,
             )
 
     def evaluate(self, x: npt.NDArray[np.float32]) -> Evaluation:
@@ -175,6 +172,80 @@ class InProcess:
                 right += int((scores.argmax(1) == labels).sum())
                 loss += float(cross_entropy(scores, labels, reduction="sum"))
         return Evaluation(right / len(all_labels), loss / len(all_labels))
+
+    @property
+    def together(self) -> bool:
+        """Whether clients are trained together."""
+        return self._net is not None
+
+    def _one_by_one(self, broadcast: Broadcast, clients: Sequence[int], steps: Sequence[int]) -> Iterator[Trained]:
+        previous = self._at(broadcast.x_prev)
+        for client, most in zip(clients, steps, strict=True):
+            self._model.load(broadcast.x)
+            self._model.module.train()
+            part = self._parts[client]
+            batches = self._minibatches(broadcast.round, client, broadcast.local_rule)
+            batches = islice(batches, most)
+            if broadcast.local_rule == "one minibatch":
+                batches = iter([np.concatenate(list(batches))])
+            masks = seeded(self._seed, "local: dropout", round=broadcast.round, client=client)
+            with masks if self._drops_out else nullcontext():
+                work = sgd(
+                    self._model,
+                    *self._train,
+                    (part[chosen] for chosen in batches),
+                    lr=broadcast.lr,
+                    a=broadcast.a,
+                    b=broadcast.b,
+                    mu=broadcast.mu,
+                    offset=broadcast.offset(client),
+                    x=broadcast.x[: self._model.layout.n_parameters],
+                    previous=previous,
+                    second=broadcast.second,
+                    options=self._options,
+                )
+            yield client, self._model.flat.numpy(), work
+
+    def _in_groups(
+        self, net: Perceptron, broadcast: Broadcast, clients: Sequence[int], steps: Sequence[int]
+    ) -> Iterator[Trained]:
+        pairs = ((client, self._table(broadcast, client, most)) for client, most in zip(clients, steps, strict=True))
+        for group in in_groups(net, pairs):
+            ys = np.tile(broadcast.x, (len(group), 1))
+            works = sgd_together(
+                net,
+                ys,
+                *self._train,
+                [table for _, table in group],
+                lr=broadcast.lr,
+                a=broadcast.a,
+                b=broadcast.b,
+                mu=broadcast.mu,
+                offsets=[broadcast.offset(client) for client, _ in group],
+                x=broadcast.x,
+                x_prev=broadcast.x_prev,
+                second=broadcast.second,
+                options=self._options,
+            )
+            for (client, _), y, work in zip(group, ys, works, strict=True):
+                yield client, y, work
+
+    def _table(self, broadcast: Broadcast, client: int, steps: int) -> Table:
+        """A client's minibatches; as wide as its own size makes it, so that its bits are no matter of the others."""
+        part = self._parts[client]
+        power = 1 << (len(part) - 1).bit_length()
+        whole = broadcast.local_rule == "full gradient"
+        table = minibatch_table(
+            len(part),
+            len(part) if whole else self._batch,
+            steps=steps,
+            width=power if whole else min(self._batch, power),
+            seed=self._seed,
+            round=broadcast.round,
+            client=client,
+        )
+        table = table.as_one() if broadcast.local_rule == "one minibatch" else table
+        return Table(part[table.indices], table.sizes)
 
     def _known(self, client: object) -> int:
         if not isinstance(client, int) or not 0 <= client < len(self._parts):

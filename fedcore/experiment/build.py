@@ -51,4 +51,6 @@ def build(trial: Trial, saved: Path | None = None) -> tuple[Server, InProcess, P
         return Server.load(saved, algorithm=algorithm, lr=lr, server_lr=gamma), engine, pattern
     sizes = [len(part) for part in parts]
     # The module, not its flat vector, which does not tell BatchNorm's statistics from parameters.
-    return Server(algorithm, module, clients, lr=lr, server_lr=gamma, examples=sizes), engine, pattern
+    # A simulation can afford to read the rows once more: it is less than one local step.
+    server = Server(algorithm, module, clients, lr=lr, server_lr=gamma, examples=sizes, correction_norms=True)
+    return server, engine, pattern

@@ -24,6 +24,7 @@ def rounds(
         DivergedError: a step would make the model infinite or NaN.
     """
     for round in range(server.round_number, count):
+        begun = perf_counter()
         active = pattern.active(round)
         broadcast = server.broadcast(active.clients)
         stream = _Timed(engine.updates(broadcast, active))
@@ -33,7 +34,7 @@ def rounds(
         evaluate = (round + 1) % evaluate_every == 0 or round + 1 == count
         evaluation = engine.evaluate(server.x) if evaluate else None
         done = perf_counter()
-        uploads += stream.seen
+        uploads += stream.seen * server.algorithm.uploads
         yield RoundRecord(
             round=round,
             active=active.clients.tolist(),
@@ -48,10 +49,17 @@ def rounds(
             norm=float(np.mean(report.norms)) if len(report.norms) else None,
             bytes=report.bytes,
             seconds={
-                "train": stream.seconds,
-                "server": folded - start - stream.seconds,
+                "broadcast": start - begun,
+                "local": stream.seconds,
+                "aggregate": folded - start - stream.seconds,
                 "evaluate": done - folded,
             },
+            uploadings=(round + 1) * server.algorithm.uploads,
+            bytes_down=broadcast.bytes,
+            diversity=report.diversity,
+            correction_norm=report.correction_norm,
+            staleness=report.staleness,
+            together=engine.together,
         )
 
 

@@ -51,11 +51,17 @@ class RoundRecord:
         lr: the clients' rate eta_t.
         gamma: the server's step; 0 where the model stayed.
         steps: local steps of all clients together.
-        uploads: model vectors sent to the server so far.
+        uploads: model vectors sent to the server so far, second vectors counted.
         norm: mean length of the clients' mean gradients; None if nobody was heard.
         bytes: what the updates of this round weighed.
-        seconds: wall time by what it went to (``train``, ``server``, ``evaluate``): the only field that two
-            runs of one experiment may disagree on.
+        seconds: wall time by what it went to: the only field that two runs of one experiment may disagree on.
+            ``broadcast``: who is active, and what they are sent. ``local``: the clients' work, their offsets counted.
+            ``aggregate``: the server's round. ``evaluate``: the test set.
+        uploadings: rounds so far times the vectors that a client sends in one, as the MimiC paper counts; this and what
+            follows has no value in older records.
+        bytes_down: what was sent to the active clients.
+        diversity, correction_norm, staleness: those of ``fedcore.RoundReport``.
+        together: whether the clients of the round were trained together (see ``engines.InProcess``).
     """
 
     round: int
@@ -71,6 +77,12 @@ class RoundRecord:
     norm: float | None
     bytes: int
     seconds: dict[str, float]
+    uploadings: int | None = None
+    bytes_down: int | None = None
+    diversity: float | None = None
+    correction_norm: float | None = None
+    staleness: float | None = None
+    together: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,14 @@
 """One client's work in torch: the models, their minibatches, and the local steps."""
 
+from fedcore.local.descent import Options
 from fedcore.local.flat import FlatModel
-from fedcore.local.minibatches import minibatches
+from fedcore.local.minibatches import Table, minibatch_table, minibatches
 from fedcore.local.nets import build
 from fedcore.local.seeded import seeded
-from fedcore.local.sgd import Options, Work, sgd
+from fedcore.local.sgd import Work, sgd
 
-__all__ = ["RULES", "FlatModel", "Options", "Work", "build", "minibatches", "seeded", "sgd"]
+__all__ = ["RULES", "FlatModel", "Options", "Table", "Work", "build", "minibatch_table", "minibatches", "seeded", "sgd"]
 
-RULES = ("sgd", "full gradient")
-"""The local rules that algorithms name in ``local_rule``: steps along minibatches, or along the whole of the data."""
+RULES = ("sgd", "full gradient", "one minibatch")
+"""The local rules that algorithms name in ``local_rule``: steps along minibatches, or along the whole of the data; or
+one step along all the examples that the minibatches would have."""

@@ -1,6 +1,7 @@
 """Which examples a client takes in which local step."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import count, islice
 
 import numpy as np
@@ -49,14 +50,65 @@ def minibatches(
     """
     if (epochs is None) == (steps is None):
         raise RangeError(f"epochs, steps: expected exactly one of them, got {epochs!r} and {steps!r}")
-    for name, value in (("examples", examples), ("batch", batch), ("epochs", epochs), ("steps", steps)):
+    _check(examples=examples, batch=batch, epochs=epochs, steps=steps)
+    orders = islice(_orders(examples, seed, round, client), epochs)
+    pieces = (order[start : start + batch] for order in orders for start in range(0, examples, batch))
+    return islice(pieces, steps)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A client's minibatches as the rows of a table, filled up to one width with examples that do not count.
+
+    Attributes:
+        indices: int64[steps, width]; of row k the first ``sizes[k]`` are the minibatch.
+        sizes: int64[steps], >= 1.
+    """
+
+    indices: Indices
+    sizes: Indices
+
+    def as_one(self) -> "Table":
+        """All of them as one minibatch, a table of one row that is as wide as all of these."""
+        counted = np.arange(self.indices.shape[1]) < self.sizes[:, None]
+        row = np.concatenate([self.indices[counted], self.indices[~counted]])
+        return Table(row[None], self.sizes.sum(keepdims=True))
+
+
+def minibatch_table(examples: int, batch: int, *, steps: int, width: int, seed: int, round: int, client: int) -> Table:
+    """The first ``steps`` minibatches of ``minibatches``, which has the other arguments, as a table.
+
+    Args:
+        width: the table's, at least the size of the largest minibatch.
+
+    Raises:
+        RangeError: a number is below 1, or ``width`` is too small.
+    """
+    _check(examples=examples, batch=batch, steps=steps)
+    batch = min(batch, examples)
+    if width < batch:
+        raise RangeError(f"width: expected an int >= {batch}, got {width}")
+    an_epoch = -(-examples // batch)
+    passes = -(-steps // an_epoch)
+    filled = np.empty((passes, an_epoch * batch), np.int64)
+    for row, order in zip(filled, _orders(examples, seed, round, client), strict=False):
+        row[:examples] = order
+        row[examples:] = order[0]
+    rows = filled.reshape(-1, batch)[:steps]
+    if width > batch:
+        rows = np.concatenate([rows, np.repeat(rows[:, :1], width - batch, axis=1)], axis=1)
+    sizes = np.full(passes * an_epoch, batch)
+    sizes[an_epoch - 1 :: an_epoch] = examples - (an_epoch - 1) * batch
+    return Table(rows, sizes[:steps])
+
+
+def _orders(examples: int, seed: int, round: int, client: int) -> Iterator[Indices]:
+    """A permutation of the examples for each epoch, without end."""
+    random = generator(seed, "local: minibatches", round=round, client=client)
+    return (random.permutation(examples) for _ in count())
+
+
+def _check(**numbers: int | None) -> None:
+    for name, value in numbers.items():
         if value is not None and value < 1:
             raise RangeError(f"{name}: expected an int >= 1, got {value!r}")
-    random = generator(seed, "local: minibatches", round=round, client=client)
-    passes = count() if epochs is None else range(epochs)
-    pieces = (
-        order[start : start + batch]
-        for order in (random.permutation(examples) for _ in passes)
-        for start in range(0, examples, batch)
-    )
-    return islice(pieces, steps)

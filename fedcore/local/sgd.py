@@ -2,44 +2,14 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedcore.errors import RangeError
-from fedcore.kernels import direction_step
+from fedcore.local.descent import Descent, Options
 from fedcore.local.flat import FlatModel
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a client adds to its method's plain steps.
-
-    Attributes:
-        weight_decay: counts as part of the gradient, so corrections see it.
-        momentum: m <- momentum m + d, y <- y - lr m with d the method's direction.
-        clip: the largest length of a minibatch gradient, weight decay not counted; None for no limit.
-    """
-
-    weight_decay: float = 0.0
-    momentum: float = 0.0
-    clip: float | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.weight_decay < float("inf"):
-            raise RangeError(f"weight_decay: expected a finite number >= 0, got {self.weight_decay!r}")
-        if not 0 <= self.momentum < 1:
-            raise RangeError(f"momentum: expected a number in [0, 1), got {self.momentum!r}")
-        if self.clip is not None and not 0 < self.clip < float("inf"):
-            raise RangeError(f"clip: expected a finite number > 0, got {self.clip!r}")
-
-    @property
-    def plain(self) -> bool:
-        """Whether the mean raw gradient follows from y: weight decay is part of it, momentum and clipping are not."""
-        return not self.momentum and self.clip is None
 
 
 @dataclass(frozen=True)
@@ -88,9 +58,22 @@ def sgd(
     """
     options = options or Options()
     steps = 0
-    parameters, grad = model.parameters.numpy(), model.grad.numpy()
+    parameters = model.parameters.numpy()
     control = np.zeros_like(parameters) if second else None
-    velocity = np.zeros_like(parameters) if options.momentum else None
+    descent = Descent(
+        parameters,
+        model.grad.numpy(),
+        lr=lr,
+        a=a,
+        b=b,
+        mu=mu,
+        offset=offset,
+        x=x,
+        grad_prev=None if previous is None or not b else previous.grad.numpy(),
+        control=control,
+        velocity=np.zeros_like(parameters) if options.momentum else None,
+        options=options,
+    )
     for batch in batches:
         chosen = torch.from_numpy(batch)
         examples = inputs.index_select(0, chosen), labels.index_select(0, chosen)
@@ -98,27 +81,7 @@ def sgd(
         if previous is not None and b:
             _gradient(previous, examples, options)
             previous.grad.add_(previous.parameters, alpha=options.weight_decay)
-        if control is not None:
-            control += grad
-            if options.weight_decay:
-                control += np.float32(options.weight_decay) * parameters
-        terms: dict[str, Any] = {
-            "a": a,
-            "b": b,
-            "mu": mu,
-            "weight_decay": options.weight_decay,
-            "grad_prev": None if previous is None or not b else previous.grad.numpy(),
-            "offset": offset,
-            "x": x,
-        }
-        if velocity is None:
-            direction_step(parameters, grad, lr=lr, **terms)
-        else:
-            before = parameters.copy()
-            direction_step(parameters, grad, lr=1.0, **terms)
-            velocity *= np.float32(options.momentum)
-            velocity += before - parameters
-            np.subtract(before, np.float32(lr) * velocity, out=parameters)
+        descent.step()
         steps += 1
     if control is not None and steps:
         control /= np.float32(steps)

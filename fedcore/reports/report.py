@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fedcore.experiment.records import read_folder
 from fedcore.reports.curves import draw_curves
+from fedcore.reports.diagnostics import diagnostics_table
 from fedcore.reports.summary import Summary, summarise
 from fedcore.reports.table import csv_table, markdown_table
 
@@ -26,7 +27,7 @@ def write_report(folder: Path) -> Report:
     records = read_folder(folder)
     summary = summarise(records)
     markdown, table, curves = (folder / name for name in ("table.md", "table.csv", "curves.png"))
-    markdown.write_text(markdown_table(summary), encoding="utf-8")
+    markdown.write_text(f"{markdown_table(summary)}\n{diagnostics_table(records)}", encoding="utf-8")
     table.write_text(csv_table(summary), encoding="utf-8")
     draw_curves(records, curves)
     return Report(summary, (markdown, table, curves))

@@ -29,6 +29,7 @@ class Broadcast:
         second: whether a client must send the mean of its gradients back, as ``control`` (gradients at y alone, before
             any correction; where clients keep their rows, its difference from the row).
         local_rule: what the clients do, by its name in ``fedcore.local``.
+        bytes: what it weighs for all of ``ids``: x, x_prev and the offset, as far as there are any, in float32.
     """
 
     ids: tuple[ClientId, ...]
@@ -39,6 +40,7 @@ class Broadcast:
     direction: Direction = field(repr=False)
     second: bool
     local_rule: str
+    bytes: int
     _offset: Callable[[ClientId, Any], Any] = field(repr=False)
 
     @property

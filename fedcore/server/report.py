@@ -23,6 +23,11 @@ class RoundReport:
             of zero, and for methods that never form the cohort's plain mean.
         staleness: the mean over the clients heard of the rounds since each one's row was written; None where no client
             heard has a row of an earlier round.
+        correction_norm: the length of what the method adds to the cohort's plain mean: |v - mean h_i| where the server
+            corrects (MIFA, MimiC), and the length of the cohort's mean offset where the clients do (SCAFFOLD and the
+            momentum methods; gradients at x_{t-1} not counted). None for an empty cohort, for methods without a
+            correction, where the rows are on the clients' side, and, but for FedAvg-M and FedAvg-M-VR, unless
+            ``Server(correction_norms=True)`` asks for it.
         gamma: the server's step along v; 0 where x stayed.
         seconds: time spent in the server, the clients' own not counted.
         bytes: what the clients sent.
@@ -35,6 +40,7 @@ class RoundReport:
     norms: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     diversity: float | None = None
     staleness: float | None = None
+    correction_norm: float | None = None
     gamma: float = 0.0
     seconds: float = 0.0
     bytes: int = 0

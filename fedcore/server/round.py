@@ -254,11 +254,9 @@ class Round:
             return None
         clients, ys, steps, examples, distances = read
         k = len(clients)
-        registry = self._state.store.registry
         if len(set(clients)) != k or not self._known.isdisjoint(clients):
             return None
-        for client in clients:
-            registry.check(client)
+        self._state.store.registry.numbers(clients)  # raises for one that is not registered
         ones = np.ones(k)
         return Batch(
             clients,
@@ -323,6 +321,7 @@ class Round:
             norms=norms / tally.column("distances") if self._settings.averages_models else norms,
             diversity=diversity,
             staleness=staleness,
+            correction_norm=outcome.correction_norm,
             gamma=outcome.gamma,
             seconds=self._seconds + time.perf_counter(),
             bytes=self._bytes,

@@ -21,7 +21,7 @@ from fedcore.server.settings import Settings
 from fedcore.server.snapshot import Snapshot
 from fedcore.server.state import State
 from fedcore.server.sums import Precision
-from fedcore.server.update import Limits, Update, is_integer
+from fedcore.server.update import Limits, Update, held_together, is_integer
 from fedcore.store import ClientId, ClientStore, Durability
 
 F32 = npt.NDArray[np.float32]
@@ -47,6 +47,7 @@ class Server:
             their rows (r - v[t] in place of r and v[t]): fewer take less memory, and rewrite more rows.
         fold: how many updates a round may hold to fold them in one pass, where they may be held at all.
         accumulate: what a round's sums are kept in; always float64 where the method keeps a total (MIFA, MimiC).
+        correction_norms: whether reports have a ``correction_norm`` also where it takes a reading of the cohort's rows.
         max_steps, max_examples, max_lr: an update that claims more is refused.
 
     Raises:
@@ -79,6 +80,7 @@ class Server:
         history_rounds: int = 64,
         fold: int = 8,
         accumulate: Precision = "float32",
+        correction_norms: bool = False,
         max_steps: int = 10**6,
         max_examples: int = 10**9,
         max_lr: float = 100.0,
@@ -109,6 +111,7 @@ class Server:
             history_rounds=int(history_rounds),
             fold=int(fold),
             accumulate=accumulate,
+            correction_norms=bool(correction_norms),
             limits=Limits(int(max_steps), int(max_examples), as_rate(max_lr)(0)),
         )
         x = layout.flatten(x0)
@@ -303,6 +306,8 @@ class Server:
         known = tuple(self.store.registry.check(client) for client in ids)
         if algorithm.keeps_rows:
             self.store.prefetch(known)
+        layout = self.layout
+        sent = (1 + bool(algorithm.direction.b)) * layout.n + algorithm.sends_offset * layout.n_parameters
 
         def offset(client: ClientId, out: Any) -> Any:
             if state.now.round_number != number:
@@ -318,6 +323,7 @@ class Server:
             algorithm.direction,
             algorithm.second,
             algorithm.local_rule,
+            4 * sent * len(known),
             offset,
         )
 
@@ -341,8 +347,8 @@ class Server:
             if isinstance(updates, list):
                 opened.add_all(updates)
             else:
-                for update in updates:
-                    opened.add_update(update)
+                for some in held_together(updates, fold):
+                    opened.add_all(some)
             return opened.finish()
 
     def _require_no_round(self) -> None:

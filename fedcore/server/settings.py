@@ -26,6 +26,7 @@ class Settings:
     accumulate: Precision
     late_rounds: int
     history_rounds: int
+    correction_norms: bool
     limits: Limits
 
     @property
@@ -45,6 +46,7 @@ class Settings:
             "accumulate": self.accumulate,
             "late_rounds": self.late_rounds,
             "history_rounds": self.history_rounds,
+            "correction_norms": self.correction_norms,
             "limits": asdict(self.limits),
         }
 
@@ -64,6 +66,7 @@ class Settings:
             accumulate=state["accumulate"],
             late_rounds=state["late_rounds"],
             history_rounds=state["history_rounds"],
+            correction_norms=state.get("correction_norms", False),  # older folders have none
             limits=Limits(**state["limits"]),
             **{what: revive(what, state[what], given[what]) for what in given},
         )

@@ -14,6 +14,7 @@ from fedcore.algorithms import Cohort
 from fedcore.algorithms.rates import rate_at
 from fedcore.errors import ArrayError, CorruptionError, DivergedError
 from fedcore.server.batch import Counters
+from fedcore.server.corrections import correction_norm
 from fedcore.server.folding import fold_history
 from fedcore.server.settings import Settings
 from fedcore.server.snapshot import Snapshot
@@ -34,6 +35,8 @@ class Outcome:
     """The step along v; 0 where x stayed."""
     mean_square: float | None = None
     """|sum_i (w_i / W) h_i|^2, where A sums h alone."""
+    correction_norm: float | None = None
+    """See ``RoundReport``."""
 
 
 class State:
@@ -44,7 +47,7 @@ class State:
         self.now = snapshot
         self.store = store
         self.sums = Sums(settings.algorithm, settings.layout, settings.accumulate)
-        self._settings = settings
+        self.settings = settings
         self._shared: F32 | None = None
         self._spare_v = np.empty(p, np.float32)
         self._spare_total = None if snapshot.total is None else np.empty(p, np.float64)
@@ -52,7 +55,7 @@ class State:
 
     def begin(self) -> None:
         """Forget what a round before has left that was never finished."""
-        algorithm = self._settings.algorithm
+        algorithm = self.settings.algorithm
         known = None
         if algorithm.adds == "raw - r" and (shared := self.shared_offset()) is not None:
             known = -shared / np.float32(algorithm.direction.a)
@@ -61,7 +64,7 @@ class State:
 
     def shared_offset(self) -> F32 | None:
         """from_mean c + from_momentum g, float32[n_parameters] and read-only; None for zero. Made once a round."""
-        direction, now = self._settings.algorithm.direction, self.now
+        direction, now = self.settings.algorithm.direction, self.now
         if self._shared is None and (direction.from_mean or direction.from_momentum):
             wide: F64 = direction.from_momentum * now.momentum.astype(np.float64)
             if now.total is not None:
@@ -72,8 +75,8 @@ class State:
 
     def offset(self, client: ClientId, out: Any) -> Any:
         """A client's offset; see ``Broadcast.offset``."""
-        shared, from_row = self.shared_offset(), self._settings.algorithm.direction.from_row
-        row = self.store.read(client) if from_row and self._settings.algorithm.keeps_rows else None
+        shared, from_row = self.shared_offset(), self.settings.algorithm.direction.from_row
+        row = self.store.read(client) if from_row and self.settings.algorithm.keeps_rows else None
         if row is None and out is None:
             return shared
         terms = [(vector, c) for vector, c in ((shared, 1.0), (row, from_row)) if vector is not None]
@@ -83,14 +86,14 @@ class State:
         """c_i = v[t_i] - r_i, float64[n_parameters]; zero for a client without a row."""
         row, v = self.store.row(client), self.now.history.get(self.store.round_of(client))
         if row is None:
-            return np.zeros(self._settings.layout.n_parameters)
+            return np.zeros(self.settings.layout.n_parameters)
         correction = -self.store.read(client).astype(np.float64)
         return correction if v is None else correction + v
 
     def cohort(self, tally: Tally) -> Cohort:
         """The cohort in the papers' symbols."""
         rows = len(self.store)
-        if self._settings.algorithm.keeps_rows:
+        if self.settings.algorithm.keeps_rows:
             rows += sum(self.store.row(client) is None for client in tally.clients)
         return Cohort(
             S=len(tally.clients), weighed=tally.weighed, N=len(self.store.registry), W=self.sums.weight, rows=rows
@@ -103,38 +106,40 @@ class State:
             DivergedError: x would become infinite or NaN; nothing was changed.
             StoreError: the store could not keep the round; nothing was changed.
         """
-        algorithm, now = self._settings.algorithm, self.now
+        algorithm, now = self.settings.algorithm, self.now
         cohort, number = self.cohort(tally), now.round_number
         gamma = self._step_length(tally)
         moves = algorithm.moves(cohort)
         # x of every round, whether it moved or not: a client may have started from it.
-        past = {t: x for t, x in {**now.past, number: now.x}.items() if t > number - self._settings.late_rounds}
-        after, outcome = replace(now, round_number=number + 1, past=past), Outcome()
+        late = self.settings.late_rounds
+        past = {t: x for t, x in {**now.past, number: now.x}.items() if t > number - late} if late else {}
+        changes: dict[str, Any] = {"round_number": number + 1, "past": past}  # gathered: a snapshot takes time to make
+        outcome = Outcome()
         if cohort.W > 0 or moves:
-            after, outcome = self._step(cohort, gamma if moves else 0.0, after)
+            outcome = self._step(cohort, gamma if moves else 0.0, tally, changes)
             if moves:
                 counters = _largest(now.counters, tally.counters)
-                after = replace(after, x_prev=now.x, gamma=gamma, counters=counters)
+                changes |= {"x_prev": now.x, "gamma": gamma, "counters": counters}
             if algorithm.keeps_history and tally.clients:
                 before = [self.store.round_of(client) for client in tally.clients]
-                history = now.history.after(number, after.momentum, len(tally.clients), before)
-                after = replace(after, history=self._bounded(history, after.total, tally.clients))
-        self._become(after, number)
+                history = now.history.after(number, changes["momentum"], len(tally.clients), before)
+                changes["history"] = self._bounded(history, changes["total"], tally.clients)
+        self._become(replace(now, **changes), number)
         return outcome
 
     def _bounded(self, history: History, total: F64 | None, heard: Sequence[ClientId]) -> History:
         """The history, with as many rounds as may be kept; the total follows the rows that others are folded into."""
-        surplus = history.surplus(self._settings.history_rounds)
+        surplus = history.surplus(self.settings.history_rounds)
         if surplus:
             assert total is not None
-            fold_history(self.store, history, surplus, total, staged=frozenset(heard), at_once=self._settings.fold)
+            fold_history(self.store, history, surplus, total, staged=frozenset(heard), at_once=self.settings.fold)
         return history.folded(surplus)
 
     def _become(self, after: Snapshot, round: int) -> None:
         """Let the store keep the rows of the round and the snapshot, and only then believe it."""
         before, self.now = self.now, self.keep(after, round)
         if after.momentum is not before.momentum:
-            in_history = self._settings.algorithm.keeps_history
+            in_history = self.settings.algorithm.keeps_history
             self._spare_v = np.empty_like(before.momentum) if in_history else before.momentum
         if after.total is not before.total:
             self._spare_total = before.total
@@ -145,7 +150,7 @@ class State:
         if self.store.medium == "ram":
             self.store.commit(round)
             return after
-        self.store.commit(round, after.vectors(self._settings.algorithm), self.to_state(after))
+        self.store.commit(round, after.vectors(self.settings.algorithm), self.to_state(after))
         on_disk = {t: self.store.vector(f"v/{t}") for t in after.history}
         directions = {t: v for t, v in on_disk.items() if v is not None}
         return replace(after, history=replace(after.history, directions=directions))
@@ -155,25 +160,25 @@ class State:
         return {
             "what": "a fedcore server",
             "medium": self.store.medium,
-            "settings": self._settings.to_state(),
+            "settings": self.settings.to_state(),
             "numbers": snapshot.numbers(),
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """See ``Server.save``."""
-        self.store.save(path, vectors=self.now.vectors(self._settings.algorithm), state=self.to_state(self.now))
+        self.store.save(path, vectors=self.now.vectors(self.settings.algorithm), state=self.to_state(self.now))
 
     def _step_length(self, tally: Tally) -> float:
         """gamma: the server's rate; or 1 where models are averaged; or the cohort's mean of eta_i K_i."""
-        if self._settings.server_lr is not None:
-            return rate_at(self._settings.server_lr, self.now.round_number)
-        if self._settings.averages_models:
+        if self.settings.server_lr is not None:
+            return rate_at(self.settings.server_lr, self.now.round_number)
+        if self.settings.averages_models:
             return 1.0
         return tally.mean_distance if tally.clients else self.now.gamma
 
-    def _step(self, cohort: Cohort, gamma: float, after: Snapshot) -> tuple[Snapshot, Outcome]:
-        """The snapshot with the x, v, T and moments that the sums lead to."""
-        now, algorithm, p = self.now, self._settings.algorithm, self._settings.layout.n_parameters
+    def _step(self, cohort: Cohort, gamma: float, tally: Tally, changes: dict[str, Any]) -> Outcome:
+        """Put the x, v, T and moments that the sums lead to into the changes of the snapshot."""
+        now, algorithm, p = self.now, self.settings.algorithm, self.settings.layout.n_parameters
         step = algorithm.step(cohort)
         x = np.empty_like(now.x)  # never in place: a client may still train on the x of this round
         v_square, x_square = kernels.server_step(
@@ -194,8 +199,8 @@ class State:
             x_out=x[:p],
         )
         moments = now.moments
-        if self._settings.optimizer is not None and gamma:
-            u, moments = self._settings.optimizer.turn(self._spare_v, now.moments)
+        if self.settings.optimizer is not None and gamma:
+            u, moments = self.settings.optimizer.turn(self._spare_v, now.moments)
             np.subtract(now.x[:p], np.float32(gamma) * u, out=x[:p])
             x_square = float(kernels.squared_norms([x[:p]])[0])
         if p < len(x):
@@ -207,14 +212,15 @@ class State:
             )
         x.flags.writeable = False
         plain = algorithm.adds == "h" and cohort.W > 0
-        outcome = Outcome(gamma, v_square / (step.from_sum * cohort.W) ** 2 if plain else None)
-        if not gamma:
-            x = now.x
-        return replace(after, x=x, momentum=self._spare_v, total=self._spare_total, moments=moments), outcome
+        mean_square = v_square / (step.from_sum * cohort.W) ** 2 if plain else None
+        outcome = Outcome(gamma, mean_square, correction_norm(self, tally, self._spare_v))
+        x = x if gamma else now.x
+        changes |= {"x": x, "momentum": self._spare_v, "total": self._spare_total, "moments": moments}
+        return outcome
 
     def _average_buffers(self, x: F32) -> float:
         """The cohort's mean of the float buffers into the tail of x; returns its squared norm."""
-        p = self._settings.layout.n_parameters
+        p = self.settings.layout.n_parameters
         _, square = kernels.server_step(
             self.sums.buffers,
             None,
@@ -247,7 +253,7 @@ class State:
 
     def _total_without(self, client: ClientId, total: F64) -> F64:
         """T without a client's part: the sum of all rows, or MimiC's of all corrections v[t_i] - r_i."""
-        part = self.correction if self._settings.algorithm.keeps_history else self.store.read
+        part = self.correction if self.settings.algorithm.keeps_history else self.store.read
         try:
             return total - part(client)
         except CorruptionError:  # nobody knows what it was: the others are added up anew
@@ -259,9 +265,9 @@ class State:
 
     def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
         """See ``Server.warm_start``."""
-        algorithm, now, k = self._settings.algorithm, self.now, len(gradients)
+        algorithm, now, k = self.settings.algorithm, self.now, len(gradients)
         clients, ys, none, minus, ones = list(gradients), list(gradients.values()), [None] * k, -np.ones(k), np.ones(k)
-        mean = np.zeros(self._settings.layout.n_parameters)
+        mean = np.zeros(self.settings.layout.n_parameters)
         squares = kernels.accumulate(mean, none, ys, minus, ones / k, out=mean)
         if not np.isfinite(squares).all():
             bad = clients[int(np.flatnonzero(~np.isfinite(squares))[0])]
@@ -279,6 +285,8 @@ class State:
 
 def _largest(counters: Counters, sent: Sequence[Counters]) -> Counters:
     """A counter becomes the largest that is known, in its own integer type."""
+    if not counters:
+        return counters
     largest = dict(counters)
     for others in sent:
         for name, counter in others.items():

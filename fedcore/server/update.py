@@ -1,5 +1,6 @@
 """What a client sends back, and whether it can be believed."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from reprlib import repr as short_repr
 from typing import Any, Literal, NamedTuple, get_args
@@ -57,6 +58,18 @@ class Limits:
     steps: int
     examples: int
     lr: float
+
+
+def held_together(updates: Iterable[Update], most: int) -> Iterator[list[Update]]:
+    """The updates in their order, those that may be kept up to ``most`` at a time, in one list that is used again."""
+    some: list[Update] = []
+    for update in updates:
+        some.append(update)
+        if len(some) == most or not update.keep:
+            yield some
+            some.clear()  # not a new list: whoever took this one may still have it, with all its arrays
+    if some:
+        yield some
 
 
 def read_vector(update: Update, layout: Layout) -> tuple[Any, bool]:

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +13,18 @@ from fedcore.data import Dataset, shards
 from fedcore.engines import InProcess, inprocess
 from fedcore.errors import RangeError, ShapeError, UnknownClientError, UnknownNameError
 from fedcore.layout import Layout
-from fedcore.local import FlatModel, build, minibatches, sgd
+from fedcore.local import FlatModel, Options, build, minibatches, sgd
+from fedcore.local import together as together_module
+from fedcore.local.together import MOST_PARAMETERS
 from fedcore.participation import Active
 from fedcore.server import Broadcast, Server, Update
 
 CLIENTS = 4
+
+
+def wide() -> nn.Module:
+    """A perceptron of more parameters than are trained together."""
+    return build("mlp", seed=0, hidden=[MOST_PARAMETERS // 64])
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +62,12 @@ def test_initial_is_a_copy_of_the_modules_values(dataset: Dataset, parts: list[n
     np.testing.assert_array_equal(work.initial, due)
 
 
-def test_an_update_is_the_rules_result_on_the_clients_part(dataset: Dataset, parts: list[np.ndarray]) -> None:
-    work = engine(dataset, parts)
+@pytest.mark.parametrize("together", [False, True])
+def test_an_update_is_the_rules_result_on_the_clients_part(
+    dataset: Dataset, parts: list[np.ndarray], together: bool
+) -> None:
+    work = engine(dataset, parts, together=together)
+    assert work.together == together
     broadcast = sent(work, 2, round=3)
     (update,) = ((update, np.array(update.y)) for update in work.updates(broadcast))
 
@@ -64,7 +76,10 @@ def test_an_update_is_the_rules_result_on_the_clients_part(dataset: Dataset, par
     own_x, own_y = torch.from_numpy(dataset.train_x[parts[2]]), torch.from_numpy(dataset.train_y[parts[2]])
     steps = sgd(model, own_x, own_y, batches, lr=0.1).steps
 
-    np.testing.assert_array_equal(update[1], model.flat.numpy())
+    if together:
+        np.testing.assert_allclose(update[1], model.flat.numpy(), rtol=1e-4, atol=1e-6)
+    else:
+        np.testing.assert_array_equal(update[1], model.flat.numpy())
     assert (update[0].client, update[0].steps, update[0].examples) == (2, steps, len(parts[2]))
     assert update[0].lr == broadcast.lr
     assert np.abs(update[1] - work.initial).max() > 1e-3
@@ -105,12 +120,23 @@ def test_active_clients_are_those_of_the_broadcast(dataset: Dataset, parts: list
             next(work.updates(sent(work, 0, 3), Active(np.array(other, np.int64))))
 
 
-def test_updates_share_one_writable_buffer(dataset: Dataset, parts: list[np.ndarray]) -> None:
-    work = engine(dataset, parts)
+def test_one_by_one_updates_share_one_writable_buffer(dataset: Dataset, parts: list[np.ndarray]) -> None:
+    work = engine(dataset, parts, together=False)
     first, second = work.updates(sent(work, 0, 1))
     assert np.shares_memory(first.y, second.y)
     assert first.y.flags.writeable
     assert not first.keep
+
+
+def test_together_an_update_has_memory_of_its_own(dataset: Dataset, parts: list[np.ndarray]) -> None:
+    work = engine(dataset, parts)
+    updates = list(work.updates(sent(work, 0, 1)))
+    assert not np.shares_memory(updates[0].y, updates[1].y)
+    before = [update.y.copy() for update in updates]
+    models(work, sent(work, 0, 1, round=1))
+    for update, y in zip(updates, before, strict=True):
+        assert update.keep
+        np.testing.assert_array_equal(update.y, y)
 
 
 def test_a_round_on_the_server_is_the_mean_of_the_models(dataset: Dataset, parts: list[np.ndarray]) -> None:
@@ -132,6 +158,71 @@ def test_rounds_learn(dataset: Dataset, parts: list[np.ndarray]) -> None:
     after = work.evaluate(server.x)
     assert after.accuracy > 0.9 > before.accuracy
     assert after.loss < before.loss / 2
+
+
+METHODS = [
+    "FedAvg",
+    "MBSTORM",
+    "FedProx",
+    "FedAvgM",
+    "FedAvgMVR",
+    "SCAFFOLD",
+    "SCAFFOLDM",
+    "SCAFFOLDMVR",
+    "MIFA",
+    "MimiC",
+]
+
+
+@pytest.mark.parametrize("algorithm", [*map(algorithms.named, METHODS), algorithms.LocalDescent(full_gradient=True)])
+def test_together_goes_the_way_of_one_by_one(
+    dataset: Dataset, parts: list[np.ndarray], algorithm: algorithms.Algorithm
+) -> None:
+    """Every method, with options, shares of the work and clients of different sizes, over some rounds."""
+    options = Options(weight_decay=0.01, clip=None if algorithm.adds == "raw - r" else 0.5)
+    cohorts = [np.array(cohort) for cohort in ([0, 1, 2, 3], [1, 3], [0, 2, 3], [3])]
+    ends = []
+    for together in (False, True):
+        work = engine(dataset, parts, together=together, options=options)
+        server = Server(algorithm, work.initial, clients=CLIENTS, lr=0.2)
+        for cohort in cohorts:
+            active = Active(cohort, shares=np.linspace(0.4, 1, len(cohort)))
+            report = server.round(work.updates(server.broadcast(cohort), active))
+            assert report.heard == tuple(cohort)
+        ends.append(server.x)
+    np.testing.assert_allclose(ends[1], ends[0], rtol=1e-3, atol=1e-5)
+    assert np.abs(ends[0] - work.initial).max() > 1e-2
+
+
+def test_a_group_of_clients_is_no_matter_of_the_result(
+    dataset: Dataset, parts: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = engine(dataset, parts)
+    together = models(work, sent(work, 0, 1, 2, 3))
+    monkeypatch.setattr(together_module, "CLIENTS", 2)
+    for client, y in models(work, sent(work, 3, 2, 0, 1)).items():
+        np.testing.assert_array_equal(y, together[client])
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_one_minibatch_is_all_that_the_steps_would_see(
+    dataset: Dataset, parts: list[np.ndarray], together: bool
+) -> None:
+    work = engine(dataset, parts, together=together)
+    (update,) = work.updates(replace(sent(work, 2, round=3), local_rule="one minibatch"))
+    model = FlatModel(build("mlp", seed=1))
+    seen = np.concatenate(list(minibatches(len(parts[2]), 8, epochs=2, seed=5, round=3, client=2)))
+    assert len(seen) == 2 * len(parts[2])
+    sgd(model, *work._train, [parts[2][seen]], lr=0.1)
+    np.testing.assert_allclose(update.y, model.flat.numpy(), rtol=1e-4, atol=1e-7)
+    assert update.steps == 1
+
+
+@pytest.mark.parametrize(("module", "together"), [(lambda: build("mlp", seed=0), True), (wide, False)])
+def test_what_is_trained_together_is_a_matter_of_the_model(
+    dataset: Dataset, parts: list[np.ndarray], module: Callable[[], nn.Module], together: bool
+) -> None:
+    assert InProcess(module(), dataset, parts, batch=8, steps=1, seed=0).together == together
 
 
 @pytest.mark.parametrize("batch", [7, 1000])

@@ -62,7 +62,7 @@ def test_a_record_says_what_happened(tmp_path):
     assert [line.uploads for line in record.rounds] == [3, 6, 9, 12, 15]
     assert [line.heard for line in record.rounds] == [len(line.active) for line in record.rounds]
     assert [line.lr / record.rounds[0].lr for line in record.rounds] == [1, 0.5, 0.25, 0.125, 0.0625]
-    assert all(line.seconds.keys() == {"train", "server", "evaluate"} for line in record.rounds)
+    assert all(line.seconds.keys() == {"broadcast", "local", "aggregate", "evaluate"} for line in record.rounds)
 
 
 def test_a_round_without_clients_is_a_round(tmp_path):

@@ -96,6 +96,17 @@ def momentum(clients, x, lr, active, steps, beta, controls=False, vr=False):
         yield x
 
 
+def mb_storm(clients, x, lr, active, steps, beta):
+    """Patel et al. 2022: one gradient of each client at both points, a step of the server's alone."""
+    v, x_prev = np.zeros(n), x
+    for t, S in enumerate(active):
+        if len(S):
+            now, before = (np.mean([clients.gradient(i, at) for i in S], axis=0) for at in (x, x_prev))
+            v = now + (1 - beta) * (v - before)
+            x_prev, x = x, x - lr(t) * v
+        yield x
+
+
 def flexible(clients, x, lr, active, steps, scheme):
     p = np.array(clients.examples) / sum(clients.examples)
     for t, S in enumerate(active):
@@ -127,6 +138,7 @@ METHODS = {
     ),
     "FedAvgMVR": (algorithms.FedAvgMVR(BETA), momentum, dict(beta=BETA, vr=True)),
     "SCAFFOLDMVR": (algorithms.SCAFFOLDMVR(BETA), momentum, dict(beta=BETA, controls=True, vr=True)),
+    "MBSTORM": (algorithms.MBSTORM(BETA), mb_storm, dict(beta=BETA)),
     "Flexible A": (algorithms.FlexibleFedAvg("A", K), flexible, dict(scheme="A")),
     "Flexible B": (algorithms.FlexibleFedAvg("B", K), flexible, dict(scheme="B")),
     "Flexible C": (algorithms.FlexibleFedAvg("C", K), flexible, dict(scheme="C")),
@@ -169,8 +181,9 @@ def test_server_follows_the_paper(method, seed):
         assert broadcast.round == t
         with server.open_round() as round:
             for i in broadcast.ids:
-                y, control = work(clients, broadcast, i, steps[t][i])
-                round.add(i, y, steps=steps[t][i], examples=clients.examples[i], control=control)
+                done = 1 if broadcast.local_rule == "one minibatch" else steps[t][i]
+                y, control = work(clients, broadcast, i, done)
+                round.add(i, y, steps=done, examples=clients.examples[i], control=control)
         worst = max(worst, np.linalg.norm(server.x - x) / np.linalg.norm(x))
     assert worst < 2e-6
     assert np.linalg.norm(server.x - x0) > 0.1 * np.linalg.norm(x0)  # it went somewhere

@@ -1,0 +1,114 @@
+"""Rounds of simulated federated averaging as others do them: pfl-research, and a plain torch loop."""
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+LR = 0.01
+
+
+def problem(model, clients, examples, batch, epochs, rounds):
+    """The examples of all clients one behind another; and the numbers, as arrays, so that any process can have them.
+
+    Their values are noise: how long a step takes does not depend on them.
+    """
+    rng = np.random.default_rng(0)
+    x = rng.random(
+        (clients * examples, *{"lenet": (1, 28, 28), "mlp": (1, 8, 8), "logistic": (60,)}[model]), np.float32
+    )
+    return x, rng.integers(10, size=len(x)), [model, clients, batch, epochs, rounds]
+
+
+def module(model):
+    """The same layers that ``fedcore.local.nets`` has under that name."""
+    if model == "logistic":
+        return nn.Sequential(nn.Linear(60, 10))
+    if model == "mlp":
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    return nn.Sequential(
+        *(nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
+    )
+
+
+def torch_loop(x, y, numbers):
+    """One model and one optimiser for all clients, minibatches by index, the mean in one tensor a parameter."""
+    model, clients, batch, epochs, rounds = numbers
+    net = module(model)
+    parameters = list(net.parameters())
+    sent, mean = ([p.detach().clone() for p in parameters] for _ in range(2))
+    optimiser = torch.optim.SGD(parameters, lr=LR)
+    data = [
+        (torch.from_numpy(a), torch.from_numpy(b)) for a, b in zip(*(np.split(v, clients) for v in (x, y)), strict=True)
+    ]
+
+    def client_round(inputs, labels):
+        for _ in range(epochs):
+            for chosen in torch.randperm(len(labels)).split(batch):
+                optimiser.zero_grad()
+                cross_entropy(net(inputs[chosen]), labels[chosen]).backward()
+                optimiser.step()
+
+    def run():
+        for _ in range(rounds):
+            for m in mean:
+                m.zero_()
+            for inputs, labels in data:
+                with torch.no_grad():
+                    torch._foreach_copy_(parameters, sent)
+                client_round(inputs, labels)
+                with torch.no_grad():
+                    torch._foreach_add_(mean, parameters, alpha=1 / clients)
+            torch._foreach_copy_(sent, mean)
+
+    return run
+
+
+def pfl_rounds(x, y, numbers):
+    """Federated averaging on pfl's simulated backend, its users' tensors made before, without any evaluation."""
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.algorithm.base import NNAlgorithmParams
+    from pfl.algorithm.federated_averaging import FederatedAveraging
+    from pfl.data.federated_dataset import FederatedDataset
+    from pfl.data.pytorch import PyTorchTensorDataset
+    from pfl.data.sampling import get_user_sampler
+    from pfl.hyperparam import NNTrainHyperParams
+    from pfl.model.pytorch import PyTorchModel
+
+    name, clients, batch, epochs, rounds = numbers
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = module(name)
+
+        def loss(self, inputs, labels, eval=False):
+            return cross_entropy(self.net(inputs), labels)
+
+        def metrics(self, inputs, labels, eval=False):
+            return {}
+
+    users = [
+        PyTorchTensorDataset([torch.from_numpy(a), torch.from_numpy(b)], user_id=str(user))
+        for user, (a, b) in enumerate(zip(*(np.split(v, clients) for v in (x, y)), strict=True))
+    ]
+
+    def federated():
+        return FederatedDataset(users.__getitem__, get_user_sampler("minimize_reuse", list(range(clients))))
+
+    inner = Model()
+    model = PyTorchModel(inner, torch.optim.SGD, torch.optim.SGD(inner.parameters(), lr=1.0))
+    backend, algorithm = SimulatedBackend(federated(), federated()), FederatedAveraging()
+    train = NNTrainHyperParams(local_num_epochs=epochs, local_learning_rate=LR, local_batch_size=batch)
+    done = 0
+
+    def run():
+        nonlocal done
+        done += rounds  # it goes on after the round where it stopped, and evaluates in its very first one only
+        params = NNAlgorithmParams(
+            central_num_iterations=done, evaluation_frequency=10**9, train_cohort_size=clients, val_cohort_size=None
+        )
+        algorithm.run(params, backend, model, train, send_metrics_to_platform=False)
+
+    return run

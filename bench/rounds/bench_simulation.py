@@ -1,0 +1,88 @@
+"""Simulated rounds as ``fedcore run`` does them: clients' work, the server's, and the record of each round."""
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+import fedcore
+from bench.alone import Work
+from bench.line import Line
+from bench.rivals.simulation import LR, pfl_rounds, problem, torch_loop
+from fedcore.data import Dataset
+from fedcore.engines import InProcess
+from fedcore.experiment.loop import rounds
+from fedcore.local import build
+
+PFL, PLAIN = "pfl-research 0.6", "a plain torch loop"
+# model: (clients, examples of each, batch, epochs, rounds a call), and the ratio to pfl that is due
+CASES = {
+    "lenet": ((2, 1000, 16, 1, 1), 1.0),
+    "mlp": ((30, 48, 16, 5, 5), 5.0),
+    "logistic": ((30, 200, 20, 5, 2), 5.0),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread(same_threads):
+    """As in the processes of ``fedcore run``, which has one for each core."""
+    before = fedcore.threads(), torch.get_num_threads()
+    fedcore.set_threads(1)
+    torch.set_num_threads(1)
+    yield
+    fedcore.set_threads(before[0])
+    torch.set_num_threads(before[1])
+
+
+def simulated(work):
+    """A function that runs the rounds of one call and returns their records."""
+    x, y, (model, clients, batch, epochs, count) = work.arrays
+    dataset = Dataset("noise", x, y, x[:10], y[:10], classes=10)
+    parts = np.split(np.arange(len(x)), clients)
+    engine = InProcess(build(model, seed=0), dataset, parts, batch=batch, epochs=epochs, seed=0)
+    server = fedcore.Server("FedAvg", engine.initial, clients=clients, lr=LR)
+    pattern = fedcore.participation.Always(clients)
+
+    def run():
+        until = server.round_number + count
+        return list(rounds(server, engine, pattern, count=until, evaluate_every=until))
+
+    return run
+
+
+@pytest.mark.parametrize("model", CASES)
+def bench_simulation(versus, model):
+    sizes, due = CASES[model]
+    clients, examples, batch, epochs, count = sizes
+    work = Work(problem, model, *sizes)
+    rivals = {PLAIN: work.rival(torch_loop)}
+    if find_spec("pfl"):
+        rivals[PFL] = work.rival(pfl_rounds)
+    missing = "" if find_spec("pfl") else " (pfl is not installed: pip install pfl==0.6.0)"
+    title = f"{model}: {count * clients} client-rounds of {epochs} x {examples} examples, batch {batch}{missing}"
+    ours = simulated(work)
+    line = versus(title, lambda: ours() and None, rivals, targets={PFL: due}, bytes=None, rounds=7)
+    for name, seconds in line.seconds.items():
+        print(f"{name}: {count * clients / seconds:,.0f} client-rounds a second")
+
+
+@pytest.mark.parametrize("model", CASES)
+def bench_servers_share(benchmark, record, model):
+    """What everything but the clients' local work takes of a round, evaluation not counted."""
+    sizes, _ = CASES[model]
+    run = simulated(Work(problem, model, *sizes))
+    run()
+    lines = [line for _ in range(6) for line in run()]
+    benchmark.pedantic(run, rounds=1)
+    server = np.median([sum(line.seconds[part] for part in ("broadcast", "aggregate")) for line in lines])
+    local = np.median([line.seconds["local"] for line in lines])
+    whole = "the round, without evaluation"
+    record(
+        Line(
+            f"{model}: the server's share of a round is {server / (server + local):.1%}",
+            {whole: float((server + local) / server)},
+            targets={whole: 20.0},
+            seconds={"fedcore": float(server), whole: float(server + local)},
+        )
+    )

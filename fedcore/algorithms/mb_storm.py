@@ -1,0 +1,22 @@
+"""MB-STORM: Patel et al., "Towards Optimal Communication Complexity in Distributed Non-Convex Optimization", 2022.
+
+CE-LSGD of the same paper is not here. Its local steps follow a recursion of their own, v_k = v_{k-1} + grad(y_k; xi) -
+grad(y_{k-1}; xi), from the v_t that all clients have just averaged at x_t: two exchanges a round, and a direction whose
+offset changes with every local step. A method here has one exchange, and an offset that a client's steps leave alone.
+"""
+
+from fedcore.algorithms.fedavg_m import FedAvgMVR
+
+
+class MBSTORM(FedAvgMVR):
+    """v_t = (1/S) sum of [grad_i(x_t; xi) + (1 - beta) (v_{t-1} - grad_i(x_{t-1}; xi))]; x' = x - gamma v_t.
+
+    Clients take no local steps: each spends the examples of its K minibatches on one gradient at both points. So it is
+    FedAvg-M-VR with K = 1 and a K times larger minibatch. Here v_{-1} = 0 and x_{-1} = x_0, but ``Server.warm_start``
+    makes v_{-1} a mean of gradients at x_0; without a server rate gamma = eta.
+
+    Args:
+        beta: in (0, 1]; 1 is minibatch SGD.
+    """
+
+    local_rule = "one minibatch"

@@ -1,0 +1,139 @@
+"""What a report says of a round beside its outcome: how much the method corrected, and what was sent up and down."""
+
+import numpy as np
+import pytest
+
+from fedcore import ClientStore, Server, Update, algorithms
+from tests.server.rounds import METHODS, N, made, n
+
+CORRECTED_AT_SERVER = ["MIFA", "MIFA, at once", "MimiC", "MimiC, update units"]
+CORRECTED_AT_CLIENTS = ["SCAFFOLD", "SCAFFOLD, two vectors", "SCAFFOLDM", "SCAFFOLDMVR"]
+ONE_OFFSET_FOR_ALL = ["FedAvgM", "FedAvgMVR", "MBSTORM"]
+
+
+def one_round(server, t):
+    """A round whose replies depend on t alone: what was sent, the updates, and the report."""
+    rng = np.random.default_rng(t)
+    cohort = np.flatnonzero(rng.random(N) < 0.6).tolist() if t else list(range(N))
+    broadcast, updates = server.broadcast(cohort), []
+    for i in cohort:
+        y = broadcast.x + rng.normal(size=n).astype(np.float32)
+        control = rng.normal(size=n).astype(np.float32) if broadcast.second else None
+        updates.append(Update(i, y, steps=1 + i % 3, examples=i + 1, control=control))
+    offsets = {i: broadcast.offset(i) for i in cohort}
+    return broadcast, offsets, updates, server.round(updates)
+
+
+@pytest.mark.parametrize("method", CORRECTED_AT_SERVER)
+def test_at_the_server_the_correction_is_what_v_is_away_from_the_plain_mean(method):
+    server = made(method, correction_norms=True)
+    met = []
+    for t in range(6):
+        broadcast, _, updates, report = one_round(server, t)
+        unit = [1 if server.algorithm.averages_models else broadcast.lr * update.steps for update in updates]
+        h = [(broadcast.x.astype(np.float64) - update.y) / u for update, u in zip(updates, unit, strict=True)]
+        due = np.linalg.norm(server.v - np.mean(h, axis=0)) if updates else None
+        assert report.correction_norm == (due if due is None else pytest.approx(due, rel=1e-4, abs=1e-5))
+        met.append(report.correction_norm)
+    assert met[0] < 1e-4  # everybody was there
+    assert max(met) > 0.1
+
+
+@pytest.mark.parametrize("method", CORRECTED_AT_CLIENTS + ONE_OFFSET_FOR_ALL)
+def test_at_the_clients_it_is_the_cohorts_mean_offset(method):
+    server = made(method, correction_norms=method in CORRECTED_AT_CLIENTS)
+    met = []
+    for t in range(6):
+        _, offsets, updates, report = one_round(server, t)
+        due = np.linalg.norm(np.mean([offsets[u.client].astype(np.float64) for u in updates], axis=0))
+        assert report.correction_norm == pytest.approx(due, rel=1e-5, abs=1e-6)
+        met.append(report.correction_norm)
+    assert met[0] == 0  # nothing is known yet
+    assert max(met) > 0.1
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
+def test_rows_of_any_codec(codec):
+    servers = [
+        Server("MimiC", np.zeros(n, np.float32), lr=0.1, correction_norms=True, store=ClientStore(N, n, codec=each))
+        for each in ("f32", codec)
+    ]
+    for t in range(4):
+        exact, coded = (one_round(server, t)[-1].correction_norm for server in servers)
+        assert coded == pytest.approx(exact, rel=0.05, abs=0.2)
+    assert exact > 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_costs_no_reading_of_rows_unless_asked_for(method):
+    server = made(method)
+    for t in range(3):
+        *_, report = one_round(server, t)
+        assert (report.correction_norm is not None) == (method in ONE_OFFSET_FOR_ALL)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_is_no_part_of_the_arithmetic_and_outlives_a_save(method, tmp_path):
+    plain, measured = made(method), made(method, correction_norms=True)
+    for t in range(4):
+        one_round(plain, t)
+        one_round(measured, t)
+    np.testing.assert_array_equal(measured.x, plain.x)
+    measured.save(tmp_path / "copy")
+    again = one_round(Server.load(tmp_path / "copy"), 4)[-1]
+    assert again.correction_norm == one_round(measured, 4)[-1].correction_norm
+
+
+def test_nobody_heard_nothing_corrected():
+    server = made("MIFA, at once", correction_norms=True)
+    one_round(server, 0)
+    assert server.round([]).correction_norm is None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bytes_are_those_of_the_vectors_that_are_sent(method):
+    server = made(method)
+    for t in range(3):
+        broadcast, offsets, updates, report = one_round(server, t)
+        down = [broadcast.x, *([] if broadcast.x_prev is None else [broadcast.x_prev])]
+        sent = sum(vector.nbytes for vector in down) * len(updates)
+        sent += sum(offset.nbytes for offset in offsets.values() if offset is not None)
+        assert broadcast.bytes == sent
+        assert report.bytes == 4 * n * server.algorithm.uploads * len(updates)
+        vectors = [v for update in updates for v in (update.y, update.control) if v is not None]
+        assert report.bytes == sum(vector.nbytes for vector in vectors)
+
+
+VECTORS = {
+    "FedAvg": (1, 1),
+    "FedAvgM": (1, 2),
+    "FedAvgMVR": (1, 3),
+    "FedProx": (1, 1),
+    "FlexibleFedAvg": (1, 1),
+    "LocalDescent": (1, 1),
+    "MBSTORM": (1, 3),
+    "MIFA": (1, 1),
+    "MIFA, at once": (1, 1),
+    "MimiC": (1, 1),
+    "MimiC, update units": (1, 1),
+    "MimiC, on clients": (1, 1),
+    "SCAFFOLD": (1, 2),
+    "SCAFFOLD, two vectors": (2, 2),
+    "SCAFFOLDM": (1, 2),
+    "SCAFFOLDM, on clients": (2, 2),
+    "SCAFFOLDMVR": (2, 3),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_vectors_a_client_sends_and_gets(method):
+    """SCAFFOLD as it is here has FedAvg's uplink; as published, half as many rounds for the same uploadings."""
+    server = made(method)
+    assert (server.algorithm.uploads, server.broadcast([0]).bytes / (4 * n)) == VECTORS[method]
+    assert server.broadcast([0, 3]).bytes == 2 * server.broadcast([0]).bytes
+
+
+def test_float_buffers_are_sent_and_offsets_have_none():
+    x0 = {"w": np.zeros(5, np.float32), "bn.running_mean": np.zeros(3, np.float32)}
+    broadcast = Server(algorithms.SCAFFOLD(), x0, clients=2, lr=0.1).broadcast([0, 1])
+    assert broadcast.bytes == 2 * 4 * (8 + 5)
