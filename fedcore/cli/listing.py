@@ -9,14 +9,25 @@ from fedcore.experiment import presets
 from fedcore.local import nets
 
 
+def folded(file: str, axes: list[list[str]]) -> str:
+    """A file's presets in one line, as shells write several words in one.
+
+    >>> folded("t", [["a", "b"], ["x"]])
+    't-{a,b}-x'
+    """
+    return "-".join([file, *("{" + ",".join(axis) + "}" if len(axis) > 1 else axis[0] for axis in axes)])
+
+
 def list_names() -> None:
     """List the presets, and the names that a configuration can use."""
     console = Console()
     table = Table("preset", "what it is", "rounds", "seeds", title="Presets", title_style="bold")
-    for name in presets.names():
-        tables = presets.read(name)
-        table.add_row(name, tables["title"], str(tables["rounds"]), str(len(tables["seeds"])))
+    for file, axes in presets.files():
+        tables = presets.read("-".join([file, *(axis[0] for axis in axes)]))
+        title = tables["title"].rpartition(": ")[0] if axes else tables["title"]
+        table.add_row(folded(file, axes), title, str(tables["rounds"]), str(len(tables["seeds"])))
     console.print(table)
+    console.print("{a,b} stands for one of them each; shells expand it, as `fedcore sweep` wants it", style="dim")
     for what, registry in (
         ("algorithms", algorithms.REGISTRY),
         ("participation", participation.REGISTRY),

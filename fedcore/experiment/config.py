@@ -1,6 +1,8 @@
 """What an experiment is: every choice that its figures depend on, checked when it is read."""
 
+import json
 from collections.abc import Collection, Mapping
+from functools import cache
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -60,10 +62,34 @@ class Named(Section):
         return {key: value for key, value in flat.items() if key != "options"} | dict(self.options)
 
 
+class Objective(Section):
+    """What clients that arrive and depart (a ``Schedule`` in the participation) are to the objective sum p^k F_k.
+
+    A client counts in p^k = n_k / n, and the test set holds its examples, from its arrival on. Where it departs,
+    "exclude" forgets it in both, and "include" keeps its share in the weights although it is never heard again.
+
+    Attributes:
+        departures: "include" or "exclude".
+        restart: whether a rate eta_0 / t (``Staircase``) begins anew where the objective changes.
+        test: whose test examples count: of the clients in the "objective", or of those "present", which differ after a
+            departure that is included.
+
+    Reference: Ruan et al., "Towards Flexible Device Participation in Federated Learning", AISTATS 2021, Sec. 4.2, 4.3.
+    """
+
+    departures: Literal["include", "exclude"] = "exclude"
+    restart: bool = True
+    test: Literal["objective", "present"] = "objective"
+
+
 class Method(Named):
-    """One entry of the comparison: an algorithm, its options, and the name it has in tables and curves."""
+    """One entry of the comparison: an algorithm, its options, and the name it has in tables and curves.
+
+    Its ``objective``, if it has one, takes the place of the experiment's.
+    """
 
     label: str = ""
+    objective: Objective | None = None
 
     def make(self) -> Algorithm:
         """The algorithm itself."""
@@ -76,7 +102,9 @@ class Method(Named):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if wrong := option_problems(algorithms.REGISTRY[self.name], self.options, beside=("name", "label")):
+        if wrong := option_problems(
+            algorithms.REGISTRY[self.name], self.options, beside=("name", "label", "objective")
+        ):
             raise problems(wrong)
         try:
             self.make()
@@ -261,7 +289,10 @@ class Evaluate(Section):
 
 
 class Experiment(Section):
-    """A comparison of algorithms on one problem, with the same clients active in the same rounds."""
+    """A comparison of algorithms on one problem, with the same clients active in the same rounds.
+
+    ``grid`` is what a sweep tries (``fedcore.experiment.grid``); a run has the values of the other keys.
+    """
 
     name: str = ""
     title: str
@@ -277,7 +308,9 @@ class Experiment(Section):
     local: Local
     rate: Rate
     participation: Participation
+    objective: Objective | None = None
     evaluate: Evaluate = Evaluate()
+    grid: Mapping[str, list[Any]] = Field(default_factory=dict)
 
     @field_validator("seeds")
     @classmethod
@@ -323,13 +356,11 @@ class Experiment(Section):
     @field_validator("model")
     @classmethod
     def _model_fits(cls, model: Model, info: ValidationInfo) -> Model:
-        from fedcore.local import nets
-
         if "data" not in info.data:
             return model
         name, source = info.data["data"].name, data.REGISTRY[info.data["data"].name]
         try:
-            came = nets.scores(model.name, source.shape, **model.options)
+            came = _scores(model.model_dump_json(), source.shape)
         except ShapeError as error:
             raise problems({"": f"{error}, the examples of {name!r}"}) from None
         except FedcoreError as error:
@@ -347,6 +378,15 @@ class Experiment(Section):
             except FedcoreError as error:
                 raise problems({"": str(error)}) from None
         return pattern
+
+
+@cache
+def _scores(model: str, shape: tuple[int, ...]) -> int:
+    """The scores that a model, as JSON, gives for an example: asked of every preset, and ResNet-18 is slow to make."""
+    from fedcore.local import nets
+
+    options = json.loads(model)
+    return nets.scores(options.pop("name"), shape, **options)
 
 
 def pattern_problems(name: str, options: Mapping[str, Any], *, beside: Collection[str]) -> dict[str, str]:
