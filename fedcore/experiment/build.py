@@ -82,7 +82,7 @@ def build(trial: Trial, saved: Path | None = None) -> Parts:
     lr, algorithm = experiment.rate.lr.make(), trial.method.make()
     lr = lr if course is None else course.rate(lr)
     if saved is not None and saved.exists():
-        server = Server.load(saved, algorithm=algorithm, lr=lr, server_lr=gamma)
+        server = Server.load(saved, algorithm=algorithm, server_lr=gamma)  # lr is fedcore's own and saved with it
     else:
         present: dict[ClientId, int] = dict(enumerate(sizes)) if course is None else course.start()
         # The module, not its flat vector, which does not tell BatchNorm's statistics from parameters.

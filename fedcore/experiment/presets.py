@@ -40,7 +40,10 @@ def read(name: str) -> Tables:
     for presets in _presets().values():
         if name in presets:
             return on_base(deepcopy(presets[name]))
-    raise UnknownNameError.of("preset", name, names())
+    if name in _presets():
+        raise UnknownNameError(f"preset: {name!r} stands for several, take one: {', '.join(_presets()[name])}")
+    near, _, _ = str(UnknownNameError.of("preset", name, names())).partition(" (known")
+    raise UnknownNameError(f"{near} (known: see `fedcore list`)")
 
 
 def on_base(tables: Tables) -> Tables:

@@ -1,4 +1,4 @@
-"""The reports of a sweep's folder: each preset's, with every algorithm's best point, and an overview of them all.
+"""The reports of a sweep's folder: each preset's, with every algorithm's best point, an overview, and every trial.
 
 The best point of an algorithm is the one with the highest accuracy (the mean over the last 10 evaluated rounds, then
 over the seeds) among those whose trials are all complete. Where none is, nothing is chosen of it. It is chosen on the
@@ -35,13 +35,14 @@ def is_sweep(folder: Path) -> bool:
 
 
 def write_overview(folder: Path) -> Overview:
-    """Write the reports of every preset of a sweep, whole or partial, and ``overview.md``, ``.csv`` and ``.html``.
+    """Write the reports of every preset of a sweep, whole or partial, an overview of them, and ``trials.csv``.
 
     Raises:
         MissingDataError: there are no records, or one is damaged.
     """
     reports = {}
-    for preset, runs in _presets(folder).items():
+    found = _presets(folder)
+    for preset, runs in found.items():
         records, notes = best(runs)
         if records:
             config = next(iter(runs.values()))[0] / CONFIG
@@ -49,10 +50,11 @@ def write_overview(folder: Path) -> Overview:
             reports[preset] = report_on(records, place, notes=notes, config=config.read_text(encoding="utf-8"))
     if not reports:
         raise MissingDataError(f"{folder}: expected records (PRESET/records/*.jsonl), found none")
-    files = tuple(folder / f"overview.{ending}" for ending in ("md", "csv", "html"))
+    files = tuple(folder / name for name in ("overview.md", "overview.csv", "overview.html", "trials.csv"))
     files[0].write_text(_markdown(reports), encoding="utf-8")
     _write_csv(reports, files[1])
     files[2].write_text(_html(reports, folder), encoding="utf-8")
+    _write_trials(found, files[3])
     return Overview(reports, files)
 
 
@@ -152,6 +154,21 @@ def _write_csv(reports: dict[str, Report], path: Path) -> None:
                     here = f"{100 * row.final.mean:.2f}"
                     figure = f"{row.algorithm}, accuracy %"
                     writer.writerow([preset, figure, "", here, spread, len(row.seeds), row.rounds])
+
+
+def _write_trials(found: dict[str, Runs], path: Path) -> None:
+    """A line for each trial, whole or not: its result in full precision, as a fraction."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["preset", "point", "algorithm", "seed", "rounds", "accuracy", "uploads", "seconds"])
+        for preset, runs in found.items():
+            for point, (_, records) in runs.items():
+                for record in records:
+                    header, lines = record.header, record.rounds
+                    uploads = lines[-1].uploads if lines else 0
+                    seconds = round(sum(sum(line.seconds.values()) for line in lines), 1)
+                    own = [header.algorithm, header.seed, len(lines), final(record), uploads, seconds]
+                    writer.writerow([preset, point, *own])
 
 
 def _size(report: Report) -> str:
