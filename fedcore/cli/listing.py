@@ -1,7 +1,6 @@
 """``fedcore list``."""
 
 from rich.console import Console
-from rich.table import Table
 
 from fedcore import algorithms, data, participation
 from fedcore.algorithms import rates
@@ -21,13 +20,13 @@ def folded(file: str, axes: list[list[str]]) -> str:
 def list_names() -> None:
     """List the presets, and the names that a configuration can use."""
     console = Console()
-    table = Table("preset", "what it is", "rounds", "seeds", title="Presets", title_style="bold")
+    console.print("[bold]presets[/bold] ({a,b} stands for one of them each, as shells expand it):", highlight=False)
     for file, axes in presets.files():
         tables = presets.read("-".join([file, *(axis[0] for axis in axes)]))
         title = tables["title"].rpartition(": ")[0] if axes else tables["title"]
-        table.add_row(folded(file, axes), title, str(tables["rounds"]), str(len(tables["seeds"])))
-    console.print(table)
-    console.print("{a,b} stands for one of them each; shells expand it, as `fedcore sweep` wants it", style="dim")
+        console.print(f"  {folded(file, axes)}", markup=False, highlight=False, soft_wrap=True)
+        size = f"{tables['rounds']} rounds, {len(tables['seeds'])} seeds"
+        console.print(f"      {title}; {size}", style="dim", markup=False, highlight=False, soft_wrap=True)
     for what, registry in (
         ("algorithms", algorithms.REGISTRY),
         ("participation", participation.REGISTRY),
