@@ -7,8 +7,6 @@ from typing import Any, Literal, Self
 
 import numpy as np
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     ValidationInfo,
@@ -22,7 +20,8 @@ from fedcore import algorithms, data, participation
 from fedcore.algorithms import Algorithm, rates
 from fedcore.data import partitions
 from fedcore.errors import FedcoreError, ShapeError, UnknownNameError
-from fedcore.experiment.fields import Count, Seed, Threads, option_problems
+from fedcore.experiment.fields import Count, Section, Seed, Threads, option_problems
+from fedcore.experiment.objective import Objective
 
 NO_LABELS = np.empty(0, np.int64)
 
@@ -30,12 +29,6 @@ FILLED_IN = ("clients", "seed", "first_round")
 """Parameters of a participation pattern that are no options of its own: the experiment gives them."""
 LARGEST_STEP = 100.0
 """What a server lets a client claim as its rate, unless it is told otherwise."""
-
-
-class Section(BaseModel):
-    """A table of the file: read-only, no unknown keys, no silent conversions (``"5"`` is no 5)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Named(Section):
@@ -60,26 +53,6 @@ class Named(Section):
     def _spread_options(self, default: SerializerFunctionWrapHandler) -> dict[str, Any]:
         flat = default(self)
         return {key: value for key, value in flat.items() if key != "options"} | dict(self.options)
-
-
-class Objective(Section):
-    """What clients that arrive and depart (a ``Schedule`` in the participation) are to the objective sum p^k F_k.
-
-    A client counts in p^k = n_k / n, and the test set holds its examples, from its arrival on. Where it departs,
-    "exclude" forgets it in both, and "include" keeps its share in the weights although it is never heard again.
-
-    Attributes:
-        departures: "include" or "exclude".
-        restart: whether a rate eta_0 / t (``Staircase``) begins anew where the objective changes.
-        test: whose test examples count: of the clients in the "objective", or of those "present", which differ after a
-            departure that is included.
-
-    Reference: Ruan et al., "Towards Flexible Device Participation in Federated Learning", AISTATS 2021, Sec. 4.2, 4.3.
-    """
-
-    departures: Literal["include", "exclude"] = "exclude"
-    restart: bool = True
-    test: Literal["objective", "present"] = "objective"
 
 
 class Method(Named):

@@ -11,7 +11,7 @@ from torch import nn
 from fedcore.algorithms.rates import Rate, Staircase
 from fedcore.data import Dataset
 from fedcore.engines.inprocess import Evaluation, InProcess
-from fedcore.experiment.config import Objective
+from fedcore.experiment.objective import Objective
 from fedcore.participation import Participation, Schedule
 from fedcore.server import Server
 from fedcore.store import ClientId
