@@ -3,7 +3,7 @@
 import sys
 from importlib.util import find_spec
 
-NEEDED = ("matplotlib", "pydantic", "rich", "sklearn", "torch", "typer")
+NEEDED = ("matplotlib", "pydantic", "rich", "scipy", "sklearn", "torch", "typer")
 
 
 def main() -> None:

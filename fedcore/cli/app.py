@@ -12,6 +12,7 @@ from fedcore.cli.listing import list_names
 from fedcore.cli.report import report
 from fedcore.cli.run import run
 from fedcore.cli.store import store
+from fedcore.cli.sweep import sweep
 from fedcore.errors import FedcoreError
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command("run")(run)
+app.command("sweep")(sweep)
 app.command("list")(list_names)
 app.add_typer(data, name="data")
 app.command("report")(report)

@@ -1,7 +1,6 @@
 """``fedcore list``."""
 
 from rich.console import Console
-from rich.table import Table
 
 from fedcore import algorithms, data, participation
 from fedcore.algorithms import rates
@@ -9,14 +8,25 @@ from fedcore.experiment import presets
 from fedcore.local import nets
 
 
+def folded(file: str, axes: list[list[str]]) -> str:
+    """A file's presets in one line, as shells write several words in one.
+
+    >>> folded("t", [["a", "b"], ["x"]])
+    't-{a,b}-x'
+    """
+    return "-".join([file, *("{" + ",".join(axis) + "}" if len(axis) > 1 else axis[0] for axis in axes)])
+
+
 def list_names() -> None:
     """List the presets, and the names that a configuration can use."""
     console = Console()
-    table = Table("preset", "what it is", "rounds", "seeds", title="Presets", title_style="bold")
-    for name in presets.names():
-        tables = presets.read(name)
-        table.add_row(name, tables["title"], str(tables["rounds"]), str(len(tables["seeds"])))
-    console.print(table)
+    console.print("[bold]presets[/bold] ({a,b} stands for one of them each, as shells expand it):", highlight=False)
+    for file, axes in presets.files():
+        tables = presets.read("-".join([file, *(axis[0] for axis in axes)]))
+        title = tables["title"].rpartition(": ")[0] if axes else tables["title"]
+        console.print(f"  {folded(file, axes)}", markup=False, highlight=False, soft_wrap=True)
+        size = f"{tables['rounds']} rounds, {len(tables['seeds'])} seeds"
+        console.print(f"      {title}; {size}", style="dim", markup=False, highlight=False, soft_wrap=True)
     for what, registry in (
         ("algorithms", algorithms.REGISTRY),
         ("participation", participation.REGISTRY),

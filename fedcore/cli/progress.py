@@ -6,15 +6,19 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from fedcore.experiment import Event, Experiment
+from fedcore.experiment import Event
 
 
 class RunProgress:
-    """Shows the events of a run; a context manager."""
+    """Shows the events of a run, or of a sweep; a context manager.
 
-    def __init__(self, console: Console, experiment: Experiment) -> None:
+    Args:
+        console: where.
+        total: rounds of all trials together.
+    """
+
+    def __init__(self, console: Console, total: int) -> None:
         self._console = console
-        self._rounds = experiment.rounds
         self._bars: dict[str, TaskID] = {}
         self._accuracy: dict[str, float] = {}
         self._progress = Progress(
@@ -27,7 +31,6 @@ class RunProgress:
             transient=True,
             disable=not console.is_terminal,
         )
-        total = experiment.rounds * len(experiment.seeds) * len(experiment.algorithms)
         self._all = self._progress.add_task("[bold]all trials", total=total, accuracy="")
 
     def __enter__(self) -> Self:
@@ -41,11 +44,11 @@ class RunProgress:
 
     def show(self, event: Event) -> None:
         """Take in one event."""
-        trial = event.trial.name
+        trial = event.job.name
         if event.over:
             self._finish(event)
         elif event.round is None:
-            self._bars[trial] = self._progress.add_task(trial, total=self._rounds, accuracy="")
+            self._bars[trial] = self._progress.add_task(trial, total=event.trial.experiment.rounds, accuracy="")
         else:
             if event.round.accuracy is not None:
                 self._accuracy[trial] = event.round.accuracy
@@ -54,13 +57,10 @@ class RunProgress:
             self._progress.advance(self._all)
 
     def _finish(self, event: Event) -> None:
-        self._progress.remove_task(self._bars.pop(event.trial.name))
+        name, rounds = event.job.name, event.trial.experiment.rounds
+        self._progress.remove_task(self._bars.pop(name))
         if event.error is not None:
-            self._console.print(f"{event.trial.name}: failed: {event.error}", style="red", markup=False)
+            self._console.print(f"{name}: failed: {event.error}", style="red", markup=False)
         else:
-            accuracy = 100 * self._accuracy[event.trial.name]  # the last round is always evaluated
-            self._console.print(
-                f"{event.trial.name}: {accuracy:.1f} % after {self._rounds} rounds",
-                markup=False,
-                highlight=False,
-            )
+            accuracy = 100 * self._accuracy[name]  # the last round is always evaluated
+            self._console.print(f"{name}: {accuracy:.1f} % after {rounds} rounds", markup=False, highlight=False)

@@ -4,29 +4,66 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.table import Table
 
-from fedcore.reports import write_report
+from fedcore.reports import is_sweep, write_overview, write_report
+from fedcore.reports.report import PAPER, Report, rows
 from fedcore.reports.table import terminal_table
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="A folder that `fedcore run` wrote, finished or not.", metavar="DIR")],
+    folder: Annotated[
+        Path, typer.Argument(help="A folder that `fedcore run` or `sweep` wrote, finished or not.", metavar="DIR")
+    ],
 ) -> None:
-    """Make the table and the curves of a run anew from its records.
+    """Make the tables, curves and the page of a run or a sweep anew from its records, the papers' figures beside ours.
 
-    Example:
+    Of a sweep it takes each algorithm's best point: the highest accuracy, the mean over the last 10 evaluated rounds
+    and over the seeds, among the points that are complete.
+
+    Examples:
 
         fedcore report runs/quickstart-20260101-120000
+
+        fedcore report runs/sweep-quick
     """
-    show_report(Console(), folder)
+    if is_sweep(folder):
+        show_sweep(Console(), folder)
+    else:
+        show_report(Console(), folder)
 
 
 def show_report(console: Console, folder: Path) -> None:
     """Write a run's reports, print its table, and say where the files are."""
     written = write_report(folder)
     console.print(terminal_table(written.summary))
+    _show_paper(console, written)
     for note in written.summary.notes:
         console.print(f"note: {note}", style="yellow", markup=False, highlight=False)
     for file in written.files:
         console.print(f"wrote {file}", markup=False, highlight=False, soft_wrap=True)
+
+
+def show_sweep(console: Console, folder: Path) -> None:
+    """Write a sweep's reports, print what its presets came to, and say where the files are."""
+    written = write_overview(folder)
+    for preset, report in written.reports.items():
+        if report.lines:
+            console.print(f"{report.summary.title}", style="bold", markup=False, highlight=False)
+            _show_paper(console, report)
+        else:
+            console.print(terminal_table(report.summary))
+        for note in report.summary.notes:
+            console.print(f"note: {preset}: {note}", style="yellow", markup=False, highlight=False)
+    for file in written.files:
+        console.print(f"wrote {file}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _show_paper(console: Console, report: Report) -> None:
+    if report.lines:
+        table = Table(*PAPER, box=SIMPLE_HEAD, pad_edge=False, caption=report.source, caption_justify="left")
+        for row in rows(report.lines):
+            table.add_row(*row)
+        console.print(table)

@@ -1,7 +1,7 @@
 """``fedcore run``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -11,22 +11,32 @@ from fedcore.cli.report import show_report
 from fedcore.errors import ConfigError
 from fedcore.experiment import load_preset, run_experiment
 from fedcore.experiment.folder import CONFIG, default_folder
+from fedcore.experiment.trial import trials
 
 INTERRUPTED = 130
 """128 + SIGINT, as shells have it."""
 
 
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the configuration; may be repeated."),
+]
+Scale = Annotated[
+    Literal["full", "quick"],
+    typer.Option(help="`quick` is the preset's small size, for two cores."),
+]
+Seeds = Annotated[
+    str | None, typer.Option(help="A count (`3` is 0,1,2), or a list (`0,4,7`; `4,` is the seed 4 alone).")
+]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; by default as many as there are cores.")]
+
+
 def run(
     preset: Annotated[str, typer.Argument(help="A preset (see `fedcore list`), or a .toml or .json file.")],
     rounds: Annotated[int | None, typer.Option(help="Communication rounds.")] = None,
-    seeds: Annotated[
-        str | None,
-        typer.Option(help="A count (`3` is 0,1,2), or a list (`0,4,7`; `4,` is the seed 4 alone)."),
-    ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the configuration; may be repeated."),
-    ] = None,
+    seeds: Seeds = None,
+    changes: Changes = None,
+    scale: Scale = "full",
     out: Annotated[
         Path | None,
         typer.Option(help="A new or empty folder; by default runs/PRESET-DATE-TIME.", metavar="DIR"),
@@ -34,7 +44,7 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a stopped run: PRESET is its folder, and nothing is changed.")
     ] = False,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes; by default as many as there are cores.")] = None,
+    jobs: Jobs = None,
     threads: Annotated[int | None, typer.Option(help="Threads of fedcore's kernels in each process.")] = None,
 ) -> None:
     """Run an experiment: every algorithm with every seed, on the same clients in the same rounds.
@@ -45,7 +55,7 @@ def run(
 
         fedcore run quickstart
 
-        fedcore run mimic/fmnist-tau50 --rounds 60 --seeds 1
+        fedcore run mimic/table3-tau20 --scale quick
 
         fedcore run quickstart --set rate.lr=0.1 --set 'participation={name="Bernoulli", p=0.2}'
 
@@ -55,17 +65,15 @@ def run(
 
         fedcore run runs/quickstart-20260101-120000 --resume
     """
-    overrides = list(changes or ())
-    overrides += [f"rounds={rounds}"] if rounds is not None else []
-    overrides += [f"seeds={_seeds(seeds)}"] if seeds is not None else []
+    overrides = given(changes, rounds, seeds)
     overrides += [f"threads={threads}"] if threads is not None else []
-    if resume and (overrides or out):
+    if resume and (overrides or out or scale != "full"):
         raise ConfigError("--resume: expected the run's folder alone, since a run goes on as it was begun")
-    experiment = load_preset(str(Path(preset, CONFIG)) if resume else preset, overrides)
+    experiment = load_preset(str(Path(preset, CONFIG)) if resume else preset, overrides, scale=scale)
     folder = Path(preset) if resume else out or default_folder(experiment)
     console = Console()
     try:
-        with RunProgress(console, experiment) as progress:
+        with RunProgress(console, experiment.rounds * len(trials(experiment))) as progress:
             failed = run_experiment(experiment, folder, resume=resume, jobs=jobs, on_event=progress.show)
     except KeyboardInterrupt:
         console.print(
@@ -82,6 +90,13 @@ def run(
         console.print(f"{event.trial.name}: failed: {event.error}", style="red", markup=False, soft_wrap=True)
     if failed:
         raise typer.Exit(1)
+
+
+def given(changes: list[str] | None, rounds: int | None, seeds: str | None) -> list[str]:
+    """What the command line changes in a preset, as overrides."""
+    overrides = list(changes or ())
+    overrides += [f"rounds={rounds}"] if rounds is not None else []
+    return overrides + ([f"seeds={_seeds(seeds)}"] if seeds is not None else [])
 
 
 def _seeds(text: str) -> list[int]:

@@ -25,6 +25,7 @@ class Dataset:
         classes: the number of classes.
         parts: which training examples each client holds, int64[m_i] each, where the data itself says so; no example
             is held twice. None where it does not.
+        test_parts: likewise, which test examples are each client's own.
 
     Raises:
         DtypeError, ShapeError, RangeError: an array is not as above.
@@ -37,6 +38,7 @@ class Dataset:
     test_y: Labels
     classes: int
     parts: tuple[Indices, ...] | None = None
+    test_parts: tuple[Indices, ...] | None = None
 
     def __post_init__(self) -> None:
         for part, x, y in (("train", self.train_x, self.train_y), ("test", self.test_x, self.test_y)):
@@ -50,12 +52,17 @@ class Dataset:
                 raise ShapeError(f"{part}_y: expected int64[{len(x)}], got shape {y.shape}")
             if y.size and not 0 <= y.min() <= y.max() < self.classes:
                 raise RangeError(f"{part}_y: expected 0 .. {self.classes - 1}, got {y.min()} .. {y.max()}")
-        if self.parts is not None:
-            for client, held in enumerate(self.parts):
-                if held.dtype != np.int64 or held.ndim != 1:
-                    raise DtypeError(f"parts[{client}]: expected int64[m_i], got {held.dtype}{list(held.shape)}")
-            every = np.concatenate([np.empty(0, np.int64), *self.parts])
-            if every.size and not 0 <= every.min() <= every.max() < len(self.train_y):
-                raise RangeError(f"parts: expected 0 .. {len(self.train_y) - 1}, got {every.min()} .. {every.max()}")
-            if len(np.unique(every)) < len(every):
-                raise RangeError("parts: expected each example once at most, got one twice")
+        for name, parts, y in (("parts", self.parts, self.train_y), ("test_parts", self.test_parts, self.test_y)):
+            if parts is not None:
+                _check_parts(name, parts, len(y))
+
+
+def _check_parts(name: str, parts: tuple[Indices, ...], examples: int) -> None:
+    for client, held in enumerate(parts):
+        if held.dtype != np.int64 or held.ndim != 1:
+            raise DtypeError(f"{name}[{client}]: expected int64[m_i], got {held.dtype}{list(held.shape)}")
+    every = np.concatenate([np.empty(0, np.int64), *parts])
+    if every.size and not 0 <= every.min() <= every.max() < examples:
+        raise RangeError(f"{name}: expected 0 .. {examples - 1}, got {every.min()} .. {every.max()}")
+    if len(np.unique(every)) < len(every):
+        raise RangeError(f"{name}: expected each example once at most, got one twice")

@@ -45,7 +45,7 @@ def load(
         test_share: test examples that a client adds to the common test set, in training examples, rounded up.
 
     Returns:
-        float32[m, 60] with 10 classes; ``parts`` says which client holds which training examples.
+        float32[m, 60] with 10 classes; ``parts`` and ``test_parts`` say which client holds which examples.
 
     Raises:
         RangeError: a number is outside its range.
@@ -121,7 +121,9 @@ def _examples(
 
 
 def _gather(name: str, pieces: Sequence[Examples], train: Sequence[int]) -> Dataset:
-    ends = np.cumsum(train)
+    def parts(counts: Sequence[int]) -> tuple[npt.NDArray[np.int64], ...]:
+        return tuple(np.arange(end - count, end) for end, count in zip(np.cumsum(counts), counts, strict=True))
+
     return Dataset(
         name,
         np.concatenate([x[:count] for (x, _), count in zip(pieces, train, strict=True)]),
@@ -129,5 +131,6 @@ def _gather(name: str, pieces: Sequence[Examples], train: Sequence[int]) -> Data
         np.concatenate([x[count:] for (x, _), count in zip(pieces, train, strict=True)]),
         np.concatenate([y[count:] for (_, y), count in zip(pieces, train, strict=True)]),
         CLASSES,
-        parts=tuple(np.arange(end - count, end) for end, count in zip(ends, train, strict=True)),
+        parts=parts(train),
+        test_parts=parts([len(x) - count for (x, _), count in zip(pieces, train, strict=True)]),
     )

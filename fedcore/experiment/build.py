@@ -4,20 +4,49 @@ What a comparison must hold equal (first model, partition, active sets, minibatc
 never sees the algorithm.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedcore import participation
 from fedcore.algorithms.rates import PerCohort
-from fedcore.engines.inprocess import InProcess
+from fedcore.engines.inprocess import Evaluation, InProcess
+from fedcore.experiment.course import F32, Course, Judges
 from fedcore.experiment.division import divided
 from fedcore.experiment.trial import Trial
 from fedcore.local import Options, nets
 from fedcore.participation import Participation
 from fedcore.server import Server
+from fedcore.store import ClientId
 
 
-def build(trial: Trial, saved: Path | None = None) -> tuple[Server, InProcess, Participation]:
-    """The server, the clients' engine and the participation pattern of a trial.
+@dataclass(frozen=True)
+class Parts:
+    """What a trial runs on.
+
+    Attributes:
+        server, engine, pattern: the server, the clients' work, who takes part.
+        course: how the objective changes, if the experiment says that it does.
+        judges: who evaluates then.
+    """
+
+    server: Server
+    engine: InProcess
+    pattern: Participation
+    course: Course | None = None
+    judges: Judges | None = None
+
+    def begin(self, round: int) -> None:
+        """Do what comes before a round."""
+        if self.course is not None:
+            self.course.begin(self.server, round)
+
+    def evaluate(self, round: int, x: F32) -> Evaluation:
+        """Accuracy and loss of a round's model."""
+        return self.engine.evaluate(x) if self.judges is None else self.judges.evaluate(round, x)
+
+
+def build(trial: Trial, saved: Path | None = None) -> Parts:
+    """The parts of a trial.
 
     Args:
         saved: the folder with the server as a run before has left it; where there is none, it is a new one.
@@ -26,6 +55,17 @@ def build(trial: Trial, saved: Path | None = None) -> tuple[Server, InProcess, P
     clients = experiment.partition.clients
     module = nets.build(experiment.model.name, seed=seed, **experiment.model.options)
     dataset, parts = divided(experiment, seed)
+    pattern = participation.named(
+        experiment.participation.name,
+        clients,
+        seed=seed,
+        first_round=experiment.participation.first_round,
+        **experiment.participation.options,
+    )
+    sizes = [len(part) for part in parts]
+    objective = trial.method.objective or experiment.objective
+    course = None if objective is None else Course(objective, pattern, sizes)
+    judges = None if course is None else Judges(course, module, dataset, parts, experiment.local.batch)
     engine = InProcess(
         module,
         dataset,
@@ -36,21 +76,18 @@ def build(trial: Trial, saved: Path | None = None) -> tuple[Server, InProcess, P
         seed=seed,
         options=Options(experiment.local.weight_decay, experiment.local.momentum, experiment.local.clip),
     )
-    pattern = participation.named(
-        experiment.participation.name,
-        clients,
-        seed=seed,
-        first_round=experiment.participation.first_round,
-        **experiment.participation.options,
-    )
     gamma = experiment.rate.server_lr.make() if experiment.rate.server_lr else None
     if isinstance(gamma, PerCohort):
         gamma = gamma.over(lambda round: len(pattern.active(round)))
     lr, algorithm = experiment.rate.lr.make(), trial.method.make()
+    lr = lr if course is None else course.rate(lr)
     if saved is not None and saved.exists():
-        return Server.load(saved, algorithm=algorithm, lr=lr, server_lr=gamma), engine, pattern
-    sizes = [len(part) for part in parts]
-    # The module, not its flat vector, which does not tell BatchNorm's statistics from parameters.
-    # A simulation can afford to read the rows once more: it is less than one local step.
-    server = Server(algorithm, module, clients, lr=lr, server_lr=gamma, examples=sizes, correction_norms=True)
-    return server, engine, pattern
+        server = Server.load(saved, algorithm=algorithm, server_lr=gamma)  # lr is fedcore's own and saved with it
+    else:
+        present: dict[ClientId, int] = dict(enumerate(sizes)) if course is None else course.start()
+        # The module, not its flat vector, which does not tell BatchNorm's statistics from parameters.
+        # A simulation can afford to read the rows once more: it is less than one local step.
+        server = Server(
+            algorithm, module, list(present), lr=lr, server_lr=gamma, examples=present, correction_norms=True
+        )
+    return Parts(server, engine, pattern, course, judges)

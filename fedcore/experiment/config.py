@@ -1,12 +1,12 @@
 """What an experiment is: every choice that its figures depend on, checked when it is read."""
 
+import json
 from collections.abc import Collection, Mapping
+from functools import cache
 from typing import Any, Literal, Self
 
 import numpy as np
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     ValidationInfo,
@@ -20,7 +20,8 @@ from fedcore import algorithms, data, participation
 from fedcore.algorithms import Algorithm, rates
 from fedcore.data import partitions
 from fedcore.errors import FedcoreError, ShapeError, UnknownNameError
-from fedcore.experiment.fields import Count, Seed, Threads, option_problems
+from fedcore.experiment.fields import Count, Section, Seed, Threads, option_problems
+from fedcore.experiment.objective import Objective
 
 NO_LABELS = np.empty(0, np.int64)
 
@@ -28,12 +29,6 @@ FILLED_IN = ("clients", "seed", "first_round")
 """Parameters of a participation pattern that are no options of its own: the experiment gives them."""
 LARGEST_STEP = 100.0
 """What a server lets a client claim as its rate, unless it is told otherwise."""
-
-
-class Section(BaseModel):
-    """A table of the file: read-only, no unknown keys, no silent conversions (``"5"`` is no 5)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Named(Section):
@@ -61,9 +56,13 @@ class Named(Section):
 
 
 class Method(Named):
-    """One entry of the comparison: an algorithm, its options, and the name it has in tables and curves."""
+    """One entry of the comparison: an algorithm, its options, and the name it has in tables and curves.
+
+    Its ``objective``, if it has one, takes the place of the experiment's.
+    """
 
     label: str = ""
+    objective: Objective | None = None
 
     def make(self) -> Algorithm:
         """The algorithm itself."""
@@ -76,7 +75,9 @@ class Method(Named):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if wrong := option_problems(algorithms.REGISTRY[self.name], self.options, beside=("name", "label")):
+        if wrong := option_problems(
+            algorithms.REGISTRY[self.name], self.options, beside=("name", "label", "objective")
+        ):
             raise problems(wrong)
         try:
             self.make()
@@ -261,7 +262,10 @@ class Evaluate(Section):
 
 
 class Experiment(Section):
-    """A comparison of algorithms on one problem, with the same clients active in the same rounds."""
+    """A comparison of algorithms on one problem, with the same clients active in the same rounds.
+
+    ``grid`` is what a sweep tries (``fedcore.experiment.grid``); a run has the values of the other keys.
+    """
 
     name: str = ""
     title: str
@@ -277,7 +281,9 @@ class Experiment(Section):
     local: Local
     rate: Rate
     participation: Participation
+    objective: Objective | None = None
     evaluate: Evaluate = Evaluate()
+    grid: Mapping[str, list[Any]] = Field(default_factory=dict)
 
     @field_validator("seeds")
     @classmethod
@@ -323,13 +329,11 @@ class Experiment(Section):
     @field_validator("model")
     @classmethod
     def _model_fits(cls, model: Model, info: ValidationInfo) -> Model:
-        from fedcore.local import nets
-
         if "data" not in info.data:
             return model
         name, source = info.data["data"].name, data.REGISTRY[info.data["data"].name]
         try:
-            came = nets.scores(model.name, source.shape, **model.options)
+            came = _scores(model.model_dump_json(), source.shape)
         except ShapeError as error:
             raise problems({"": f"{error}, the examples of {name!r}"}) from None
         except FedcoreError as error:
@@ -347,6 +351,15 @@ class Experiment(Section):
             except FedcoreError as error:
                 raise problems({"": str(error)}) from None
         return pattern
+
+
+@cache
+def _scores(model: str, shape: tuple[int, ...]) -> int:
+    """The scores that a model, as JSON, gives for an example: asked of every preset, and ResNet-18 is slow to make."""
+    from fedcore.local import nets
+
+    options = json.loads(model)
+    return nets.scores(options.pop("name"), shape, **options)
 
 
 def pattern_problems(name: str, options: Mapping[str, Any], *, beside: Collection[str]) -> dict[str, str]:

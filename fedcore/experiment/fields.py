@@ -5,17 +5,24 @@ from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
 TOML_NAMES = {
     "tuple_type": "a list",
+    "list_type": "a list",
     "sequence_str": "a list",
     "is_instance_of": "a list",  # of a Sequence, the one kind of option that is checked so
     "model_type": "a table",
     "dict_type": "a table",
 }
 """Pydantic's kinds of error whose own words name Python's types."""
+
+
+class Section(BaseModel):
+    """A table of the file: read-only, no unknown keys, no silent conversions (``"5"`` is no 5)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 def within(interval: str) -> AfterValidator:

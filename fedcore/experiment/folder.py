@@ -1,6 +1,7 @@
 """A run's folder: what was run, by which build, and the records."""
 
 import json
+from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,10 +30,26 @@ def prepare(folder: Path, experiment: Experiment) -> None:
         if any(folder.iterdir()):
             raise ConfigError(f"output folder: expected a new or empty folder, got {folder}, which holds files")
         (folder / "records").mkdir()
-        (folder / CONFIG).write_text(experiment.model_dump_json(indent=2, exclude_none=True) + "\n", encoding="utf-8")
         (folder / "build.json").write_text(json.dumps(build(), indent=2) + "\n", encoding="utf-8")
+        write_config(folder, experiment)
     except OSError as error:
         raise ConfigError(f"output folder: cannot write to {folder}: {error}") from error
+
+
+def write_config(folder: Path, experiment: Experiment) -> None:
+    """Write ``config.json``, or put another one in its place, at once."""
+    draft = folder / "config.draft"
+    draft.write_text(experiment.model_dump_json(indent=2, exclude_none=True) + "\n", encoding="utf-8")
+    draft.replace(folder / CONFIG)
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Take away what ``prepare`` leaves behind when it is killed before its last step."""
+    if folder.is_dir() and not (folder / CONFIG).exists():
+        for name in ("build.json", "config.draft"):
+            (folder / name).unlink(missing_ok=True)
+        with suppress(OSError):  # not there, or not empty: then it is somebody's
+            (folder / "records").rmdir()
 
 
 def build() -> dict[str, str | int]:

@@ -5,24 +5,29 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fedcore.errors import ConfigError
+from fedcore.errors import ConfigError, UnknownNameError
 from fedcore.experiment import presets
 from fedcore.experiment.config import Experiment
 from fedcore.experiment.fields import said, unknown_key
+from fedcore.experiment.variants import SCALES, at_scale
 
 
-def load_preset(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
+def load_preset(
+    name_or_path: str | Path, overrides: Sequence[str] = (), *, scale: Literal["full", "quick"] = "full"
+) -> Experiment:
     """Read an experiment and check all of it.
 
     Args:
-        name_or_path: the name of a preset, or the path of a ``.toml`` or ``.json`` file.
+        name_or_path: the name of a preset, or the path of a ``.toml`` or ``.json`` file. A file may stand on a preset
+            (``base``), and change what it says.
         overrides: ``"table.key=value"``. Values are TOML (``5``, ``0.1``, ``[0, 1]``, ``{p = 0.3}``); bare
-            words are strings, and ``none`` takes a key out.
+            words are strings, and ``none`` takes a key out. They come last.
+        scale: "full" is the size that the file describes, "quick" what its table ``quick`` makes of it.
 
     Raises:
         UnknownNameError: there is no such preset.
@@ -31,9 +36,16 @@ def load_preset(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Expe
 
     >>> load_preset("quickstart", ["rounds=2", "local.batch=8"]).local.batch
     8
+    >>> load_preset("mimic/table3-tau20", scale="quick").rounds
+    60
     """
     where = str(name_or_path)
-    tables = _read(Path(where)) if where.endswith((".toml", ".json")) else presets.read(where)
+    if scale not in SCALES:
+        raise UnknownNameError.of("scale", scale, SCALES)
+    whole = presets.on_base(_read(Path(where))) if where.endswith((".toml", ".json")) else presets.read(where)
+    tables = at_scale(whole, scale)
+    if tables is None:
+        raise ConfigError(f"{where}: expected a table 'quick' with what the small scale changes, found none")
     tables.setdefault("name", where.removesuffix(".toml").removesuffix(".json"))
     for override in overrides:
         _apply(tables, override)

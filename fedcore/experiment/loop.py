@@ -6,33 +6,33 @@ from time import perf_counter
 
 import numpy as np
 
-from fedcore.engines.inprocess import InProcess
+from fedcore.experiment.build import Parts
 from fedcore.experiment.records import RoundRecord
-from fedcore.participation import Participation
-from fedcore.server import Server, Update
+from fedcore.server import Update
 
 
-def rounds(
-    server: Server, engine: InProcess, pattern: Participation, *, count: int, evaluate_every: int, uploads: int = 0
-) -> Iterator[RoundRecord]:
+def rounds(parts: Parts, *, count: int, evaluate_every: int, uploads: int = 0) -> Iterator[RoundRecord]:
     """Run the server's rounds up to ``count``, and yield what happened in each.
 
     Args:
+        parts: of the trial.
         uploads: what was sent in the rounds before.
 
     Raises:
         DivergedError: a step would make the model infinite or NaN.
     """
+    server = parts.server
     for round in range(server.round_number, count):
         begun = perf_counter()
-        active = pattern.active(round)
+        parts.begin(round)
+        active = parts.pattern.active(round)
         broadcast = server.broadcast(active.clients)
-        stream = _Timed(engine.updates(broadcast, active))
+        stream = _Timed(parts.engine.updates(broadcast, active))
         start = perf_counter()
         report = server.round(stream)
         folded = perf_counter()
         evaluate = (round + 1) % evaluate_every == 0 or round + 1 == count
-        evaluation = engine.evaluate(server.x) if evaluate else None
+        evaluation = parts.evaluate(round, server.x) if evaluate else None
         done = perf_counter()
         uploads += stream.seen * server.algorithm.uploads
         yield RoundRecord(
@@ -59,7 +59,7 @@ def rounds(
             diversity=report.diversity,
             correction_norm=report.correction_norm,
             staleness=report.staleness,
-            together=engine.together,
+            together=parts.engine.together,
         )
 
 

@@ -1,8 +1,8 @@
-"""All trials of an experiment, over as many processes as there are cores for them."""
+"""Trials over as many processes as there are cores for them: those of one experiment, or of many."""
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -15,20 +15,45 @@ from fedcore.experiment.worker import Ended, Worker
 
 
 @dataclass(frozen=True)
+class Job:
+    """A trial, and the folder in which it is recorded.
+
+    Attributes:
+        trial: what to run.
+        folder: of a run, made by ``folder.prepare``.
+        group: what messages call the run, if there is more than one.
+    """
+
+    trial: Trial
+    folder: Path
+    group: str = ""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"{self.group}, {self.trial.name}" if self.group else self.trial.name
+
+
+@dataclass(frozen=True)
 class Event:
     """Something happened to a trial: it started, finished a round, or is over.
 
     Attributes:
-        trial: which.
+        job: which.
         round: the round that it finished, or None.
         over: whether it is done, well or not.
         error: why it failed, or None.
     """
 
-    trial: Trial
+    job: Job
     round: RoundRecord | None = None
     over: bool = False
     error: str | None = None
+
+    @property
+    def trial(self) -> Trial:
+        """The trial itself."""
+        return self.job.trial
 
 
 def cores() -> int:
@@ -63,26 +88,47 @@ def run_experiment(
     """
     if not resume:
         prepare(folder, experiment)
-    waiting = deque(trials(experiment))
+    return run_jobs([Job(trial, folder) for trial in trials(experiment)], processes=jobs, on_event=on_event)
+
+
+def run_jobs(
+    jobs: Iterable[Job], *, processes: int | None = None, on_event: Callable[[Event], None] = lambda _: None
+) -> list[Event]:
+    """Run trials, each into its folder; one that is complete there is only read.
+
+    Args:
+        jobs: in the order in which they begin.
+        processes: how many; None for as many as there are cores, and jobs.
+        on_event: called in this process, as things happen.
+
+    Returns:
+        The trials that failed, as their last events.
+
+    Raises:
+        KeyboardInterrupt: after the processes were stopped.
+    """
+    waiting = deque(jobs)
     failed: list[Event] = []
     workers: list[Worker] = []
+    doing: dict[Worker, Job] = {}
 
     def begin(worker: Worker) -> None:
-        worker.start(waiting.popleft())
-        on_event(Event(worker.trial))
+        job = doing[worker] = waiting.popleft()
+        worker.start(job.trial, job.folder)
+        on_event(Event(job))
 
     try:
-        for _ in range(min(jobs or cores(), len(waiting))):
-            workers.append(Worker(folder))
+        for _ in range(min(processes or cores(), len(waiting))):
+            workers.append(Worker())
             begin(workers[-1])
         while workers:
             ready = wait([worker.pipe for worker in workers])
             for worker in [worker for worker in workers if worker.pipe in ready]:
                 message = worker.receive()
                 if not isinstance(message, Ended):
-                    on_event(Event(worker.trial, round=message))
+                    on_event(Event(doing[worker], round=message))
                     continue
-                event = Event(worker.trial, over=True, error=message.error)
+                event = Event(doing[worker], over=True, error=message.error)
                 on_event(event)
                 if message.error is not None:
                     failed.append(event)
@@ -92,7 +138,7 @@ def run_experiment(
                 worker.stop()
                 workers.remove(worker)
                 if waiting:
-                    workers.append(Worker(folder))
+                    workers.append(Worker())
                     begin(workers[-1])
     finally:
         for worker in workers:

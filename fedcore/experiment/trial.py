@@ -87,16 +87,16 @@ def run_trial(
         return
     if before is None:
         Writer(path, header).close()  # a trial that fails at once has a record too
-    server, engine, pattern = build(trial, None if before is None else checkpoints.folder)
-    before = (before or [])[: server.round_number]
+    parts = build(trial, None if before is None else checkpoints.folder)
+    before = (before or [])[: parts.server.round_number]
     with Writer(path, header, before) as record:
         for line in before:
             on_round(line)
         uploads, every = before[-1].uploads if before else 0, experiment.evaluate.every
-        for line in rounds(server, engine, pattern, count=experiment.rounds, evaluate_every=every, uploads=uploads):
+        for line in rounds(parts, count=experiment.rounds, evaluate_every=every, uploads=uploads):
             record.add(line)
             on_round(line)
-            checkpoints.save_when_due(server)
+            checkpoints.save_when_due(parts.server)
     checkpoints.remove()
 
 

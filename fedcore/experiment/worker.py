@@ -24,25 +24,24 @@ class Ended:
 
 
 class Worker:
-    """One process of a run.
+    """One process that runs trials.
 
     Spawned, not forked: a forked child inherits torch's threads as locks that nobody holds.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, folder), daemon=True)
+        self.process = context.Process(target=_work, args=(theirs,), daemon=True)
         with _interrupts_ignored():  # what the child inherits: Ctrl-C is the run's business, also while it starts
             self.process.start()
         theirs.close()
         self.alive = True
 
-    def start(self, trial: Trial) -> None:
-        """Begin a trial."""
-        self.trial = trial
+    def start(self, trial: Trial, folder: Path) -> None:
+        """Begin a trial that is recorded in ``folder``."""
         with suppress(BrokenPipeError):  # a process that is gone shows when its messages are received
-            self.pipe.send(trial)
+            self.pipe.send((trial, folder))
 
     def receive(self) -> RoundRecord | Ended:
         """The next message about the trial: its rounds, and at last one ``Ended``, whatever happens."""
@@ -61,13 +60,14 @@ class Worker:
         self.pipe.close()
 
 
-def _work(pipe: Connection, folder: Path) -> None:
+def _work(pipe: Connection) -> None:
     import torch
 
     torch.set_num_threads(1)  # the order of torch's sums depends on it, and the figures must not on the machine
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the run is gone
         while True:
-            trial: Trial = pipe.recv()
+            received: tuple[Trial, Path] = pipe.recv()
+            trial, folder = received
             set_threads(trial.experiment.threads)
             try:
                 run_trial(trial, folder, pipe.send)

@@ -1,5 +1,6 @@
-"""Tables and curves, made from record files alone."""
+"""Tables, curves and pages, made from record files alone, and the papers' figures beside them."""
 
 from fedcore.reports.report import Report, write_report
+from fedcore.reports.sweeps import Overview, is_sweep, write_overview
 
-__all__ = ["Report", "write_report"]
+__all__ = ["Overview", "Report", "is_sweep", "write_overview", "write_report"]

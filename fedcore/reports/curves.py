@@ -1,6 +1,6 @@
 """Accuracy over rounds: a line for each algorithm's mean, a band from the lowest to the highest seed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,15 @@ STYLES = ("solid", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
 INK, FAINT = "#333333", "#dddddd"
 
 
-def draw_curves(records: Sequence[Record], path: Path) -> None:
+def draw_curves(records: Sequence[Record], path: Path, paper: Mapping[str, float] | None = None) -> None:
     """Draw the accuracies of a run's records as a PNG.
 
     A curve ends where the first of its seeds ends, so that a mean never jumps because a seed stopped early.
+
+    Args:
+        records: of one experiment.
+        path: the file.
+        paper: the accuracies in percent that a paper reports at the end, by algorithm: dotted lines.
     """
     figure = Figure(figsize=(8, 4.8), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)  # draws without a display, and leaves matplotlib's global state alone
@@ -36,7 +41,9 @@ def draw_curves(records: Sequence[Record], path: Path) -> None:
         axes.fill_between(rounds, low, high, color=colour, alpha=0.13, linewidth=0)
         axes.plot(rounds, mean, color=colour, linestyle=STYLES[order % len(STYLES)], linewidth=1.8)
         ends.append((mean[-1], algorithm, colour))
-    _dress(axes, records)
+        if paper and algorithm in paper:
+            axes.axhline(paper[algorithm], color=colour, linestyle=":", linewidth=1)
+    _dress(axes, records, ", dotted: the paper's" if paper else "")
     _label_ends(axes, ends)
     figure.savefig(path)
 
@@ -80,11 +87,11 @@ def _apart(heights: Sequence[float], *, gap: float, top: float) -> list[float]:
     return placed
 
 
-def _dress(axes: Any, records: Sequence[Record]) -> None:
+def _dress(axes: Any, records: Sequence[Record], dotted: str) -> None:
     seeds = len({record.header.seed for record in records})
     axes.set_title(records[0].header.title, loc="left", fontsize=12, fontweight="bold", color=INK, pad=22)
     spread = f"mean of {seeds} seeds, band from the lowest to the highest" if seeds > 1 else "one seed"
-    axes.text(0, 1.02, f"Test accuracy (%), {spread}", transform=axes.transAxes, fontsize=9.5, color=INK)
+    axes.text(0, 1.02, f"Test accuracy (%), {spread}{dotted}", transform=axes.transAxes, fontsize=9.5, color=INK)
     axes.set_xlabel("round", color=INK)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0)

@@ -84,11 +84,24 @@ def accuracies(record: Record) -> dict[int, float]:
     return {line.round: line.accuracy for line in record.rounds if line.accuracy is not None}
 
 
+def final(record: Record) -> float | None:
+    """A trial's result: its accuracy, the mean over the last 10 evaluated rounds; None without any."""
+    last = list(accuracies(record).values())[-LAST:]
+    return fmean(last) if last else None
+
+
+def paired(record: Record, baseline: Record) -> float | None:
+    """The difference of two trials' accuracies over the last rounds that both evaluated; None without any."""
+    curve, other = accuracies(record), accuracies(baseline)
+    shared = [round for round in curve if round in other][-LAST:]
+    return fmean(curve[round] - other[round] for round in shared) if shared else None
+
+
 def _row(label: str, group: Sequence[Record], first: dict[int, Record]) -> Row:
     curves = {record.header.seed: accuracies(record) for record in group}
     curves = {seed: curve for seed, curve in curves.items() if curve}
     lasts = [list(curve.values())[-LAST:] for curve in curves.values()]
-    pairs = [_paired(curve, accuracies(first[seed])) for seed, curve in curves.items() if seed in first]
+    pairs = [paired(record, first[record.header.seed]) for record in group if record.header.seed in first]
     return Row(
         algorithm=label,
         seeds=tuple(curves),
@@ -101,12 +114,6 @@ def _row(label: str, group: Sequence[Record], first: dict[int, Record]) -> Row:
         else Statistic.of([difference for difference in pairs if difference is not None]),
         seconds=Statistic.of([sum(sum(line.seconds.values()) for line in record.rounds) for record in group]),
     )
-
-
-def _paired(curve: dict[int, float], baseline: dict[int, float]) -> float | None:
-    """The difference over the last rounds that both trials evaluated."""
-    shared = [round for round in curve if round in baseline][-LAST:]
-    return fmean(curve[round] - baseline[round] for round in shared) if shared else None
 
 
 def _notes(record: Record) -> list[str]:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
@@ -32,13 +33,30 @@ def terminal_table(summary: Summary) -> Group:
 
 def markdown_table(summary: Summary) -> str:
     """The table as Markdown, with its notes."""
-    headings = _headings(summary)
-    lines = [f"# {summary.title}", "", _line(headings), _line(["---"] + ["---:"] * (len(headings) - 1))]
-    lines += [_line(_cells(row)) for row in summary.rows]
-    lines += ["", f"{LEGEND[0].upper()}{LEGEND[1:]}."]
+    lines = [f"# {summary.title}", "", *markdown_lines(*cells(summary))]
+    lines += ["", legend()]
     if summary.notes:
         lines += ["", *(f"- {note}" for note in summary.notes)]
     return "\n".join(lines) + "\n"
+
+
+def legend() -> str:
+    """What the columns mean, as a sentence."""
+    return f"{LEGEND[0].upper()}{LEGEND[1:]}."
+
+
+def cells(summary: Summary) -> tuple[list[str], list[list[str]]]:
+    """The headings, and the rows as texts."""
+    return _headings(summary), [_cells(row) for row in summary.rows]
+
+
+def markdown_lines(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Any table as lines of Markdown, its first column flush left.
+
+    >>> markdown_lines(["a", "b"], [["x|y", "1"]])
+    ['| a | b |', '| --- | ---: |', '| x\\\\|y | 1 |']
+    """
+    return [_line(headings), _line(["---"] + ["---:"] * (len(headings) - 1)), *map(_line, rows)]
 
 
 def csv_table(summary: Summary) -> str:
@@ -82,6 +100,6 @@ def _points(statistic: Statistic, sign: str = "") -> str:
     return mean if statistic.deviation is None else f"{mean} ± {100 * statistic.deviation:.1f}"
 
 
-def _line(cells: list[str]) -> str:
-    escaped = (cell.replace("|", "\\|") for cell in cells)
+def _line(texts: Sequence[str]) -> str:
+    escaped = (cell.replace("|", "\\|") for cell in texts)
     return f"| {' | '.join(escaped)} |"

@@ -39,6 +39,7 @@ OPTIONAL = {
     "matplotlib": {"reports"},
     "networkx": {"topology"},
     "rich": {"reports", "cli"},
+    "scipy": {"reports"},
     "typer": {"cli"},
 }
 FILES = sorted(ROOT.rglob("*.py"))

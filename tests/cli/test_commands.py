@@ -1,6 +1,8 @@
 import json
+import re
 import subprocess
 import sys
+from itertools import product
 
 import pytest
 from typer.testing import CliRunner
@@ -27,6 +29,7 @@ def test_the_quickstart_from_end_to_end(tmp_path):
         "table.md",
         "table.csv",
         "curves.png",
+        "report.html",
     }
     assert len(list((folder / "records").iterdir())) == 3
     for label in ("FedAvg", "MIFA", "MimiC"):
@@ -44,6 +47,8 @@ def test_the_quickstart_from_end_to_end(tmp_path):
         (["run", "quickstart", "--set", "algorithms=['Mimc']"], "did you mean 'MimiC'?"),
         (["run", "quickstart", "--seeds", "x"], "expected a count or numbers"),
         (["run", "quickstart", "--seeds", "0"], "expected at least one seed"),
+        (["run", "quickstart", "--scale", "quick"], "quickstart: expected a table 'quick'"),
+        (["sweep", "mimic/table3-tau21"], "did you mean 'mimic/table3-tau"),
         (["report", "nowhere"], "nowhere: expected records"),
     ],
 )
@@ -75,8 +80,18 @@ def test_seeds_are_a_count_or_a_list(text, seeds):
 
 def test_list_names_every_preset():
     output = CliRunner().invoke(cli.app, ["list"]).output
-    assert all(name in output for name in presets.names())
+    assert set(presets.names()) <= {name for word in output.split() for name in unfolded(word)}
     assert "MimiC" in output
+
+
+def unfolded(word):
+    """What a shell makes of braces.
+
+    >>> unfolded("a-{x,y}-z")
+    ['a-x-z', 'a-y-z']
+    """
+    parts = [part[1:-1].split(",") if part[:1] == "{" else [part] for part in re.findall(r"{[^}]*}|[^{]+", word)]
+    return ["".join(choice) for choice in product(*parts)]
 
 
 def test_info_names_the_build():
@@ -90,6 +105,7 @@ def test_info_names_the_build():
         [],
         ["run"],
         ["report"],
+        ["sweep"],
         ["list"],
         ["info"],
         ["store"],

@@ -20,12 +20,13 @@ def norm(monkeypatch):
 
 
 def test_the_server_starts_from_the_engines_model(small):
-    server, engine, _ = build(Trial(small, 0, 3))
-    np.testing.assert_array_equal(server.x, engine.initial)
+    parts = build(Trial(small, 0, 3))
+    np.testing.assert_array_equal(parts.server.x, parts.engine.initial)
 
 
 def test_batchnorm_statistics_are_averaged_and_never_corrected(norm):
-    server, engine, _ = build(Trial(norm, 0, 0))
+    parts = build(Trial(norm, 0, 0))
+    server, engine = parts.server, parts.engine
     assert (server.layout.n_parameters, server.layout.n) == (652, 654)
     assert server.store.n == server.layout.n_parameters
     for cohort in ([0, 1, 2], [2, 5], [0, 5, 7]):

@@ -31,7 +31,8 @@ def test_another_seed_gives_another_run(tmp_path, small):
 
 
 def test_what_is_compared_differs_in_the_algorithm_alone(small):
-    parts = [build(Trial(small, order, 1)) for order in range(len(small.algorithms))]
+    built = [build(Trial(small, order, 1)) for order in range(len(small.algorithms))]
+    parts = [(each.server, each.engine, each.pattern) for each in built]
     for server, engine, pattern in parts[1:]:
         first_server, first_engine, first_pattern = parts[0]
         np.testing.assert_array_equal(server.x, first_server.x)

@@ -1,0 +1,175 @@
+"""The bounds of Haddadpour and Mahdavi 2019 as measurements on least squares: a picture and its numbers.
+
+    python -m bench.papers.descent bench/papers/descent
+
+writes ``descent.png`` and ``descent.csv``. Clients are f_i(y) = (1/2) sum_j a_ij (y_j - o_ij)^2 with a_ij ~ U[.5, 2],
+as in tests/theory, whose tests hold the same statements. About a minute on one core.
+"""
+
+import csv
+import sys
+from pathlib import Path
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+import fedcore
+from fedcore import Network, Update, algorithms
+from fedcore.algorithms.rates import largest_full_gradient_rate
+from fedcore.topology import Topology
+from tests.network.problem import LeastSquares
+from tests.theory.quadratics import Clients, server_of
+
+N, n, E, DRAWN, SEEDS = 6, 10, 2, 3, 8
+Q = np.full(N, 1 / N)
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+
+
+def diversity(clients, x):
+    """Lambda(x, q) (eq. 7) at the gradients of all clients."""
+    gradients = np.array([clients.gradient(i, x) for i in range(N)])
+    return float(np.sum(Q[:, None] * gradients**2) / np.sum((Q @ gradients) ** 2))
+
+
+def descend(clients, lr, rounds, seed):
+    """LFGD: f and Lambda at x_0, x_E, x_2E, ..., K = 3 clients a round drawn with replacement."""
+    server = server_of(algorithms.LocalDescent(full_gradient=True), clients, lr)
+    values, lambdas = [clients.value(server.x)], [diversity(clients, server.x)]
+    for t in range(rounds):
+        drawn = fedcore.sampling.with_replacement(Q, DRAWN, seed=seed, round=t)
+        ids, counts = np.unique(drawn, return_counts=True)
+        broadcast = server.broadcast(ids)
+        with server.open_round() as round:
+            for i, count in zip(broadcast.ids, counts, strict=True):
+                round.add(i, clients.work(broadcast, i, E)[0], steps=E, count=int(count))
+        values.append(clients.value(server.x))
+        lambdas.append(diversity(clients, server.x))
+    return np.array(values), np.array(lambdas)
+
+
+def eq_20(rounds=400):
+    """f(x_T) - f* where the clients share a minimiser, and its bound exp(-mu eta T) (f(x_0) - f*)."""
+    clients = Clients(N, n, seed=3, shared=True)
+    L, mu = float(clients.a.max()), float(clients.a.mean(axis=0).min())
+    bound = 1.0
+    for _ in range(3):  # lambda is the largest Lambda met with the rate that lambda allows
+        eta = largest_full_gradient_rate(L, mu, E, bound)
+        runs = [descend(clients, eta, rounds, seed) for seed in range(SEEDS)]
+        bound = max(bound, *(float(met.max()) for _, met in runs))
+    T = E * np.arange(rounds + 1)
+    mean = np.mean([values for values, _ in runs], axis=0)
+    return T, mean, np.exp(-mu * eta * T) * mean[0], {"eta": eta, "lambda": bound}
+
+
+def different_minimisers(rounds=400):
+    """f(x_T) - f* with everybody and with draws, and Lambda, where every client has a minimiser of its own."""
+    clients = Clients(N, n, seed=3)
+    best = clients.value(clients.optimum())
+    server = server_of(algorithms.LocalDescent(full_gradient=True), clients, 0.05)
+    error, met = [], []
+    for _ in range(rounds):
+        broadcast = server.broadcast(range(N))
+        with server.open_round() as round:
+            for i in broadcast.ids:
+                round.add(i, clients.work(broadcast, i, E)[0], steps=E)
+        error.append(clients.value(server.x) - best)
+        met.append(diversity(clients, server.x))
+    drawn = np.mean([descend(clients, 0.05, rounds, seed)[0][1:] - best for seed in range(SEEDS)], axis=0)
+    return E * np.arange(1, rounds + 1), np.array(error), drawn, np.array(met)
+
+
+def stochastic_error(clients, drawn, steps, seed):
+    """f - f* of LFSGD with noise of variance 1 in every gradient and eta_t = 4 / (mu (t + a)) (Thm 3.2)."""
+    rng, mu = np.random.default_rng(seed), float(clients.a.min())
+    server = server_of(algorithms.LocalDescent(), clients, lr=lambda t: 4 / (mu * (E * t + 40)))
+    for t in range(steps // E):
+        broadcast = server.broadcast(fedcore.sampling.without_replacement(clients.N, drawn, seed=seed, round=t))
+        with server.open_round() as round:
+            for i in broadcast.ids:
+                y, _ = clients.work(broadcast, i, E, lambda: rng.normal(size=clients.n))
+                round.add(i, y, steps=E)
+    return clients.value(server.x)
+
+
+def slopes():
+    """The error over K (400 steps) and over T (one client), with the slopes of their logarithms."""
+    clients = Clients(16, 2000, seed=4, shared=True)  # each coordinate is a problem of its own: one run averages many
+    Ks, Ts = [1, 2, 4, 8, 16], [200, 400, 800, 1600, 3200]
+    over_K = [np.mean([stochastic_error(clients, K, 400, seed) for seed in range(2)]) for K in Ks]
+    over_T = [np.mean([stochastic_error(clients, 1, T, seed) for seed in range(2)]) for T in Ts]
+    return (Ks, over_K, slope(Ks, over_K)), (Ts, over_T, slope(Ts, over_T))
+
+
+def slope(x, y):
+    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
+
+
+def over_zeta(nodes=9, rounds=150, lr=0.05):
+    """Where NFSGD ends, for mixing matrices between a ring's and the complete graph's: (zeta, distance) pairs."""
+    problem, found = LeastSquares(nodes, 4, seed=5), []
+    ring, flat = Topology.named("ring", nodes).W, np.full((nodes, nodes), 1 / nodes)
+    for part in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.01):
+        network = Network([np.zeros(problem.n, np.float32)] * nodes, part * ring + (1 - part) * flat, lr=lr)
+        for _ in range(rounds):
+            report = network.round(
+                Update(j, problem.steps(j, network.models[j], E, lr).astype(np.float32), E) for j in range(nodes)
+            )
+        found.append((report.zeta, float(np.linalg.norm(network.output() - problem.optimum))))
+    return np.array(found)
+
+
+def main(stem):
+    T, mean, bound, numbers = eq_20()
+    T2, error, drawn, met = different_minimisers()
+    (Ks, over_K, slope_K), (Ts, over_T, slope_T) = slopes()
+    zetas = over_zeta()
+    rows = [
+        *(("eq. 20: f - f*", x, y) for x, y in zip(T[::20], mean[::20], strict=True)),
+        *(("eq. 20: bound", x, y) for x, y in zip(T[::20], bound[::20], strict=True)),
+        *(("different minimisers: f - f*, everybody", x, y) for x, y in zip(T2[::20], error[::20], strict=True)),
+        *(("different minimisers: f - f*, 3 drawn", x, y) for x, y in zip(T2[::20], drawn[::20], strict=True)),
+        *(("different minimisers: Lambda", x, y) for x, y in zip(T2[::20], met[::20], strict=True)),
+        *(("LFSGD: f - f* over K", x, y) for x, y in zip(Ks, over_K, strict=True)),
+        *(("LFSGD: f - f* over T", x, y) for x, y in zip(Ts, over_T, strict=True)),
+        *(("NFSGD: distance over zeta", x, y) for x, y in zetas),
+    ]
+    with Path(f"{stem}.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["curve", "x", "y"])
+        writer.writerows((name, f"{x:.6g}", f"{y:.6g}") for name, x, y in rows)
+
+    figure = Figure(figsize=(11, 7.5), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    shared, other, noise, mixing = figure.subplots(2, 2).flat
+    shared.semilogy(T, mean, color=COLOURS[0], label=f"LFGD, mean of {SEEDS} draws")
+    shared.semilogy(T, bound, color=COLOURS[1], linestyle="--", label="bound, eq. 20")
+    shared.set(
+        title=f"A shared minimiser: eta = {numbers['eta']:.2g}, lambda = {numbers['lambda']:.2g}", xlabel="T, steps"
+    )
+    other.semilogy(T2, error, color=COLOURS[0], label="f - f*, everybody")
+    other.semilogy(T2, drawn, color=COLOURS[2], label=f"f - f*, {DRAWN} of {N} drawn")
+    other.semilogy(T2, met, color=COLOURS[1], linestyle="--", label="Lambda, everybody")
+    other.set(title="Different minimisers: no eq. 20, Lambda diverges", xlabel="T, steps")
+    noise.loglog(Ks, over_K, "o-", color=COLOURS[0], label=f"over K, T = 400: slope {slope_K:.2f}")
+    noise.loglog(Ts, over_T, "s-", color=COLOURS[1], label=f"over T, K = 1: slope {slope_T:.2f}")
+    noise.set(title="LFSGD: f - f* like 1 / (K T)", xlabel="K, or T")
+    mixing.plot(*zetas.T, "o-", color=COLOURS[0], label="ring to complete graph, 9 nodes")
+    mixing.set(title="NFSGD: the distance to the optimum over zeta", xlabel="zeta")
+    for axes in (shared, other, noise, mixing):
+        axes.legend(frameon=False)
+        axes.grid(color="#dddddd", linewidth=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(f"{stem}.png")
+    ratio = float((mean / bound).max())
+    print(f"eq. 20: f over its bound at most {ratio:.4f}; lambda {numbers['lambda']:.3f}, eta {numbers['eta']:.4f}")
+    print(
+        f"different minimisers: f - f* {error[-1]:.3g} with everybody, {drawn[-100:].mean():.3g} with draws; "
+        f"Lambda {met[0]:.3g} at first, {met.max():.3g} at most"
+    )
+    print(f"LFSGD: slope {slope_K:.3f} over K, {slope_T:.3f} over T")
+    print(f"NFSGD: distance {zetas[0, 1]:.4g} at zeta {zetas[0, 0]:.3f}, {zetas[-1, 1]:.4g} at {zetas[-1, 0]:.3f}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "bench/papers/descent")

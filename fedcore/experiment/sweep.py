@@ -1,0 +1,91 @@
+"""Many presets, each at every point of its grid, in one folder that can be gone on with."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedcore.errors import ConfigError
+from fedcore.experiment.config import Experiment
+from fedcore.experiment.folder import CONFIG, clear_unfinished, prepare, write_config
+from fedcore.experiment.grid import points
+from fedcore.experiment.run import Event, Job, run_jobs
+from fedcore.experiment.trial import trials
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Which trials, and where each of them is recorded.
+
+    Args:
+        experiments: the presets' experiments.
+        folder: every point is a run's folder below it: ``PRESET`` or ``PRESET/POINT``.
+    """
+
+    experiments: Sequence[Experiment]
+    folder: Path
+
+    def jobs(self) -> list[Job]:
+        """All trials: preset by preset, in each seed by seed over all its points.
+
+        Raises:
+            ConfigError: a grid is not one that its experiment takes.
+        """
+        found = []
+        for experiment in self.experiments:
+            # A seed's trials come together, so that a sweep that is stopped has whole comparisons to show.
+            own = [
+                Job(trial, self.folder / experiment.name / point.name, f"{experiment.name} {point.name}".strip())
+                for point in points(experiment)
+                for trial in trials(point.experiment)
+            ]
+            found += sorted(own, key=lambda job: experiment.seeds.index(job.trial.seed))
+        return found
+
+
+def run_sweep(
+    sweep: Sweep, *, jobs: int | None = None, on_event: Callable[[Event], None] = lambda _: None
+) -> list[Event]:
+    """Run every trial of a sweep that is not complete.
+
+    Nothing is lost when it is killed: the same call skips what is complete and goes on with the rest from the last
+    checkpoints. More presets, grid points or seeds may be added to a folder.
+
+    Args:
+        sweep: what to run, and where.
+        jobs: processes; None for as many as there are cores, and trials.
+        on_event: called in this process, as things happen.
+
+    Returns:
+        The trials that failed, as their last events. They do not stop the others.
+
+    Raises:
+        ConfigError: the folder holds another experiment under the name of one of these.
+        KeyboardInterrupt: after the processes were stopped; the records hold every finished round.
+    """
+    work = sweep.jobs()
+    for folder, experiment in {job.folder: job.trial.experiment for job in work}.items():
+        _prepare(folder, experiment)
+    return run_jobs(work, processes=jobs, on_event=on_event)
+
+
+def _prepare(folder: Path, experiment: Experiment) -> None:
+    path = folder / CONFIG
+    if not path.exists():
+        clear_unfinished(folder)
+        prepare(folder, experiment)
+        return
+    before = Experiment.model_validate_json(path.read_text(encoding="utf-8"))
+    seeds = tuple(dict.fromkeys((*before.seeds, *experiment.seeds)))
+    if _but_seeds(before) != _but_seeds(experiment):
+        raise ConfigError(
+            f"{folder}: expected the experiment that is to run, got another one in its {CONFIG}; "
+            "take another folder for other settings (only more seeds may be added)"
+        )
+    if seeds != before.seeds:
+        write_config(folder, experiment.model_copy(update={"seeds": seeds}))
+
+
+def _but_seeds(experiment: Experiment) -> dict[str, object]:
+    tables: dict[str, object] = json.loads(experiment.model_dump_json(exclude={"seeds", "grid"}))
+    return tables

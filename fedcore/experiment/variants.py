@@ -1,0 +1,65 @@
+"""How one TOML file holds many presets: what lies on what, and the names of the combinations."""
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+Tables = dict[str, Any]
+
+FULL, QUICK = "full", "quick"
+SCALES = (FULL, QUICK)
+"""The paper's own size, and one for two cores: what the file's table ``quick`` changes."""
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tables:
+    """Two tables as one: what ``above`` says holds, key by key.
+
+    A table that names something else than the one below it takes its place as a whole, since options belong to what
+    is named; every other table is merged in turn.
+
+    >>> merged({"rounds": 9, "local": {"batch": 4, "steps": 2}}, {"local": {"steps": 3}})
+    {'rounds': 9, 'local': {'batch': 4, 'steps': 3}}
+    >>> merged({"model": {"name": "mlp", "hidden": [8]}}, {"model": {"name": "lenet"}})
+    {'model': {'name': 'lenet'}}
+    """
+    result = dict(below)
+    for key, value in above.items():
+        under = result.get(key)
+        if isinstance(under, Mapping) and isinstance(value, Mapping):
+            renamed = "name" in value and value["name"] != under.get("name")
+            result[key] = dict(value) if renamed else merged(under, value)
+        else:
+            result[key] = value
+    return result
+
+
+def variants(file: str, tables: Tables) -> dict[str, Tables]:
+    """The presets of one file: one for each way to take one entry from every table of its ``variants``.
+
+    An entry's ``about`` goes into the title.
+
+    >>> both = variants("t", {"title": "T", "variants": [{"a": {"rounds": 1}, "b": {}}, {"x": {"about": "small"}}]})
+    >>> both["t-a-x"]
+    {'title': 'T: small', 'rounds': 1}
+    >>> list(both)
+    ['t-a-x', 't-b-x']
+    """
+    plain = {key: value for key, value in tables.items() if key != "variants"}
+    found = {}
+    for choice in product(*(axis.items() for axis in tables.get("variants", []))):
+        chosen, about = plain, []
+        for _, changes in choice:
+            about += [changes["about"]] if "about" in changes else []
+            chosen = merged(chosen, {key: value for key, value in changes.items() if key != "about"})
+        if about:
+            chosen = chosen | {"title": f"{chosen['title']}: {', '.join(about)}"}
+        found["-".join([file, *(name for name, _ in choice)])] = chosen
+    return found
+
+
+def at_scale(tables: Tables, scale: str) -> Tables | None:
+    """The tables at one of the ``SCALES``; None where the file has none for the small one."""
+    plain = {key: value for key, value in tables.items() if key != QUICK}
+    if scale == FULL:
+        return plain
+    return merged(plain, tables[QUICK]) if QUICK in tables else None

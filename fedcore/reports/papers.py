@@ -1,0 +1,160 @@
+"""The papers' own figures, preset by preset, and how each kind of them is measured on records."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from statistics import fmean
+from typing import Any
+
+from fedcore.experiment.records import Record
+from fedcore.reports.paired import Difference, difference
+from fedcore.reports.summary import Statistic, accuracies, final
+
+HOLD = 5
+"""Rounds over whose mean one curve must be above another to have crossed it; one round alone may be chance."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a paper says of one preset; see ``papers.toml``."""
+
+    source: str
+    rounds: int | None = None
+    seeds: int | None = None
+    shift: int = 0
+    accuracy: Mapping[str, float] = field(default_factory=dict)
+    gain: Mapping[str, float] = field(default_factory=dict)
+    recovery: Mapping[str, int] = field(default_factory=dict)
+    crossing: Mapping[str, int] = field(default_factory=dict)
+    better: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Line:
+    """One figure of a paper beside ours.
+
+    Attributes:
+        what: what it is of.
+        paper: the paper's, as it is printed there; empty for a claim without one.
+        here: the mean over our seeds, in the paper's unit; None where no seed has it.
+        spread: how sure that is, in words.
+        seeds: of ours.
+    """
+
+    what: str
+    paper: str
+    here: float | None
+    spread: str
+    seeds: int
+
+
+def figures(preset: str) -> Figures | None:
+    """What a paper says of a preset, or None.
+
+    >>> figures("mimic/table3-tau20").accuracy["MimiC"]
+    75.89
+    """
+    found = _papers().get(preset)
+    return None if found is None else Figures(**found)
+
+
+def compare(records: Sequence[Record], paper: Figures) -> list[Line]:
+    """Every figure of the paper that the records can be held to, beside the records' own.
+
+    Args:
+        records: of one experiment.
+        paper: what the paper says of it.
+    """
+    labels = {record.header.algorithm for record in records}
+    lines = [_accuracy(records, label, value) for label, value in paper.accuracy.items() if label in labels]
+    for pair, gain in paper.gain.items():
+        found = difference(records, *_pair(pair))
+        lines.append(Line(f"{pair}, points", f"{gain:+g}", _points(found), interval(found), len(found.values)))
+    for label, count in paper.recovery.items():
+        took = [recovery(record, paper.shift) for record in records if record.header.algorithm == label]
+        lines.append(_counted(f"{label}: rounds to recover", count, took))
+    for pair, count in paper.crossing.items():
+        lines.append(_counted(f"{pair}: rounds until above", count, _crossings(records, pair, paper.shift)))
+    for claim in paper.better:
+        found = difference(records, *_pair(claim))
+        if found.values:
+            spread = f"{interval(found)}: {verdict(found)}"
+            lines.append(Line(f"{claim}, points", "> 0", _points(found), spread, len(found.values)))
+    return lines
+
+
+def recovery(record: Record, shift: int) -> int | None:
+    """Rounds from a shift on until the accuracy is again what it was in the round before it; None if it never is."""
+    curve = accuracies(record)
+    before = curve.get(shift - 1)
+    if before is None:
+        return None
+    return next((round - shift + 1 for round in sorted(curve) if round >= shift and curve[round] >= before), None)
+
+
+def crossing(above: Mapping[int, float], below: Mapping[int, float], shift: int) -> int | None:
+    """Rounds from a shift on until one curve is above the other over ``HOLD`` evaluated rounds; None if it never is."""
+    shared = [round for round in sorted(above) if round in below and round >= shift]
+    for place in range(len(shared) - HOLD + 1):
+        if fmean(above[round] - below[round] for round in shared[place : place + HOLD]) > 0:
+            return shared[place] - shift + 1
+    return None
+
+
+def interval(found: Difference) -> str:
+    """``95 %: +1.0 .. +3.2``, in points.
+
+    >>> interval(Difference("A", "B", (0.02, 0.02, 0.02)))
+    '95 %: +2.0 .. +2.0'
+    """
+    ends = found.interval
+    if ends is None:
+        return "one seed" if found.values else "no seed"
+    return f"95 %: {100 * ends[0]:+.1f} .. {100 * ends[1]:+.1f}"
+
+
+def verdict(found: Difference) -> str:
+    """Whether a difference that is claimed to be positive is, as far as the interval says.
+
+    >>> verdict(Difference("A", "B", (0.02, 0.021, 0.019)))
+    'shown'
+    """
+    ends = found.interval
+    if ends is None:
+        return "open"
+    return "shown" if ends[0] > 0 else "contradicted" if ends[1] < 0 else "open"
+
+
+def _accuracy(records: Sequence[Record], label: str, paper: float) -> Line:
+    values = [final(record) for record in records if record.header.algorithm == label]
+    ours = Statistic.of([100 * value for value in values if value is not None])
+    spread = "" if ours.deviation is None else f"± {ours.deviation:.1f}"
+    return Line(f"{label}, accuracy %", f"{paper:.2f}", ours.mean, spread, sum(value is not None for value in values))
+
+
+def _crossings(records: Sequence[Record], pair: str, shift: int) -> list[int | None]:
+    above, below = ({r.header.seed: accuracies(r) for r in records if r.header.algorithm == x} for x in _pair(pair))
+    return [crossing(above[seed], below[seed], shift) for seed in above if seed in below]
+
+
+def _counted(what: str, paper: int, counts: Sequence[int | None]) -> Line:
+    came = [count for count in counts if count is not None]
+    spread = f"seeds: {', '.join('never' if count is None else str(count) for count in counts)}" if counts else ""
+    return Line(what, str(paper), fmean(came) if came and len(came) == len(counts) else None, spread, len(counts))
+
+
+def _points(found: Difference) -> float | None:
+    return None if found.mean is None else 100 * found.mean
+
+
+def _pair(text: str) -> tuple[str, str]:
+    of, _, over = text.partition(" - ")
+    return of, over
+
+
+@cache
+def _papers() -> dict[str, dict[str, Any]]:
+    file = resources.files("fedcore.reports") / "papers.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8"))

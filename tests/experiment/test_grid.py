@@ -1,0 +1,44 @@
+import pytest
+
+from fedcore.errors import ConfigError
+from fedcore.experiment import load_preset
+from fedcore.experiment.grid import points
+
+
+def gridded(*changes):
+    return load_preset("quickstart", ["algorithms=['FedAvg', 'FedAvgM', 'SCAFFOLDM']", *changes])
+
+
+def test_without_a_grid_there_is_one_point_the_experiment_itself():
+    (point,) = points(load_preset("quickstart"))
+    assert point.name == ""
+    assert point.experiment == load_preset("quickstart")
+
+
+def test_an_option_is_tried_on_the_algorithms_that_have_it():
+    found = points(gridded("grid={'rate.lr'=[0.1, 0.2], 'algorithms.beta'=[0.5, 0.8, 1.0]}"))
+    assert [point.name for point in found] == ["rate.lr=0.1", "rate.lr=0.2"] + [
+        f"rate.lr={lr},beta={beta}" for lr in (0.1, 0.2) for beta in (0.5, 0.8, 1.0)
+    ]
+    last = found[-1].experiment
+    assert [method.label for method in last.algorithms] == ["FedAvgM", "SCAFFOLDM"]
+    assert [method.options["beta"] for method in last.algorithms] == [1.0, 1.0]
+    assert last.rate.lr.options == {"value": 0.2}
+    assert [method.label for method in found[0].experiment.algorithms] == ["FedAvg"]
+    assert (last.name, last.seeds, last.grid) == ("quickstart", (0, 1, 2, 3, 4), {})
+
+
+def test_any_key_of_the_experiment_can_be_tried():
+    found = points(gridded("grid={'local.epochs'=[1, 2], 'participation.p'=[0.3]}"))
+    assert [point.experiment.local.epochs for point in found] == [1, 2]
+    assert found[0].experiment.participation.options == {"p": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [("{'rate.lrr'=[0.1]}", "got 'rate.lrr'"), ("{'local.epochs'=[0]}", "local.epochs"), ("{'x.y'=[0]}", "got 'x.y'")],
+)
+def test_a_wrong_grid_is_named(grid, message):
+    with pytest.raises(ConfigError) as caught:
+        points(gridded(f"grid={grid}"))
+    assert message in str(caught.value)

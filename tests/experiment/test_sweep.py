@@ -1,0 +1,92 @@
+"""A sweep that was killed goes on, and ends as if nothing had happened."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from fedcore.errors import ConfigError
+from fedcore.experiment import Sweep, load_preset, run_sweep
+from fedcore.experiment.records import read, read_folder, started
+
+CHANGES = ["algorithms=['FedAvg', 'FedAvgM']", "rounds=3", "seeds=[0]", "local.epochs=1"]
+GRID = "grid={'rate.lr'=[0.1, 0.2]}"
+
+
+def timeless(folder):
+    return {
+        path.relative_to(folder): [
+            (record.header, [replace(line, seconds={}) for line in record.rounds]) for record in read_folder(path)
+        ]
+        for path in sorted(config.parent for config in folder.rglob("config.json"))
+    }
+
+
+def test_every_point_is_a_run_of_its_own(tmp_path):
+    experiment = load_preset("quickstart", [*CHANGES, GRID])
+    assert run_sweep(Sweep([experiment], tmp_path), jobs=1) == []
+    found = timeless(tmp_path)
+    assert [str(path) for path in found] == ["quickstart/rate.lr=0.1", "quickstart/rate.lr=0.2"]
+    assert all([header.algorithm for header, _ in records] == ["FedAvg", "FedAvgM"] for records in found.values())
+    assert {line.lr for _, lines in found.popitem()[1] for line in lines} == {0.2}
+
+
+def test_what_is_complete_is_not_run_again_and_more_can_be_added(tmp_path):
+    run_sweep(Sweep([load_preset("quickstart", CHANGES)], tmp_path), jobs=1)
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.jsonl")}
+    assert len(files) == 2
+    more = load_preset("quickstart", [*CHANGES, "seeds=[1]"])
+    run_sweep(Sweep([more], tmp_path), jobs=1)
+    assert {path: path.stat().st_mtime_ns for path in files} == files
+    assert [record.header.seed for record in read_folder(tmp_path / "quickstart")] == [0, 1, 0, 1]
+    assert load_preset(tmp_path / "quickstart" / "config.json").seeds == (0, 1)
+
+
+def test_another_experiment_of_the_same_name_is_refused(tmp_path):
+    run_sweep(Sweep([load_preset("quickstart", CHANGES)], tmp_path), jobs=1)
+    with pytest.raises(ConfigError, match="take another folder"):
+        run_sweep(Sweep([load_preset("quickstart", [*CHANGES, "local.batch=8"])], tmp_path), jobs=1)
+
+
+def test_a_folder_that_was_being_made_is_made_again(tmp_path):
+    half = tmp_path / "quickstart"
+    (half / "records").mkdir(parents=True)
+    (half / "config.draft").write_text("{")
+    assert run_sweep(Sweep([load_preset("quickstart", CHANGES)], tmp_path), jobs=1) == []
+    assert len(read_folder(half)) == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is POSIX")
+def test_a_killed_sweep_goes_on_with_the_same_command(tmp_path):
+    settings = ["--seeds", "1", "--rounds", "25", "--set", "algorithms=['MimiC', 'FedAvgM']", "--set", GRID]
+    command = [sys.executable, "-m", "fedcore", "sweep", "quickstart", *settings, "--jobs", "1", "--out"]
+    folder = tmp_path / "killed"
+    process = subprocess.Popen(
+        [*command, str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline and sum(f.read_bytes().count(b"\n") for f in folder.rglob("*.jsonl")) < 32:
+        time.sleep(0.02)  # until the first trial is complete and the second one is on its way
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    lengths = [len(read(path).rounds) for path in folder.rglob("*.jsonl") if started(path)]
+    assert max(lengths) == 25
+    assert min(lengths) < 25
+    done = subprocess.run([*command, str(folder)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "MimiC" in done.stdout
+    straight = tmp_path / "straight"
+    run_sweep(Sweep([load_preset("quickstart", ["rounds=25", "seeds=[0]", settings[5], settings[7]])], straight))
+    assert timeless(folder) == timeless(straight)
+    assert len(timeless(folder)) == 2
+    assert {path.name for path in folder.iterdir()} == {
+        "quickstart",
+        "overview.md",
+        "overview.csv",
+        "overview.html",
+        "trials.csv",
+    }

@@ -1,0 +1,67 @@
+import pytest
+
+from fedcore.errors import ConfigError, UnknownNameError
+from fedcore.experiment import load_preset, presets
+from fedcore.experiment.variants import at_scale, merged, variants
+
+
+def test_a_table_that_names_something_else_takes_the_others_place():
+    below = {"data": {"name": "a", "x": 1}, "local": {"batch": 2, "epochs": 1}}
+    assert merged(below, {"data": {"name": "b"}}) == {"data": {"name": "b"}, "local": {"batch": 2, "epochs": 1}}
+    assert merged(below, {"data": {"name": "a", "y": 2}})["data"] == {"name": "a", "x": 1, "y": 2}
+    assert merged(below, {"local": 3})["local"] == 3
+    assert below == {"data": {"name": "a", "x": 1}, "local": {"batch": 2, "epochs": 1}}
+
+
+def test_variants_are_the_product_of_their_tables():
+    axes = [{"a": {"about": "A"}, "b": {"rounds": 2}}, {"x": {"about": "X", "rounds": 3}}]
+    found = variants("f", {"title": "T", "rounds": 1, "variants": axes})
+    assert found == {"f-a-x": {"title": "T: A, X", "rounds": 3}, "f-b-x": {"title": "T: X", "rounds": 3}}
+
+
+def test_the_small_scale_lies_on_everything_else():
+    tables = {"rounds": 9, "local": {"steps": 3}, "quick": {"local": {"steps": 1}}}
+    assert at_scale(tables, "quick") == {"rounds": 9, "local": {"steps": 1}}
+    assert at_scale(tables, "full") == {"rounds": 9, "local": {"steps": 3}}
+    assert at_scale({"rounds": 9}, "quick") is None
+
+
+@pytest.mark.parametrize("file", [file for file, _ in presets.files() if file != "quickstart"])
+def test_every_paper_preset_has_a_small_scale(file):
+    for name in presets.names():
+        if name == file or name.startswith(f"{file}-"):
+            quick, full = load_preset(name, scale="quick"), load_preset(name)
+            assert quick.rounds * len(quick.seeds) < full.rounds * len(full.seeds)
+            assert [method.label for method in quick.algorithms] == [method.label for method in full.algorithms]
+
+
+def test_a_preset_says_what_its_base_says_but_for_its_own_keys():
+    low, high = load_preset("mimic/table3-tau20"), load_preset("mimic/table3-tau100")
+    assert (low.participation.options["tau_max"], high.participation.options["tau_max"]) == (20, 100)
+    changed = {"name", "title", "participation"}
+    assert low.model_dump(exclude=changed) == high.model_dump(exclude=changed)
+    assert load_preset("mimic/figure7").participation == load_preset("mimic/figure6-p10").participation
+
+
+def test_a_file_of_ones_own_may_stand_on_a_preset(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('base = "mimic/table3-tau20"\n[local]\nbatch = 64\n[quick]\nseeds = [7]\n')
+    mine = load_preset(file, scale="quick")
+    assert (mine.local.batch, mine.local.epochs, mine.seeds, mine.rounds) == (64, 5, (7,), 60)
+    file.write_text('base = "mimic/table3-tau21"')
+    with pytest.raises(UnknownNameError, match=r"did you mean 'mimic/table3-tau20'\? \(known: see `fedcore list`\)"):
+        load_preset(file)
+    with pytest.raises(UnknownNameError, match="several, take one: mimic/table3-tau20, mimic/table3-tau50"):
+        load_preset("mimic/table3")
+
+
+def test_a_scale_that_is_not_there():
+    with pytest.raises(ConfigError, match="expected a table 'quick'"):
+        load_preset("quickstart", scale="quick")
+    with pytest.raises(UnknownNameError, match="scale"):
+        load_preset("quickstart", scale="tiny")
+
+
+def test_reading_a_preset_leaves_it_as_it_was():
+    load_preset("mimic/table3-tau20", ["participation.tau_max=3"])
+    assert load_preset("mimic/table3-tau20").participation.options["tau_max"] == 20

@@ -1,0 +1,77 @@
+import pytest
+
+from fedcore.experiment import load_preset, presets
+from fedcore.reports import papers
+from fedcore.reports.papers import Figures, compare, crossing, figures, interval, recovery, verdict
+
+
+def test_every_figure_is_of_a_preset_and_of_its_algorithms():
+    for name in papers._papers():
+        assert name in presets.names()
+        labels = {method.label for method in load_preset(name).algorithms}
+        paper = figures(name)
+        pairs = [*paper.gain, *paper.crossing, *paper.better]
+        named = {*paper.accuracy, *paper.recovery, *(label for pair in pairs for label in pair.split(" - "))}
+        assert named
+        assert named <= labels, name
+
+
+def test_a_shift_is_the_presets():
+    for name in papers._papers():
+        if shift := figures(name).shift:
+            options = load_preset(name).participation.options
+            assert list((options.get("arrivals") or options["departures"]).values()) == [shift]
+
+
+def test_there_is_none_of_a_preset_that_no_paper_has():
+    assert figures("quickstart") is None
+
+
+def test_recovery_counts_from_the_first_round_after_the_shift(record):
+    trial = record("A", 0, 0, [0.1, 0.5, 0.2, 0.4, 0.5, 0.6])
+    assert recovery(trial, 2) == 3
+    assert recovery(trial, 1) == 1
+    assert recovery(record("A", 0, 0, [0.5, 0.2, 0.3]), 1) is None
+    assert recovery(trial, 9) is None
+
+
+def test_a_crossing_holds_for_five_rounds():
+    below = dict.fromkeys(range(20), 0.5)
+    above = dict.fromkeys(range(20), 0.4) | {4: 0.9} | dict.fromkeys(range(10, 20), 0.6)
+    assert crossing(above, below, 5) == 8 - 5 + 1  # rounds 8 to 12: two of .4, three of .6; 7 to 11 are below .5
+    assert crossing(above, dict.fromkeys(range(20), 0.7), 3) is None
+    assert crossing(dict.fromkeys(range(20), 0.6), below, 3) == 1
+
+
+def test_the_papers_figures_beside_ours(record):
+    records = [
+        record(label, order, seed, [0.5 + 0.1 * order + 0.01 * seed * (1 + order)] * 3)
+        for order, label in enumerate("AB")
+        for seed in (0, 1, 2)
+    ]
+    paper = Figures("P", accuracy={"A": 48.0, "C": 1.0}, gain={"B - A": 9.0}, better=("A - B",))
+    accuracy, gain, claim = compare(records, paper)
+    assert (accuracy.what, accuracy.paper, accuracy.seeds) == ("A, accuracy %", "48.00", 3)
+    assert accuracy.here == pytest.approx(51)
+    assert accuracy.spread == "± 1.0"
+    assert (gain.what, gain.paper) == ("B - A, points", "+9")
+    assert gain.here == pytest.approx(11)
+    assert gain.spread == "95 %: +8.5 .. +13.5"
+    assert claim.spread.endswith(": contradicted")
+
+
+def test_a_count_that_one_seed_never_has_has_no_mean(record):
+    records = [record("fast", 0, 0, [0.5, 0.2, 0.6]), record("fast", 0, 1, [0.5, 0.2, 0.3])]
+    (line,) = compare(records, Figures("P", shift=1, recovery={"fast": 4}))
+    assert (line.here, line.spread) == (None, "seeds: 2, never")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [((0.1, 0.11), "shown"), ((-0.1, -0.11), "contradicted"), ((0.1, -0.1), "open"), ((0.1,), "open")],
+)
+def test_verdicts(values, said):
+    from fedcore.reports.paired import Difference
+
+    assert verdict(Difference("A", "B", values)) == said
+    assert interval(Difference("A", "B", (0.1,))) == "one seed"

@@ -1,0 +1,83 @@
+import csv
+import json
+from dataclasses import asdict, replace
+
+import pytest
+
+from fedcore.errors import MissingDataError
+from fedcore.reports import is_sweep, write_overview
+from tests.reports.test_page import parsed
+
+
+@pytest.fixture
+def put(tmp_path, record):
+    def put(point, label, order, seed, accuracies, rounds=None, preset="p"):
+        made = record(label, order, seed, accuracies, rounds)
+        folder = tmp_path / preset / point
+        (folder / "records").mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text("{}")
+        lines = [replace(made.header, preset=preset), *made.rounds]
+        path = folder / "records" / f"{order}-{label}-seed{seed}.jsonl"
+        path.write_text("".join(json.dumps(asdict(line)) + "\n" for line in lines))
+
+    return put
+
+
+def test_each_algorithm_has_its_own_best_point(tmp_path, put):
+    for point, plain, momentum in (("lr=0.1", 0.6, 0.5), ("lr=0.2", 0.5, 0.7), ("lr=0.3", 0.9, 0.9)):
+        for seed in (0, 1):
+            whole = None if point != "lr=0.3" or seed == 0 else 9  # the third is not complete
+            put(point, "FedAvg", 0, seed, [plain + 0.01 * seed] * 3, whole)
+            put(f"{point},beta=0.5", "FedAvgM", 0, seed, [momentum] * 3, whole)
+    assert is_sweep(tmp_path)
+    written = write_overview(tmp_path)
+    fedavg, momentum = written.reports["p"].summary.rows
+    assert (fedavg.algorithm, fedavg.final.mean) == ("FedAvg", pytest.approx(0.605))
+    assert (momentum.algorithm, momentum.final.mean) == ("FedAvgM", pytest.approx(0.7))
+    assert momentum.difference.mean == pytest.approx(0.095)
+    assert written.reports["p"].summary.notes == (
+        "FedAvg: lr=0.1, the best of 2 complete points of 3",
+        "FedAvgM: lr=0.2,beta=0.5, the best of 2 complete points of 3",
+    )
+    assert {path.name for path in (tmp_path / "p").iterdir() if path.is_file()} == {
+        "table.md",
+        "table.csv",
+        "curves.png",
+        "report.html",
+    }
+    with (tmp_path / "trials.csv").open() as file:
+        trials = list(csv.DictReader(file))
+    assert len(trials) == 12
+    assert trials[0] == {
+        "preset": "p",
+        "point": "lr=0.1",
+        "algorithm": "FedAvg",
+        "seed": "0",
+        "rounds": "3",
+        "accuracy": "0.6",
+        "uploads": "3",
+        "seconds": "1.5",
+    }
+
+
+def test_without_a_complete_point_nothing_is_chosen(tmp_path, put):
+    put("lr=0.1", "FedAvg", 0, 0, [0.6], rounds=3)
+    put("lr=0.2", "FedAvg", 0, 0, [0.7], rounds=3)
+    put("", "MIFA", 1, 0, [0.7], rounds=3, preset="q")  # nothing to choose from
+    written = write_overview(tmp_path)
+    assert list(written.reports) == ["q"]
+    with pytest.raises(MissingDataError, match="expected records"):
+        write_overview(tmp_path / "p" / "records")
+
+
+def test_the_overview_has_the_papers_figures_beside_ours(tmp_path, put):
+    for label, order, value in (("A", 0, 0.5), ("B", 1, 0.6), ("C", 2, 0.65)):
+        put("", label, order, 0, [value] * 3, preset="flexible/table3-synthetic-niid-t2")
+    write_overview(tmp_path)
+    with (tmp_path / "overview.csv").open() as file:
+        rows = [(row["figure"], row["paper"], row["here"]) for row in csv.DictReader(file)]
+    assert rows == [("B - A, points", "+9.6", "10.00"), ("C - B, points", "+1.5", "5.00")]
+    assert "| B - A, points | +9.6 | 10.0 | one seed | 1 |" in (tmp_path / "overview.md").read_text()
+    seen = parsed(tmp_path / "overview.html")
+    assert len(seen.images) == 1
+    assert seen.addresses == []
