@@ -126,6 +126,16 @@ class Round:
                     self._fold_held()
             self._seconds += time.perf_counter() - began
 
+    def refuse(self, client: ClientId, reason: str) -> None:
+        """Report a client's reply as refused that never became an update, because its bytes could not be read.
+
+        Raises:
+            RoundError: the round is closed.
+        """
+        with self._turn:
+            self._require_open()
+            self._refused.append((client, reason))
+
     def add_all(self, updates: list[Update]) -> None:
         """Fold a cohort's updates in, in one pass where they can be held: ``add_update`` for each of them."""
         with self._turn:

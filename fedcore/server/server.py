@@ -145,6 +145,11 @@ class Server:
         return self._settings.layout
 
     @property
+    def averages_models(self) -> bool:
+        """Whether the step is the plain average of the clients' models, for which the number of their steps is news."""
+        return self._settings.averages_models
+
+    @property
     def store(self) -> ClientStore:
         """The clients' rows."""
         return self._state.store
