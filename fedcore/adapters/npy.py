@@ -6,7 +6,8 @@ very line that ``numpy.save`` writes, in version 1.0, or the bytes are refused.
 
 import math
 import re
-from typing import Any
+from functools import lru_cache
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -55,26 +56,31 @@ def read(data: bytes, *, bfloat16: bool = False) -> npt.NDArray[Any]:
     length = int.from_bytes(data[len(MAGIC) : start], "little")
     if not 0 < length <= min(LONGEST_HEADER, len(data) - start):
         raise ArrayError(f"npy: expected a header of 1..{LONGEST_HEADER} bytes within {len(data)}, got {length}")
-    header = HEADER.fullmatch(data, start, start + length)
-    if header is None:
-        raise ArrayError(
-            f"npy: expected a header as numpy.save writes it, got {data[start : start + min(length, 80)]!r}"
-        )
-    descr, fortran, numbers = header.groups()
+    descr, order, shape = _parse(data[start : start + length])
     dtype = np.dtype(np.uint16) if bfloat16 and descr in BFLOAT16 else DTYPES.get(descr)
     if dtype is None:
         raise DtypeError(f"npy: expected a little-endian float or integer, got {descr.decode()!r}")
-    shape = tuple(int(number) for number in numbers.split(b",") if number)
-    if len(shape) > DIMENSIONS:
-        raise ShapeError(f"npy: expected at most {DIMENSIONS} dimensions, got {len(shape)}")
-    if 0 in shape and math.prod(filter(None, shape)) > len(data):
-        raise ShapeError(f"npy: expected no sizes beside 0 that multiply to more than {len(data)}, got {shape}")
     bytes_due, bytes_come = math.prod(shape) * dtype.itemsize, len(data) - start - length
     if bytes_come != bytes_due:
         raise ShapeError(f"npy: expected {bytes_due} bytes of {dtype}{list(shape)}, got {bytes_come}")
-    if not bytes_due:
-        return np.empty(shape, dtype)  # NumPy takes no offset at the very end of a buffer
-    return np.ndarray(shape, dtype, data, start + length, order="F" if fortran == b"True" else "C")
+    if bytes_due:
+        return np.ndarray(shape, dtype, data, start + length, order=order)
+    if math.prod(filter(None, shape)) > len(data):
+        raise ShapeError(f"npy: expected no sizes beside 0 that multiply to more than {len(data)}, got {shape}")
+    return np.empty(shape, dtype)  # NumPy takes no offset at the very end of a buffer
+
+
+@lru_cache(maxsize=4096)
+def _parse(header: bytes) -> tuple[bytes, Literal["C", "F"], tuple[int, ...]]:
+    """A header's type, order and shape; a model's headers are the same in every reply."""
+    parsed = HEADER.fullmatch(header)
+    if parsed is None:
+        raise ArrayError(f"npy: expected a header as numpy.save writes it, got {header[:80]!r}")
+    descr, fortran, numbers = parsed.groups()
+    shape = tuple(int(number) for number in numbers.split(b",") if number)
+    if len(shape) > DIMENSIONS:
+        raise ShapeError(f"npy: expected at most {DIMENSIONS} dimensions, got {len(shape)}")
+    return descr, "F" if fortran == b"True" else "C", shape
 
 
 def write(array: npt.NDArray[Any], *, bfloat16: bool = False) -> bytes:

@@ -92,6 +92,7 @@ class ServerStrategy(FlowerFedAvg):
         self._server: Server | None = None
         self._asked: list[Asked] = []
         self._lost: dict[int, Mapping[str, Any]] = {}
+        self._written: tuple[int, ArrayRecord] | None = None
         self._first = 0
 
     @property
@@ -182,7 +183,7 @@ class ServerStrategy(FlowerFedAvg):
         sent = self.server.broadcast(chosen)
         model = self._write_model()
         if self._wire.is_narrow:
-            self._lost[sent.round] = self._wire.lost(self.server.tensors(), self.server.layout)
+            self._lost[sent.round] = self._wire.lost(self.server.tensors(copy=False), self.server.layout)
         for node, content in instructions(sent, model, config, self.arrayrecord_key, self.configrecord_key):
             message = Message(content, node, "train")
             self._asked.append(Asked(message.metadata, node, sent.round, chosen[node]))
@@ -238,7 +239,12 @@ class ServerStrategy(FlowerFedAvg):
         return super().configure_evaluate(server_round + self._first, arrays, config, grid)
 
     def _write_model(self) -> ArrayRecord:
-        return self._wire.write(self.server.tensors())
+        """The server's model as a record, made once a round."""
+        number = self.server.round_number
+        if self._written is None or self._written[0] != number:
+            self._written = None  # before there are two
+            self._written = number, self._wire.write(self.server.tensors(copy=False))
+        return self._written[1]
 
     def _register(self, arrays: ArrayRecord, grid: Grid) -> list[int]:
         """Wait for enough nodes, make the server or let new nodes arrive, and return those that it knows."""
