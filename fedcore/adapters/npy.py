@@ -65,8 +65,8 @@ def read(data: bytes, *, bfloat16: bool = False) -> npt.NDArray[Any]:
         raise ShapeError(f"npy: expected {bytes_due} bytes of {dtype}{list(shape)}, got {bytes_come}")
     if bytes_due:
         return np.ndarray(shape, dtype, data, start + length, order=order)
-    if math.prod(filter(None, shape)) > len(data):
-        raise ShapeError(f"npy: expected no sizes beside 0 that multiply to more than {len(data)}, got {shape}")
+    if math.prod(filter(None, shape)) > 2**40:
+        raise ShapeError(f"npy: expected sizes beside 0 that NumPy can hold, got {shape}")
     return np.empty(shape, dtype)  # NumPy takes no offset at the very end of a buffer
 
 
