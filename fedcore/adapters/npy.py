@@ -70,7 +70,15 @@ def read(data: bytes, *, bfloat16: bool = False) -> npt.NDArray[Any]:
     return np.empty(shape, dtype)  # NumPy takes no offset at the very end of a buffer
 
 
-@lru_cache(maxsize=4096)
+def as_float32(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Floats as float32, themselves or a copy, beyond its range an infinity; integers as they are."""
+    if values.dtype == np.float32 or values.dtype.kind != "f":
+        return values
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32)
+
+
+@lru_cache(maxsize=512)
 def _parse(header: bytes) -> tuple[bytes, Literal["C", "F"], tuple[int, ...]]:
     """A header's type, order and shape; a model's headers are the same in every reply."""
     parsed = HEADER.fullmatch(header)

@@ -136,7 +136,7 @@ def check(data, bfloat16):
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert peak < 20_000 + len(data)
+        assert peak < 2**16 + len(data)  # the cache of parsed headers may grow
     theirs = np.load(io.BytesIO(data), allow_pickle=False)
     same(array, theirs.view(np.uint16) if theirs.dtype.kind == "V" else theirs)
     return True

@@ -88,10 +88,7 @@ def read_array(name: str, array: Array) -> npt.NDArray[Any]:
         if values.dtype != np.uint16:
             raise DtypeError(f"{name}: expected bfloat16, got bytes of {values.dtype}")
         return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    if values.dtype.kind == "f":
-        with np.errstate(over="ignore"):  # a float64 past float32's range becomes an infinity, which the round refuses
-            values = values.astype(np.float32, copy=False)
-    return values
+    return npy.as_float32(values)  # an infinity that this makes is refused by the round
 
 
 def write_array(values: npt.NDArray[Any], dtype: str | None = None) -> Array:
