@@ -3,7 +3,7 @@
 import logging
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
@@ -15,11 +15,16 @@ def quiet():
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
 
 
-def models(clients, sizes):
-    """``clients`` records of one array for each size; all payloads are distinct."""
+def replies(clients, sizes):
+    """The records of ``clients`` replies, of one array for each size; all payloads are distinct."""
     quiet()
     rng = np.random.default_rng(0)
-    return [ArrayRecord([rng.random(n, dtype=np.float32) for n in sizes]) for _ in range(clients)]
+    return [[ArrayRecord([rng.random(n, dtype=np.float32) for n in sizes]) for _ in range(clients)]]
+
+
+def model_and_clients(clients, sizes):
+    """One model, and how many nodes answer with copies of it."""
+    return [replies(1, sizes)[0][0], clients]
 
 
 class Fixed(Grid):
@@ -54,8 +59,29 @@ class Fixed(Grid):
         return Message(RecordDict({**content, "fedcore": ConfigRecord({"steps": 4})}), reply_to=message)
 
 
+class NoOp(Fixed):
+    """Nodes that train nothing: each reply is made of fresh bytes when it is pulled, as a grid over a network does."""
+
+    def __init__(self, model, clients):
+        super().__init__([model] * clients)
+
+    def reply(self, message):
+        message = super().reply(message)
+        copies = ArrayRecord()
+        for name, array in message.content["arrays"].items():
+            copies[name] = Array(array.dtype, array.shape, array.stype, bytes(bytearray(array.data)))
+        message.content["arrays"] = copies
+        return message
+
+
 def flower_fedavg(records):
-    """Flower's aggregation of one reply from each node."""
+    """Flower's aggregation of one reply from each node, all of them there."""
     strategy, grid = FedAvg(), Fixed(records)
     replies = grid.send_and_receive(strategy.configure_train(1, records[0], ConfigRecord(), grid))
     return lambda: strategy.aggregate_train(1, replies)[0].to_numpy_ndarrays()
+
+
+def flower_rounds(model, clients):
+    """Two rounds of Flower's FedAvg with no-op clients."""
+    grid = NoOp(model, clients)
+    return lambda: FedAvg(fraction_evaluate=0.0).start(grid, model, 2)
