@@ -22,9 +22,9 @@ offset, x_prev, control."""
 class LegacyStrategy(FlowerFedAvg):
     """Flower's older FedAvg, but that the model, the method and its state are a ``fedcore.Server``'s.
 
-    A client finds the method's coefficients in its config: ``fedcore.lr``, ``fedcore.a``, ``fedcore.b``, ``fedcore.mu``,
-    ``fedcore.second``, and as `.npy` bytes of flat vectors ``fedcore.offset`` and ``fedcore.x_prev``. In its metrics it
-    says ``fedcore.steps`` and, where ``fedcore.second`` asks for it, ``fedcore.control``.
+    A client finds the method's coefficients in its config: ``fedcore.lr``, ``fedcore.a``, ``fedcore.b``,
+    ``fedcore.mu``, ``fedcore.second``, and as `.npy` bytes of flat vectors ``fedcore.offset`` and ``fedcore.x_prev``.
+    In its metrics it says ``fedcore.steps`` and, where ``second`` asks for it, ``fedcore.control``.
 
     Args:
         algorithm: one of ``fedcore.algorithms``, or its name.
