@@ -150,6 +150,25 @@ class Layout:
             out[piece.start : piece.stop] = _array(piece.name, named[piece.name]).reshape(-1)
         return out
 
+    def pieces(self, x: Any) -> list[Vector]:
+        """A model's parameters and float buffers as vectors, in the order of ``slices``, without putting them together.
+
+        Args:
+            x: as for ``flatten``.
+
+        Returns:
+            Views of the model's memory; copies of tensors that are not contiguous, or lie where no float32 may.
+
+        Raises:
+            Those of ``flatten``.
+        """
+        named = self._check(x)
+        pieces = []
+        for piece in self.slices:
+            tensor = _array(piece.name, named[piece.name]).reshape(-1)
+            pieces.append(tensor if tensor.flags.aligned else tensor.copy())
+        return pieces
+
     def unflatten(self, flat: Vector) -> dict[str, Vector]:
         """The named tensors of a flat vector, as views of it: writing to one writes to ``flat``.
 
@@ -200,6 +219,9 @@ def _named(x: Any) -> dict[str, Any]:
 
 
 def _dtype(name: str, leaf: Any) -> np.dtype[Any]:
+    if isinstance(leaf, np.ndarray):
+        dtype: np.dtype[Any] = leaf.dtype
+        return dtype
     try:
         return np.dtype(str(leaf.dtype).removeprefix("torch."))
     except AttributeError:
@@ -210,6 +232,8 @@ def _dtype(name: str, leaf: Any) -> np.dtype[Any]:
 
 def _array(name: str, leaf: Any) -> npt.NDArray[Any]:
     """A NumPy view of an array or CPU tensor."""
+    if isinstance(leaf, np.ndarray):
+        return leaf
     try:
         return np.from_dlpack(leaf.detach()) if hasattr(leaf, "detach") else np.asarray(leaf)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:

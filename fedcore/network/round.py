@@ -193,7 +193,7 @@ class NetworkRound:
         Raises:
             FedcoreError: what the node sent cannot be believed.
         """
-        y = in_float32(read_vector(update, self._layout)[0])
+        y = in_float32(read_vector(update, self._layout, apart=False)[0])
         number = self._state.round_number
         check_claims(update, self._limits, range(number, number + 1))
         distance = (self._lr if update.lr is None else float(update.lr)) * int(update.steps)

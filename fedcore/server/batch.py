@@ -19,7 +19,7 @@ class Reply:
     """One update that passed every check but the last, whether each element is finite: the fold itself tells that."""
 
     client: ClientId
-    y: Any  # floating[n], or [n_parameters] for a gradient
+    y: Any  # floating[n], or [n_parameters] for a gradient; or a list of tensors, as the layout's slices
     base: F32 | None  # float32[n], the x that the client started from; None if y is a difference
     scale: float  # h = (base - y) scale, or -y scale
     distance: float  # eta_i K_i, how far a gradient of length 1 goes
@@ -29,6 +29,12 @@ class Reply:
     has_buffers: bool
     counters: Counters
     control: Any  # floating[n_parameters], or None
+
+    @property
+    def bytes(self) -> int:
+        """What the client sent, but for its counters."""
+        tensors = self.y if isinstance(self.y, list) else [self.y]
+        return int(sum(tensor.nbytes for tensor in tensors) + getattr(self.control, "nbytes", 0))
 
 
 @dataclass(slots=True)

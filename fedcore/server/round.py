@@ -30,7 +30,6 @@ from fedcore.server.update import (
     Update,
     as_vector,
     check_claims,
-    is_immutable,
     is_integer,
     read_counters,
     read_vector,
@@ -113,18 +112,27 @@ class Round:
             self._require_open()
             client = self._check_caller(update)
             try:
-                reply, ours = self._read(update, client)
+                reply, fixed = self._read(update, client)
             except FedcoreError as error:
                 self._refused.append((client, str(error)))
                 self._bytes += getattr(update.y, "nbytes", 0)
             else:
-                self._bytes += reply.y.nbytes + getattr(reply.control, "nbytes", 0)
+                self._bytes += reply.bytes
                 self._known.add(client)
                 self._held.append(reply)
-                holdable = self._may_hold or update.keep or ours or is_immutable(reply.y)
-                if not holdable or len(self._held) >= self._fold_at:
+                if not (self._may_hold or update.keep or fixed) or len(self._held) >= self._fold_at:
                     self._fold_held()
             self._seconds += time.perf_counter() - began
+
+    def refuse(self, client: ClientId, reason: str) -> None:
+        """Report a client's reply as refused that never became an update, because its bytes could not be read.
+
+        Raises:
+            RoundError: the round is closed.
+        """
+        with self._turn:
+            self._require_open()
+            self._refused.append((client, reason))
 
     def add_all(self, updates: list[Update]) -> None:
         """Fold a cohort's updates in, in one pass where they can be held: ``add_update`` for each of them."""
@@ -197,13 +205,15 @@ class Round:
         return client
 
     def _read(self, update: Update, client: ClientId) -> tuple[Reply, bool]:
-        """The update as the fold takes it, and whether its y was made here.
+        """The update as the fold takes it, and whether nobody can change its y.
 
         Raises:
             FedcoreError: what the client sent cannot be believed.
         """
         settings, number = self._settings, self._state.now.round_number
-        y, ours = read_vector(update, settings.layout)
+        # A quantised row cannot be cut at any element, for its elements share scales.
+        apart = not settings.algorithm.keeps_rows or self._state.store.codec == "f32"
+        y, fixed = read_vector(update, settings.layout, apart=apart)
         check_claims(update, settings.limits, range(min(self._state.now.past, default=number), number + 1))
         started = number if update.round is None else int(update.round)
         lr = rate_at(settings.lr, started) if update.lr is None else float(update.lr)
@@ -227,7 +237,7 @@ class Round:
             counters=read_counters(update, settings.layout),
             control=self._read_control(update.control),
         )
-        return reply, ours
+        return reply, fixed
 
     def _start_of(self, round: int) -> Any:
         return self._state.now.x if round == self._state.now.round_number else self._state.now.past[round]

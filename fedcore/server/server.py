@@ -154,6 +154,11 @@ class Server:
         return self._settings.layout
 
     @property
+    def averages_models(self) -> bool:
+        """Whether the step is the plain average of the clients' models, for which the number of their steps is news."""
+        return self._settings.averages_models
+
+    @property
     def store(self) -> ClientStore:
         """The clients' rows."""
         return self._state.store
@@ -235,9 +240,13 @@ class Server:
         server._start(State(settings, Snapshot.of(_taken(rows), state["numbers"], settings.layout.n_parameters), rows))
         return server
 
-    def tensors(self) -> dict[str, npt.NDArray[Any]]:
-        """The model by name, as copies: parameters and buffers in float32, counters in their own integer types."""
-        named: dict[str, npt.NDArray[Any]] = dict(self.layout.unflatten(self._state.now.x.copy()))
+    def tensors(self, *, copy: bool = True) -> dict[str, npt.NDArray[Any]]:
+        """The model by name: parameters and buffers in float32, counters in their own integer types.
+
+        Args:
+            copy: False gives parameters and buffers as read-only views of ``x``.
+        """
+        named: dict[str, npt.NDArray[Any]] = dict(self.layout.unflatten(self.x.copy() if copy else self.x))
         named |= {name: counter.copy() for name, counter in self._state.now.counters.items()}
         return named | {alias: named[name] for alias, name in self.layout.aliases.items()}
 

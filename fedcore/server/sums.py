@@ -1,5 +1,6 @@
 """The sums of the open round, which a bad update cannot spoil."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy.typing as npt
 from fedcore import kernels
 from fedcore.algorithms import Algorithm
 from fedcore.aligned import aligned
+from fedcore.kernels.exchange import Form
 from fedcore.layout import Layout
 from fedcore.server.batch import Batch
 from fedcore.store import ClientStore, History
@@ -103,24 +105,40 @@ class Sums:
         return squares
 
     def _fold_parameters(self, batch: Batch) -> F64:
-        p = self._layout.n_parameters
-        whole = p == self._layout.n
-        ys = batch.ys if whole else [y[:p] for y in batch.ys]
-        bases = batch.bases if whole else [base if base is None else base[:p] for base in batch.bases]
-        acc, out = self.parameters, self._spare[:p]
-        if self._algorithm.adds == "h":
-            return kernels.accumulate(acc, bases, ys, batch.scales, batch.weights, out=out)
-        old, new = self._old_rows(batch), self._staged_rows(batch)
-        if self._algorithm.adds == "raw - r":
-            a, known = self._algorithm.direction.a, [self._known] * len(batch)
-            squares = kernels.exchange(
-                acc, bases, ys, batch.scales / a, batch.weights, old, known, new, out=out, form="control"
-            )
-            return squares * a**2
-        anchors: list[F32 | None] = [None] * len(batch)
-        if self._algorithm.keeps_history:
+        algorithm, k, p = self._algorithm, len(batch), self._layout.n_parameters
+        form: Form = "control" if algorithm.adds == "raw - r" else "gradient"
+        a = algorithm.direction.a if form == "control" else 1.0
+        old: list[Any] = []
+        anchors: list[F32 | None] = [self._known if form == "control" else None] * k
+        if algorithm.adds != "h":
+            old, new = self._old_rows(batch), self._staged_rows(batch)
+        if algorithm.keeps_history:
             anchors = [self._history.get(self._store.round_of(client)) for client in batch.clients]
-        return kernels.exchange(acc, bases, ys, batch.scales, batch.weights, old, anchors, new, out=out)
+        squares = np.zeros(k)
+        for span, bases, ys in self._spans(batch, 0, p):
+            acc, out = self._value[span], self._spare[span]
+            if algorithm.adds == "h":
+                squares += kernels.accumulate(acc, bases, ys, batch.scales, batch.weights, out=out)
+                continue
+            whole = span == slice(0, p)
+            rows, at, rows_out = (
+                (old, anchors, new) if whole else (_cut(old, span), _cut(anchors, span), _cut(new, span))
+            )
+            squares += kernels.exchange(
+                acc, bases, ys, batch.scales / a, batch.weights, rows, at, rows_out, out=out, form=form
+            )
+        return squares * a**2
+
+    def _spans(self, batch: Batch, start: int, stop: int) -> Iterator[tuple[slice, list[Any], list[Any]]]:
+        """The bases and ys over [start, stop) of the flat vector: all of it, or tensor by tensor if some lie apart."""
+        if not any(isinstance(y, list) for y in batch.ys):
+            span = slice(start, stop)
+            yield span, _cut(batch.bases, span), [y[span] for y in batch.ys]
+            return
+        for index, piece in enumerate(self._layout.slices):
+            if start <= piece.start < piece.stop <= stop:
+                span = slice(piece.start, piece.stop)
+                yield span, _cut(batch.bases, span), [y[index] if isinstance(y, list) else y[span] for y in batch.ys]
 
     def _fold_controls(self, batch: Batch) -> F64:
         """Fold control_i - r_i, or control_i as it is where the clients keep their rows."""
@@ -143,16 +161,11 @@ class Sums:
 
     def _fold_buffers(self, batch: Batch) -> npt.NDArray[np.bool_]:
         """Fold x - y of the float buffers, and tell whose the sums can hold (a gradient has none, which is well)."""
-        p = self._layout.n_parameters
         chosen = batch.chosen(batch.has_buffers)
-        squares = kernels.accumulate(
-            self.buffers,
-            [base if base is None else base[p:] for base in chosen.bases],
-            [y[p:] for y in chosen.ys],
-            np.ones(len(chosen)),
-            chosen.weights,
-            out=self._spare[p:],
-        )
+        squares, ones = np.zeros(len(chosen)), np.ones(len(chosen))
+        for span, bases, ys in self._spans(chosen, self._layout.n_parameters, self._layout.n):
+            acc, out = self._value[span], self._spare[span]
+            squares += kernels.accumulate(acc, bases, ys, ones, chosen.weights, out=out)
         good = np.ones(len(batch), np.bool_)
         good[batch.has_buffers] = self._holds(squares, chosen.weights)
         return good
@@ -162,3 +175,8 @@ class Sums:
         if self._value.dtype == np.float64:
             return np.isfinite(squares)
         return np.asarray(np.sqrt(squares) * weights < LONGEST)  # as a NaN is not
+
+
+def _cut(vectors: Sequence[Any], span: slice) -> list[Any]:
+    """A span of each vector, as a view; None stays None."""
+    return [vector if vector is None else vector[span] for vector in vectors]

@@ -72,11 +72,14 @@ def held_together(updates: Iterable[Update], most: int) -> Iterator[list[Update]
         yield some
 
 
-def read_vector(update: Update, layout: Layout) -> tuple[Any, bool]:
-    """An update's y as one vector, and whether it was made here, so that nobody else can change it.
+def read_vector(update: Update, layout: Layout, *, apart: bool) -> tuple[Any, bool]:
+    """An update's y, and whether nobody can change it: either it was made here, or its memory is read-only for good.
 
-    The vector is a view of the client's memory, unless y is a model of named tensors, or lies where no float32 may
-    lie, as the payload of a message can.
+    It is one vector or, if y is a model of named tensors, a list of them in the layout's order; views of the client's
+    memory, but where no float32 may lie, as the payload of a message can.
+
+    Args:
+        apart: whether tensors may stay apart; otherwise they are copied into one vector.
 
     Raises:
         FedcoreError: y has the wrong type, dtype, shape or names.
@@ -85,8 +88,13 @@ def read_vector(update: Update, layout: Layout) -> tuple[Any, bool]:
     one_tensor = layout.slices[0].shape if len(layout.slices) == 1 else None
     vector = as_vector("y", update.y, n, one_tensor)
     if vector is None:
-        return layout.flatten(update.y), True
-    return (vector.copy(), True) if isinstance(vector, np.ndarray) and not vector.flags.aligned else (vector, False)
+        if not apart:
+            return layout.flatten(update.y), True
+        pieces = layout.pieces(update.y)
+        return pieces, all(is_immutable(piece) for piece in pieces)
+    if isinstance(vector, np.ndarray) and not vector.flags.aligned:
+        return vector.copy(), True
+    return vector, is_immutable(vector)
 
 
 def as_vector(name: str, y: Any, n: int, shape: tuple[int, ...] | None = None) -> Any:

@@ -16,7 +16,7 @@ LAYERS = [
     {"server", "network", "data", "local"},
     {"engines"},
     {"experiment"},
-    {"reports"},
+    {"reports", "adapters"},
     {"cli"},
 ]
 LAYER = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
@@ -31,7 +31,7 @@ ALLOWED = {
 }
 # Where an optional package may be imported at all.
 OPTIONAL = {
-    "torch": {"local", "engines", "experiment"},
+    "torch": {"local", "engines", "experiment", "adapters"},
     "sklearn": {"data"},
     "pooch": {"data"},
     "datasets": {"data"},
@@ -41,6 +41,7 @@ OPTIONAL = {
     "rich": {"reports", "cli"},
     "scipy": {"reports"},
     "typer": {"cli"},
+    "flwr": {"adapters"},
 }
 FILES = sorted(ROOT.rglob("*.py"))
 

@@ -1,0 +1,76 @@
+"""fedcore inside Flower against Flower's own FedAvg: the aggregation alone, and a server's memory and rounds."""
+
+from flwr.app import ConfigRecord
+
+import fedcore
+from bench.alone import Alone, Work
+from bench.line import Line
+from bench.probe import read_seconds
+from bench.rivals.aggregate import resnet18
+from bench.rivals.flower import Fixed, NoOp, flower_fedavg, flower_rounds, model_and_clients, replies
+from fedcore.adapters import npy
+from fedcore.adapters.flower import FedAvg, StreamingGrid
+
+S, CLIENTS = 64, 60
+FOLD = 32
+"""How many replies are folded in one pass where all are in memory anyway; a fold also reads and writes the sum."""
+
+
+def fedcore_fedavg(records, fold=FOLD):
+    """fedcore's aggregation of one reply from each node, the same messages as Flower's; the sending is counted too."""
+    strategy, grid = FedAvg(lr=0.1, fold=fold, fraction_evaluate=0.0), StreamingGrid(Fixed(records))
+
+    def run():
+        messages = strategy.configure_train(1, records[0], ConfigRecord(), grid)
+        return strategy.aggregate_train(1, grid.send_and_receive(messages))[0].to_numpy_ndarrays()
+
+    return run
+
+
+def fedcore_rounds(model, clients):
+    """Two rounds of fedcore's FedAvg with no-op clients, from the making of the server on."""
+    grid = NoOp(model, clients)
+    return lambda: FedAvg(lr=0.1, fraction_evaluate=0.0).start(grid, model, 2)
+
+
+def bench_aggregation(versus, size):
+    """S = 64 replies of 62 tensors; both hand out NumPy arrays."""
+    sizes = resnet18()
+    work = Work(replies, size(S, 8), sizes)
+    [records] = work.arrays
+    tensors = [[npy.read(array.data) for array in record.values()] for record in records]
+    versus(
+        f"Flower: aggregate_train, {len(records)} replies of {len(sizes)} tensors, {sum(sizes) / 1e6:.1f} M",
+        fedcore_fedavg(records),
+        {
+            "read floor": lambda: read_seconds(tensors, fedcore.threads()),
+            "Flower's FedAvg": work.rival(flower_fedavg),
+            "fedcore, 8 a fold": fedcore_fedavg(records, fold=8),
+        },
+        timed=["read floor"],
+        targets={"read floor": 1 / 1.35, "Flower's FedAvg": 6.0},
+        bytes=4 * len(records) * sum(sizes),
+    )
+
+
+def bench_server(benchmark, record, size):
+    """Resident peak and seconds of two whole rounds with 60 no-op clients, each in a process of its own."""
+    clients, sizes = size(CLIENTS, 8), resnet18()
+    peaks, seconds = {}, {}
+    for name, operation in (("Flower's FedAvg", flower_rounds), ("fedcore", fedcore_rounds)):
+        with Alone(model_and_clients, (clients, sizes), operation, fedcore.threads()) as process:
+            peaks[name], seconds[name] = process.peak(), process.turn().warm / 2
+    benchmark.pedantic(lambda: None, rounds=1, iterations=1)
+    mib = {name: peak / 2**20 for name, peak in peaks.items()}
+    record(
+        Line(
+            f"Flower: two rounds, {clients} no-op clients of {sum(sizes) / 1e6:.1f} M: "
+            + ", ".join(f"{name} {mib[name]:,.0f} MiB" for name in mib),
+            ratios={
+                "Flower's FedAvg, resident peak": peaks["Flower's FedAvg"] / peaks["fedcore"],
+                "Flower's FedAvg, a round": seconds["Flower's FedAvg"] / seconds["fedcore"],
+            },
+            targets={"Flower's FedAvg, resident peak": 3.5, "Flower's FedAvg, a round": 1.0},
+            seconds=seconds,
+        )
+    )

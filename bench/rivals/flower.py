@@ -1,0 +1,87 @@
+"""A round's replies as Flower delivers them, and Flower's own FedAvg over them."""
+
+import logging
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+from flwr.supercore.task_identity import TaskIdentity
+
+
+def quiet():
+    """Flower without its logs, in a process that is no app."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+
+
+def replies(clients, sizes):
+    """The records of ``clients`` replies, of one array for each size; all payloads are distinct."""
+    quiet()
+    rng = np.random.default_rng(0)
+    return [[ArrayRecord([rng.random(n, dtype=np.float32) for n in sizes]) for _ in range(clients)]]
+
+
+def model_and_clients(clients, sizes):
+    """One model, and how many nodes answer with copies of it."""
+    return [replies(1, sizes)[0][0], clients]
+
+
+class Fixed(Grid):
+    """Nodes 1..S that have always answered already: node i with the i-th record."""
+
+    run = set_run = create_message = None
+
+    def __init__(self, records):
+        self.records, self.asked = records, {}
+
+    def get_node_ids(self):
+        return list(range(1, len(self.records) + 1))
+
+    def push_messages(self, messages):
+        numbers = []
+        for message in messages:
+            number = f"{len(self.asked)}"
+            message.metadata.__dict__["_message_id"] = number
+            self.asked[number] = message
+            numbers.append(number)
+        return numbers
+
+    def pull_messages(self, message_ids):
+        return [self.reply(self.asked.pop(number)) for number in list(message_ids) if number in self.asked]
+
+    def send_and_receive(self, messages, *, timeout=None):
+        return self.pull_messages(self.push_messages(messages))
+
+    def reply(self, message):
+        node = message.metadata.dst_node_id
+        content = {"arrays": self.records[node - 1], "metrics": MetricRecord({"num-examples": 10 + node % 3})}
+        return Message(RecordDict({**content, "fedcore": ConfigRecord({"steps": 4})}), reply_to=message)
+
+
+class NoOp(Fixed):
+    """Nodes that train nothing: each reply is made of fresh bytes when it is pulled, as a grid over a network does."""
+
+    def __init__(self, model, clients):
+        super().__init__([model] * clients)
+
+    def reply(self, message):
+        message = super().reply(message)
+        copies = ArrayRecord()
+        for name, array in message.content["arrays"].items():
+            copies[name] = Array(array.dtype, array.shape, array.stype, bytes(bytearray(array.data)))
+        message.content["arrays"] = copies
+        return message
+
+
+def flower_fedavg(records):
+    """Flower's aggregation of one reply from each node, all of them there."""
+    strategy, grid = FedAvg(), Fixed(records)
+    replies = grid.send_and_receive(strategy.configure_train(1, records[0], ConfigRecord(), grid))
+    return lambda: strategy.aggregate_train(1, replies)[0].to_numpy_ndarrays()
+
+
+def flower_rounds(model, clients):
+    """Two rounds of Flower's FedAvg with no-op clients."""
+    grid = NoOp(model, clients)
+    return lambda: FedAvg(fraction_evaluate=0.0).start(grid, model, 2)

@@ -1,0 +1,1 @@
+"""fedcore inside other frameworks: one framework, one module, and each needs its framework installed."""

@@ -1,0 +1,45 @@
+"""fedcore's methods as strategies of Flower's Message API, and the clients' side of them. Needs flwr >= 1.41."""
+
+from fedcore.errors import MissingDependencyError
+
+try:
+    import flwr.serverapp.strategy  # noqa: F401
+except ImportError as error:
+    raise MissingDependencyError(
+        f"fedcore.adapters.flower: expected flwr >= 1.41 (fedcore[flower]): {error}"
+    ) from error
+
+from fedcore.adapters.flower.client import Task, examples_reply
+from fedcore.adapters.flower.grid import StreamingGrid
+from fedcore.adapters.flower.methods import (
+    MIFA,
+    SCAFFOLD,
+    SCAFFOLDM,
+    SCAFFOLDMVR,
+    FedAvg,
+    FedAvgM,
+    FedAvgMVR,
+    FedProx,
+    FlexibleFedAvg,
+    LocalDescent,
+    MimiC,
+)
+from fedcore.adapters.flower.strategy import ServerStrategy
+
+__all__ = [
+    "MIFA",
+    "SCAFFOLD",
+    "SCAFFOLDM",
+    "SCAFFOLDMVR",
+    "FedAvg",
+    "FedAvgM",
+    "FedAvgMVR",
+    "FedProx",
+    "FlexibleFedAvg",
+    "LocalDescent",
+    "MimiC",
+    "ServerStrategy",
+    "StreamingGrid",
+    "Task",
+    "examples_reply",
+]

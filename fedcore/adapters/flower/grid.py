@@ -1,0 +1,88 @@
+"""A Grid that hands replies over one by one, so that a server can fold each in and drop it."""
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+
+class StreamingGrid(Grid):
+    """Another Grid, whose ``send_and_receive`` sends each message as it is made and yields replies as they come.
+
+    Flower's own grids hold all messages of a round, and then all replies, at once. Here one of each is alive at a time,
+    but for those that whoever iterates keeps.
+
+    Args:
+        grid: the Grid that does the work.
+        poll: seconds between two looks for replies.
+        at_once: how many messages' replies to ask for in one call, and so to hold at once.
+    """
+
+    def __init__(self, grid: Grid, *, poll: float = 0.1, at_once: int = 1) -> None:
+        self._grid, self._poll, self._at_once = grid, poll, at_once
+        self._late: dict[str, None] = {}
+
+    def await_also(self, message_ids: Iterable[str]) -> None:
+        """Let the next ``send_and_receive`` yield what replies to these earlier messages have come meanwhile.
+
+        It waits for them only if it has no messages of its own.
+        """
+        self._late = dict.fromkeys(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        """Send all messages, and return an iterator over the replies that come before the timeout."""
+        # In the order of sending, so that replies which are there at the same time are summed in that order.
+        own = {number: None for message in messages for number in self._grid.push_messages([message]) if number}
+        late, self._late = self._late, {}
+        return self._replies(own, late, None if timeout is None else time.monotonic() + timeout)
+
+    def _replies(self, own: dict[str, None], late: dict[str, None], end: float | None) -> Iterator[Message]:
+        wait_for_late = not own
+        while own or late:
+            waiting, came = [*own, *late], False
+            for start in range(0, len(waiting), self._at_once):
+                pulled = list(self._grid.pull_messages(waiting[start : start + self._at_once]))
+                while pulled:
+                    came = True
+                    own.pop(pulled[0].metadata.reply_to_message_id, None)
+                    late.pop(pulled[0].metadata.reply_to_message_id, None)
+                    yield pulled.pop(0)
+            if not own and not wait_for_late:
+                return
+            left = float("inf") if end is None else end - time.monotonic()
+            if left <= 0:
+                return
+            if not came:
+                time.sleep(min(self._poll, left))
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """As the other Grid does."""
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """As the other Grid does."""
+        return self._grid.pull_messages(message_ids)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """As the other Grid does."""
+        return self._grid.get_node_ids()
+
+    def set_run(self, run: Any) -> None:
+        """As the other Grid does."""
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        """As the other Grid has it."""
+        return self._grid.run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """As the other Grid does."""
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)

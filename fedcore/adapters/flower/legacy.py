@@ -1,0 +1,129 @@
+"""fedcore's methods for Flower's older API: ``flwr.server.strategy.Strategy``, ``NumPyClient`` and their kin."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.common import FitIns, FitRes, Parameters, Scalar
+from flwr.server.client_manager import ClientManager
+from flwr.server.client_proxy import ClientProxy
+from flwr.server.strategy import FedAvg as FlowerFedAvg
+
+from fedcore.adapters import npy
+from fedcore.algorithms import Algorithm
+from fedcore.errors import ArrayError, DuplicateUpdateError, FedcoreError, RangeError
+from fedcore.server import Broadcast, Round, RoundReport, Server
+
+PREFIX = "fedcore."
+"""What the config and metrics of fedcore's methods begin with: round, lr, a, b, mu, second, steps; as `.npy` bytes
+offset, x_prev, control."""
+
+
+class LegacyStrategy(FlowerFedAvg):
+    """Flower's older FedAvg, but that the model, the method and its state are a ``fedcore.Server``'s.
+
+    A client finds the method's coefficients in its config: ``fedcore.lr``, ``fedcore.a``, ``fedcore.b``,
+    ``fedcore.mu``, ``fedcore.second``, and as `.npy` bytes of flat vectors ``fedcore.offset`` and ``fedcore.x_prev``.
+    In its metrics it says ``fedcore.steps`` and, where ``second`` asks for it, ``fedcore.control``.
+
+    Args:
+        algorithm: one of ``fedcore.algorithms``, or its name.
+        lr: as for ``fedcore.Server``.
+        server: further arguments of it.
+        options: those of Flower's FedAvg; ``initial_parameters`` is needed.
+
+    Attributes:
+        reports: a RoundReport of each round.
+
+    Raises:
+        RangeError: there are no initial parameters.
+    """
+
+    def __init__(
+        self, algorithm: Algorithm | str, *, lr: Any, server: Mapping[str, Any] | None = None, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        if self.initial_parameters is None:
+            raise RangeError("initial_parameters: expected the model to start from, got None")
+        self.server: Server | None = None
+        self.reports: list[RoundReport] = []
+        self._model = [npy.read(tensor) for tensor in self.initial_parameters.tensors]
+        self._how: dict[str, Any] = {"algorithm": algorithm, "lr": lr, **(server or {})}
+
+    def configure_fit(
+        self, server_round: int, parameters: Parameters, client_manager: ClientManager
+    ) -> list[tuple[ClientProxy, FitIns]]:
+        """Flower's sample of clients, with the server's model and the method's coefficients."""
+        chosen = super().configure_fit(server_round, parameters, client_manager)
+        clients = [_key(proxy) for proxy, _ in chosen]
+        if self.server is None:
+            everybody = [_key(proxy) for proxy in client_manager.all().values()]
+            algorithm, arguments = self._how["algorithm"], {**self._how}
+            del arguments["algorithm"]
+            self.server = Server(algorithm, self._model, everybody, **arguments)
+        for client in clients:
+            if client not in self.server.store.registry:
+                self.server.arrive(client)
+        sent = self.server.broadcast(clients)
+        model = self._parameters()
+        return [(proxy, FitIns(model, {**said.config, **_says(sent, _key(proxy))})) for proxy, said in chosen]
+
+    def aggregate_fit(
+        self,
+        server_round: int,
+        results: list[tuple[ClientProxy, FitRes]],
+        failures: list[tuple[ClientProxy, FitRes] | BaseException],
+    ) -> tuple[Parameters | None, dict[str, Scalar]]:
+        """Fold the results in and take the server's step; who failed did not take part."""
+        assert self.server is not None
+        if failures and not self.accept_failures:
+            return None, {}
+        with self.server.open_round() as round:
+            for proxy, result in results:
+                self._add(round, _key(proxy), result)
+        assert round.report is not None
+        self.reports.append(round.report)
+        heard = set(round.report.heard)
+        metrics = [(result.num_examples, result.metrics) for proxy, result in results if _key(proxy) in heard]
+        aggregate = self.fit_metrics_aggregation_fn
+        return self._parameters(), aggregate(metrics) if aggregate and metrics else {}
+
+    def _add(self, round: Round, client: int | str, result: FitRes) -> None:
+        assert self.server is not None
+        try:
+            says = {
+                name.removeprefix(PREFIX): value for name, value in result.metrics.items() if name.startswith(PREFIX)
+            }
+            if len(result.parameters.tensors) != len(self._model):
+                raise ArrayError(f"parameters: expected {len(self._model)}, got {len(result.parameters.tensors)}")
+            control: Any = says.get("control")
+            round.add(
+                client,
+                [npy.as_float32(npy.read(tensor)) for tensor in result.parameters.tensors],
+                steps=says.get("steps", 1 if self.server.averages_models else None),  # type: ignore[arg-type]
+                examples=result.num_examples,
+                lr=says.get("lr"),  # type: ignore[arg-type]
+                control=npy.read(control).copy() if isinstance(control, bytes) else None,
+            )
+        except (DuplicateUpdateError, FedcoreError) as error:
+            round.refuse(client, str(error))
+
+    def _parameters(self) -> Parameters:
+        assert self.server is not None
+        tensors = self.server.tensors(copy=False)
+        return Parameters([npy.write(tensors[str(i)]) for i in range(len(self._model))], "numpy.ndarray")
+
+
+def _key(proxy: ClientProxy) -> int | str:
+    """The node's id, or the client's where there are no nodes."""
+    return getattr(proxy, "node_id", None) or proxy.cid
+
+
+def _says(sent: Broadcast, client: int | str) -> dict[str, Scalar]:
+    """What a client's config says of the method."""
+    says: dict[str, Scalar] = {"lr": sent.lr}
+    says |= {PREFIX + name: getattr(sent, name) for name in ("round", "lr", "a", "b", "mu", "second")}
+    for name, vector in (("offset", sent.offset(client)), ("x_prev", sent.x_prev)):
+        if vector is not None:
+            says[PREFIX + name] = npy.write(np.asarray(vector))
+    return says

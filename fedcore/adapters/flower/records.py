@@ -1,0 +1,121 @@
+"""Models as Flower's records carry them: named arrays, each as the bytes of a `.npy` file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from flwr.app import Array, ArrayRecord
+
+from fedcore.adapters import npy
+from fedcore.errors import ArrayError, DtypeError, ShapeError
+from fedcore.kernels import quantise
+from fedcore.layout import Layout
+
+F32 = npt.NDArray[np.float32]
+STYPE = "numpy.ndarray"
+BFLOAT16 = "bfloat16"
+NARROW = (BFLOAT16, "float16")
+"""Dtypes that do not hold every float32, so that what a client starts from is not what the server has."""
+
+CONTROL = "fedcore.control"
+"""The record of a client's second vector, in its only array."""
+
+
+@dataclass(frozen=True)
+class Wire:
+    """How a model travels: its tensors' names in the order of the first record, and the dtype of each."""
+
+    dtypes: Mapping[str, str]
+
+    @classmethod
+    def of(cls, record: ArrayRecord) -> "Wire":
+        """The wire format of a record that the server's user gave."""
+        return cls({name: array.dtype for name, array in record.items()})
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether some tensor is rounded on its way."""
+        return any(dtype in NARROW for dtype in self.dtypes.values())
+
+    def read(self, record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
+        """A record's tensors: float32, and integers as they are; float32 tensors are views of the record's bytes.
+
+        Raises:
+            ArrayError, DtypeError, ShapeError: the record is no model of these names, or its bytes are no arrays.
+        """
+        if record.keys() != self.dtypes.keys():
+            missing = [name for name in self.dtypes if name not in record]
+            extra = [name for name in record if name not in self.dtypes]
+            raise ArrayError(f"arrays: missing {missing[:3]}, unexpected {[name[:40] for name in extra[:3]]}")
+        return {name: read_array(name, record[name]) for name in self.dtypes}
+
+    def write(self, tensors: Mapping[str, npt.NDArray[Any]]) -> ArrayRecord:
+        """The record of a model in float32 and integers; floats are rounded to the wire's dtypes, ties to even."""
+        record = ArrayRecord()
+        for name, dtype in self.dtypes.items():
+            record[name] = write_array(tensors[name], dtype)
+        return record
+
+    def lost(self, tensors: Mapping[str, F32], layout: Layout) -> dict[str, F32]:
+        """What a model loses on its way, float32: x - (x as sent), by name, for the tensors of narrow dtypes."""
+        narrow = [name for name in layout.names if self.dtypes[name] in NARROW]
+        return {
+            name: tensors[name] - read_array(name, write_array(tensors[name], self.dtypes[name])) for name in narrow
+        }
+
+
+def read_array(name: str, array: Array) -> npt.NDArray[Any]:
+    """An array's numbers: float32 as a view of its bytes, other floats converted to float32, integers as they are.
+
+    Raises:
+        ArrayError, DtypeError, ShapeError: its bytes are no such array, or something else than its fields say.
+    """
+    if array.stype != STYPE:
+        raise DtypeError(f"{name}: expected the serialisation {STYPE!r}, got {array.stype[:40]!r}")
+    try:
+        values = npy.read(array.data, bfloat16=array.dtype == BFLOAT16)
+    except (ArrayError, DtypeError, ShapeError) as error:
+        raise type(error)(f"{name}: {error}") from None
+    if tuple(array.shape) != values.shape:
+        raise ShapeError(f"{name}: expected shape {values.shape}, as its bytes say, got {tuple(array.shape)[:33]}")
+    if array.dtype == "float32" and values.dtype == np.float32:  # nearly all
+        return values
+    if array.dtype != BFLOAT16 and array.dtype != values.dtype.name:
+        raise DtypeError(f"{name}: expected {values.dtype}, as its bytes say, got {array.dtype[:40]!r}")
+    if array.dtype == BFLOAT16:
+        if values.dtype != np.uint16:
+            raise DtypeError(f"{name}: expected bfloat16, got bytes of {values.dtype}")
+        return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return npy.as_float32(values)  # an infinity that this makes is refused by the round
+
+
+def write_array(values: npt.NDArray[Any], dtype: str | None = None) -> Array:
+    """The array of some numbers, in their own dtype or, if they are float32, in another float dtype."""
+    dtype = values.dtype.name if dtype is None else dtype
+    if dtype == BFLOAT16:
+        flat = np.ascontiguousarray(values, np.float32).reshape(-1)
+        codes = quantise(flat, "bf16").codes.reshape(values.shape) if flat.size else np.empty(values.shape, np.uint16)
+        return Array(dtype, tuple(values.shape), STYPE, npy.write(codes, bfloat16=True))
+    with np.errstate(over="ignore"):
+        return Array(dtype, tuple(values.shape), STYPE, npy.write(values.astype(dtype, copy=False)))
+
+
+def read_vector(name: str, record: ArrayRecord) -> npt.NDArray[Any]:
+    """The one array of a record, aligned.
+
+    Raises:
+        ArrayError, DtypeError, ShapeError: there is another number of arrays, or its bytes are no array.
+    """
+    if len(record) != 1:
+        raise ArrayError(f"{name}: expected one array, got {len(record)}")
+    vector = read_array(name, next(iter(record.values())))
+    return vector if vector.flags.aligned else vector.copy()
+
+
+def write_vector(vector: F32) -> ArrayRecord:
+    """A record of one array."""
+    record = ArrayRecord()
+    record["0"] = write_array(vector)
+    return record

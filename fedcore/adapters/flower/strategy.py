@@ -1,0 +1,289 @@
+"""A Flower strategy over a fedcore server: what every method shares."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import signature
+from logging import INFO, WARNING
+from pathlib import Path
+from typing import Any, ClassVar
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from flwr.serverapp.strategy import Result
+
+from fedcore.adapters.flower.asked import Asked, Failure
+from fedcore.adapters.flower.grid import StreamingGrid
+from fedcore.adapters.flower.instructions import instructions
+from fedcore.adapters.flower.population import Sizes, ask_sizes
+from fedcore.adapters.flower.records import Wire
+from fedcore.adapters.flower.replies import Reader, usual_metrics
+from fedcore.algorithms import Algorithm
+from fedcore.algorithms.optimizers import Optimizer
+from fedcore.algorithms.rates import Rate
+from fedcore.errors import CheckpointError, RangeError, RoundError, UnknownNameError
+from fedcore.layout import Layout
+from fedcore.sampling import without_replacement
+from fedcore.server import RoundReport, Server
+
+
+class ServerStrategy(FlowerFedAvg):
+    """Flower's FedAvg, but that the model, the method and its state are a ``fedcore.Server``'s.
+
+    Nodes are the server's clients, by their ids, from when they are first connected; a node that does not answer, or
+    fails, or sends nonsense did not take part in the round. Sampling, evaluation, metrics and logs are Flower's.
+
+    Args:
+        lr, server_lr, optimizer, late_rounds, fold, accumulate, max_steps, max_examples, max_lr: ``fedcore.Server``'s.
+            The rate goes to the clients as "lr" of their configuration.
+        store: "ram", or "mmap:PATH", which ``start`` goes on with if a server is there already.
+        resume: a folder of ``Server.save``, which ``start`` goes on from.
+        examples: n_k by node id, or a function of it; None asks the nodes by a query where the method needs to know.
+        late_rounds: with more than 0, a node that misses a round's timeout is not asked again until it replies, and
+            its reply counts up to so many rounds later, measured against the x that it started from.
+        seed: of the draw of a round's nodes.
+        poll: seconds between two looks for replies.
+        options: those of the method (``fedcore.algorithms``), and those of Flower's FedAvg (``fraction_train``,
+            ``min_available_nodes``, ``evaluate_metrics_aggr_fn``, ...). Functions for training metrics see replies
+            without their arrays, which are gone by then.
+
+    Attributes:
+        reports: a RoundReport of each round since ``start``.
+        failures: of the last round, the nodes that answered with an error.
+
+    Raises:
+        UnknownNameError: there is no such option.
+    """
+
+    method: ClassVar[type[Algorithm]]
+
+    def __init__(
+        self,
+        *,
+        lr: float | Rate,
+        server_lr: float | Rate | None = None,
+        optimizer: Optimizer | None = None,
+        store: str = "ram",
+        resume: str | Path | None = None,
+        examples: Sizes = None,
+        late_rounds: int = 0,
+        seed: int = 0,
+        poll: float = 0.1,
+        **options: Any,
+    ) -> None:
+        of_method, of_server, of_flower = (
+            {name: options.pop(name) for name in [*options] if name in signature(what).parameters}
+            for what in (self.method, Server, FlowerFedAvg)
+        )
+        if options:
+            known = [*signature(self.method).parameters, *signature(Server).parameters]
+            known += signature(FlowerFedAvg).parameters
+            raise UnknownNameError.of(f"option of {type(self).__name__}", next(iter(options)), known)
+        super().__init__(**of_flower)
+        self.algorithm = self.method(**of_method)
+        self.reports: list[RoundReport] = []
+        self.failures: list[Failure] = []
+        self._rates: dict[str, Any] = {"lr": lr, "server_lr": server_lr, "optimizer": optimizer}
+        self._settings: dict[str, Any] = {"late_rounds": late_rounds, **of_server}
+        self._store, self._resume, self._examples, self._late_rounds = store, resume, examples, late_rounds
+        self._seed, self._poll = seed, poll
+        self._server: Server | None = None
+        self._asked: list[Asked] = []
+        self._lost: dict[int, Mapping[str, Any]] = {}
+        self._written: tuple[int, ArrayRecord] | None = None
+        self._first = 0
+
+    @property
+    def server(self) -> Server:
+        """The server.
+
+        Raises:
+            RoundError: no round was configured yet, so that nobody knows its first model and clients.
+        """
+        if self._server is None:
+            raise RoundError("server: expected a strategy that has started, got one before its first round")
+        return self._server
+
+    def summary(self) -> None:
+        """Log what the strategy does."""
+        options = {name: getattr(self.algorithm, name) for name in signature(self.method).parameters}
+        said = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        log(INFO, "\t├──> fedcore: %s(%s), lr %s, store %s", self.method.__name__, said, self._rates["lr"], self._store)
+        super().summary()
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run rounds up to ``num_rounds``, those before a resumed server was stopped counted in.
+
+        The arguments are those of Flower's strategies. ``timeout`` is a round's deadline. The keys of the result are
+        the rounds' own numbers, also after a resumption.
+
+        Raises:
+            CheckpointError: there is a server to go on with, of another model or method.
+        """
+        self._wire = Wire.of(initial_arrays)
+        self._go_on(initial_arrays)
+        first = self._first = self._server.round_number if self._server else 0
+        if first:
+            log(INFO, "Going on after round %d", first)
+        evaluate = None if evaluate_fn is None else lambda round, arrays: evaluate_fn(round + first, arrays)
+        streaming = grid if isinstance(grid, StreamingGrid) else StreamingGrid(grid, poll=self._poll)
+        arrays = self._write_model() if self._server else initial_arrays
+        result = super().start(
+            streaming, arrays, max(num_rounds - first, 0), timeout, train_config, evaluate_config, evaluate
+        )
+        if num_rounds <= first:
+            result.arrays = arrays
+        for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
+            setattr(result, name, {round + first: record for round, record in getattr(result, name).items()})
+        return result
+
+    def choose(self, round: int, nodes: Sequence[int], k: int) -> Iterable[int]:
+        """The nodes of a round: k of those that are connected, drawn by (seed, round). Override it at will.
+
+        A node that comes twice was drawn twice (sampling with replacement), and counts twice.
+
+        Args:
+            round: the server's number of the round, from 0.
+            nodes: connected, registered, and not at work for an earlier round; ascending.
+        """
+        if not nodes:
+            return []
+        drawn = without_replacement(len(nodes), min(k, len(nodes)), seed=self._seed, round=round, purpose="flower")
+        return [nodes[i] for i in sorted(drawn.tolist())]
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The messages of the round, of the server's model; ``arrays`` matters in the first round alone."""
+        if self.fraction_train == 0.0:
+            return []
+        nodes = self._register(arrays, grid)
+        k = max(int(len(nodes) * self.fraction_train), self.min_train_nodes)
+        busy = {asked.node for asked in self._asked}
+        chosen = Counter(self.choose(self.server.round_number, [node for node in nodes if node not in busy], k))
+        log(INFO, "configure_train: Sampled %s nodes (out of %s)", len(chosen), len(nodes))
+        if isinstance(grid, StreamingGrid):
+            grid.await_also(asked.message_id for asked in self._asked)
+        config["server-round"] = self.server.round_number + 1
+        messages = self._messages(chosen, config)
+        return messages if isinstance(grid, StreamingGrid) else list(messages)
+
+    def _messages(self, chosen: Mapping[int, int], config: ConfigRecord) -> Iterator[Message]:
+        sent = self.server.broadcast(chosen)
+        model = self._write_model()
+        if self._wire.is_narrow:
+            self._lost[sent.round] = self._wire.lost(self.server.tensors(copy=False), self.server.layout)
+        for node, content in instructions(sent, model, config, self.arrayrecord_key, self.configrecord_key):
+            message = Message(content, node, "train")
+            self._asked.append(Asked(message.metadata, node, sent.round, chosen[node]))
+            yield message
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Fold the replies in as they come, and take the server's step.
+
+        Raises:
+            DivergedError: the model would become infinite or NaN; the server stays as it was.
+        """
+        asked = {one.message_id: one for one in self._asked}
+        contents: dict[int, RecordDict] = {}
+        self.failures = []
+        with self.server.open_round() as round:
+            reader = Reader(self.server, self._wire, self.weighted_by_key, self._lost)
+            for reply in replies:
+                who = asked.pop(reply.metadata.reply_to_message_id, None)
+                if who is None:
+                    log(WARNING, "aggregate_train: a reply to no message that is waited for, left out")
+                elif reply.has_error():
+                    self.failures.append(Failure(who.node, reply.error.code, reply.error.reason or ""))
+                else:
+                    contents[who.node] = reader.add(round, who, reply.content)
+                del reply
+        assert round.report is not None
+        return self._after(round.report, asked.values(), contents)
+
+    def _after(
+        self, report: RoundReport, unheard: Iterable[Asked], contents: Mapping[int, RecordDict]
+    ) -> tuple[ArrayRecord, MetricRecord | None]:
+        """Keep what a finished round leaves, log it, and make Flower's answer."""
+        self.reports.append(report)
+        first = report.round - self._late_rounds
+        self._asked = [asked for asked in unheard if asked.round > first]
+        self._lost = {round: lost for round, lost in self._lost.items() if round > first}
+        log(INFO, "aggregate_train: Received %s results and %s failures", len(report.heard), len(self.failures))
+        for node, reason in report.refused:
+            log(WARNING, "\t> Refused the reply of node %s: %s", node, reason)
+        for failure in self.failures:
+            log(INFO, "\t> Received error in reply from node %d: %s", failure.node, failure.reason)
+        metrics = usual_metrics(
+            [contents[int(node)] for node in report.heard if node in contents], self.weighted_by_key
+        )
+        return self._write_model(), self.train_metrics_aggr_fn(metrics, self.weighted_by_key) if metrics else None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Flower's, with the round's own number also after a resumption."""
+        return super().configure_evaluate(server_round + self._first, arrays, config, grid)
+
+    def _write_model(self) -> ArrayRecord:
+        """The server's model as a record, made once a round."""
+        number = self.server.round_number
+        if self._written is None or self._written[0] != number:
+            self._written = None  # before there are two
+            self._written = number, self._wire.write(self.server.tensors(copy=False))
+        return self._written[1]
+
+    def _register(self, arrays: ArrayRecord, grid: Grid) -> list[int]:
+        """Wait for enough nodes, make the server or let new nodes arrive, and return those that it knows."""
+        enough = max(self.min_available_nodes, self.min_train_nodes)
+        while len(nodes := sorted(grid.get_node_ids())) < enough:
+            log(INFO, "Waiting for nodes to connect: %d connected (minimum required: %d).", len(nodes), enough)
+            time.sleep(1)
+        registry = self._server.store.registry if self._server else ()
+        new = [node for node in nodes if node not in registry]
+        sizes: Mapping[int, int] | None = None
+        if self.algorithm.needs_shares or self._examples is not None:
+            sizes = ask_sizes(grid, new, self._examples, self.configrecord_key)
+            new = [node for node in new if node in sizes]
+        if self._server is None:
+            if not new:
+                raise RangeError("examples: expected the number of at least one node, which its query tells, got none")
+            self._wire = Wire.of(arrays)
+            self._server = Server(
+                self.algorithm,
+                self._wire.read(arrays),
+                new,
+                store=self._store,
+                examples=None if sizes is None else [sizes[node] for node in new],
+                **self._rates,
+                **self._settings,
+            )
+        else:
+            for node in new:
+                self._server.arrive(node, examples=None if sizes is None else sizes[node])
+        return [node for node in nodes if node in self._server.store.registry]
+
+    def _go_on(self, initial: ArrayRecord) -> None:
+        """The server that a run before this one has left, if there is one."""
+        medium, _, path = self._store.partition(":")
+        folder = self._resume or (path if medium == "mmap" and Path(path).exists() else None)
+        if folder is None or self._server is not None:
+            return
+        loaded = Server.load(folder, algorithm=self.algorithm, **self._rates)
+        due, got = loaded.layout, Layout.of(self._wire.read(initial))
+        if (due.slices, due.counters) != (got.slices, got.counters):
+            raise CheckpointError(f"{folder}: expected a server of the model that is given, got one of another model")
+        self._server = loaded

@@ -1,0 +1,86 @@
+"""A client's whole round on a torch module, by ``fedcore.local``: a ClientApp of a few lines."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from flwr.app import Message
+from torch import nn
+
+from fedcore.adapters.flower.client import Task
+from fedcore.local import FlatModel, Options, minibatches, sgd
+
+
+def train(
+    message: Message,
+    module: nn.Module,
+    inputs: torch.Tensor,
+    labels: torch.Tensor,
+    *,
+    batch: int,
+    epochs: int | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    client: int = 0,
+    options: Options | None = None,
+    metrics: dict[str, Any] | None = None,
+    arrays: str = "arrays",
+) -> Message:
+    """Load the model of a message, do the method's local steps on cross entropy, and make the reply.
+
+    Args:
+        message: of one of fedcore's strategies.
+        module: on the CPU, with tensors named as the model's arrays; it is taken over (see ``FlatModel``) and holds y
+            afterwards.
+        inputs, labels: the client's examples: float32[m, ...], int64[m].
+        batch: the size of a minibatch.
+        epochs, steps: local passes, or local steps. One of the two.
+        seed, client: the run's seed and the client's index, on which and on the round the minibatches depend.
+        options: weight decay, momentum and clipping; SCAFFOLD needs ``control="sent"`` for the last two.
+        metrics, arrays: as for ``Task.reply`` and ``Task.of``.
+
+    Raises:
+        ArrayError, DtypeError, ShapeError: message or module are not what is said above.
+        RangeError: a number is out of range.
+    """
+    task = Task.of(message, arrays=arrays)
+    model = _at(task, module, task.x)
+    previous = None if task.x_prev is None else _at(task, copy.deepcopy(module), task.x_prev)
+    work = sgd(
+        model,
+        inputs,
+        labels,
+        minibatches(
+            len(labels),
+            len(labels) if task.local_rule == "full gradient" else batch,
+            epochs=epochs,
+            steps=steps,
+            seed=seed,
+            round=task.round,
+            client=client,
+        ),
+        lr=task.lr,
+        a=task.a,
+        b=task.b,
+        mu=task.mu,
+        offset=task.offset,
+        x=task.x[: task.layout.n_parameters],
+        previous=previous,
+        second=task.second,
+        options=options,
+    )
+    return task.reply(module, steps=work.steps, examples=len(labels), metrics=metrics, control=work.control)
+
+
+def _at(task: Task, module: nn.Module, x: npt.NDArray[np.float32]) -> FlatModel:
+    """The module in training mode with the values of a vector, and with the task's integer counters."""
+    model = FlatModel(module)
+    model.layout.flatten(task.tensors)  # refuses a module of other tensors
+    model.load(x)
+    buffers = dict(module.named_buffers())
+    for piece in model.layout.counters:
+        buffers[piece.name].copy_(torch.from_numpy(task.tensors[piece.name].copy()))
+    module.train()
+    return model

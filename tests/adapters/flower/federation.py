@@ -1,0 +1,112 @@
+"""A small federation on the digits, in Flower and as fedcore's own simulation of the same participation."""
+
+import copy
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord
+from flwr.clientapp import ClientApp
+
+from fedcore import Server
+from fedcore.adapters import flower
+from fedcore.adapters.flower import examples_reply
+from fedcore.adapters.flower.training import train
+from fedcore.data import Dataset
+from fedcore.engines import InProcess
+
+FEATURES, CLASSES, BATCH, STEPS, SEED = 12, 3, 5, 4, 3
+NODES = [2**64 - 5, 2**63 + 11, 17, 2**40, 123456789]
+"""Flower's ids are 64-bit; in this order they are not sorted, and two are past the signed range."""
+METHODS = {
+    "FedAvg": {},
+    "FedProx": {"mu": 0.5},
+    "SCAFFOLD": {},
+    "MIFA": {"wait": False},
+    "MimiC": {},
+    "FlexibleFedAvg": {"scheme": "C", "local_steps": STEPS},
+    "FedAvgM": {},
+    "SCAFFOLDM": {},
+    "FedAvgMVR": {},
+    "SCAFFOLDMVR": {},
+    "LocalDescent": {},
+}
+
+
+def make_module():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(
+        torch.nn.Linear(FEATURES, 7), torch.nn.BatchNorm1d(7), torch.nn.ReLU(), torch.nn.Linear(7, CLASSES)
+    )
+
+
+def make_data(clients=5):
+    """Every client another number of examples, of mostly one class."""
+    random = np.random.default_rng(0)
+    sizes = [20 + 7 * i for i in range(clients)]
+    x = random.normal(size=(sum(sizes), FEATURES)).astype(np.float32)
+    y = np.concatenate([np.full(size, i % CLASSES) for i, size in enumerate(sizes)]).astype(np.int64)
+    x += y[:, None] * 0.5
+    ends = np.cumsum(sizes)
+    parts = [np.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+    return Dataset("made", x, y, x[:1], y[:1], classes=CLASSES), parts
+
+
+def make_app(client, dataset, parts, steps=STEPS):
+    app = ClientApp()
+    x, y = (torch.from_numpy(array[parts[client]]) for array in (dataset.train_x, dataset.train_y))
+
+    @app.train()
+    def _(message, context):
+        return train(
+            message, make_module(), x, y, batch=BATCH, steps=steps, seed=SEED, client=client, metrics={"loss": client}
+        )
+
+    @app.query()
+    def _(message, context):
+        return examples_reply(message, len(y))
+
+    return app
+
+
+def initial_arrays():
+    return ArrayRecord(make_module().state_dict())
+
+
+def make_strategy(method, **options):
+    """One that asks whoever is there, and evaluates nowhere."""
+    how = {"lr": 0.1, "fraction_evaluate": 0.0, "min_available_nodes": 1, "min_train_nodes": 1, "poll": 0.001}
+    return getattr(flower, method)(**{**how, **METHODS[method], **options})
+
+
+def run(method, grid, rounds, *, before_round=lambda t: None, timeout=5, **options):
+    """The strategy and its result; ``before_round`` is told how many rounds are over."""
+    strategy = make_strategy(method, **options)
+    seen = lambda t, arrays: before_round(t)  # noqa: E731  before the first round and after each
+    return strategy, strategy.start(grid, initial_arrays(), rounds, timeout=timeout, evaluate_fn=seen)
+
+
+def simulate(method, options, participation, *, first, lr=0.1, steps=STEPS, **settings):
+    """fedcore alone: ``participation`` lists the clients heard in each round, who are there from round 0 if below
+    ``first``, else from the round before which their arrival stands, as ("arrive", client)."""
+    from fedcore.algorithms import named
+
+    dataset, parts = make_data()
+    engine = InProcess(make_module(), dataset, parts, batch=BATCH, steps=steps, seed=SEED)
+    algorithm = named(method, **options)
+    sizes = {i: len(part) for i, part in enumerate(parts)}
+    needs = algorithm.needs_shares
+    server = Server(
+        algorithm,
+        make_module(),
+        range(first),
+        lr=lr,
+        examples={i: sizes[i] for i in range(first)} if needs else None,
+        **settings,
+    )
+    for clients in participation:
+        for client in clients:
+            if isinstance(client, tuple):
+                server.arrive(client[1], examples=sizes[client[1]] if needs else None)
+        heard = [client for client in clients if not isinstance(client, tuple)]
+        server.round(copy.copy(update) for update in engine.updates(server.broadcast(heard)))
+    return server

@@ -1,0 +1,88 @@
+"""The older Strategy API: the same server under aggregate_fit."""
+
+import numpy as np
+import pytest
+from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.server.client_manager import SimpleClientManager
+from flwr.server.client_proxy import ClientProxy
+
+from fedcore import Server
+from fedcore.adapters import npy
+from fedcore.adapters.flower.legacy import LegacyStrategy
+from fedcore.errors import RangeError
+
+MODEL = [np.ones((3, 2), np.float32), np.zeros(2, np.float32)]
+STEPS = 4
+
+
+class Proxy(ClientProxy):
+    """A client in this process; its gradient is y - target."""
+
+    get_properties = get_parameters = evaluate = reconnect = None
+
+    def __init__(self, cid):
+        super().__init__(cid)
+        self.target = np.float32(int(cid))
+
+    def fit(self, ins, timeout=None, group_id=None):
+        said = ins.config
+        y = np.concatenate([a.reshape(-1) for a in parameters_to_ndarrays(ins.parameters)])
+        x = y.copy()
+        offset = npy.read(said["fedcore.offset"]) if "fedcore.offset" in said else 0
+        control = np.zeros(8, np.float32)
+        for _ in range(STEPS):
+            grad = y - self.target
+            control += grad / STEPS
+            y = y - said["lr"] * (said["fedcore.a"] * grad + offset + said["fedcore.mu"] * (y - x))
+        y = y.astype(np.float32)
+        metrics = {"fedcore.steps": STEPS}
+        if said["fedcore.second"]:
+            metrics["fedcore.control"] = npy.write(control)
+        return FitRes(Status(Code.OK, ""), ndarrays_to_parameters([y[:6].reshape(3, 2), y[6:]]), 5, metrics)
+
+
+Proxy.__abstractmethods__ = frozenset()
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "FedProx", "MIFA", "MimiC", "SCAFFOLD", "FedAvgM"])
+def test_equals_a_plain_server(method):
+    manager = SimpleClientManager()
+    for cid in "123":
+        manager.register(Proxy(cid))
+    strategy = LegacyStrategy(
+        method, lr=0.1, initial_parameters=ndarrays_to_parameters(MODEL), min_available_clients=3, min_fit_clients=3
+    )
+    server = Server(method, MODEL, ["1", "2", "3"], lr=0.1)
+    parameters = strategy.initialize_parameters(manager)
+    for t in range(4):
+        asked = strategy.configure_fit(t + 1, parameters, manager)
+        results = [(proxy, proxy.fit(ins)) for proxy, ins in asked if t != 1 or proxy.cid != "2"]
+        failures = [RuntimeError("gone")] * (len(asked) - len(results))
+        parameters, _ = strategy.aggregate_fit(t + 1, results, failures)
+        with server.open_round() as opened:
+            for proxy, result in results:
+                opened.add(proxy.cid, parameters_to_ndarrays(result.parameters), steps=STEPS, examples=5)
+        np.testing.assert_array_equal(strategy.server.x, server.x)
+    assert [len(report.heard) for report in strategy.reports] == [3, 2, 3, 3]
+    np.testing.assert_array_equal(parameters_to_ndarrays(parameters)[0], server.tensors()["0"])
+
+
+def test_a_bad_result_is_refused_and_a_new_client_arrives():
+    manager = SimpleClientManager()
+    for cid in "12":
+        manager.register(Proxy(cid))
+    strategy = LegacyStrategy("MIFA", lr=0.1, initial_parameters=ndarrays_to_parameters(MODEL))
+    asked = strategy.configure_fit(1, None, manager)
+    results = [(proxy, proxy.fit(ins)) for proxy, ins in asked]
+    results[0][1].parameters.tensors[0] = b"nothing"
+    strategy.aggregate_fit(1, results, [])
+    assert [client for client, _ in strategy.reports[0].refused] == [results[0][0].cid]
+    manager.register(Proxy("3"))
+    while "3" not in {proxy.cid for proxy, _ in strategy.configure_fit(2, None, manager)}:
+        pass
+    assert set(strategy.server.store.registry) == {"1", "2", "3"}
+
+
+def test_needs_a_model():
+    with pytest.raises(RangeError, match="initial_parameters"):
+        LegacyStrategy("MIFA", lr=0.1)

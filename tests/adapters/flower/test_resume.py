@@ -1,0 +1,99 @@
+"""A ServerApp that is killed goes on from its last finished round, with the method's state, to the same end."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord
+
+from fedcore import Server
+from fedcore.errors import CheckpointError
+from tests.adapters.flower.federation import METHODS, NODES, initial_arrays, make_app, make_data, make_strategy, run
+from tests.adapters.flower.local_grid import LocalGrid
+
+ROUNDS = 6
+ROOT = Path(__file__).parents[3]
+
+
+def make_grid():
+    dataset, parts = make_data()
+    return LocalGrid({NODES[i]: (make_app(i, dataset, parts), {}) for i in range(5)})
+
+
+def drop_out(grid):
+    """A before_round whose failing nodes depend on the round alone."""
+
+    def before_round(t):
+        grid.dead = {NODES[i] for i in range(5) if (i * 7 + t * 3) % 4 == 0}
+
+    return before_round
+
+
+def straight(method, **options):
+    grid = make_grid()
+    return run(method, grid, ROUNDS, before_round=drop_out(grid), fraction_train=0.6, **options)
+
+
+@pytest.mark.parametrize("method", ["MimiC", "SCAFFOLDMVR", "FlexibleFedAvg"])
+def test_after_kill_9_in_the_middle_of_a_round(method, tmp_path):
+    """The first process kills itself when it is asked for the third reply of round 3."""
+    code = f"""
+import os, signal
+import torch
+from tests.adapters.flower.test_resume import *
+torch.set_num_threads(1)  # as in the process that goes on
+grid, asked = make_grid(), []
+def spoil(node, reply):
+    asked.append(node)
+    if len(strategy_rounds()) == 3 and len(asked) % 3 == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+def strategy_rounds():
+    import gc
+    from fedcore.adapters.flower import ServerStrategy
+    [strategy] = [thing for thing in gc.get_objects() if isinstance(thing, ServerStrategy)]
+    return strategy.reports
+grid.spoil = spoil
+run({method!r}, grid, ROUNDS, before_round=drop_out(grid), fraction_train=0.6, store="mmap:{tmp_path}/state")
+"""
+    killed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ, timeout=120, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
+    assert Server.load(tmp_path / "state", medium="ram").round_number == 3
+    grid = make_grid()
+    resumed, result = run(
+        method, grid, ROUNDS, before_round=drop_out(grid), fraction_train=0.6, store=f"mmap:{tmp_path}/state"
+    )
+    expected, _ = straight(method)
+    assert [report.round for report in resumed.reports] == [3, 4, 5]
+    assert result.train_metrics_clientapp.keys() <= {4, 5, 6}
+    np.testing.assert_array_equal(resumed.server.x, expected.server.x)
+
+
+def test_from_a_saved_copy_and_nothing_left_to_do(tmp_path):
+    grid = make_grid()
+    first, _ = run("MIFA", grid, 4, before_round=drop_out(grid), fraction_train=0.6)
+    first.server.save(tmp_path / "copy")
+    grid = make_grid()
+    second, result = run(
+        "MIFA", grid, ROUNDS, before_round=drop_out(grid), fraction_train=0.6, resume=tmp_path / "copy"
+    )
+    expected, _ = straight("MIFA")
+    np.testing.assert_array_equal(second.server.x, expected.server.x)
+    second.server.save(tmp_path / "end")
+    third, again = run("MIFA", make_grid(), ROUNDS, resume=tmp_path / "end")
+    assert third.reports == []
+    for name, array in result.arrays.items():
+        assert again.arrays[name].data == array.data
+
+
+def test_refuses_to_go_on_with_another_model_or_method(tmp_path):
+    strategy, _ = run("MIFA", make_grid(), 1)
+    strategy.server.save(tmp_path / "copy")
+    with pytest.raises(CheckpointError, match="another model"):
+        make_strategy("MIFA", resume=tmp_path / "copy").start(make_grid(), ArrayRecord([np.zeros(3, np.float32)]), 2)
+    with pytest.raises(CheckpointError, match="algorithm"):
+        make_strategy("MimiC", resume=tmp_path / "copy").start(make_grid(), initial_arrays(), 2)
+    assert METHODS.keys() >= {"MIFA", "MimiC"}

@@ -1,0 +1,142 @@
+"""The reader of `.npy` bytes agrees with NumPy on what numpy.save writes, and refuses everything else in place."""
+
+import io
+import tracemalloc
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as of
+
+from fedcore.adapters import npy
+from fedcore.errors import ArrayError, DtypeError, FedcoreError, ShapeError
+
+DTYPES = st.sampled_from(["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"])
+SHAPES = of.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=4)
+ARRAYS = DTYPES.flatmap(lambda dtype: of.arrays(np.dtype(dtype), SHAPES))
+
+
+def saved(array):
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()
+
+
+def same(one, other):
+    assert one.dtype == other.dtype
+    assert one.shape == other.shape
+    assert one.tobytes() == other.tobytes()
+
+
+@given(ARRAYS, st.booleans())
+def test_reads_what_numpy_saves(array, fortran):
+    array = np.asfortranarray(array) if fortran else array
+    same(npy.read(saved(array)), array)
+
+
+@given(ARRAYS)
+def test_writes_what_numpy_saves(array):
+    data = npy.write(array)
+    same(np.load(io.BytesIO(data), allow_pickle=False), array)
+    assert data == saved(np.ascontiguousarray(array).reshape(array.shape))
+
+
+def test_a_view_of_the_bytes_and_nobody_can_write_to_it():
+    data = saved(np.arange(1000, dtype=np.float32))
+    view = npy.read(data)
+    assert view.base is data
+    assert not view.flags.writeable
+
+
+def test_bfloat16_as_ml_dtypes_saves_it():
+    array = np.array([[1, -2.5, 3e38], [0, np.inf, 1e-40]], ml_dtypes.bfloat16)
+    codes = npy.read(saved(array), bfloat16=True)
+    same(codes, array.view(np.uint16))
+    assert npy.write(codes, bfloat16=True) == saved(array)
+    with pytest.raises(DtypeError, match="V2"):
+        npy.read(saved(array))
+
+
+def header(text, data=b"", version=b"\x01\x00", length=None):
+    line = text.encode() + b"\n"
+    return b"\x93NUMPY" + version + (length or len(line)).to_bytes(2, "little") + line + data
+
+
+GOOD = "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }"
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"", ArrayError),
+        (b"\x93NUMPY", ArrayError),
+        (b"\x93NUMPY\x01\x00", ArrayError),
+        (header(GOOD, bytes(8), version=b"\x02\x00"), ArrayError),
+        (header(GOOD, bytes(8), length=60), ArrayError),
+        (header(GOOD, bytes(8), length=2000), ArrayError),
+        (header(GOOD + " " * 2000, bytes(8)), ArrayError),
+        (header(GOOD, bytes(7)), ShapeError),
+        (header(GOOD, bytes(9)), ShapeError),
+        (header(GOOD.replace("<f4", ">f4"), bytes(8)), ArrayError),
+        (header(GOOD.replace("<f4", "|O8"), bytes(16)), DtypeError),
+        (header(GOOD.replace("<f4", "<c8"), bytes(16)), DtypeError),
+        (header(GOOD.replace("<f4", "|b1"), bytes(2)), DtypeError),
+        (header(GOOD.replace("<f4", "<V2"), bytes(4)), DtypeError),
+        (header(GOOD.replace("(2,)", "(-2,)"), bytes(8)), ArrayError),
+        (header(GOOD.replace("(2,)", "(2)"), bytes(8)), ArrayError),
+        (header(GOOD.replace("(2,)", "(1, 2,)"), bytes(8)), ArrayError),
+        (header(GOOD.replace("(2,)", "(02,)"), bytes(8)), ArrayError),
+        (header(GOOD.replace("(2,)", "(2L,)"), bytes(8)), ArrayError),
+        (header(GOOD.replace("(2,)", "(True,)"), bytes(8)), ArrayError),
+        (header(GOOD.replace("(2,)", "(" + "9" * 19 + ",)"), bytes(8)), ShapeError),
+        (header(GOOD.replace("(2,)", "(0, " + "9" * 19 + ")"), b""), ShapeError),
+        (header(GOOD.replace("(2,)", "(" + ", ".join(["1"] * 33) + ")"), bytes(4)), ShapeError),
+        (header(GOOD.replace("'<f4'", "__import__('os')"), bytes(8)), ArrayError),
+        (header(GOOD.replace(", }", ", 'descr': '<f8', }"), bytes(8)), ArrayError),
+    ],
+)
+def test_refuses(data, error):
+    with pytest.raises(error, match="npy: "):
+        npy.read(data)
+
+
+@st.composite
+def nearly_npy(draw):
+    """What numpy.save writes, with bytes changed, cut out or put in, mostly in the header."""
+    data = bytearray(saved(draw(ARRAYS)))
+    for _ in range(draw(st.integers(0, 4))):
+        at = draw(st.integers(0, min(len(data), 140)))
+        what = draw(st.sampled_from(["change", "cut", "insert"]))
+        piece = draw(
+            st.sampled_from([b"", b"0", b"9" * 19, b", 1", b"(", b"V2", b"\n", b"'", b"\x00"]) | st.binary(max_size=3)
+        )
+        if what == "cut":
+            del data[at : at + draw(st.integers(1, 8))]
+        elif what == "insert":
+            data[at:at] = piece
+        else:
+            data[at : at + len(piece)] = piece
+    return bytes(data)
+
+
+@given(nearly_npy() | st.binary(max_size=300), st.booleans())
+def test_anything_else_is_refused_or_is_what_numpy_reads(data, bfloat16):
+    check(data, bfloat16)
+
+
+def check(data, bfloat16):
+    """Either fedcore's own error, or NumPy's array, byte by byte, and never memory beyond the message's size."""
+    tracemalloc.start()
+    try:
+        array = npy.read(data, bfloat16=bfloat16)
+    except FedcoreError:
+        return False
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 2**16 + len(data)  # the cache of parsed headers may grow
+    theirs = np.load(io.BytesIO(data), allow_pickle=False)
+    same(array, theirs.view(np.uint16) if theirs.dtype.kind == "V" else theirs)
+    return True

@@ -1,0 +1,1 @@
+"""Digits over the wire: the app that the test deploys."""

@@ -1,0 +1,39 @@
+"""Runs the method that the run's configuration names, and writes down who took part."""
+
+import json
+import os
+from pathlib import Path
+
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp import ServerApp
+
+from fedapp.task import LR, initial_model
+from fedcore.adapters import flower
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    out = Path(context.run_config["out"])
+    (out / "pid").write_text(str(os.getpid()))
+    strategy = getattr(flower, context.run_config["method"])(
+        lr=LR, store=f"mmap:{out / 'state'}", fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=4
+    )
+
+    def after_round(number, arrays):
+        strategy.min_available_nodes = 3  # four at the start; then one may die
+        if strategy.reports:
+            report = strategy.reports[-1]
+            line = {"round": report.round, "heard": report.heard, "known": [*strategy.server.store.registry]}
+            line |= {
+                "failed": [(failure.node, failure.code) for failure in strategy.failures],
+                "grid": type(grid).__name__,
+            }
+            with (out / "rounds.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+        (out / f"finished-{number}").touch()
+
+    model = ArrayRecord({name: Array(values) for name, values in initial_model().items()})
+    strategy.start(grid, model, context.run_config["rounds"], timeout=600, evaluate_fn=after_round)
+    (out / "end").touch()

@@ -1,0 +1,60 @@
+"""The real thing: a SuperLink and SuperNodes with TLS and keys, killed and resumed, against fedcore's own simulation.
+
+It takes minutes and is left out unless it is asked for: ``pytest -m wire tests/adapters/wire``. As root it runs in a
+network namespace that has loopback alone.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from shutil import which
+
+import numpy as np
+import pytest
+
+from fedcore import Server
+from tests.adapters.wire.app.fedapp.task import CLIENTS, LR, STEPS, initial_model, load_part, train_locally
+
+pytestmark = pytest.mark.wire
+ROOT = Path(__file__).parents[3]
+LOOPBACK_ALONE = ["unshare", "-n", "bash", "-c", 'ip link set lo up; exec "$@"', "_"]
+
+
+@pytest.mark.parametrize("method", ["MimiC", "SCAFFOLD"])
+def test_nodes_and_server_are_killed_and_the_model_is_that_of_the_same_participation(method, tmp_path):
+    alone = LOOPBACK_ALONE if os.geteuid() == 0 and which("unshare") and which("ip") else []
+    command = [*alone, sys.executable, "-m", "tests.adapters.wire.scenario", method, str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=1200)
+    out = tmp_path / "out"
+    number = {int(file.name.removeprefix("node-")): int(file.read_text()) for file in out.glob("node-*")}
+    rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+
+    assert sorted(number.values()) == list(range(CLIENTS))
+    assert [line["round"] for line in rounds] == list(range(6))  # the one that was interrupted happened once
+    heard = [sorted(number[node] for node in line["heard"]) for line in rounds]
+    assert heard[:3] == [[0, 1, 2, 3], [0, 2, 3], [0, 2, 3]]
+    assert all({0, 2, 3} <= set(clients) <= {0, 2, 3, 4} for clients in heard[3:])
+    assert heard[-1] == [0, 2, 3, 4]
+    assert [(number[node], code) for node, code in rounds[1]["failed"]] == [(1, 5)]
+    assert {line["grid"] for line in rounds} == {"HttpGrid"}
+
+    server = Server(method, initial_model(), rounds[0]["known"], lr=LR)
+    for line in rounds:
+        for node in line["known"]:
+            if node not in server.store.registry:
+                server.arrive(node)
+        sent = server.broadcast(line["heard"])
+        how = {"round": sent.round, "lr": sent.lr, "a": sent.a}
+        with server.open_round() as opened:
+            for node in sent.ids:
+                client = number[node]
+                y = train_locally(
+                    server.tensors(), *load_part(out, client), client=client, offset=sent.offset(node), **how
+                )
+                opened.add(node, y, steps=STEPS, examples=len(load_part(out, client)[1]))
+    deployed = Server.load(out / "state", medium="ram")
+    assert deployed.round_number == 6
+    assert np.abs(deployed.x).max() > 0.1
+    np.testing.assert_allclose(deployed.x, server.x, rtol=1e-5, atol=1e-6)
