@@ -12,11 +12,11 @@ ROOT = Path(fedcore.layout.__file__).parent
 LAYERS = [
     {"aligned", "errors", "lists", "randomness", "runtime", "layout", "_core"},
     {"kernels", "sampling", "store"},
-    {"algorithms", "participation", "topology"},
+    {"algorithms", "participation", "topology", "state_dicts"},
     {"server", "network", "data", "local"},
     {"engines"},
     {"experiment"},
-    {"reports"},
+    {"reports", "adapters"},
     {"cli"},
 ]
 LAYER = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
