@@ -31,7 +31,7 @@ ALLOWED = {
 }
 # Where an optional package may be imported at all.
 OPTIONAL = {
-    "torch": {"local", "engines", "experiment"},
+    "torch": {"local", "engines", "experiment", "adapters"},
     "sklearn": {"data"},
     "pooch": {"data"},
     "datasets": {"data"},
