@@ -4,11 +4,23 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedcore.algorithms import Algorithm, named
+from fedcore.algorithms import Algorithm, Direction, named
 from fedcore.errors import CheckpointError, RangeError
 from fedcore.layout import Layout
 from fedcore.server import Server
 from fedcore.store import ClientId
+
+
+def with_plain_steps(algorithm: Algorithm | str) -> Algorithm:
+    """The algorithm, if its clients need nothing but the model: their steps are y -= lr grad(y), or FedProx's.
+
+    Raises:
+        RangeError: its clients step along more.
+    """
+    method = named(algorithm) if isinstance(algorithm, str) else algorithm
+    if method.second or method.direction != Direction(mu=method.direction.mu):
+        raise RangeError(f"algorithm: expected one of plain local steps, got {type(method).__name__}")
+    return method
 
 
 def open_server(

@@ -11,9 +11,9 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedcore.adapters.nvflare.wire import update_of
-from fedcore.adapters.opening import open_server
-from fedcore.algorithms import Algorithm, Direction, named
-from fedcore.errors import ArrayError, FedcoreError, RangeError, RoundError
+from fedcore.adapters.opening import open_server, with_plain_steps
+from fedcore.algorithms import Algorithm
+from fedcore.errors import ArrayError, FedcoreError, RoundError
 from fedcore.server import Round, RoundReport, Server
 
 
@@ -38,7 +38,7 @@ class Aggregator(ModelAggregator):
         reports: the ``RoundReport`` of each round of this job.
 
     Raises:
-        RangeError: the method's clients take no plain steps.
+        RangeError: the method's clients take no plain steps; ``Controller`` has it.
     """
 
     def __init__(
@@ -54,9 +54,7 @@ class Aggregator(ModelAggregator):
         super().__init__()
         self.algorithm, self.lr, self.server_lr, self.optimizer = algorithm, lr, server_lr, optimizer
         self.store, self.model, self.clients = store, model, clients
-        method = named(algorithm) if isinstance(algorithm, str) else algorithm
-        if method.second or method.direction != Direction(mu=method.direction.mu):
-            raise RangeError(f"algorithm: expected one of plain local steps, got {algorithm!r}, which needs Controller")
+        with_plain_steps(algorithm)
         self.server: Server | None = None
         self.reports: list[RoundReport] = []
         self._round: Round | None = None
