@@ -36,7 +36,7 @@ class Controller(ModelController):
         kwargs: those of NVFlare's ``ModelController``. ``ignore_result_error`` is True here unless it is said.
 
     Attributes:
-        server: the ``fedcore.Server``, while the job runs.
+        server: the ``fedcore.Server``; the store of one on a disk is closed when the job ends.
         reports: the ``RoundReport`` of each round of this job.
     """
 
@@ -90,7 +90,8 @@ class Controller(ModelController):
                 self._tell(opened.report)
                 self.save_model(FLModel(params=server.tensors(), current_round=server.round_number))
         finally:
-            server.store.close()
+            if server.store.medium == "mmap":
+                server.store.close()  # so that another job may open it
 
     def choose(self, names: list[str], round: int) -> list[str]:
         """Who takes part: ``num_clients`` of the names, drawn anew each round; a subclass may do it otherwise.
