@@ -8,7 +8,7 @@ from fedcore.algorithms import Algorithm, Direction, named
 from fedcore.errors import CheckpointError, RangeError
 from fedcore.layout import Layout
 from fedcore.server import Server
-from fedcore.store import ClientId
+from fedcore.store import ClientId, ClientStore
 
 
 def with_plain_steps(algorithm: Algorithm | str) -> Algorithm:
@@ -43,12 +43,17 @@ def open_server(
         if not ids:
             raise RangeError("clients: expected at least one, got none")
         return Server(algorithm, x0, ids, store=store, **options)
-    said_again = {name: options[name] for name in ("lr", "server_lr", "optimizer") if options.get(name) is not None}
-    method = named(algorithm) if isinstance(algorithm, str) else algorithm
-    server = Server.load(path, algorithm=method, **said_again)
-    if server.layout.to_state() != Layout.of(x0).to_state():
-        server.store.close()
-        raise CheckpointError(f"{path}: expected the store of a model like the job's, got other tensors or shapes")
+    with ClientStore.open(path, readonly=True) as found:
+        never_began = found.state is None and len(found) == 0
+    if never_began:  # the earlier job was killed between the store's making and the server's
+        server = Server(algorithm, x0, store=ClientStore.open(path), **options)
+    else:
+        said_again = {name: options[name] for name in ("lr", "server_lr", "optimizer") if options.get(name) is not None}
+        method = named(algorithm) if isinstance(algorithm, str) else algorithm
+        server = Server.load(path, algorithm=method, **said_again)
+        if server.layout.to_state() != Layout.of(x0).to_state():
+            server.store.close()
+            raise CheckpointError(f"{path}: expected the store of a model like the job's, got other tensors or shapes")
     for client in ids:
         if client not in server.store.registry:
             server.arrive(client)

@@ -22,19 +22,19 @@ from fedcore.local import build
 from fedcore.sampling import without_replacement
 
 JOB = Path(__file__).parents[3] / "examples" / "nvflare_job.py"
-SITES, ROUNDS = 4, 5
+SITES, ROUNDS = 4, 6
 
 
 def start(method, folder):
-    log = (folder / "log").open("a")
     command = [sys.executable, str(JOB), method, str(ROUNDS), str(folder)]
-    return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+    with (folder / "log").open("a") as log:
+        return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
 
 
 def finished_rounds(rows):
     try:
         with ClientStore.open(rows, readonly=True) as store:
-            return store.state["numbers"]["round_number"]
+            return store.state["numbers"]["round_number"] if store.state else 0
     except FedcoreError:  # not there yet
         return 0
 
@@ -52,10 +52,12 @@ def kill(process):
 @pytest.mark.parametrize("method", ["MimiC", "SCAFFOLD"])
 def test_a_killed_job_s_successor_ends_where_an_unbroken_run_does(tmp_path, method):
     job = start(method, tmp_path)
-    while finished_rounds(tmp_path / "rows") < 2:
-        assert job.poll() is None, (tmp_path / "log").read_text()[-3000:]
-        time.sleep(0.2)
-    kill(job)
+    try:
+        while finished_rounds(tmp_path / "rows") < 2:
+            assert job.poll() is None, (tmp_path / "log").read_text()[-3000:]
+            time.sleep(0.1)
+    finally:
+        kill(job)
     before = finished_rounds(tmp_path / "rows")
     assert 2 <= before < ROUNDS, "killed too late to show anything"
     assert start(method, tmp_path).wait(timeout=500) == 0
