@@ -40,6 +40,9 @@ OPTIONAL = {
     "networkx": {"topology"},
     "rich": {"reports", "cli"},
     "typer": {"cli"},
+    "fedlab": {"adapters"},
+    "nvflare": {"adapters"},
+    "pfl": {"adapters"},
 }
 FILES = sorted(ROOT.rglob("*.py"))
 
@@ -83,6 +86,15 @@ def test_optional_packages_stay_in_their_rooms():
         for name in imports(file):
             rooms = OPTIONAL.get(name.partition(".")[0])
             assert rooms is None or room(file) in rooms, f"{file.relative_to(ROOT)} imports {name}"
+
+
+def test_an_adapter_imports_its_own_framework_alone():
+    frameworks = {"appfl", "fedlab", "flwr", "nvflare", "pfl"}
+    for file in (ROOT / "adapters").rglob("*.py"):
+        own = file.relative_to(ROOT / "adapters").parts[0].removesuffix(".py")
+        for name in imports(file):
+            there = name.partition(".")[0]
+            assert there not in frameworks or there == own or own.startswith("flower"), f"{file} imports {name}"
 
 
 def test_only_the_bindings_know_python_and_nobody_knows_the_bindings():
