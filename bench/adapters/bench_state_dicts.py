@@ -34,6 +34,7 @@ def bench_state_dicts(versus, size):
         timed=["read floor"],
         targets={name: due for name, (_, due) in RIVALS.items()},
         bytes=4 * sum(tensor.numel() for model in models for tensor in model.values()),
+        rounds=5,
         agree=1e-4,
     )
 
