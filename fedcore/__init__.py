@@ -5,6 +5,7 @@ from fedcore.layout import Layout
 from fedcore.network import Network, NetworkReport, NetworkRound
 from fedcore.runtime import __version__, build_info, isa, set_threads, threads
 from fedcore.server import Broadcast, Round, RoundReport, Server, Update
+from fedcore.state_dicts import aggregate
 from fedcore.store import ClientStore
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Server",
     "Update",
     "__version__",
+    "aggregate",
     "algorithms",
     "build_info",
     "errors",

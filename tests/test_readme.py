@@ -5,6 +5,8 @@ import io
 import re
 from pathlib import Path
 
+import pytest
+
 README = Path(__file__).parent.parent / "README.md"
 
 
@@ -14,3 +16,8 @@ def test_the_first_example_runs_and_says_what_it_should():
     with contextlib.redirect_stdout(printed):
         exec(code, {})
     assert printed.getvalue().rstrip().endswith("True")
+
+
+@pytest.mark.parametrize("name", ["torch_loop", "nvflare_job", "nvflare_client", "pfl_mifa"])
+def test_the_readme_shows_the_examples_as_they_are(name):
+    assert (README.parent / "examples" / f"{name}.py").read_text().rstrip() in README.read_text()

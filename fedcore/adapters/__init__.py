@@ -1,1 +1,1 @@
-"""fedcore inside other frameworks: one framework, one module, and each needs its framework installed."""
+"""fedcore inside other frameworks: one module, or package, for each, which alone imports it."""

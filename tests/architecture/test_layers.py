@@ -12,7 +12,7 @@ ROOT = Path(fedcore.layout.__file__).parent
 LAYERS = [
     {"aligned", "errors", "lists", "randomness", "runtime", "layout", "_core"},
     {"kernels", "sampling", "store"},
-    {"algorithms", "participation", "topology"},
+    {"algorithms", "participation", "topology", "state_dicts"},
     {"server", "network", "data", "local"},
     {"engines"},
     {"experiment"},
@@ -42,6 +42,9 @@ OPTIONAL = {
     "scipy": {"reports"},
     "typer": {"cli"},
     "flwr": {"adapters"},
+    "fedlab": {"adapters"},
+    "nvflare": {"adapters"},
+    "pfl": {"adapters"},
 }
 FILES = sorted(ROOT.rglob("*.py"))
 
@@ -85,6 +88,15 @@ def test_optional_packages_stay_in_their_rooms():
         for name in imports(file):
             rooms = OPTIONAL.get(name.partition(".")[0])
             assert rooms is None or room(file) in rooms, f"{file.relative_to(ROOT)} imports {name}"
+
+
+def test_an_adapter_imports_its_own_framework_alone():
+    frameworks = {"appfl", "fedlab", "flwr", "nvflare", "pfl"}
+    for file in (ROOT / "adapters").rglob("*.py"):
+        own = file.relative_to(ROOT / "adapters").parts[0].removesuffix(".py")
+        for name in imports(file):
+            there = name.partition(".")[0]
+            assert there not in frameworks or there == own or own.startswith("flower"), f"{file} imports {name}"
 
 
 def test_only_the_bindings_know_python_and_nobody_knows_the_bindings():

@@ -1,6 +1,6 @@
 """The real thing: a SuperLink and SuperNodes with TLS and keys, killed and resumed, against fedcore's own simulation.
 
-It takes minutes and is left out unless it is asked for: ``pytest -m wire tests/adapters/wire``. As root it runs in a
+It takes minutes and is left out unless it is asked for: ``pytest -m deployment tests/adapters/wire``. As root it runs in a
 network namespace that has loopback alone.
 """
 
@@ -17,7 +17,7 @@ import pytest
 from fedcore import Server
 from tests.adapters.wire.app.fedapp.task import CLIENTS, LR, STEPS, initial_model, load_part, train_locally
 
-pytestmark = pytest.mark.wire
+pytestmark = pytest.mark.deployment
 ROOT = Path(__file__).parents[3]
 LOOPBACK_ALONE = ["unshare", "-n", "bash", "-c", 'ip link set lo up; exec "$@"', "_"]
 

@@ -1,0 +1,56 @@
+"""``fedcore.aggregate`` against the averages of NVFlare and FedLab, and against loops over state_dicts in torch."""
+
+import pytest
+
+import fedcore
+from bench.alone import Work
+from bench.probe import read_seconds
+from bench.rivals.state_dicts import fedlab_aggregate, nvflare_helper, state_dicts, torch_loop, usual_loop
+
+CLIENTS, DISTINCT = 64, 32
+RIVALS = {
+    "torch, acc.add_ a tensor": (torch_loop, 1.0),
+    "torch, sum(x * w)": (usual_loop, 2.0),
+    "NVFlare's helper": (nvflare_helper, 1.5),
+}
+
+
+def average(models, weights):
+    return list(fedcore.aggregate(models, weights).values())
+
+
+def bench_state_dicts(versus, size):
+    """64 clients, 62 tensors of 11.7 M elements; 32 models lie apart, 1.5 GB, and each comes twice."""
+    clients = size(CLIENTS, 8)
+    work = Work(state_dicts, clients, min(clients, DISTINCT))
+    models, weights = work.arrays
+    rows = [[tensor.numpy() for tensor in model.values()] for model in models]
+    pytest.importorskip("nvflare")
+    versus(
+        f"fedcore.aggregate, {clients} clients x 62 tensors",
+        lambda: average(models, weights),
+        {"read floor": lambda: read_seconds(rows, fedcore.threads())}
+        | {name: work.rival(rival) for name, (rival, _) in RIVALS.items()},
+        timed=["read floor"],
+        targets={name: due for name, (_, due) in RIVALS.items()},
+        bytes=4 * sum(tensor.numel() for model in models for tensor in model.values()),
+        rounds=5,
+        agree=1e-4,
+    )
+
+
+def bench_fedlab(versus, size):
+    """FedLab stacks all models, twice: 16 clients, since 64 would need 9 GB."""
+    pytest.importorskip("fedlab")
+    clients = size(16, 4)
+    work = Work(state_dicts, clients, clients)
+    models, weights = work.arrays
+    versus(
+        f"fedcore.aggregate, {clients} clients x 62 tensors, FedLab",
+        lambda: average(models, weights),
+        {"FedLab's aggregator": work.rival(fedlab_aggregate)},
+        targets={"FedLab's aggregator": 25.0},
+        bytes=4 * sum(tensor.numel() for model in models for tensor in model.values()),
+        rounds=5,
+        agree=1e-4,
+    )

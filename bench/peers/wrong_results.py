@@ -1,0 +1,380 @@
+"""What the peers' own code computes where it is wrong, beside what is due and what fedcore computes.
+
+    python -m bench.peers.wrong_results --fedml WHEEL --into bench/peers/wrong_results.md
+
+Every figure is made here by the peers' own functions, in the versions that the table names. FedML's whole package
+drags in some sixty others: its two modules that are needed are taken from the wheel (``pip download --no-deps
+fedml==0.9.6``) without running the package's ``__init__``.
+"""
+
+import argparse
+import logging
+import sys
+import tempfile
+import types
+import warnings
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+warnings.simplefilter("ignore")
+logging.disable(logging.WARNING)
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+import fedcore  # noqa: E402
+from fedcore.algorithms import SCAFFOLD  # noqa: E402
+
+LR, STEPS = 0.05, 10
+USERS = {"0": (1.0, 0.0), "1": (10.0, 1.0)}  # h and a of the loss h/2 (w - a)^2
+OPTIMUM = sum(h * a for h, a in USERS.values()) / sum(h for h, _ in USERS.values())
+
+
+@dataclass
+class Row:
+    """One line: whose code did what, what was due, what it gave, and what fedcore gives."""
+
+    peer: str
+    what: str
+    due: str
+    theirs: str
+    ours: str
+
+
+def version(package):
+    return f"{package} {metadata.version(package)}"
+
+
+def shown(number):
+    return f"{number:.4g}"
+
+
+def steps_of(user, x, offset):
+    """STEPS local steps of a user from x, along its gradient and the offset."""
+    h, a = USERS[user]
+    y = float(x)
+    for _ in range(STEPS):
+        y -= LR * (h * (y - a) + offset)
+    return np.float32([y])
+
+
+def fedcore_scaffold(rounds, cohort=lambda round: list(USERS)):
+    server = fedcore.Server("SCAFFOLD", np.zeros(1, np.float32), list(USERS), lr=LR)
+    for number in range(rounds):
+        sent = server.broadcast(cohort(number))
+        with server.open_round() as opened:
+            for user in sent.ids:
+                offset = sent.offset(user)
+                opened.add(user, steps_of(user, sent.x[0], 0.0 if offset is None else float(offset[0])), steps=STEPS)
+    return server
+
+
+def alternating(round):
+    return [list(USERS)[round % 2]]
+
+
+def rows_mean(server):
+    """The mean of all c_i."""
+    return float(np.mean([server.store.read(user)[0] for user in USERS]))
+
+
+def control(server):
+    """c as the next clients get it: their offset is c - c_i."""
+    return float(server.broadcast(["0"]).offset("0")[0] + server.store.read("0")[0])
+
+
+def restored(server):
+    """The server out of a copy on the disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        server.save(Path(folder) / "state")
+        return fedcore.Server.load(Path(folder) / "state", medium="ram")
+
+
+def described(value):
+    dtype = str(value.dtype).removeprefix("torch.")
+    return f"{value.item():g} ({dtype})" if value.shape == () else dtype
+
+
+def outcome(work):
+    """What it returns, or what it raises."""
+    try:
+        return work()
+    except Exception as error:  # whatever it is, it is the result
+        return f"{type(error).__name__}: {str(error).splitlines()[0][:90]}"
+
+
+def nan_among_two(average):
+    models = [{"w": torch.tensor([1.0])}, {"w": torch.tensor([float("nan")])}]
+    return f"average {average(models)['w'].item()}", outcome(lambda: str(fedcore.aggregate(models)))
+
+
+def pfl_scaffold():
+    """pfl's SCAFFOLD adds server_c - local_c to the gradient, while both hold minus the gradient."""
+    from pfl.aggregate.simulate import SimulatedBackend
+    from pfl.algorithm import scaffold
+    from pfl.data.dataset import Dataset
+    from pfl.data.federated_dataset import FederatedDataset
+    from pfl.data.sampling import get_user_sampler
+    from pfl.data.user_state import InMemoryUserStateStorage
+    from pfl.hyperparam import NNTrainHyperParams
+    from pfl.model.pytorch import PyTorchModel
+
+    class Quadratic(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.zeros(1))
+
+        def loss(self, h, a, eval=False):
+            return (0.5 * h * (self.w - a) ** 2).mean()
+
+        def metrics(self, h, a, eval=False):
+            return {}
+
+    def users():
+        def user(name):
+            return Dataset([np.float32([[number]]) for number in USERS[name]], user_id=name)
+
+        return FederatedDataset(user, get_user_sampler("minimize_reuse", list(USERS)))
+
+    ours = shown(float(fedcore_scaffold(60).x[0]))
+    for option, gradients in (("I", True), ("II", False)):
+        np.random.seed(0)
+        module, algorithm = Quadratic(), scaffold.SCAFFOLD()
+        params = scaffold.SCAFFOLDParams(
+            central_num_iterations=60,
+            evaluation_frequency=1000,
+            train_cohort_size=2,
+            val_cohort_size=None,
+            population=2,
+            use_gradient_as_control_variate=gradients,
+            user_state_storage=InMemoryUserStateStorage(),
+        )
+        model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
+        train = NNTrainHyperParams(local_num_epochs=STEPS, local_learning_rate=LR, local_batch_size=1)
+        algorithm.run(params, SimulatedBackend(users(), users()), model, train, send_metrics_to_platform=False)
+        what = f"SCAFFOLD, option {option}: w after 60 rounds of two quadratic users"
+        yield Row(version("pfl"), what, f"{OPTIMUM:.4f}", shown(module.w.item()), ours)
+    with tempfile.TemporaryDirectory() as folder:
+        algorithm.save(folder)
+        kept = "".join(file.read_text() for file in Path(folder).iterdir())
+        again = scaffold.SCAFFOLD()
+        again.load(folder)
+    before = fedcore_scaffold(3)
+    theirs = f"`{kept}`; server_c is {'there' if hasattr(again, '_server_c') else 'gone'}"
+    what = "SCAFFOLD's server control after `save` and `load`"
+    yield Row(
+        version("pfl"), what, "c as before", theirs, f"{control(restored(before)):.6g}, was {control(before):.6g}"
+    )
+
+
+def pfl_storage():
+    from pfl.data.user_state import DiskUserStateStorage
+    from pfl.internal.ops import pytorch_ops
+    from pfl.internal.ops.selector import set_framework_module
+    from pfl.stats import MappedVectorStatistics
+
+    from fedcore.adapters.pfl import ClientStoreUserState
+
+    set_framework_module(pytorch_ops)
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for storage in (DiskUserStateStorage(folder), ClientStoreUserState(Path(folder) / "rows")):
+            storage.save_state(MappedVectorStatistics({"w": torch.ones(2)}), "0", "c")
+            found.append(outcome(lambda each=storage: str(each.load_state("0", "c")["w"].tolist())))
+    peers = f"{version('pfl')}, {version('torch')}"
+    yield Row(peers, "a user's state loaded back from the disk storage", "[1.0, 1.0]", *found)
+
+
+class Point(torch.nn.Module):
+    """A model of one number."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(1))
+
+
+class NVFlareScaffold:
+    """NVFlare's own client helper and server functions on the two users."""
+
+    def __init__(self):
+        from nvflare.app_opt.pt.scaffold import PTScaffoldHelper
+
+        self.models = {user: Point() for user in USERS}
+        self.helpers = {user: PTScaffoldHelper() for user in USERS}
+        for user, helper in self.helpers.items():
+            helper.init(self.models[user])
+        self.x, self.c = np.zeros(1, np.float32), np.zeros(1, np.float32)
+
+    def train(self, user):
+        from nvflare.app_common.abstract.fl_model import FLModel
+        from nvflare.app_common.app_constant import AlgorithmConstants
+
+        model, helper, start, (h, a) = self.models[user], self.helpers[user], Point(), USERS[user]
+        model.w.data[:] = start.w.data[:] = float(self.x[0])
+        helper.load_global_controls({"w": self.c})
+        controls = helper.get_params()
+        for _ in range(STEPS):
+            model.w.data -= LR * h * (model.w.data - a)
+            helper.model_update(model, LR, *controls)
+        helper.terms_update(model, LR, *controls, start)
+        meta = {"client_name": user, AlgorithmConstants.SCAFFOLD_CTRL_DIFF: helper.get_delta_controls()}
+        return FLModel(params={"w": model.w.detach().numpy().copy()}, meta=meta)
+
+    def round(self, users):
+        from nvflare.app_common.app_constant import AlgorithmConstants
+        from nvflare.app_common.workflows.scaffold import _add_control_delta, scaffold_aggregate_fn
+
+        done = scaffold_aggregate_fn([self.train(user) for user in users])
+        self.x = done.params["w"]
+        self.c = _add_control_delta(self.c, np.asarray(done.meta[AlgorithmConstants.SCAFFOLD_CTRL_DIFF]["w"]))
+
+    @property
+    def mean(self):
+        return float(np.mean([helper.c_local.state_dict()["w"] for helper in self.helpers.values()]))
+
+
+def nvflare():
+    """The server adds the cohort's mean of c_i+ - c_i, without S/N, and forgets c with the job."""
+    from nvflare.app_common.abstract.fl_model import FLModel
+    from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
+    from nvflare.app_common.workflows.scaffold import Scaffold
+
+    name, theirs = version("nvflare"), NVFlareScaffold()
+    theirs.round(["1"])
+    first, ours = float(theirs.c[0]), fedcore_scaffold(1, lambda round: ["1"])
+    what = "SCAFFOLD's c after a round that heard 1 of 2 clients, due the mean of c_1 and 0"
+    yield Row(name, what, shown(theirs.mean), shown(first), shown(control(ours)))
+
+    theirs = NVFlareScaffold()
+    for number in range(4):
+        theirs.round(alternating(number))
+    ours = fedcore_scaffold(4, alternating)
+    what = "SCAFFOLD's c less the mean of all c_i, after 4 rounds of one client in turn"
+    yield Row(name, what, "0", shown(float(theirs.c[0]) - theirs.mean), shown(control(ours) - rows_mean(ours)))
+
+    class SecondJob(Scaffold):
+        def start_controller(self, fl_ctx):
+            pass  # nothing of it but the engine's components
+
+        def load_model(self):
+            return FLModel(params={"w": theirs.x.copy()})  # what the first job's persistor kept
+
+    job = SecondJob(num_clients=2)
+    job.initialize(types.SimpleNamespace(get_engine=object))
+    again = restored(ours)
+    what = "SCAFFOLD's c in the job that goes on after that"
+    kept = f"{shown(float(job._global_ctrl_weights['w'][0]))}, was {shown(float(theirs.c[0]))}"
+    yield Row(name, what, "as it was", kept, f"{shown(control(again))}, was {shown(control(ours))}")
+
+    helper = WeightedAggregationHelper()
+    for site, seen in (("a", 3), ("b", 5)):
+        helper.add({"seen": torch.tensor(seen)}, 10.0, site, 0)
+    their_seen = helper.get_result()["seen"]
+    ours = fedcore.aggregate([{"seen": torch.tensor(seen)} for seen in (3, 5)])["seen"]
+    yield Row(name, "an int64 counter of 3 and of 5, averaged", "int64", described(their_seen), described(ours))
+    yield Row(name, "a model with a NaN among two", "refused", *nan_among_two(nvflare_average))
+
+
+def nvflare_average(models):
+    from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
+
+    helper = WeightedAggregationHelper()
+    for site, model in enumerate(models):
+        helper.add(model, 1.0, str(site), 0)
+    return helper.get_result()
+
+
+def flower():
+    """Everything is multiplied by a Python float; what NumPy has no dtype for cannot be sent."""
+    from flwr.app import ArrayRecord
+    from flwr.server.strategy.aggregate import aggregate
+
+    name = version("flwr")
+    [theirs] = aggregate([([np.array(3)], 10), ([np.array(5)], 10)])
+    ours = fedcore.aggregate([{"seen": np.array(seen)} for seen in (3, 5)])["seen"]
+    yield Row(name, "an int64 counter of 3 and of 5, `aggregate`", "int64", described(theirs), described(ours))
+    big = [np.array(2**53 + 1), np.array(2**53 + 1)]
+    [theirs] = aggregate([([array], 1) for array in big])
+    ours = fedcore.aggregate([{"seen": array} for array in big])["seen"]
+    yield Row(name, "a counter that both have at 2^53 + 1", str(2**53 + 1), str(int(theirs)), str(int(ours)))
+    half = {"w": torch.ones(2, dtype=torch.bfloat16)}
+    theirs = outcome(lambda: described(ArrayRecord(half)["w"].numpy()))
+    ours = fedcore.aggregate([half, half])["w"]
+    yield Row(name, "a bfloat16 state_dict put into a message, and averaged", "bfloat16", theirs, described(ours))
+
+    def average(models):
+        [mean] = aggregate([([model["w"].numpy()], 1) for model in models])
+        return {"w": mean}
+
+    yield Row(name, "a model with a NaN among two", "refused", *nan_among_two(average))
+
+
+def fedlab():
+    from bench.peers.torchvision_ops import declare
+
+    declare()
+    from fedlab.contrib.algorithm.basic_server import SyncServerHandler
+
+    handler = SyncServerHandler(torch.nn.Linear(1, 1, bias=False), 1, 1.0)
+    handler.num_clients = 2
+    for value, examples in ((0.0, 1), (1.0, 99)):
+        handler.load([torch.tensor([value]), torch.tensor([examples])])
+    ours = fedcore.aggregate([{"w": torch.tensor([0.0])}, {"w": torch.tensor([1.0])}], [1, 99])["w"]
+    theirs = handler.model_parameters.item()
+    what = "models 0 and 1 of clients with 1 and 99 examples, each sending its count, `SyncServerHandler`"
+    yield Row(version("fedlab"), what, "0.99", shown(theirs), shown(ours.item()))
+
+
+def fedml(wheel):
+    """``FedMLAggOperator`` of the wheel: for SCAFFOLD it returns the last client's difference."""
+    package = types.ModuleType("fedml")
+    package.__path__ = [f"{wheel}/fedml"]
+    sys.modules["fedml"] = package
+    for name in ("core", "core.common", "ml", "ml.aggregator"):
+        module = types.ModuleType(f"fedml.{name}")
+        module.__path__ = [f"{wheel}/fedml/{name.replace('.', '/')}"]
+        sys.modules[f"fedml.{name}"] = module
+    from fedml.ml.aggregator.agg_operator import FedMLAggOperator
+
+    args = types.SimpleNamespace(federated_optimizer="SCAFFOLD", client_num_in_total=2, ml_engine="torch")
+    sent = [(10, {"w": torch.tensor([value])}, {"w": torch.tensor([value])}) for value in (1.0, 3.0)]
+    x, c = FedMLAggOperator.agg(args, sent)
+    server = fedcore.Server(SCAFFOLD(control="sent"), np.zeros(1, np.float32), 2, lr=1.0)
+    with server.open_round() as opened:
+        for client, value in enumerate((1.0, 3.0)):
+            opened.add(client, np.float32([value]), steps=1, control=np.float32([value]))
+    name = Path(wheel).name.split("-py")[0].replace("-", " ")
+    what = "SCAFFOLD: clients move by 1 and 3, with control changes 1 and 3"
+    ours = f"x + {server.x[0]:g}, c + {(server.store.read(0) + server.store.read(1))[0] / 2:g}"
+    yield Row(name, what, "x + 2, c + 2", f"x + {x['w'].item():g}, c + {c['w'].item():g}", ours)
+
+
+def table(wheel):
+    rows = [*pfl_scaffold(), *pfl_storage(), *nvflare(), *flower(), *fedlab(), *(fedml(wheel) if wheel else [])]
+    lines = ["| whose code | what | due | theirs | fedcore |", "|---|---|---:|---:|---:|"]
+    for row in rows:
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in vars(row).values()) + " |")
+    return lines
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--fedml", metavar="WHEEL", help="pip download --no-deps fedml==0.9.6")
+    parser.add_argument("--into", metavar="FILE")
+    asked = parser.parse_args()
+    command = "python -m bench.peers.wrong_results" + (" --fedml WHEEL" if asked.fedml else "")
+    said = f"# The peers' results, beside what is due\n\n`{command}`, which runs the peers' own code, gave this.\n\n"
+    text = said + "\n".join(table(asked.fedml)) + NOT_RUN
+    print(text)
+    if asked.into:
+        Path(asked.into).write_text(text)
+
+
+NOT_RUN = """
+
+Not run, so nothing is said of it: Flower's niid_bench baseline, which is on no package registry.
+"""
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""MimiC over four sites of NVFlare's simulator, three of them a round; run it again with more rounds and it goes on."""
+
+import sys
+from pathlib import Path
+
+from nvflare.app_opt.pt.file_model_persistor import PTFileModelPersistor
+from nvflare.job_config.api import FedJob
+from nvflare.job_config.script_runner import ScriptRunner
+
+from fedcore.adapters.nvflare import Controller
+
+method, rounds, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]).absolute()
+job = FedJob(name="digits")
+model = {"class_path": "fedcore.local.build", "args": {"name": "mlp", "seed": 0}}
+persistor = job.to_server(PTFileModelPersistor(model=model), id="persistor")
+rows = f"mmap:{folder / 'rows'}"
+job.to_server(Controller(method, lr=0.1, num_rounds=rounds, num_clients=3, store=rows, persistor_id=persistor))
+job.to_clients(ScriptRunner(str(Path(__file__).with_name("nvflare_client.py")), "4"))
+job.simulator_run(str(folder / "workspace"), n_clients=4, threads=4)

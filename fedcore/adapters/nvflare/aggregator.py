@@ -1,0 +1,137 @@
+"""fedcore's averaging methods in the place of an NVFlare workflow's aggregator."""
+
+from typing import Any
+
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.abstract.model import ModelLearnableKey
+from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+from fedcore.adapters.nvflare.wire import update_of
+from fedcore.adapters.opening import open_server, with_plain_steps
+from fedcore.algorithms import Algorithm
+from fedcore.errors import ArrayError, FedcoreError, RoundError
+from fedcore.server import Round, RoundReport, Server
+
+
+class Aggregator(ModelAggregator):
+    """The methods whose clients take plain steps (FedAvg, FedProx, MIFA, MimiC, FlexibleFedAvg), for NVFlare's FedAvg
+    and ScatterAndGather workflows and clients as they are.
+
+    ``reset_stats`` opens a round, ``accept_model`` folds a reply in, ``aggregate_model`` finishes the round. A reply
+    that cannot be believed is left out, by name and reason in ``reports``. Other methods need ``Controller``.
+
+    Args:
+        algorithm: one of ``fedcore.algorithms``, or its name.
+        lr: eta, the rate of the clients' steps, which only methods in gradient units use.
+        server_lr, optimizer: as for ``fedcore.Server``.
+        store: "ram", or "mmap:PATH" so that a later job goes on after the last finished round: with the rows, and with
+            the model, which takes the place of the one that the job starts from.
+        model: the first model by name; None for the job's own.
+        clients: the clients' names; None for those that are there.
+
+    Attributes:
+        server: the ``fedcore.Server``, once a round was opened.
+        reports: the ``RoundReport`` of each round of this job.
+
+    Raises:
+        RangeError: the method's clients take no plain steps; ``Controller`` has it.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm | str = "FedAvg",
+        lr: float = 0.1,
+        server_lr: float | None = None,
+        optimizer: Any = None,
+        store: str = "ram",
+        model: dict[str, Any] | None = None,
+        clients: list[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.algorithm, self.lr, self.server_lr, self.optimizer = algorithm, lr, server_lr, optimizer
+        self.store, self.model, self.clients = store, model, clients
+        with_plain_steps(algorithm)
+        self.server: Server | None = None
+        self.reports: list[RoundReport] = []
+        self._round: Round | None = None
+
+    def reset_stats(self) -> None:
+        """Open a round; one that was never finished is forgotten."""
+        if self._round is not None:
+            self._round.abort()
+        if self.server is None:
+            self.server = self._start()
+        for name in self._names():
+            if name not in self.server.store.registry:
+                self.server.arrive(name)
+        self._round = self.server.open_round()
+
+    def accept_model(self, model: FLModel) -> None:
+        """Fold a reply in, or leave it out if it cannot be believed."""
+        if self._round is None:
+            self.reset_stats()
+        assert self._round is not None
+        name = model.meta.get("client_name")
+        try:
+            self._round.add_update(update_of(name, model))
+        except FedcoreError as error:  # an unknown client, or one that answers twice
+            self._warn(f"{name}: {error}")
+
+    def aggregate_model(self) -> FLModel:
+        """Finish the round.
+
+        Raises:
+            RoundError: none is open.
+        """
+        if self._round is None or self.server is None:
+            raise RoundError("aggregate_model: expected an open round, got none")
+        opened, self._round = self._round, None
+        self.reports.append(report := opened.finish())
+        for name, reason in report.refused:
+            self._warn(f"round {report.round}: refused {name}: {reason}")
+        meta = {"nr_aggregated": len(report.heard)}
+        return FLModel(params_type=ParamsType.FULL, params=self.server.tensors(), meta=meta)
+
+    def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
+        """ScatterAndGather's way in; who sent it is what NVFlare knows, not what the message says."""
+        self.fl_ctx = fl_ctx
+        model = FLModelUtils.from_shareable(shareable, fl_ctx)
+        model.meta["client_name"] = fl_ctx.get_peer_context().get_identity_name()
+        self.accept_model(model)
+        return True
+
+    def _start(self) -> Server:
+        weights = self.model if self.model is not None else self._job_s_weights()
+        server = open_server(
+            self.algorithm,
+            weights,
+            self._names(),
+            store=self.store,
+            lr=self.lr,
+            server_lr=self.server_lr,
+            optimizer=self.optimizer,
+        )
+        if server.round_number:
+            weights.update(server.tensors())  # in place: it is the workflow's own model, and about to be sent
+        return server
+
+    def _job_s_weights(self) -> dict[str, Any]:
+        learnable = self.fl_ctx.get_prop(AppConstants.GLOBAL_MODEL) if self.fl_ctx is not None else None
+        if learnable is None:
+            raise ArrayError("model: expected the job's first model in the context, or as an argument, got neither")
+        weights: dict[str, Any] = learnable[ModelLearnableKey.WEIGHTS]
+        return weights
+
+    def _names(self) -> list[str]:
+        if self.clients is not None:
+            return self.clients
+        engine = self.fl_ctx.get_engine() if self.fl_ctx is not None else None
+        return sorted(client.name for client in engine.get_clients()) if engine is not None else []
+
+    def _warn(self, message: str) -> None:
+        if self.fl_ctx is not None:
+            self.warning(message)

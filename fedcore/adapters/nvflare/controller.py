@@ -1,0 +1,149 @@
+"""fedcore's methods as an NVFlare workflow."""
+
+import time
+from typing import Any
+
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.workflows.model_controller import ModelController
+
+from fedcore.adapters.nvflare.wire import model_of, update_of
+from fedcore.adapters.opening import open_server
+from fedcore.algorithms import Algorithm
+from fedcore.errors import FedcoreError
+from fedcore.sampling import without_replacement
+from fedcore.server import Round, RoundReport, Server
+
+
+class Controller(ModelController):
+    """Rounds of any method of ``fedcore.algorithms``, over NVFlare's clients by their names.
+
+    Each client gets the model and, in ``FLModel.meta``, what its steps are (``terms``); what it answers (``reply``)
+    is folded in as it arrives. A client that fails, or sends what cannot be believed, is left out, by name and reason
+    in ``reports``, and the round goes on with the others. On an "mmap:PATH" store every finished round is durable, and
+    a job that finds an earlier one's store goes on after its last finished round, with its controls; the persistor's
+    model then does not count.
+
+    Args:
+        algorithm: one of ``fedcore.algorithms``, or its name.
+        lr: eta, the rate of the clients' steps.
+        num_rounds: the rounds of the whole run, those of earlier jobs counted.
+        num_clients: how many of the clients there take part in a round, drawn by (seed, round); None for all.
+        server_lr, optimizer: as for ``fedcore.Server``.
+        store: "ram" or "mmap:PATH", on the server's machine.
+        timeout: seconds that a round waits for its clients; 0 for as long as it takes.
+        seed: of the draws.
+        task_name: what the clients are asked for.
+        kwargs: those of NVFlare's ``ModelController``. ``ignore_result_error`` is True here unless it is said.
+
+    Attributes:
+        server: the ``fedcore.Server``; the store of one on a disk is closed when the job ends.
+        reports: the ``RoundReport`` of each round of this job.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm | str = "MimiC",
+        *,
+        lr: float = 0.1,
+        num_rounds: int = 5,
+        num_clients: int | None = None,
+        server_lr: float | None = None,
+        optimizer: Any = None,
+        store: str = "ram",
+        timeout: int = 0,
+        seed: int = 0,
+        task_name: str = "train",
+        ignore_result_error: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(ignore_result_error=ignore_result_error, **kwargs)
+        # A job's configuration is made from the attributes that are named like the arguments.
+        self.algorithm, self.lr, self.server_lr, self.optimizer = algorithm, lr, server_lr, optimizer
+        self.num_rounds, self.num_clients, self.store, self.timeout = num_rounds, num_clients, store, timeout
+        self.seed, self.task_name = seed, task_name
+        self.server: Server | None = None
+        self.reports: list[RoundReport] = []
+
+    def run(self) -> None:
+        """The workflow."""
+        x0 = self.load_model().params
+        self.server = server = open_server(
+            self.algorithm,
+            x0,
+            self._there(),
+            store=self.store,
+            lr=self.lr,
+            server_lr=self.server_lr,
+            optimizer=self.optimizer,
+        )
+        self.info(f"{type(server.algorithm).__name__} starts at round {server.round_number} of {self.num_rounds}")
+        try:
+            while server.round_number < self.num_rounds and not self.abort_signal.triggered:
+                self._arrive(server)
+                with server.open_round() as opened:
+                    self._ask(server, opened)
+                    self._wait()
+                    if self.abort_signal.triggered:
+                        opened.abort()
+                        return
+                assert opened.report is not None
+                self._tell(opened.report)
+                self.save_model(FLModel(params=server.tensors(), current_round=server.round_number))
+        finally:
+            if server.store.medium == "mmap":
+                server.store.close()  # so that another job may open it
+
+    def choose(self, names: list[str], round: int) -> list[str]:
+        """Who takes part: ``num_clients`` of the names, drawn anew each round; a subclass may do it otherwise.
+
+        Args:
+            names: the clients that are there, in alphabetical order.
+        """
+        if self.num_clients is None or self.num_clients >= len(names):
+            return names
+        drawn = without_replacement(len(names), self.num_clients, seed=self.seed, round=round)
+        return [names[i] for i in sorted(drawn.tolist())]
+
+    def _there(self) -> list[str]:
+        return sorted(client.name for client in self.engine.get_clients())
+
+    def _arrive(self, server: Server) -> None:
+        for name in self._there():
+            if name not in server.store.registry:
+                server.arrive(name)
+
+    def _ask(self, server: Server, opened: Round) -> None:
+        """Send the round's tasks: one for all, or one for each client where a term is its own."""
+        names = self.choose(self._there(), server.round_number)
+        if not names:
+            return
+        sent = server.broadcast(names)
+        own = server.algorithm.keeps_rows and server.algorithm.direction.from_row != 0
+        for targets in [[name] for name in names] if own else [names]:
+            self.send_model(
+                task_name=self.task_name,
+                data=model_of(server, sent, targets[0] if own else None),
+                targets=targets,
+                timeout=self.timeout,
+                callback=lambda model: self._heard(opened, model),
+            )
+
+    def _wait(self) -> None:
+        while self.get_num_standing_tasks() and not self.abort_signal.triggered:
+            time.sleep(self._task_check_period)
+
+    def _heard(self, opened: Round, model: FLModel) -> bool:
+        """Fold a reply in; whether it was taken (a held one may still turn out not to be finite)."""
+        name = model.meta["client_name"]
+        try:
+            opened.add_update(update_of(name, model))
+        except FedcoreError as error:
+            self.warning(f"{name}: {error}")
+            return False
+        return True
+
+    def _tell(self, report: RoundReport) -> None:
+        self.reports.append(report)
+        for name, reason in report.refused:
+            self.warning(f"round {report.round}: refused {name}: {reason}")
+        self.info(f"round {report.round}: heard {len(report.heard)}, refused {len(report.refused)}")

@@ -1,0 +1,83 @@
+"""A client's local work for an NVFlare task, along whatever the server's method asks for."""
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from nvflare.app_common.abstract.fl_model import FLModel
+
+from fedcore.adapters.nvflare.wire import reply, terms
+from fedcore.layout import Layout
+from fedcore.local import FlatModel, Options, sgd
+
+F32 = npt.NDArray[np.float32]
+
+
+class Trainer:
+    """The steps y -= lr (a grad(y) + b grad(x_prev) + offset + mu (y - x)) of a torch module, on the CPU.
+
+    Args:
+        module: it is taken over (see ``fedcore.local.FlatModel``).
+        options: weight decay, momentum and clipping of the steps.
+    """
+
+    def __init__(self, module: Any, options: Options | None = None) -> None:
+        self.model, self._options = FlatModel(module), options
+        self._previous: FlatModel | None = None
+
+    def train(
+        self, received: FLModel, inputs: Any, labels: Any, batches: Iterable[npt.NDArray[np.int64]], **more: Any
+    ) -> FLModel:
+        """Start from what ``flare.receive()`` returned, step along the minibatches, and return what to send.
+
+        Args:
+            inputs, labels: torch.float32[m, ...] and torch.int64[m], the client's examples.
+            batches: indices into them, int64[b] each.
+            more: as for ``reply``: ``metrics``, say.
+
+        Raises:
+            ArrayError: the model is not of a fedcore ``Controller``, or not of this module's tensors.
+        """
+        told, layout = terms(received), self.model.layout
+        self.model.load(layout.flatten(received.params))
+        self.model.module.train()
+        previous = None
+        x_prev = _reordered(told.x_prev, told.layout, layout)
+        if x_prev is not None:
+            previous = self._previous = self._previous or FlatModel(copy.deepcopy(self.model.module))
+            previous.load(x_prev)
+            previous.module.train()
+        work = sgd(
+            self.model,
+            inputs,
+            labels,
+            batches,
+            lr=told.lr,
+            a=told.a,
+            b=told.b,
+            mu=told.mu,
+            offset=_reordered(told.offset, told.layout, layout),
+            x=self.model.parameters.numpy().copy() if told.mu else None,
+            previous=previous,
+            second=told.second,
+            options=self._options,
+        )
+        torch_tensors = any(hasattr(tensor, "detach") for tensor in received.params.values())
+        tensors = {name: tensor.detach().clone() for name, tensor in self.model.module.state_dict().items()}
+        params = tensors if torch_tensors else {name: tensor.numpy() for name, tensor in tensors.items()}
+        control = _reordered(work.control, layout, told.layout)
+        return reply(params, steps=work.steps, examples=len(labels), control=control, **more)
+
+
+def _reordered(vector: F32 | None, came: Layout, due: Layout) -> F32 | None:
+    """The same tensors in the order of another layout: names need not come in the order of the module's own."""
+    if vector is None or came.slices == due.slices:
+        return vector
+    places = {piece.name: piece for piece in came.slices}
+    ordered = np.zeros(due.n if len(vector) == came.n else due.n_parameters, np.float32)
+    for piece in due.slices:
+        if piece.name in places and piece.stop <= len(ordered):
+            ordered[piece.start : piece.stop] = vector[places[piece.name].start : places[piece.name].stop]
+    return ordered

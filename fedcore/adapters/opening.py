@@ -1,0 +1,60 @@
+"""A server for a framework's job: a new one, or the one that an earlier job left on the disk."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from fedcore.algorithms import Algorithm, Direction, named
+from fedcore.errors import CheckpointError, RangeError
+from fedcore.layout import Layout
+from fedcore.server import Server
+from fedcore.store import ClientId, ClientStore
+
+
+def with_plain_steps(algorithm: Algorithm | str) -> Algorithm:
+    """The algorithm, if its clients need nothing but the model: their steps are y -= lr grad(y), or FedProx's.
+
+    Raises:
+        RangeError: its clients step along more.
+    """
+    method = named(algorithm) if isinstance(algorithm, str) else algorithm
+    if method.second or method.direction != Direction(mu=method.direction.mu):
+        raise RangeError(f"algorithm: expected one of plain local steps, got {type(method).__name__}")
+    return method
+
+
+def open_server(
+    algorithm: Algorithm | str, x0: Any, clients: Iterable[ClientId], *, store: str = "ram", **options: Any
+) -> Server:
+    """A server on that store: of an earlier job's last finished round if there is one, else new, with x = ``x0``.
+
+    Args:
+        algorithm, x0, clients, options: as for ``Server``. Clients that an old server does not know arrive.
+        store: "ram", or "mmap:PATH" for rounds that outlive the job.
+
+    Raises:
+        RangeError: there is no client.
+        CheckpointError: the old server is of another algorithm, rate or model.
+        StoreError: the folder is something else, or another process has it.
+    """
+    ids = list(clients)
+    path = Path(store.removeprefix("mmap:"))
+    if not store.startswith("mmap:") or not path.is_dir() or not any(path.iterdir()):
+        if not ids:
+            raise RangeError("clients: expected at least one, got none")
+        return Server(algorithm, x0, ids, store=store, **options)
+    with ClientStore.open(path, readonly=True) as found:
+        never_began = found.state is None and len(found) == 0
+    if never_began:  # the earlier job was killed between the store's making and the server's
+        server = Server(algorithm, x0, store=ClientStore.open(path), **options)
+    else:
+        said_again = {name: options[name] for name in ("lr", "server_lr", "optimizer") if options.get(name) is not None}
+        method = named(algorithm) if isinstance(algorithm, str) else algorithm
+        server = Server.load(path, algorithm=method, **said_again)
+        if server.layout.to_state() != Layout.of(x0).to_state():
+            server.store.close()
+            raise CheckpointError(f"{path}: expected the store of a model like the job's, got other tensors or shapes")
+    for client in ids:
+        if client not in server.store.registry:
+            server.arrive(client)
+    return server

@@ -1,0 +1,3 @@
+from bench.peers.torchvision_ops import declare
+
+declare()

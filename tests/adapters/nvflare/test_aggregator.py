@@ -1,0 +1,93 @@
+import numpy as np
+import pytest
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
+
+from fedcore import Server, errors
+from fedcore.adapters.nvflare import Aggregator
+
+NAMES = ["site-1", "site-2", "site-3"]
+
+
+def x0():
+    return {"w": np.ones((2, 3), np.float32), "b": np.zeros(3, np.float32)}
+
+
+def answer(name, seed, steps=5, examples=None):
+    rng = np.random.default_rng(seed)
+    params = {key: rng.normal(size=array.shape).astype(np.float32) for key, array in x0().items()}
+    meta = {"client_name": name, "NUM_STEPS_CURRENT_ROUND": steps}
+    return FLModel(params=params, meta=meta if examples is None else {**meta, "fedcore": {"examples": examples}})
+
+
+def test_fedavg_is_nvflare_s_own_where_weights_are():
+    ours, theirs = Aggregator("FedAvg", model=x0(), clients=NAMES), WeightedAggregationHelper()
+    ours.reset_stats()
+    for seed, name in enumerate(NAMES):
+        model = answer(name, seed, steps=seed + 1, examples=seed + 1)
+        ours.accept_model(model)
+        theirs.add(model.params, weight=seed + 1, contributor_name=name, contribution_round=0)
+    result, due = ours.aggregate_model(), theirs.get_result()
+    assert result.params.keys() == due.keys()
+    for key in due:
+        assert result.params[key].dtype == np.float32
+        np.testing.assert_allclose(result.params[key], due[key], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["MIFA", "MimiC"])
+def test_methods_that_nvflare_has_not_equal_the_server_by_itself(name):
+    aggregator, server = Aggregator(name, lr=0.2, model=x0(), clients=NAMES), Server(name, x0(), NAMES, lr=0.2)
+    for round in range(4):
+        aggregator.reset_stats()
+        cohort = [NAMES[round % 3], NAMES[(round + 1) % 3]]
+        with server.open_round() as opened:
+            for seed, client in enumerate(cohort):
+                model = answer(client, 10 * round + seed)
+                aggregator.accept_model(model)
+                opened.add(client, model.params, steps=5)
+        result = aggregator.aggregate_model()
+    np.testing.assert_array_equal(server.layout.flatten(result.params), server.x)
+
+
+def test_a_lying_client_is_refused_by_name_and_the_round_goes_on():
+    aggregator = Aggregator("MimiC", lr=0.1, model=x0(), clients=[*NAMES, "nan", "shape"])
+    aggregator.reset_stats()
+    nan, shape = answer("nan", 0), answer("shape", 0)
+    nan.params["w"][0, 0] = np.nan
+    shape.params["w"] = shape.params["w"].T
+    liars = [answer("site-2", 0, steps=-1), answer("site-3", 0, examples=10**18), nan, shape]
+    for model in [*liars, answer("stranger", 0), answer("site-1", 0), answer("site-1", 1)]:
+        aggregator.accept_model(model)
+    aggregator.aggregate_model()
+    [report] = aggregator.reports
+    assert report.heard == ("site-1",)
+    assert {name for name, _ in report.refused} == {"site-2", "site-3", "nan", "shape"}
+
+
+def test_a_later_job_goes_on_from_the_last_finished_round(tmp_path):
+    def job(rounds):
+        model = x0()
+        aggregator = Aggregator("MIFA", lr=0.1, model=model, clients=NAMES, store=f"mmap:{tmp_path / 'rows'}")
+        aggregator.reset_stats()
+        start = {key: array.copy() for key, array in model.items()}
+        for seed in rounds:
+            aggregator.reset_stats()
+            for name in NAMES:
+                aggregator.accept_model(answer(name, seed))
+            result = aggregator.aggregate_model()
+        aggregator.server.store.close()
+        return start, result.params
+
+    _, first = job([1, 2])
+    start, _ = job([3])
+    for key in first:
+        np.testing.assert_array_equal(start[key], first[key])  # in the place of what the job would have started from
+
+
+def test_out_of_order():
+    with pytest.raises(errors.RoundError, match="open round"):
+        Aggregator(model=x0(), clients=NAMES).aggregate_model()
+    with pytest.raises(errors.RangeError, match="plain local steps"):
+        Aggregator("SCAFFOLD")
+    with pytest.raises(errors.ArrayError, match="first model"):
+        Aggregator(clients=NAMES).reset_stats()

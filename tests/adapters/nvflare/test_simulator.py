@@ -1,0 +1,80 @@
+"""The example under NVFlare's real simulator: its server killed in the middle, and a second job that goes on.
+
+About two minutes a method: NVFlare starts a process for each of four sites, twice.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from fedcore import ClientStore, Server
+from fedcore.data import divide, load
+from fedcore.engines import InProcess
+from fedcore.errors import FedcoreError
+from fedcore.local import build
+from fedcore.sampling import without_replacement
+
+JOB = Path(__file__).parents[3] / "examples" / "nvflare_job.py"
+SITES, ROUNDS = 4, 6
+
+
+def start(method, folder):
+    command = [sys.executable, str(JOB), method, str(ROUNDS), str(folder)]
+    with (folder / "log").open("a") as log:
+        return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+
+
+def finished_rounds(rows):
+    try:
+        with ClientStore.open(rows, readonly=True) as store:
+            return store.state["numbers"]["round_number"] if store.state else 0
+    except FedcoreError:  # not there yet
+        return 0
+
+
+def kill(process):
+    """``kill -9`` for the job and every process that it started, the server among them."""
+    family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    for member in family:
+        os.kill(member.pid, signal.SIGKILL)
+    psutil.wait_procs(family, timeout=30)
+    process.wait()
+
+
+@pytest.mark.deployment
+@pytest.mark.parametrize("method", ["MimiC", "SCAFFOLD"])
+def test_a_killed_job_s_successor_ends_where_an_unbroken_run_does(tmp_path, method):
+    job = start(method, tmp_path)
+    try:
+        while finished_rounds(tmp_path / "rows") < 2:
+            assert job.poll() is None, (tmp_path / "log").read_text()[-3000:]
+            time.sleep(0.1)
+    finally:
+        kill(job)
+    before = finished_rounds(tmp_path / "rows")
+    assert 2 <= before < ROUNDS, "killed too late to show anything"
+    assert start(method, tmp_path).wait(timeout=500) == 0
+    log = (tmp_path / "log").read_text()
+    assert f"{method} starts at round {before} of {ROUNDS}" in log
+
+    digits = load("digits")
+    parts = divide(digits, "label-k", SITES, seed=0, classes_per_client=4)
+    simulated = InProcess(build("mlp", seed=0), digits, parts, batch=32, epochs=1, seed=0)
+    straight = Server(method, build("mlp", seed=0), SITES, lr=0.1)
+    for round in range(ROUNDS):
+        cohort = sorted(without_replacement(SITES, 3, seed=0, round=round).tolist())
+        straight.round(simulated.updates(straight.broadcast(cohort)))
+
+    found = Server.load(tmp_path / "rows", medium="ram")
+    assert found.round_number == ROUNDS
+    np.testing.assert_allclose(found.x, straight.x, rtol=1e-5, atol=1e-6)
+    for site in range(SITES):
+        ours = found.store.read(f"site-{site + 1}")
+        np.testing.assert_allclose(ours, straight.store.read(site), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,93 @@
+"""Two users with quadratic losses, whom averaging alone does not bring to the optimum, and pfl's real backend."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pfl")
+
+import torch
+from pfl.aggregate.simulate import SimulatedBackend
+from pfl.algorithm.base import NNAlgorithmParams
+from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.algorithm.scaffold import SCAFFOLD, SCAFFOLDParams
+from pfl.data.dataset import Dataset
+from pfl.data.federated_dataset import FederatedDataset
+from pfl.data.sampling import get_user_sampler
+from pfl.hyperparam import NNTrainHyperParams
+from pfl.internal.bridge.pytorch import scaffold as step_module
+from pfl.model.pytorch import PyTorchModel
+
+USERS = {"0": (1.0, 0.0), "1": (10.0, 1.0)}  # h and a of h/2 (w - a)^2
+OPTIMUM = 10 / 11
+LR, EPOCHS = 0.05, 10
+
+
+class Quadratic(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros(1))
+
+    def loss(self, h, a, eval=False):
+        return (0.5 * h * (self.w - a) ** 2).mean()
+
+    def metrics(self, h, a, eval=False):
+        return {}
+
+
+def user(name):
+    h, a = USERS[name]
+    return Dataset(raw_data=[np.float32([[h]]), np.float32([[a]])], user_id=name)
+
+
+def population():
+    return FederatedDataset(user, get_user_sampler("minimize_reuse", list(USERS)))
+
+
+def run(algorithm, params, method=None):
+    """w after the run of an algorithm over both users."""
+    np.random.seed(0)
+    module = Quadratic()
+    model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
+    summed = {} if method is None else {"postprocessors": [method], "aggregator": method}
+    backend = SimulatedBackend(population(), population(), **summed)
+    train = NNTrainHyperParams(local_num_epochs=EPOCHS, local_learning_rate=LR, local_batch_size=1)
+    algorithm.run(params, backend, model, train, None, [], send_metrics_to_platform=False)
+    return float(module.w.item())
+
+
+def base(iterations, cohort):
+    return {
+        "central_num_iterations": iterations,
+        "evaluation_frequency": 1000,
+        "train_cohort_size": cohort,
+        "val_cohort_size": None,
+    }
+
+
+@pytest.fixture
+def averaging():
+    return lambda iterations, method=None, cohort=2: run(
+        FederatedAveraging(), NNAlgorithmParams(**base(iterations, cohort)), method
+    )
+
+
+@pytest.fixture
+def scaffold(monkeypatch):
+    """pfl's SCAFFOLD, with the sign of its local step put right: as it is it adds server_c - local_c."""
+    as_it_is = step_module._control_variate_train_step
+
+    def exchanged(*args, **kwargs):
+        kwargs["server_c"], kwargs["local_c"] = kwargs["local_c"], kwargs["server_c"]
+        return as_it_is(*args, **kwargs)
+
+    def go(iterations, storage, *, gradients, put_right=True, cohort=2):
+        monkeypatch.setattr(step_module, "_control_variate_train_step", exchanged if put_right else as_it_is)
+        params = SCAFFOLDParams(
+            **base(iterations, cohort),
+            population=2,
+            use_gradient_as_control_variate=gradients,
+            user_state_storage=storage,
+        )
+        return run(SCAFFOLD(), params)
+
+    return go

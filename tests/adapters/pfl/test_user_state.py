@@ -1,0 +1,116 @@
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("pfl")
+
+from pfl.data.user_state import DiskUserStateStorage, InMemoryUserStateStorage
+from pfl.exception import UserNotFoundError
+from pfl.internal.ops import pytorch_ops
+from pfl.internal.ops.selector import set_framework_module
+from pfl.stats import MappedVectorStatistics
+
+from fedcore import ClientStore, errors
+from fedcore.adapters.pfl import ClientStoreUserState
+
+set_framework_module(pytorch_ops)
+
+
+def state(seed, weight=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {"w": torch.randn(5, 70, generator=generator), "b": torch.randn(3, generator=generator)}
+    return MappedVectorStatistics(tensors, weight=weight)
+
+
+def require_same(found, due, **tolerance):
+    assert isinstance(found, MappedVectorStatistics)
+    assert found.weight == due.weight
+    assert list(found.keys()) == list(due.keys())
+    for name in due:
+        assert found[name].dtype == torch.float32
+        torch.testing.assert_close(found[name], due[name], **(tolerance or {"rtol": 0, "atol": 0}))
+
+
+@pytest.fixture(params=["ram", "mmap"])
+def storage(request, tmp_path):
+    made = ClientStoreUserState(None if request.param == "ram" else tmp_path)
+    yield made
+    made.close()
+
+
+def test_it_keeps_what_pfl_s_own_storages_keep(storage, tmp_path):
+    others = [InMemoryUserStateStorage(), DiskUserStateStorage(str(tmp_path / "theirs"))]
+    for seed, (user, key) in enumerate([("0", None), ("1", None), ("0", "c"), ("1", "a/b"), ("0", None)]):
+        for each in (storage, *others):
+            each.save_state(state(seed, weight=seed + 1.0), user, key)
+    # Since torch 2.6 pfl's storage on disk cannot read back what it wrote, unless torch is told that it may.
+    with torch.serialization.safe_globals([MappedVectorStatistics]):
+        for user, key in [("0", None), ("1", None), ("0", "c"), ("1", "a/b")]:
+            for other in others:
+                require_same(storage.load_state(user, key), other.load_state(user, key))
+
+
+def test_it_copies_both_ways(storage):
+    given = state(0)
+    storage.save_state(given, "0")
+    given["w"].zero_()
+    storage.load_state("0")["w"].zero_()
+    require_same(storage.load_state("0"), state(0))
+
+
+def test_who_was_never_saved_is_not_found(storage):
+    for key in (None, "c"):
+        with pytest.raises(UserNotFoundError):
+            storage.load_state("0", key)
+    storage.save_state(state(0), "1")
+    with pytest.raises(UserNotFoundError):
+        storage.load_state("0")
+    storage.clear_states()
+    with pytest.raises(UserNotFoundError):
+        storage.load_state("1")
+    storage.save_state(state(2), "1")
+    require_same(storage.load_state("1"), state(2))
+
+
+@pytest.mark.parametrize(("codec", "error"), [("bf16", 2**-8), ("int8", 2**-7 * 4)])
+def test_codecs(codec, error):
+    storage = ClientStoreUserState(codec=codec)
+    storage.save_state(state(0), "0")
+    require_same(storage.load_state("0"), state(0), rtol=error, atol=error)
+
+
+def test_states_outlive_the_process(tmp_path):
+    with_states = ClientStoreUserState(tmp_path)
+    with_states.save_state(state(1), "u", "c")
+    with_states.checkpoint()
+    with_states.close()
+    again = ClientStoreUserState(tmp_path)
+    require_same(again.load_state("u", "c"), state(1))
+    again.save_state(state(2), "v", "c")
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        ({"w": torch.zeros(5, 70)}, errors.ArrayError),
+        ({"w": torch.zeros(70, 5), "b": torch.zeros(3)}, errors.ShapeError),
+        ({"w": torch.zeros(5, 70), "b": torch.zeros(3, dtype=torch.float64)}, errors.DtypeError),
+    ],
+)
+def test_a_state_unlike_the_first_is_refused_and_changes_nothing(storage, bad, error):
+    storage.save_state(state(0), "0")
+    with pytest.raises(error):
+        storage.save_state(MappedVectorStatistics(bad), "0")
+    require_same(storage.load_state("0"), state(0))
+
+
+def test_states_of_other_kinds_are_refused(storage):
+    with pytest.raises(errors.DtypeError, match="n: expected float32"):
+        storage.save_state({"n": np.array([1])}, "0")
+
+
+def test_another_store_s_folder_is_refused(tmp_path):
+    ClientStore(1, 2, medium="mmap", path=tmp_path / "key").close()
+    with pytest.raises(errors.CheckpointError, match="got another store"):
+        ClientStoreUserState(tmp_path)

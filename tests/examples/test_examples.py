@@ -1,0 +1,29 @@
+"""The examples run and say what they should; NVFlare's runs in tests/adapters/nvflare/test_simulator.py."""
+
+import contextlib
+import io
+import runpy
+from pathlib import Path
+
+import pytest
+
+from bench.peers.torchvision_ops import declare
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize(
+    ("name", "needs", "due"),
+    [
+        ("torch_loop", "torch", "(1, 2) ()"),
+        ("pfl_mifa", "pfl", "60 rounds, accuracy 0.9"),
+        ("fedlab_mimic", "fedlab", "30 rounds, the last one heard ("),
+    ],
+)
+def test_example(name, needs, due):
+    pytest.importorskip(needs)
+    declare()
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        runpy.run_path(str(EXAMPLES / f"{name}.py"))
+    assert printed.getvalue().splitlines()[-1].startswith(due)

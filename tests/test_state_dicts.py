@@ -1,0 +1,126 @@
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedcore
+from fedcore import errors
+
+
+def net():
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+
+
+def trained(seed):
+    torch.manual_seed(seed)
+    model = net()
+    for _ in range(seed + 1):
+        model(torch.randn(5, 3))
+    return model.state_dict()
+
+
+def test_it_is_the_average_that_one_would_write_in_torch():
+    models, weights = [trained(seed) for seed in range(4)], [30, 10, 0, 25]
+    before = copy.deepcopy(models)
+    averaged = fedcore.aggregate(models, weights)
+    assert list(averaged) == list(models[0])
+    for name, tensor in averaged.items():
+        assert isinstance(tensor, torch.Tensor)
+        assert (tensor.dtype, tensor.shape) == (models[0][name].dtype, models[0][name].shape)
+        if tensor.is_floating_point():
+            due = sum(w * m[name].double() for w, m in zip(weights, models, strict=True)) / sum(weights)
+            torch.testing.assert_close(tensor, due.float(), rtol=1e-7, atol=0)
+    assert averaged["1.num_batches_tracked"] == 4
+    net().load_state_dict(averaged)
+    for model, then in zip(models, before, strict=True):
+        assert all(torch.equal(model[name], then[name]) for name in model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_every_float_dtype_comes_back_as_itself(dtype):
+    models = [{"w": torch.randn(7, 3).to(dtype)} for _ in range(3)]
+    averaged = fedcore.aggregate(models, [1, 2, 3])["w"]
+    due = sum(w * m["w"].double() for w, m in zip([1, 2, 3], models, strict=True)) / 6
+    assert averaged.dtype == dtype
+    torch.testing.assert_close(averaged, due.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64, torch.bool])
+def test_integers_keep_their_type_and_the_largest_counts(dtype):
+    models = [{"seen": torch.tensor([v, 1 - v]).to(dtype)} for v in (0, 1)]
+    averaged = fedcore.aggregate(models)["seen"]
+    assert averaged.dtype == dtype
+    assert averaged.tolist() == [1, 1]
+
+
+def test_large_counters_stay_exact():
+    assert fedcore.aggregate([{"n": np.array(2**62 + 1)}, {"n": np.array(5)}])["n"] == 2**62 + 1
+
+
+@given(st.lists(st.floats(0, 1e300), min_size=1, max_size=9).filter(any))
+def test_what_all_agree_on_stays_as_it_is_bit_for_bit(weights):
+    w = np.random.default_rng(0).normal(size=1000).astype(np.float32)
+    np.testing.assert_array_equal(fedcore.aggregate([{"w": w}] * len(weights), weights)["w"], w)
+
+
+def test_numpy_arrays_scalars_and_empty_tensors():
+    models = [{"s": np.float32(v), "e": np.zeros((0, 3), np.float32)} for v in (1, 2)]
+    averaged = fedcore.aggregate(models)
+    assert averaged["s"] == 1.5
+    assert averaged["s"].dtype == np.float32
+    assert averaged["e"].shape == (0, 3)
+
+
+def test_tensors_that_are_not_contiguous_or_need_gradients():
+    tensors = [torch.randn(3, 4, requires_grad=True), torch.randn(4, 3).t()]
+    averaged = fedcore.aggregate([{"w": tensor} for tensor in tensors])["w"]
+    torch.testing.assert_close(averaged, ((tensors[0] + tensors[1]) / 2).detach())
+    arrays = [np.ones((3, 4), np.float32), np.full((4, 3), 3, np.float32).T]
+    np.testing.assert_array_equal(fedcore.aggregate([{"w": a} for a in arrays])["w"], np.full((3, 4), 2))
+
+
+def test_long_float64_models_are_finite_though_their_norm_is_not():
+    assert fedcore.aggregate([{"w": np.full(2, 1e200)}] * 2)["w"][0] == 1e200
+
+
+GOOD = {"a": np.ones(2, np.float32), "b": np.ones((2, 3), np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "message"),
+    [
+        ({"a": GOOD["a"]}, errors.ArrayError, r"client 2: .*missing \['b'\]"),
+        (GOOD | {"c": GOOD["a"]}, errors.ArrayError, r"client 2: .*unexpected \['c'\]"),
+        (GOOD | {"b": np.ones((3, 2), np.float32)}, errors.ShapeError, r"client 2, b: expected shape \(2, 3\)"),
+        (GOOD | {"a": np.ones(2)}, errors.DtypeError, "client 2, a: expected float32, .* got float64"),
+        (GOOD | {"a": [1, 2]}, errors.DtypeError, "client 2, a: expected float32, .* got list"),
+        (GOOD | {"b": np.full((2, 3), np.nan, np.float32)}, errors.ArrayError, "client 2, b: expected finite"),
+        (GOOD | {"a": np.float32([0, np.inf])}, errors.ArrayError, "client 2, a: expected finite"),
+        (GOOD | {"a": torch.ones(2, device="meta")}, errors.ArrayError, "client 2, a: .* on meta"),
+        ([GOOD["a"]], errors.ArrayError, "client 2: expected a mapping"),
+    ],
+)
+def test_a_bad_model_is_named(bad, error, message):
+    with pytest.raises(error, match=message):
+        fedcore.aggregate([GOOD, GOOD, bad])
+
+
+@pytest.mark.parametrize(
+    ("models", "weights", "error", "message"),
+    [
+        ([], None, errors.RangeError, "at least one"),
+        ([GOOD], [1, 2], errors.ShapeError, "expected 1 numbers"),
+        ([GOOD] * 2, [1, -1], errors.RangeError, "got -1.0 for client 1"),
+        ([GOOD] * 2, [1, float("nan")], errors.RangeError, "got nan for client 1"),
+        ([GOOD] * 2, [0, 0], errors.RangeError, "got zeros"),
+        ([GOOD] * 2, ["x", 1], errors.DtypeError, "weights"),
+        ([{"z": np.ones(2, np.complex64)}], None, errors.DtypeError, "client 0, z: .* got complex64"),
+        ([{"z": "text"}], None, errors.ArrayError, "client 0, z: expected a tensor, got str"),
+    ],
+)
+def test_bad_arguments(models, weights, error, message):
+    with pytest.raises(error, match=message):
+        fedcore.aggregate(models, weights)
