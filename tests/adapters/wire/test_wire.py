@@ -1,6 +1,6 @@
 """The real thing: a SuperLink and SuperNodes with TLS and keys, killed and resumed, against fedcore's own simulation.
 
-It takes minutes and is left out unless it is asked for: ``pytest -m deployment tests/adapters/wire``. As root it runs in a
+It takes minutes and is left out unless asked for: ``pytest -m deployment tests/adapters/wire``. As root it runs in a
 network namespace that has loopback alone.
 """
 
