@@ -3,6 +3,8 @@
 import torch
 from hypothesis import HealthCheck, settings
 
+from bench.peers.torchvision_ops import declare
+
 # Two threads of two libraries on two cores wait for each other more than they work.
 torch.set_num_threads(1)
 
@@ -10,3 +12,5 @@ torch.set_num_threads(1)
 settings.register_profile("repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", settings.get_profile("repeatable"), derandomize=False, max_examples=1000)
 settings.load_profile("repeatable")
+
+declare()  # before anything imports FedLab, the doctests of its adapter included

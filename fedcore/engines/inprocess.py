@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from fedcore.data import Dataset
 from fedcore.errors import RangeError, UnknownClientError, UnknownNameError
-from fedcore.local import RULES, FlatModel, Options, Table, Work, minibatch_table, minibatches, seeded, sgd
+from fedcore.local import RULES, FlatModel, Options, Table, Work, by_rule, minibatch_table, minibatches, seeded, sgd
 from fedcore.local.perceptron import Perceptron
 from fedcore.local.together import MOST_PARAMETERS, in_groups, sgd_together
 from fedcore.participation import Active
@@ -185,9 +185,7 @@ class InProcess:
             self._model.module.train()
             part = self._parts[client]
             batches = self._minibatches(broadcast.round, client, broadcast.local_rule)
-            batches = islice(batches, most)
-            if broadcast.local_rule == "one minibatch":
-                batches = iter([np.concatenate(list(batches))])
+            batches = by_rule(islice(batches, most), broadcast.local_rule)
             masks = seeded(self._seed, "local: dropout", round=broadcast.round, client=client)
             with masks if self._drops_out else nullcontext():
                 work = sgd(

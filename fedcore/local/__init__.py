@@ -2,12 +2,24 @@
 
 from fedcore.local.descent import Options
 from fedcore.local.flat import FlatModel
-from fedcore.local.minibatches import Table, minibatch_table, minibatches
+from fedcore.local.minibatches import Table, by_rule, minibatch_table, minibatches
 from fedcore.local.nets import build
 from fedcore.local.seeded import seeded
 from fedcore.local.sgd import Work, sgd
 
-__all__ = ["RULES", "FlatModel", "Options", "Table", "Work", "build", "minibatch_table", "minibatches", "seeded", "sgd"]
+__all__ = [
+    "RULES",
+    "FlatModel",
+    "Options",
+    "Table",
+    "Work",
+    "build",
+    "by_rule",
+    "minibatch_table",
+    "minibatches",
+    "seeded",
+    "sgd",
+]
 
 RULES = ("sgd", "full gradient", "one minibatch")
 """The local rules that algorithms name in ``local_rule``: steps along minibatches, or along the whole of the data; or

@@ -1,6 +1,6 @@
 """Which examples a client takes in which local step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count, islice
 
@@ -54,6 +54,15 @@ def minibatches(
     orders = islice(_orders(examples, seed, round, client), epochs)
     pieces = (order[start : start + batch] for order in orders for start in range(0, examples, batch))
     return islice(pieces, steps)
+
+
+def by_rule(batches: Iterable[Indices], local_rule: str) -> Iterator[Indices]:
+    """The minibatches that a local rule takes steps along: all as one for "one minibatch", else as they are.
+
+    >>> [indices.tolist() for indices in by_rule([np.array([0, 1]), np.array([2])], "one minibatch")]
+    [[0, 1, 2]]
+    """
+    return iter([np.concatenate(list(batches))]) if local_rule == "one minibatch" else iter(batches)
 
 
 @dataclass(frozen=True)

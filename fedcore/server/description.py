@@ -23,7 +23,9 @@ def describe(what: str, value: Any) -> dict[str, Any] | None:
     name = type(value).__name__
     if REGISTRIES[what].get(name) is not type(value):
         return {"name": None, "was": repr(value)[:200]}
-    return {"name": name, "options": {option: getattr(value, option) for option in signature(type(value)).parameters}}
+    options = {option: getattr(value, option) for option in signature(type(value)).parameters}
+    # As JSON gives it back, so that what is given can be compared with what was saved.
+    return {"name": name, "options": {o: list(v) if isinstance(v, tuple) else v for o, v in options.items()}}
 
 
 def revive(what: str, description: Mapping[str, Any] | None, given: Any) -> Any:

@@ -116,6 +116,7 @@ VECTORS = {
     "MIFA, at once": (1, 1),
     "MimiC": (1, 1),
     "MimiC, update units": (1, 1),
+    "MimiC, short history": (1, 1),
     "MimiC, on clients": (1, 1),
     "SCAFFOLD": (1, 2),
     "SCAFFOLD, two vectors": (2, 2),

@@ -129,6 +129,8 @@ def test_code_of_the_callers_own_is_asked_for(tmp_path):
     with pytest.raises(CheckpointError, match=r"lr: expected .*Exponential"):
         Server.load(tmp_path / "t", lr=0.5)
     assert Server.load(tmp_path / "t", lr=rates.Exponential(0.1, 0.9)).round_number == 0
+    made("FedAvg", lr=rates.Staircase(0.1, restarts=[3])).save(tmp_path / "u")
+    assert Server.load(tmp_path / "u", lr=rates.Staircase(0.1, restarts=[3])).broadcast([0]).lr == 0.1
 
 
 def test_what_is_no_server_is_refused(tmp_path):

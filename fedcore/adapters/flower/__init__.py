@@ -12,6 +12,7 @@ except ImportError as error:
 from fedcore.adapters.flower.client import Task, examples_reply
 from fedcore.adapters.flower.grid import StreamingGrid
 from fedcore.adapters.flower.methods import (
+    MBSTORM,
     MIFA,
     SCAFFOLD,
     SCAFFOLDM,
@@ -27,6 +28,7 @@ from fedcore.adapters.flower.methods import (
 from fedcore.adapters.flower.strategy import ServerStrategy
 
 __all__ = [
+    "MBSTORM",
     "MIFA",
     "SCAFFOLD",
     "SCAFFOLDM",

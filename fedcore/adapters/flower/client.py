@@ -27,7 +27,8 @@ class Task:
         round: the server's number of the round.
         lr, a, b, mu: the rate and the coefficients above.
         second: whether to send the mean of the gradients at the y's, before any correction, as ``control``.
-        local_rule: "sgd", or "full gradient" for steps along the gradient over all examples.
+        local_rule: "sgd", "full gradient" for steps along the gradient over all examples, or "one minibatch" for one
+            step along all that its minibatches hold.
         offset: float32[n_parameters], or None for zero.
         x_prev: float32[n], the model of the round before; None where ``b`` is 0.
     """

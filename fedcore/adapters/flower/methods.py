@@ -52,6 +52,12 @@ class SCAFFOLDM(ServerStrategy):
     method = algorithms.SCAFFOLDM
 
 
+class MBSTORM(ServerStrategy):
+    """``fedcore.algorithms.MBSTORM`` in Flower."""
+
+    method = algorithms.MBSTORM
+
+
 class FedAvgMVR(ServerStrategy):
     """``fedcore.algorithms.FedAvgMVR`` in Flower."""
 

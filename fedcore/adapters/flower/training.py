@@ -10,7 +10,7 @@ from flwr.app import Message
 from torch import nn
 
 from fedcore.adapters.flower.client import Task
-from fedcore.local import FlatModel, Options, minibatches, sgd
+from fedcore.local import FlatModel, Options, by_rule, minibatches, sgd
 
 
 def train(
@@ -48,19 +48,20 @@ def train(
     task = Task.of(message, arrays=arrays)
     model = _at(task, module, task.x)
     previous = None if task.x_prev is None else _at(task, copy.deepcopy(module), task.x_prev)
+    batches = minibatches(
+        len(labels),
+        len(labels) if task.local_rule == "full gradient" else batch,
+        epochs=epochs,
+        steps=steps,
+        seed=seed,
+        round=task.round,
+        client=client,
+    )
     work = sgd(
         model,
         inputs,
         labels,
-        minibatches(
-            len(labels),
-            len(labels) if task.local_rule == "full gradient" else batch,
-            epochs=epochs,
-            steps=steps,
-            seed=seed,
-            round=task.round,
-            client=client,
-        ),
+        by_rule(batches, task.local_rule),
         lr=task.lr,
         a=task.a,
         b=task.b,

@@ -10,7 +10,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 
 from fedcore.adapters.nvflare.wire import reply, terms
 from fedcore.layout import Layout
-from fedcore.local import FlatModel, Options, sgd
+from fedcore.local import FlatModel, Options, by_rule, sgd
 
 F32 = npt.NDArray[np.float32]
 
@@ -34,7 +34,7 @@ class Trainer:
 
         Args:
             inputs, labels: torch.float32[m, ...] and torch.int64[m], the client's examples.
-            batches: indices into them, int64[b] each.
+            batches: indices into them, int64[b] each; a method of the local rule "one minibatch" takes them as one.
             more: as for ``reply``: ``metrics``, say.
 
         Raises:
@@ -53,7 +53,7 @@ class Trainer:
             self.model,
             inputs,
             labels,
-            batches,
+            by_rule(batches, told.local_rule),
             lr=told.lr,
             a=told.a,
             b=told.b,

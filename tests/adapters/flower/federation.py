@@ -27,6 +27,7 @@ METHODS = {
     "FedAvgM": {},
     "SCAFFOLDM": {},
     "FedAvgMVR": {},
+    "MBSTORM": {},
     "SCAFFOLDMVR": {},
     "LocalDescent": {},
 }

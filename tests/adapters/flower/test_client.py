@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from fedcore.adapters.flower import Task
 from fedcore.errors import ArrayError
-from fedcore.local import minibatches
+from fedcore.local import by_rule, minibatches
 from tests.adapters.flower.federation import BATCH, METHODS, NODES, SEED, STEPS, make_data, make_module, run, simulate
 from tests.adapters.flower.local_grid import LocalGrid
 
@@ -32,14 +32,16 @@ def own_loop(client, dataset, parts):
         optimizer = torch.optim.SGD(module.parameters(), lr=task.lr)
         raw = np.zeros(task.layout.n_parameters, np.float32)
         size = len(y) if task.local_rule == "full gradient" else BATCH
-        for batch in minibatches(len(y), size, steps=STEPS, seed=SEED, round=task.round, client=client):
+        batches = minibatches(len(y), size, steps=STEPS, seed=SEED, round=task.round, client=client)
+        steps = 0
+        for steps, batch in enumerate(by_rule(batches, task.local_rule), start=1):  # noqa: B007
             for net in filter(None, (module, previous)):
                 net.zero_grad()
                 cross_entropy(net(x[batch]), y[batch]).backward()
             raw += torch.nn.utils.parameters_to_vector([p.grad for p in module.parameters()]).numpy() / STEPS
             task.correct(module, previous)
             optimizer.step()
-        return task.reply(module, steps=STEPS, examples=len(y), control=raw if task.second else None)
+        return task.reply(module, steps=steps, examples=len(y), control=raw if task.second else None)
 
     return app
 

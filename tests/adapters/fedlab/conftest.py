@@ -1,3 +1,0 @@
-from bench.peers.torchvision_ops import declare
-
-declare()
