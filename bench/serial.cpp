@@ -28,17 +28,18 @@ struct Arrays {
         : ys(kRows, std::vector<float>(n, 1.5f)), rows(ys), x(n, 0.5f), y(n, 0.25f), out(n), acc(n), sum(n) {
         for (std::int64_t i = 0; i < kRows; ++i) {
             pointers.push_back(ys[i].data());
-            weights.push_back(0.125f);
-            sent.push_back({ys[i].data(), x.data(), 0.5f, 0.125});
-            swaps.push_back({rows[i].data(), nullptr, rows[i].data()});
+            weights.push_back(0.125);
+            sent.push_back({ys[i].data(), Dtype::float32, x.data(), 0.5f, 0.125});
+            const Row row = {Codec::f32, rows[i].data(), nullptr};
+            swaps.push_back({row, nullptr, row, {}});
         }
         scratch.resize(kRows * block_count(n));
     }
 
     std::vector<std::vector<float>> ys, rows;
-    std::vector<float> x, y, out, weights;
-    std::vector<double> acc, sum, scratch;
-    std::vector<const float*> pointers;
+    std::vector<float> x, y, out;
+    std::vector<double> acc, sum, scratch, weights;
+    std::vector<const void*> pointers;
     std::vector<Sent> sent;
     std::vector<RowSwap> swaps;
 };
@@ -52,7 +53,8 @@ struct Kernel {
 const Kernel kKernels[] = {
     {"weighted_sum", 4 * (kRows + 1),
      [](Arrays& a, std::int64_t, std::int64_t begin, std::int64_t end) {
-         table().sums32.weighted_sum(a.pointers.data(), a.weights.data(), kRows, begin, end, a.out.data());
+         const RowSum rows = {a.pointers.data(), nullptr, a.out.data(), Dtype::float32, Dtype::float32};
+         table().sums32.weighted_sum(rows, a.weights.data(), kRows, begin, end, nullptr);
      }},
     {"accumulate", 4 * kRows + 20,
      [](Arrays& a, std::int64_t block, std::int64_t begin, std::int64_t end) {
@@ -61,7 +63,7 @@ const Kernel kKernels[] = {
      }},
     {"exchange", 12 * kRows + 20,
      [](Arrays& a, std::int64_t block, std::int64_t begin, std::int64_t end) {
-         table().exchange(a.acc.data(), a.sum.data(), a.sent.data(), a.swaps.data(), kRows, begin, end,
+         table().exchange(a.acc.data(), a.sum.data(), a.sent.data(), a.swaps.data(), Form::gradient, kRows, begin, end,
                           a.scratch.data() + block * kRows);
      }},
     {"direction", 16,
