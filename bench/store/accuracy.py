@@ -8,6 +8,7 @@ that only the rows differ. Every evaluated round is a line of the file; a trial 
 
 import argparse
 import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -27,11 +28,11 @@ LAST = 5
 
 def run(trial, codec):
     """One trial, with rows in that codec: yields (round, accuracy, loss)."""
-    plain, engine, pattern = build(trial)
-    store = ClientStore(trial.experiment.partition.clients, plain.layout.n_parameters, codec=codec)
-    server = Server(trial.method.make(), plain.tensors(), store=store, lr=trial.experiment.rate.lr.make())
+    parts = build(trial)
+    store = ClientStore(trial.experiment.partition.clients, parts.server.layout.n_parameters, codec=codec)
+    server = Server(trial.method.make(), parts.server.tensors(), store=store, lr=trial.experiment.rate.lr.make())
     every = trial.experiment.evaluate.every
-    for line in rounds(server, engine, pattern, count=trial.experiment.rounds, evaluate_every=every):
+    for line in rounds(replace(parts, server=server), count=trial.experiment.rounds, evaluate_every=every):
         if line.accuracy is not None:
             yield line.round, line.accuracy, line.loss
 
