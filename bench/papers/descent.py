@@ -19,33 +19,11 @@ from fedcore import Network, Update, algorithms
 from fedcore.algorithms.rates import largest_full_gradient_rate
 from fedcore.topology import Topology
 from tests.network.problem import LeastSquares
+from tests.theory.local_descent import DRAWN, E, N, descend, diversity, n
 from tests.theory.quadratics import Clients, server_of
 
-N, n, E, DRAWN, SEEDS = 6, 10, 2, 3, 8
-Q = np.full(N, 1 / N)
+SEEDS = 8
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
-
-
-def diversity(clients, x):
-    """Lambda(x, q) (eq. 7) at the gradients of all clients."""
-    gradients = np.array([clients.gradient(i, x) for i in range(N)])
-    return float(np.sum(Q[:, None] * gradients**2) / np.sum((Q @ gradients) ** 2))
-
-
-def descend(clients, lr, rounds, seed):
-    """LFGD: f and Lambda at x_0, x_E, x_2E, ..., K = 3 clients a round drawn with replacement."""
-    server = server_of(algorithms.LocalDescent(full_gradient=True), clients, lr)
-    values, lambdas = [clients.value(server.x)], [diversity(clients, server.x)]
-    for t in range(rounds):
-        drawn = fedcore.sampling.with_replacement(Q, DRAWN, seed=seed, round=t)
-        ids, counts = np.unique(drawn, return_counts=True)
-        broadcast = server.broadcast(ids)
-        with server.open_round() as round:
-            for i, count in zip(broadcast.ids, counts, strict=True):
-                round.add(i, clients.work(broadcast, i, E)[0], steps=E, count=int(count))
-        values.append(clients.value(server.x))
-        lambdas.append(diversity(clients, server.x))
-    return np.array(values), np.array(lambdas)
 
 
 def eq_20(rounds=400):

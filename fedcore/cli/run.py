@@ -6,16 +6,13 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+from fedcore.cli.ending import exit_on_failures, interruptible
 from fedcore.cli.progress import RunProgress
 from fedcore.cli.report import show_report
 from fedcore.errors import ConfigError
 from fedcore.experiment import load_preset, run_experiment
 from fedcore.experiment.folder import CONFIG, default_folder
 from fedcore.experiment.trial import trials
-
-INTERRUPTED = 130
-"""128 + SIGINT, as shells have it."""
-
 
 Changes = Annotated[
     list[str] | None,
@@ -72,24 +69,13 @@ def run(
     experiment = load_preset(str(Path(preset, CONFIG)) if resume else preset, overrides, scale=scale)
     folder = Path(preset) if resume else out or default_folder(experiment)
     console = Console()
-    try:
-        with RunProgress(console, experiment.rounds * len(trials(experiment))) as progress:
-            failed = run_experiment(experiment, folder, resume=resume, jobs=jobs, on_event=progress.show)
-    except KeyboardInterrupt:
-        console.print(
-            f"interrupted; the finished rounds are in {folder / 'records'}: fedcore report {folder}, or go on: "
-            f"fedcore run {folder} --resume",
-            style="yellow",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-        raise typer.Exit(INTERRUPTED) from None
+    total = experiment.rounds * len(trials(experiment))
+    there = f"the finished rounds are in {folder / 'records'}: fedcore report {folder}"
+    go_on = f"{there}, or go on: fedcore run {folder} --resume"
+    with interruptible(console, go_on), RunProgress(console, total) as progress:
+        failed = run_experiment(experiment, folder, resume=resume, jobs=jobs, on_event=progress.show)
     show_report(console, folder)
-    for event in failed:
-        console.print(f"{event.trial.name}: failed: {event.error}", style="red", markup=False, soft_wrap=True)
-    if failed:
-        raise typer.Exit(1)
+    exit_on_failures(console, [(event.trial.name, event) for event in failed])
 
 
 def given(changes: list[str] | None, rounds: int | None, seeds: str | None) -> list[str]:

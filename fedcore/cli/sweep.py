@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedcore.cli.ending import exit_on_failures, interruptible
 from fedcore.cli.progress import RunProgress
 from fedcore.cli.report import show_sweep
-from fedcore.cli.run import INTERRUPTED, Changes, Jobs, Scale, Seeds, given
+from fedcore.cli.run import Changes, Jobs, Scale, Seeds, given
 from fedcore.experiment import Sweep, load_preset, run_sweep
 
 
@@ -43,20 +44,8 @@ def sweep(
     chosen = Sweep(experiments, folder)
     console = Console()
     total = sum(job.trial.experiment.rounds for job in chosen.jobs())
-    try:
-        with RunProgress(console, total) as progress:
-            failed = run_sweep(chosen, jobs=jobs, on_event=progress.show)
-    except KeyboardInterrupt:
-        console.print(
-            f"interrupted; the same command goes on, and what is there: fedcore report {folder}",
-            style="yellow",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-        raise typer.Exit(INTERRUPTED) from None
+    go_on = f"the same command goes on, and what is there: fedcore report {folder}"
+    with interruptible(console, go_on), RunProgress(console, total) as progress:
+        failed = run_sweep(chosen, jobs=jobs, on_event=progress.show)
     show_sweep(console, folder)
-    for event in failed:
-        console.print(f"{event.job.name}: failed: {event.error}", style="red", markup=False, soft_wrap=True)
-    if failed:
-        raise typer.Exit(1)
+    exit_on_failures(console, [(event.job.name, event) for event in failed])

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.peers.torchvision_ops import declare
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -22,7 +20,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 )
 def test_example(name, needs, due):
     pytest.importorskip(needs)
-    declare()
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         runpy.run_path(str(EXAMPLES / f"{name}.py"))

@@ -1,3 +1,5 @@
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -337,3 +339,20 @@ def test_only_the_row_that_is_replaced_may_be_overwritten():
             np.zeros(8), [None] * 2, ys, np.ones(2), np.ones(2), [shared, None], [None] * 2, new, out=np.zeros(8)
         )
     np.testing.assert_array_equal(shared, np.ones(8))
+
+
+@pytest.mark.parametrize("form", ["gradient", "control"])
+@pytest.mark.parametrize("second", ["f32", "bf16"])
+def test_whoever_is_beside_a_client_changes_nothing(form, second):
+    """Neighbours may share a pass, or not, by what they start from and by what there is of them."""
+    n = 2100
+    rng = np.random.default_rng(0)
+    vector = lambda: rng.normal(size=n).astype(np.float32)  # noqa: E731
+    x, other = vector(), vector()
+    kinds = [(None, None), (vector(), None), (vector(), vector())] + [(None, vector())] * (form == "control")
+    alone = [(base, *kind) for base in (None, x, other) for kind in kinds]
+    acc, ys, ones = rng.normal(size=n), [vector(), vector()], np.ones(2)
+    for pair in product(alone, alone):
+        bases, old, anchors = (list(part) for part in zip(*pair, strict=True))
+        ours, due = both(acc, bases, ys, ones, ones, old, anchors, codecs=["f32", second], form=form)
+        assert_equal(ours, due)

@@ -7,8 +7,6 @@ import sys
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 SOURCE = Path(__file__).parent
 BUILT = SOURCE.parent.parent / "build" / "native" / "plain"
 
@@ -25,9 +23,9 @@ def run(*command):
 
 @cache
 def native_tests():
-    """The folder of the native tests, built without a sanitizer; skips where there is nothing to build them with."""
-    if tool("cmake") is None or tool(os.environ.get("CXX", "c++")) is None:
-        pytest.skip("the native tests need CMake and a C++ compiler")
+    """The folder of the native tests, built without a sanitizer."""
+    for needed in ("cmake", os.environ.get("CXX", "c++")):
+        assert tool(needed) is not None, f"the native tests need {needed}"
     run(tool("cmake"), "-S", SOURCE, "-B", BUILT)
     run(tool("cmake"), "--build", BUILT, "--parallel", len(os.sched_getaffinity(0)))
     return BUILT

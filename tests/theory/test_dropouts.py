@@ -27,12 +27,10 @@ def clients():
     return Clients(N, n, seed=0)
 
 
-@pytest.mark.parametrize("units", ["gradient", "update"])
-@pytest.mark.parametrize("method", ["MIFA", "MimiC"])
-def test_with_one_step_mifa_and_mimic_reach_the_optimum(clients, method, units):
-    if method == "MIFA" and units == "update":
-        pytest.skip("MIFA's rows are gradients")
-    algorithm = algorithms.MIFA() if method == "MIFA" else algorithms.MimiC(units=units)
+@pytest.mark.parametrize(
+    "algorithm", [algorithms.MIFA(), algorithms.MimiC(), algorithms.MimiC(units="update")], ids=repr
+)
+def test_with_one_step_mifa_and_mimic_reach_the_optimum(clients, algorithm):
     server = server_of(algorithm, clients, lr=0.1)
     run(server, clients, 1500, cohort=unequal_dropouts, steps=lambda t, i: 1)
     assert distance(server.x, clients.optimum()) < 1e-6

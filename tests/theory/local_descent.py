@@ -1,0 +1,31 @@
+"""Full-gradient local descent of a few clients a round, and the gradient diversity that it meets."""
+
+import numpy as np
+
+import fedcore
+from fedcore import algorithms
+from tests.theory.quadratics import server_of
+
+N, n, E, DRAWN = 6, 10, 2, 3
+Q = np.full(N, 1 / N)
+
+
+def diversity(clients, x):
+    """Lambda(x, q) (eq. 7) at the gradients of all clients."""
+    gradients = np.array([clients.gradient(i, x) for i in range(N)])
+    return float(np.sum(Q[:, None] * gradients**2) / np.sum((Q @ gradients) ** 2))
+
+
+def descend(clients, lr, rounds, seed):
+    """LFGD: f and Lambda at x_0, x_E, x_2E, ...; the clients of a round are drawn with replacement."""
+    server = server_of(algorithms.LocalDescent(full_gradient=True), clients, lr)
+    values, lambdas = [clients.value(server.x)], [diversity(clients, server.x)]
+    for t in range(rounds):
+        ids, counts = np.unique(fedcore.sampling.with_replacement(Q, DRAWN, seed=seed, round=t), return_counts=True)
+        broadcast = server.broadcast(ids)
+        with server.open_round() as round:
+            for i, count in zip(broadcast.ids, counts, strict=True):
+                round.add(i, clients.work(broadcast, i, E)[0], steps=E, count=int(count))
+        values.append(clients.value(server.x))
+        lambdas.append(diversity(clients, server.x))
+    return np.array(values), np.array(lambdas)
