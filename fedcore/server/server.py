@@ -18,13 +18,16 @@ from fedcore.server.population import Population
 from fedcore.server.report import RoundReport
 from fedcore.server.round import Round
 from fedcore.server.settings import Settings
-from fedcore.server.snapshot import Snapshot
+from fedcore.server.snapshot import Snapshot, vectors_of
 from fedcore.server.state import State
 from fedcore.server.sums import Precision
 from fedcore.server.update import Limits, Update, held_together, is_integer
 from fedcore.store import ClientId, ClientStore, Durability
 
 F32 = npt.NDArray[np.float32]
+
+FOLD, FOLD_BYTES = 8, 1 << 20
+"""Updates that are folded in one pass: so many, or as many as weigh so much."""
 
 
 class Server:
@@ -45,7 +48,8 @@ class Server:
         late_rounds: how many rounds late a reply may be and still count, measured against the x that it started from.
         history_rounds: MimiC keeps the directions of so many rounds that rows refer to, and folds those of others into
             their rows (r - v[t] in place of r and v[t]): fewer take less memory, and rewrite more rows.
-        fold: how many updates a round may hold to fold them in one pass, where they may be held at all.
+        fold: how many updates a round may hold to fold them in one pass, where they may be held at all. None is 8, or
+            for a small model as many as weigh 1 MiB.
         accumulate: what a round's sums are kept in; always float64 where the method keeps a total (MIFA, MimiC).
         correction_norms: whether reports have a ``correction_norm`` also where it takes a reading of the cohort's rows.
         max_steps, max_examples, max_lr: an update that claims more is refused.
@@ -78,20 +82,22 @@ class Server:
         examples: Mapping[ClientId, int] | Sequence[int] | None = None,
         late_rounds: int = 0,
         history_rounds: int = 64,
-        fold: int = 8,
+        fold: int | None = None,
         accumulate: Precision = "float32",
         correction_norms: bool = False,
         max_steps: int = 10**6,
         max_examples: int = 10**9,
         max_lr: float = 100.0,
     ) -> None:
-        for name, value in (("fold", fold), ("max_steps", max_steps), ("max_examples", max_examples)):
-            if not is_integer(value, 1, 2**53):
-                raise RangeError(f"{name}: expected an integer in 1..2**53, got {value!r}")
-        if not is_integer(late_rounds, 0, 2**31):
-            raise RangeError(f"late_rounds: expected an integer in 0..2**31, got {late_rounds!r}")
-        if not is_integer(history_rounds, 1, 2**31):
-            raise RangeError(f"history_rounds: expected an integer in 1..2**31, got {history_rounds!r}")
+        for name, value, low, bits in (
+            ("fold", 1 if fold is None else fold, 1, 53),
+            ("max_steps", max_steps, 1, 53),
+            ("max_examples", max_examples, 1, 53),
+            ("late_rounds", late_rounds, 0, 31),
+            ("history_rounds", history_rounds, 1, 31),
+        ):
+            if not is_integer(value, low, 2**bits):
+                raise RangeError(f"{name}: expected an integer in {low}..2**{bits}, got {value!r}")
         if isinstance(algorithm, str):
             algorithm = named(algorithm)
         if not isinstance(algorithm, Algorithm):
@@ -109,7 +115,7 @@ class Server:
             optimizer=optimizer,
             late_rounds=int(late_rounds),
             history_rounds=int(history_rounds),
-            fold=int(fold),
+            fold=max(FOLD, FOLD_BYTES // (4 * layout.n)) if fold is None else int(fold),
             accumulate=accumulate,
             correction_norms=bool(correction_norms),
             limits=Limits(int(max_steps), int(max_examples), as_rate(max_lr)(0)),
@@ -237,7 +243,9 @@ class Server:
         rows = ClientStore.open(path, medium=medium or state["medium"], durability=durability)
         server = cls.__new__(cls)
         server._settings = settings
-        server._start(State(settings, Snapshot.of(_taken(rows), state["numbers"], settings.layout.n_parameters), rows))
+        server._start(
+            State(settings, Snapshot.of(vectors_of(rows), state["numbers"], settings.layout.n_parameters), rows)
+        )
         return server
 
     def tensors(self, *, copy: bool = True) -> dict[str, npt.NDArray[Any]]:
@@ -387,14 +395,3 @@ def _open_store(store: str | ClientStore, clients: int | Iterable[ClientId] | No
     if clients is None:
         raise RangeError("clients: expected a count or the ids, got None")
     return ClientStore(clients, n, medium="mmap", path=path) if path else ClientStore(clients, n)
-
-
-def _taken(store: ClientStore) -> dict[str, npt.NDArray[Any]]:
-    """A server's vectors out of a store that was opened: copies, but for the v[t], which are never changed."""
-    vectors = {}
-    for name in store.vector_names():
-        vector = store.vector(name)
-        assert vector is not None
-        vectors[name] = vector if name.startswith("v/") else np.array(vector)
-        vectors[name].flags.writeable = name == "total" or name == "momentum"
-    return vectors

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from fedcore.algorithms import Algorithm
 from fedcore.server.batch import Counters
 from fedcore.server.population import Population
-from fedcore.store import History
+from fedcore.store import ClientStore, History
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -94,3 +94,14 @@ class Snapshot:
             round_number=int(numbers["round_number"]),
             gamma=float(numbers["gamma"]),
         )
+
+
+def vectors_of(store: ClientStore) -> dict[str, Vector]:
+    """A server's vectors out of a store that was opened: copies, but for the v[t], which are never changed."""
+    vectors = {}
+    for name in store.vector_names():
+        vector = store.vector(name)
+        assert vector is not None
+        vectors[name] = vector if name.startswith("v/") else np.array(vector)
+        vectors[name].flags.writeable = name == "total" or name == "momentum"
+    return vectors

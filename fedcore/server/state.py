@@ -148,7 +148,8 @@ class State:
     def keep(self, after: Snapshot, round: int) -> Snapshot:
         """Commit the staged rows, and on a disk the snapshot with them, whose v[t] then lie there and not in memory."""
         if self.store.medium == "ram":
-            self.store.commit(round)
+            if self.settings.algorithm.keeps_rows:
+                self.store.commit(round)
             return after
         self.store.commit(round, after.vectors(self.settings.algorithm), self.to_state(after))
         on_disk = {t: self.store.vector(f"v/{t}") for t in after.history}

@@ -328,15 +328,15 @@ def test_a_gradient_that_float32_cannot_hold_is_refused(name):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_interrupt_while_a_round_is_committed_waits_until_it_is(name, monkeypatch):
     server, untouched = warm(name), warm(name)
-    commit = server.store.commit
+    keep = server._state.keep
 
-    def interrupted_commit(round):
+    def interrupted_keep(after, round):
         signal.raise_signal(signal.SIGINT)
-        commit(round)
+        return keep(after, round)
 
     update = Update(1, server.x - np.float32(2), steps=2)
     with monkeypatch.context() as patch:
-        patch.setattr(server.store, "commit", interrupted_commit)
+        patch.setattr(server._state, "keep", interrupted_keep)
         with pytest.raises(KeyboardInterrupt):
             server.round([update])
     untouched.round([update])
