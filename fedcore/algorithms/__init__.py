@@ -4,7 +4,7 @@ from inspect import signature
 from typing import Any
 
 from fedcore.algorithms import rates
-from fedcore.algorithms.algorithm import Algorithm, Claims, Cohort, Direction, Step
+from fedcore.algorithms.algorithm import Algorithm, Claims, Cohort, Direction, Placement, Step
 from fedcore.algorithms.fedavg import FedAvg
 from fedcore.algorithms.fedavg_m import FedAvgM, FedAvgMVR
 from fedcore.algorithms.fedprox import FedProx
@@ -66,6 +66,7 @@ __all__ = [
     "FlexibleFedAvg",
     "LocalDescent",
     "MimiC",
+    "Placement",
     "Step",
     "named",
     "rates",

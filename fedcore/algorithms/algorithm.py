@@ -42,8 +42,10 @@ class Cohort:
     """Of those, the clients of a weight > 0 (K_t in Ruan et al., scheme A)."""
     N: int
     """Clients registered."""
+    devices: int
+    """Clients in the objective (N in Ruan et al.): those registered, and the departed ones whose shares it keeps."""
     W: float
-    """Sum of the weights of the clients heard."""
+    """Sum of the weights of the clients heard: of their draws, where the method has no weights of its own."""
     rows: int
     """Clients that have a row, this round's counted: those heard at least once, where the method keeps rows."""
 
@@ -104,6 +106,8 @@ class Algorithm(ABC):
     """Whether there is a running total T: float64[n], zero at first."""
     averages_models: bool = False
     """Without a server rate: whether h is x - y and gamma 1 (averaging), instead of gamma = mean of eta_i K_i."""
+    takes_server_rate: bool = True
+    """Whether ``Server(server_lr=)`` may be given: not where h is x - y whatever the server's rate."""
     steps_without_clients: bool = False
     """Whether x moves in a round that heard nobody."""
     local_rule: str = "sgd"
@@ -133,6 +137,16 @@ class Algorithm(ABC):
     def keeps_rows(self) -> bool:
         """Whether the server has a row for each client."""
         return self.placement == "server" and ("r" in self.adds.split() or self.second)
+
+    @property
+    def hears_once(self) -> bool:
+        """Whether a client has one reply in a round, so that it cannot have been drawn twice."""
+        return self.keeps_rows or self.second or self.needs_shares
+
+    @property
+    def needs_plain_steps(self) -> bool:
+        """Whether raw_i is derived from y, which local momentum and clipping would falsify."""
+        return "raw" in self.adds.split()
 
     @property
     def uploads(self) -> int:

@@ -24,8 +24,8 @@ class FedAvgM(Algorithm):
         self.direction = Direction(a=1.0 if reparameterised else beta, from_momentum=1 - beta)
 
     def step(self, cohort: Cohort) -> Step:
-        """g+ = A / S: the directions that were summed hold the old momentum already."""
-        return Step(from_sum=1 / cohort.S)
+        """g+ = A / W, W = S draws: the directions that were summed hold the old momentum already."""
+        return Step(from_sum=1 / cohort.W)
 
 
 class FedAvgMVR(Algorithm):
@@ -43,5 +43,5 @@ class FedAvgMVR(Algorithm):
         self.direction = Direction(b=-(1 - beta), from_momentum=1 - beta)
 
     def step(self, cohort: Cohort) -> Step:
-        """g+ = A / S."""
-        return Step(from_sum=1 / cohort.S)
+        """g+ = A / W, W = S draws."""
+        return Step(from_sum=1 / cohort.W)

@@ -28,6 +28,7 @@ class FlexibleFedAvg(Algorithm):
     """
 
     averages_models = True
+    takes_server_rate = False
     needs_shares = True
 
     def __init__(
@@ -54,4 +55,4 @@ class FlexibleFedAvg(Algorithm):
 
     def step(self, cohort: Cohort) -> Step:
         """v = sum_k p_t^k (x - y_k); gamma is 1."""
-        return Step(from_sum=cohort.N / cohort.weighed if self.scheme == "A" else 1.0)
+        return Step(from_sum=cohort.devices / cohort.weighed if self.scheme == "A" else 1.0)

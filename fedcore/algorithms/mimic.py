@@ -20,7 +20,7 @@ class MimiC(Algorithm):
     Args:
         units: "gradient": rows and corrections are mean gradients, which today's rate multiplies. "update": they are
             differences of models, in which the rate of their round stays, as in the authors' public code; the curves
-            differ where the rate decays.
+            differ where the rate decays, and there is no server rate.
         placement: "client": each client keeps its c_i and sends h_i + c_i (as its "gradient"; the model that it would
             have reached, x - eta K (h_i + c_i), says the same), and after the round sets c_i = v - h_i with
             ``Server.v``. The server only averages, so secure aggregation stays possible; the corrections' sum, which
@@ -32,11 +32,12 @@ class MimiC(Algorithm):
         choose("placement", placement, ("server", "client"))
         self.units, self.placement = units, placement
         self.averages_models = units == "update"
+        self.takes_server_rate = units == "gradient"
         self.adds = "h - r + v[t]" if placement == "server" else "h"
         self.keeps_total = placement == "server"
 
     def step(self, cohort: Cohort) -> Step:
         """v = A / S - C / N; C' = C - sum of (v[t_i] - r_i) + sum of (v - h_i) = C - A + S v."""
         if self.placement == "client":
-            return Step(from_sum=1 / cohort.S)
+            return Step(from_sum=1 / cohort.W)
         return Step(from_sum=1 / cohort.S, from_total=-1 / cohort.N, keep_sum=-1, keep_v=cohort.S)

@@ -2,6 +2,9 @@
 
 Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2, with -v for its Delta. They compose with every
 algorithm: what rows, controls and g follow is v, not u.
+
+Delta is a difference of models where models are averaged (no server rate: x' = x - u), and with a server rate a mean
+gradient, eta K times smaller: tau there is the paper's tau / (eta K).
 """
 
 from dataclasses import dataclass

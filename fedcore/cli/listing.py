@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from fedcore import algorithms, data, participation
-from fedcore.algorithms import rates
+from fedcore.algorithms import optimizers, rates
 from fedcore.experiment import presets
 from fedcore.local import nets
 
@@ -31,6 +31,7 @@ def list_names() -> None:
         ("algorithms", algorithms.REGISTRY),
         ("participation", participation.REGISTRY),
         ("rates", rates.REGISTRY),
+        ("server optimisers", optimizers.REGISTRY),
         ("data", data.REGISTRY),
         ("partitions", data.partitions.REGISTRY),
         ("models", nets.REGISTRY),

@@ -101,7 +101,7 @@ class InProcess:
         self._train = torch.from_numpy(dataset.train_x), torch.from_numpy(dataset.train_y)
         self._test = torch.from_numpy(dataset.test_x), torch.from_numpy(dataset.test_y)
         self._previous: FlatModel | None = None
-        self._options = options
+        self._options = options or Options()
         self._batch, self._epochs, self._steps, self._seed = batch, epochs, steps, seed
         self._minibatches(0, 0)  # refuses wrong sizes now and not in the first round
         self.initial: npt.NDArray[np.float32] = self._model.flat.numpy().copy()
@@ -125,8 +125,13 @@ class InProcess:
         Raises:
             UnknownNameError: there is no such local rule.
             UnknownClientError: an id is no index into ``parts``.
-            RangeError: ``active`` is of other clients than the broadcast.
+            RangeError: ``active`` is of other clients than the broadcast; or the method asks for clients that keep
+                rows, as these do not, or for plain steps beside local momentum or clipping.
         """
+        if broadcast.placement == "client":
+            raise RangeError("placement: expected 'server', which goes the same way, got clients that keep their rows")
+        if broadcast.plain and not self._options.plain:
+            raise RangeError("options: expected no momentum and no clip: the server derives gradients from plain steps")
         if broadcast.local_rule not in RULES:
             raise UnknownNameError.of("local_rule", broadcast.local_rule, RULES)
         ids = [self._known(client) for client in broadcast.ids]

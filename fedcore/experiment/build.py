@@ -79,6 +79,7 @@ def build(trial: Trial, saved: Path | None = None) -> Parts:
     gamma = experiment.rate.server_lr.make() if experiment.rate.server_lr else None
     if isinstance(gamma, PerCohort):
         gamma = gamma.over(lambda round: len(pattern.active(round)))
+    optimizer = experiment.rate.optimizer.make() if experiment.rate.optimizer else None
     lr, algorithm = experiment.rate.lr.make(), trial.method.make()
     lr = lr if course is None else course.rate(lr)
     if saved is not None and saved.exists():
@@ -88,6 +89,13 @@ def build(trial: Trial, saved: Path | None = None) -> Parts:
         # The module, not its flat vector, which does not tell BatchNorm's statistics from parameters.
         # A simulation can afford to read the rows once more: it is less than one local step.
         server = Server(
-            algorithm, module, list(present), lr=lr, server_lr=gamma, examples=present, correction_norms=True
+            algorithm,
+            module,
+            list(present),
+            lr=lr,
+            server_lr=gamma,
+            optimizer=optimizer,
+            examples=present,
+            correction_norms=True,
         )
     return Parts(server, engine, pattern, course, judges)

@@ -8,51 +8,24 @@ from typing import Any, Literal, Self
 import numpy as np
 from pydantic import (
     Field,
-    SerializerFunctionWrapHandler,
     ValidationInfo,
     field_validator,
-    model_serializer,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from fedcore import algorithms, data, participation
-from fedcore.algorithms import Algorithm, rates
+from fedcore.algorithms import Algorithm
 from fedcore.data import partitions
 from fedcore.errors import FedcoreError, ShapeError, UnknownNameError
 from fedcore.experiment.fields import Count, Section, Seed, Threads, option_problems
+from fedcore.experiment.named import Named, known, problems
 from fedcore.experiment.objective import Objective
+from fedcore.experiment.rate import LARGEST_STEP, Rate
 
 NO_LABELS = np.empty(0, np.int64)
 
 FILLED_IN = ("clients", "seed", "first_round")
 """Parameters of a participation pattern that are no options of its own: the experiment gives them."""
-LARGEST_STEP = 100.0
-"""What a server lets a client claim as its rate, unless it is told otherwise."""
-
-
-class Named(Section):
-    """A table with a ``name`` whose further keys are the options of what it names."""
-
-    name: str
-    options: Mapping[str, Any] = Field(default_factory=dict)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _gather_options(cls, data: Any) -> Any:
-        if isinstance(data, str):
-            return {"name": data}
-        if not isinstance(data, Mapping) or isinstance(data.get("options"), Mapping):
-            return data
-        own = cls.model_fields.keys() - {"options"}
-        return {key: value for key, value in data.items() if key in own} | {
-            "options": {key: value for key, value in data.items() if key not in own}
-        }
-
-    @model_serializer(mode="wrap")
-    def _spread_options(self, default: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        flat = default(self)
-        return {key: value for key, value in flat.items() if key != "options"} | dict(self.options)
 
 
 class Method(Named):
@@ -80,9 +53,11 @@ class Method(Named):
         ):
             raise problems(wrong)
         try:
-            self.make()
+            made = self.make()
         except FedcoreError as error:
             raise problems({"": str(error)}) from None
+        if made.placement == "client":
+            raise problems({"placement": "expected 'server', which goes the same way: simulated clients keep nothing"})
         if not self.label:
             options = ", ".join(f"{key}={value}" for key, value in self.options.items())
             object.__setattr__(self, "label", f"{self.name} ({options})" if options else self.name)
@@ -176,65 +151,6 @@ class Local(Section):
         return self
 
 
-class LearningRate(Named):
-    """A learning rate: a number, or one of ``fedcore.algorithms.rates`` by name, with its options."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _number_is_constant(cls, value: Any) -> Any:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            if not 0 < value <= LARGEST_STEP:
-                raise problems({"": f"expected a number in (0, {LARGEST_STEP:g}], got {value!r}"})
-            return {"name": "Constant", "options": {"value": value}}
-        if not isinstance(value, Mapping | LearningRate):
-            raise problems({"": f"expected a number or a table, got {value!r}"})
-        return value
-
-    @field_validator("name")
-    @classmethod
-    def _exists(cls, name: str) -> str:
-        return known("rate", name, rates.REGISTRY)
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if wrong := option_problems(rates.REGISTRY[self.name], self.options, beside=("name",)):
-            raise problems(wrong)
-        try:
-            rate = self.make()
-        except FedcoreError as error:
-            raise problems({"": str(error)}) from None
-        first = rate(0, 1) if self.per_cohort else rate(0)
-        if not 0 < first <= LARGEST_STEP:
-            raise problems({"": f"expected a number in (0, {LARGEST_STEP:g}] in round 0, got {first!r}"})
-        return self
-
-    @property
-    def per_cohort(self) -> bool:
-        """Whether it is a rule of the round and of the number of clients heard."""
-        return rates.REGISTRY[self.name] is rates.PerCohort
-
-    def make(self) -> Any:
-        """The rate itself."""
-        return rates.REGISTRY[self.name](**self.options)
-
-
-class Rate(Section):
-    """The clients' rate eta_t, and the server's rate gamma.
-
-    ``server_lr``: none for plain model averaging (gamma = eta_t K, the mean over the cohort); else gamma itself.
-    """
-
-    lr: LearningRate
-    server_lr: LearningRate | None = None
-
-    @field_validator("lr")
-    @classmethod
-    def _of_the_round_alone(cls, lr: LearningRate) -> LearningRate:
-        if lr.per_cohort:
-            raise problems({"name": f"expected a rate of the round alone, got {lr.name!r}, which is for server_lr"})
-        return lr
-
-
 class Participation(Named):
     """Who is active in a round: a pattern and its options; ``first_round = "all"`` overrules it once.
 
@@ -305,7 +221,7 @@ class Experiment(Section):
     def _steps_are_plain(cls, local: Local, info: ValidationInfo) -> Local:
         if local.momentum or local.clip is not None:
             for method in info.data.get("algorithms", ()):
-                if method.make().adds == "raw - r":
+                if method.make().needs_plain_steps:
                     raise problems(
                         {
                             "momentum"
@@ -379,16 +295,3 @@ def pattern_problems(name: str, options: Mapping[str, Any], *, beside: Collectio
     rest = {key: value for key, value in inner.items() if key != "name"}
     found = pattern_problems(inner["name"], rest, beside=("name", "among"))
     return wrong | {f"among.{key}": problem for key, problem in found.items()}
-
-
-def known(what: str, name: str, registry: Collection[str]) -> str:
-    """``name``, if it is in the registry."""
-    if name not in registry:
-        said = str(UnknownNameError.of(what, name, registry)).removeprefix(f"{what}: ")
-        raise PydanticCustomError("name", "{said}", {"said": said})
-    return name
-
-
-def problems(found: Mapping[str, str]) -> PydanticCustomError:
-    """Several problems of one table as one pydantic error; ``loading`` lists them one by one again."""
-    return PydanticCustomError("problems", "{found}", {"found": dict(found)})

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.algorithms import Direction
+from fedcore.algorithms import Direction, Placement
 from fedcore.store import ClientId
 
 F32 = npt.NDArray[np.float32]
@@ -29,6 +29,9 @@ class Broadcast:
         second: whether a client must send the mean of its gradients back, as ``control`` (gradients at y alone, before
             any correction; where clients keep their rows, its difference from the row).
         local_rule: what the clients do, by its name in ``fedcore.local``.
+        placement: who keeps the clients' rows; where they do it themselves, an offset is short of their part.
+        plain: whether the steps must be plain, without local momentum or clipping, because the server derives a
+            client's mean gradient from its y.
         bytes: what it weighs for all of ``ids``: x, x_prev and the offset, as far as there are any, in float32.
     """
 
@@ -40,6 +43,8 @@ class Broadcast:
     direction: Direction = field(repr=False)
     second: bool
     local_rule: str
+    placement: Placement
+    plain: bool
     bytes: int
     _offset: Callable[[ClientId, Any], Any] = field(repr=False)
 

@@ -20,11 +20,13 @@ class Population:
     Attributes:
         sizes: n_k of every client that was ever in the objective; empty where the server was told none.
         arrived: the round in which a client came that was not there from the start.
+        included: n_k of those that have departed and whose shares the objective keeps.
         total: n, the sum of the sizes in the objective.
     """
 
     sizes: Mapping[ClientId, int] = field(default_factory=dict)
     arrived: Mapping[ClientId, int] = field(default_factory=dict)
+    included: Mapping[ClientId, int] = field(default_factory=dict)
     total: int = 0
 
     @classmethod
@@ -51,26 +53,32 @@ class Population:
         for client, size in named.items():
             _check_size(client, size)
         sizes = {client: int(size) for client, size in named.items()}
-        return cls(sizes, {}, sum(sizes.values()))
+        return cls(sizes, {}, {}, sum(sizes.values()))
 
     def with_client(self, client: ClientId, size: int | None, round: int | None) -> "Population":
         """The population after a client came, in that round (None: it was there from the start).
 
+        One that the objective has kept comes back to its share: it is no newcomer.
+
         Raises:
             RangeError: ``size`` is no integer >= 1, or is missing where the others have theirs.
         """
-        arrived = self.arrived if round is None else {**self.arrived, client: round}
+        arrived = self.arrived
+        if round is not None and client not in self.included:
+            arrived = {**arrived, client: round}
         if size is None and not self.sizes:
             return replace(self, arrived=arrived)
         number = _check_size(client, size)
-        return Population({**self.sizes, client: number}, arrived, self.total + number)
+        total = self.total + number - self.included.get(client, 0)
+        return Population({**self.sizes, client: number}, arrived, _without(self.included, client), total)
 
     def without_client(self, client: ClientId, *, from_objective: bool) -> "Population":
         """The population after a client went; the shares of the others grow if the objective forgets it."""
-        left = self.sizes.get(client, 0) if from_objective else 0
-        sizes = {other: size for other, size in self.sizes.items() if other != client}
-        arrived = {other: round for other, round in self.arrived.items() if other != client}
-        return Population(sizes, arrived, self.total - left)
+        size = self.sizes.get(client, 0)
+        sizes, arrived = _without(self.sizes, client), _without(self.arrived, client)
+        if from_objective or not size:
+            return Population(sizes, arrived, self.included, self.total - size)
+        return Population(sizes, arrived, {**self.included, client: size}, self.total)
 
     def shares(self, clients: Sequence[ClientId]) -> F64 | None:
         """p^k = n_k / n, float64[k]; None where no sizes are known."""
@@ -87,15 +95,22 @@ class Population:
 
     def to_state(self) -> dict[str, Any]:
         """The population as JSON can hold it."""
-        return {"sizes": list(self.sizes.items()), "arrived": list(self.arrived.items()), "total": self.total}
+        listed = {name: list(getattr(self, name).items()) for name in ("sizes", "arrived", "included")}
+        return listed | {"total": self.total}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "Population":
         """The population that ``to_state`` described."""
-        return cls(dict(map(tuple, state["sizes"])), dict(map(tuple, state["arrived"])), state["total"])
+        sizes, arrived = (dict(map(tuple, state[name])) for name in ("sizes", "arrived"))
+        included = dict(map(tuple, state.get("included", [])))  # older folders have none
+        return cls(sizes, arrived, included, state["total"])
 
 
 def _check_size(client: ClientId, size: object) -> int:
     if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
         raise RangeError(f"examples: expected an integer >= 1 for client {client!r}, got {size!r}")
     return int(size)
+
+
+def _without(numbers: Mapping[ClientId, int], client: ClientId) -> dict[ClientId, int]:
+    return {other: number for other, number in numbers.items() if other != client}

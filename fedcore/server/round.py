@@ -98,7 +98,7 @@ class Round:
             UnknownClientError: no such client is registered.
             DuplicateUpdateError: this round has an update of the client already.
             UnknownNameError: there is no such kind.
-            RangeError: ``count`` is not an integer >= 1, or not 1 where the method keeps a row per client.
+            RangeError: ``count`` is not an integer >= 1, or not 1 where the method hears a client once a round.
 
         Cost: what ``kernels.accumulate`` or ``kernels.exchange`` costs for one row, or 1/fold of a pass over ``fold``
             rows where updates are held.
@@ -197,10 +197,9 @@ class Round:
                 raise DuplicateUpdateError(f"client: {client!r} has an update in round {number} already")
         if update.kind not in KINDS:
             raise UnknownNameError.of("kind", update.kind, KINDS)
-        one_draw = self._settings.algorithm.keeps_rows or self._settings.algorithm.second
-        most = 1 if one_draw else 2**31
+        most = 1 if self._settings.algorithm.hears_once else 2**31
         if not is_integer(update.count, 1, most):
-            due = f"an integer in 1..{most}" if most > 1 else "1, since the method keeps a row per client"
+            due = f"an integer in 1..{most}" if most > 1 else "1, since the method hears a client once a round"
             raise RangeError(f"count: expected {due}, got {update.count!r}")
         return client
 
@@ -222,7 +221,7 @@ class Round:
         scale = 1.0 if settings.averages_models else 1 / distance
         if not 0 < scale < math.inf:
             raise RangeError(f"lr: expected a rate whose inverse is finite, got {update.lr!r}")
-        if started != number and (settings.algorithm.adds == "raw - r" or settings.algorithm.second):
+        if started != number and (settings.algorithm.needs_plain_steps or settings.algorithm.second):
             raise RangeError(f"round: expected {number}, since the controls of {started} are gone")
         reply = Reply(
             client,

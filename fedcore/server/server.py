@@ -102,6 +102,8 @@ class Server:
             algorithm = named(algorithm)
         if not isinstance(algorithm, Algorithm):
             raise UnknownNameError(f"algorithm: expected an Algorithm or the name of one, got {algorithm!r}")
+        if server_lr is not None and not algorithm.takes_server_rate:
+            raise RangeError("server_lr: expected None, since the method's sums are lengths of models, got a rate")
         if accumulate not in get_args(Precision):
             raise UnknownNameError.of("accumulate", accumulate, get_args(Precision))
         layout = Layout.of(x0)
@@ -176,7 +178,10 @@ class Server:
 
     @property
     def v(self) -> F32:
-        """The direction of the last round that had one, float32[n_parameters]: a copy. What g is in the papers."""
+        """The direction of the last round that had one, float32[n_parameters]: a copy. What g is in the papers.
+
+        Zero before the first, and after ``load`` until the next where the method has no use for it.
+        """
         return self._state.now.momentum.copy()
 
     @property
@@ -287,6 +292,7 @@ class Server:
         Raises:
             RoundError: a round is open.
             UnknownClientError: it is not registered.
+            RangeError: the clients keep their rows, so that nobody here knows what its share is.
         """
         self._require_no_round()
         self._state.depart(client, from_objective)
@@ -294,23 +300,19 @@ class Server:
     def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
         """Start from rows that are not zero: c_i = the client's mean gradient at x_0, over some minibatches.
 
-        c follows as the mean of all rows (a client left out has a row of zero), and for the variance-reduced methods
-        g_0 is the mean of the gradients given (Cheng et al. 2024, Thms 2-4).
+        c follows as the mean of all rows, of which a client left out has one of zero, and g_0 = c for the methods that
+        are variance-reduced (Cheng et al. 2024, Thms 2-4); without rows, g_0 is the mean of the gradients given. Where
+        the clients keep their rows, they start from the same.
 
         Args:
             gradients: float32[n_parameters] by client.
 
         Raises:
-            RoundError: a round was finished, or is open.
+            RoundError: a round was finished or is open, or there was a warm start already.
+            RangeError: the method has nothing that could start from gradients.
             UnknownClientError, DtypeError, ShapeError, ArrayError: a client or its gradient is not what is said above.
         """
         self._require_no_round()
-        if self.round_number:
-            raise RoundError(f"warm_start: expected a server before its first round, got round {self.round_number}")
-        if self.algorithm.keeps_history:
-            raise RangeError(
-                "warm_start: expected a method whose rows are gradients alone; MimiC's refer to a round's v"
-            )
         self._state.warm_start({self.store.registry.check(client): g for client, g in gradients.items()})
 
     def broadcast(self, ids: Iterable[ClientId]) -> Broadcast:
@@ -323,8 +325,7 @@ class Server:
         known = tuple(self.store.registry.check(client) for client in ids)
         if algorithm.keeps_rows:
             self.store.prefetch(known)
-        layout = self.layout
-        sent = (1 + bool(algorithm.direction.b)) * layout.n + algorithm.sends_offset * layout.n_parameters
+        sent = (1 + bool(algorithm.direction.b)) * self.layout.n + algorithm.sends_offset * self.layout.n_parameters
 
         def offset(client: ClientId, out: Any) -> Any:
             if state.now.round_number != number:
@@ -340,6 +341,8 @@ class Server:
             algorithm.direction,
             algorithm.second,
             algorithm.local_rule,
+            algorithm.placement,
+            algorithm.needs_plain_steps,
             4 * sent * len(known),
             offset,
         )

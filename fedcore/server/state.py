@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fedcore import kernels
 from fedcore.algorithms import Cohort
 from fedcore.algorithms.rates import rate_at
-from fedcore.errors import ArrayError, CorruptionError, DivergedError
+from fedcore.errors import ArrayError, CorruptionError, DivergedError, RangeError, RoundError
 from fedcore.server.batch import Counters
 from fedcore.server.corrections import correction_norm
 from fedcore.server.folding import fold_history
@@ -57,7 +57,7 @@ class State:
         """Forget what a round before has left that was never finished."""
         algorithm = self.settings.algorithm
         known = None
-        if algorithm.adds == "raw - r" and (shared := self.shared_offset()) is not None:
+        if algorithm.needs_plain_steps and (shared := self.shared_offset()) is not None:
             known = -shared / np.float32(algorithm.direction.a)
         self.sums.clear(self.store, self.now.history, known)
         self.store.discard()
@@ -95,8 +95,14 @@ class State:
         rows = len(self.store)
         if self.settings.algorithm.keeps_rows:
             rows += sum(self.store.row(client) is None for client in tally.clients)
+        N = len(self.store.registry)
         return Cohort(
-            S=len(tally.clients), weighed=tally.weighed, N=len(self.store.registry), W=self.sums.weight, rows=rows
+            S=len(tally.clients),
+            weighed=tally.weighed,
+            N=N,
+            devices=N + len(self.now.population.included),
+            W=self.sums.weight,
+            rows=rows,
         )
 
     def commit(self, tally: Tally) -> Outcome:
@@ -243,6 +249,8 @@ class State:
 
     def depart(self, client: ClientId, from_objective: bool) -> None:
         """See ``Server.depart``."""
+        if self.settings.algorithm.placement == "client":
+            raise RangeError(f"client: expected a row on the server, but {client!r} keeps its own: leave it registered")
         client, now = self.store.registry.check(client), self.now
         population = now.population.without_client(client, from_objective=from_objective)
         after = replace(now, population=population, history=now.history.without([self.store.round_of(client)]))
@@ -267,6 +275,10 @@ class State:
     def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
         """See ``Server.warm_start``."""
         algorithm, now, k = self.settings.algorithm, self.now, len(gradients)
+        if now.round_number or now.momentum.any() or (now.total is not None and now.total.any()):
+            raise RoundError("warm_start: expected a server before its first round, and before another warm start")
+        if algorithm.keeps_history or not (algorithm.keeps_total or algorithm.direction.b):
+            raise RangeError("warm_start: expected a method that can start from gradients: SCAFFOLD, MIFA or a -VR")
         clients, ys, none, minus, ones = list(gradients), list(gradients.values()), [None] * k, -np.ones(k), np.ones(k)
         mean = np.zeros(self.settings.layout.n_parameters)
         squares = kernels.accumulate(mean, none, ys, minus, ones / k, out=mean)
@@ -274,13 +286,17 @@ class State:
             bad = clients[int(np.flatnonzero(~np.isfinite(squares))[0])]
             raise ArrayError(f"gradients[{bad!r}]: expected finite numbers, got a NaN or an infinity")
         after = now
-        if algorithm.direction.b:
-            after = replace(after, momentum=mean.astype(np.float32))
         with uninterrupted():
-            if algorithm.keeps_rows and now.total is not None:
-                total, new = now.total.copy(), [self.store.stage(client) for client in clients]
-                kernels.exchange(total, none, ys, minus, ones, none, none, new, out=total)
-                after = replace(after, total=total)
+            if now.total is not None:
+                total = now.total.copy()
+                if algorithm.keeps_rows:
+                    new = [self.store.stage(client) for client in clients]
+                    kernels.exchange(total, none, ys, minus, ones, none, none, new, out=total)
+                else:
+                    kernels.accumulate(total, none, ys, minus, ones, out=total)
+                after, mean = replace(after, total=total), total / len(self.store.registry)
+            if algorithm.direction.b:
+                after = replace(after, momentum=mean.astype(np.float32))
             self._become(after, now.round_number)
 
 

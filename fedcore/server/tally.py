@@ -43,8 +43,9 @@ class Tally:
 
     @property
     def mean_distance(self) -> float:
-        """The cohort's mean of eta_i K_i."""
-        return float(self.column("distances").mean())
+        """The mean of eta_i K_i over the draws of the cohort."""
+        counts = self.column("counts")
+        return float((self.column("distances") * counts).sum() / counts.sum())
 
     @property
     def weighed(self) -> int:

@@ -16,7 +16,7 @@ def test_a_method_is_a_documented_table(name):
     assert type(algorithm).__name__ == name
     assert algorithm.__doc__
     assert REGISTRY[name].__module__.startswith("fedcore.algorithms.")
-    step = algorithm.step(Cohort(S=3, weighed=3, N=7, W=5.0, rows=7))
+    step = algorithm.step(Cohort(S=3, weighed=3, N=7, devices=7, W=5.0, rows=7))
     assert algorithm.keeps_total or (step.from_total, step.keep_sum, step.keep_v) == (0, 0, 0)
 
 

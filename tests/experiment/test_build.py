@@ -2,10 +2,13 @@ import numpy as np
 import pytest
 from torch import nn
 
+from fedcore import Server
+from fedcore.algorithms import SCAFFOLD, optimizers
+from fedcore.errors import ConfigError, RangeError
 from fedcore.experiment import load_preset
 from fedcore.experiment.build import build
 from fedcore.experiment.trial import Trial, run_trial
-from fedcore.local import nets
+from fedcore.local import Options, nets
 
 
 @pytest.fixture
@@ -53,3 +56,25 @@ def test_a_trial_runs_on_what_the_file_says(tmp_path, changes):
     run_trial(Trial(experiment, 0, 0), tmp_path, lines.append)
     assert [line.heard for line in lines] == [5, 5]
     assert all(0 <= line.accuracy <= 1 for line in lines)
+
+
+def test_a_server_optimiser_is_part_of_the_file():
+    changed = load_preset("quickstart", ["rate.optimizer={name='Adam', tau=0.1}", "rate.server_lr=0.01"])
+    assert build(Trial(changed, 0, 0)).server._settings.optimizer == optimizers.Adam(tau=0.1)
+    assert build(Trial(load_preset("quickstart"), 0, 0)).server._settings.optimizer is None
+    with pytest.raises(ConfigError, match=r"rate.optimizer.name: 'Adma' is unknown; did you mean 'Adam'"):
+        load_preset("quickstart", ["rate.optimizer='Adma'"])
+    with pytest.raises(ConfigError, match=r"rate.optimizer: beta2: expected a number in"):
+        load_preset("quickstart", ["rate.optimizer={name='Adam', beta2=2}"])
+
+
+def test_what_simulated_clients_cannot_do_is_refused():
+    with pytest.raises(ConfigError, match=r"placement: expected 'server'"):
+        load_preset("quickstart", ["algorithms=[{name='MimiC', placement='client'}]"])
+    parts = build(Trial(load_preset("quickstart", ["algorithms=['SCAFFOLD']"]), 0, 0))
+    engine = parts.engine
+    with pytest.raises(RangeError, match="expected 'server'"):
+        list(engine.updates(Server(SCAFFOLD(placement="client"), engine.initial, clients=30, lr=0.1).broadcast([0])))
+    engine._options = Options(momentum=0.5)
+    with pytest.raises(RangeError, match="no momentum and no clip"):
+        list(engine.updates(parts.server.broadcast([0])))

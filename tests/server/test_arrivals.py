@@ -100,11 +100,68 @@ def test_warm_start():
     momentum = Server(algorithms.FedAvgMVR(beta=0.25), vector(0), clients=2, lr=1.0)
     momentum.warm_start({0: vector(4), 1: vector(8)})
     assert float(momentum.broadcast([0]).offset(0)[0]) == 0.75 * 6
-    hear(server, c0=1)
+    both = Server(algorithms.SCAFFOLDMVR(beta=0.5), vector(0), clients=4, lr=1.0)
+    both.warm_start({0: vector(4), 2: vector(8)})  # c_0 = 4, c = g = 3: -beta (c_0 - c) + (1 - beta) g
+    assert [float(both.broadcast([i]).offset(i)[0]) for i in (0, 1)] == [-0.5 + 1.5, 1.5 + 1.5]
+    for warm in (server, momentum, both):
+        with pytest.raises(RoundError, match="before another warm start"):
+            warm.warm_start({0: vector(1)})
+    hear(fresh := Server("SCAFFOLD", vector(0), clients=4, lr=1.0), c0=1)
     with pytest.raises(RoundError, match="before its first round"):
-        server.warm_start({0: vector(1)})
+        fresh.warm_start({0: vector(1)})
+    fresh = Server(algorithms.FedAvgMVR(), vector(0), clients=2, lr=1.0)
     with pytest.raises(fedcore.errors.ArrayError, match=r"gradients\[1\]"):
-        momentum.warm_start({0: vector(1), 1: vector(np.inf)})
+        fresh.warm_start({0: vector(1), 1: vector(np.inf)})
+    for method in ("FedAvg", "FedAvgM", "MimiC"):
+        with pytest.raises(RangeError, match="can start from gradients"):
+            Server(method, vector(0), clients=2, lr=1.0).warm_start({0: vector(1)})
+
+
+@pytest.mark.parametrize("method", [algorithms.SCAFFOLD, algorithms.SCAFFOLDM, algorithms.SCAFFOLDMVR])
+def test_warm_start_of_clients_that_keep_their_rows(method):
+    servers = [Server(method(placement=at), vector(0), clients=4, lr=1.0) for at in ("server", "client")]
+    for server in servers:
+        server.warm_start({0: vector(4), 2: vector(8)})
+    at_server, at_client = (server.broadcast([0]) for server in servers)
+    from_row = at_server.direction.from_row
+    assert at_client.offset(0) + from_row * 4 == pytest.approx(at_server.offset(0))  # the client adds what it keeps
+
+
+def test_who_keeps_its_own_row_cannot_be_taken_out():
+    server = Server(algorithms.SCAFFOLD(placement="client"), vector(0), clients=3, lr=1.0)
+    with pytest.raises(RangeError, match="2 keeps its own: leave it registered"):
+        server.depart(2)
+    assert 2 in server.store.registry
+
+
+def flexible(scheme, examples):
+    algorithm = algorithms.FlexibleFedAvg(scheme=scheme, local_steps=2)
+    return Server(algorithm, vector(0), clients=len(examples), lr=1.0, examples=examples)
+
+
+@pytest.mark.parametrize("scheme", ["A", "B", "C"])
+def test_a_departed_device_that_is_included_keeps_its_share_and_its_place(scheme):
+    server = flexible(scheme, [1, 2, 3])
+    server.depart(2, from_objective=False)
+    server.round([Update(0, vector(6), steps=2), Update(1, vector(12), steps=2)])
+    # p = 1/6 and 2/6 as before; scheme A multiplies by N / K_t = 3 / 2, for the objective still has three devices
+    assert server.x == pytest.approx((1 + 4) * (1.5 if scheme == "A" else 1))
+
+
+def test_a_device_that_comes_back_to_its_share_is_no_newcomer():
+    server = flexible("B", [1, 2, 3])
+    server.depart(2, from_objective=False)
+    server.arrive(2, examples=3)
+    server.round([Update(i, vector(6), steps=2) for i in range(3)])
+    assert server.x == pytest.approx(6)  # the shares add up to 1, and none is boosted
+    server.depart(2, from_objective=False)
+    server.arrive(2, examples=6)  # with twice as many examples: p = 1/9, 2/9, 6/9
+    server.round([Update(2, server.x + vector(9), steps=2)])
+    assert server.x == pytest.approx(6 + 6)
+    server.depart(2)
+    server.arrive(2, examples=3)
+    server.round([Update(2, server.x + vector(6), steps=2)])
+    assert server.x == pytest.approx(12 + 3 * 6 / 2)  # a newcomer: three times its half
 
 
 def test_nobody_comes_or_goes_while_a_round_is_open():

@@ -175,7 +175,7 @@ def test_the_callers_mistakes_raise(name):
     with pytest.raises(errors.UnknownClientError, match="got 99"):
         server.broadcast([0, 99])
     if name != "FedAvg":
-        with pytest.raises(errors.RangeError, match="count: expected 1, since the method keeps a row per client"):
+        with pytest.raises(errors.RangeError, match="count: expected 1, since the method hears a client once a round"):
             server.round([Update(1, y, steps=1, count=2)])
 
 

@@ -34,6 +34,9 @@ def offsets(server):
 def test_controls_start_at_zero_not_at_random_and_not_at_the_model():
     server = Server("SCAFFOLD", vector(3), clients=2, lr=LR)
     assert offsets(server) == [[0], [0]]
+    one_round(server, c0=8)
+    # c_0 = 8, c_1 = 0 and c = 4; with c_i = c = x_0 at first the offsets are zero too, but then c = 5.5
+    assert offsets(server) == [[-4], [4]]
 
 
 def test_c_moves_by_one_over_all_clients_and_c_i_is_kept():

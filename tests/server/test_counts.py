@@ -1,0 +1,42 @@
+"""Clients that were drawn more than once: a draw counts, not a client."""
+
+import numpy as np
+import pytest
+
+from fedcore import Server, Update, algorithms
+from fedcore.errors import RangeError
+
+x0, y, other = np.float32([1, -2]), np.float32([3, 5]), np.float32([-4, 1])
+METHODS = {
+    "FedAvg": algorithms.FedAvg(weights="uniform"),
+    "FedProx": algorithms.FedProx(weights="uniform"),
+    "FedAvgM": algorithms.FedAvgM(),
+    "FedAvgMVR": algorithms.FedAvgMVR(),
+    "MBSTORM": algorithms.MBSTORM(),
+    "LocalDescent": algorithms.LocalDescent(),
+    "MimiC, on clients": algorithms.MimiC(placement="client"),
+}
+
+
+@pytest.mark.parametrize("server_lr", [None, 0.3])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_client_drawn_twice_weighs_as_two_of_its_kind(name, server_lr):
+    drawn, twins = (Server(METHODS[name], x0, clients=3, lr=0.1, server_lr=server_lr) for _ in range(2))
+    for _ in range(2):  # the second round has a direction to remember
+        drawn.round([Update(0, y, steps=2, count=2), Update(1, other, steps=5)])
+        twins.round([Update(0, y, steps=2), Update(1, other, steps=5), Update(2, y, steps=2)])
+        np.testing.assert_allclose(drawn.x, twins.x, rtol=1e-6)
+        np.testing.assert_allclose(drawn.v, twins.v, rtol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", [algorithms.FlexibleFedAvg(), algorithms.MIFA(), algorithms.SCAFFOLD()], ids=repr)
+def test_methods_that_hear_a_client_once_say_so(algorithm):
+    server = Server(algorithm, x0, clients=2, lr=0.1, examples=[1, 1])
+    with server.open_round() as round, pytest.raises(RangeError, match="hears a client once a round"):
+        round.add(0, y, steps=1, count=2)
+
+
+@pytest.mark.parametrize("algorithm", [algorithms.FlexibleFedAvg(), algorithms.MimiC(units="update")], ids=repr)
+def test_methods_of_model_differences_take_no_server_rate(algorithm):
+    with pytest.raises(RangeError, match="server_lr: expected None"):
+        Server(algorithm, x0, clients=2, lr=0.1, examples=[1, 1], server_lr=0.5)
