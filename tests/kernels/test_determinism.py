@@ -193,9 +193,10 @@ import hashlib
 import numpy as np
 import fedcore
 digest = hashlib.sha256()
-for name in ("FedAvg", "MIFA", "MimiC"):
+for name, codec in (("FedAvg", "f32"), ("MIFA", "f32"), ("MimiC", "f32"), ("MIFA", "bf16"), ("SCAFFOLD", "int8")):
     rng = np.random.default_rng(3)
-    server = fedcore.Server(name, rng.normal(size=3001).astype(np.float32), clients=6, lr=.1)
+    store = fedcore.ClientStore(6, 3001, codec=codec)
+    server = fedcore.Server(name, rng.normal(size=3001).astype(np.float32), store=store, lr=.1)
     for _ in range(8):
         with server.open_round() as round:
             for client in np.flatnonzero(rng.random(6) < .5).tolist():
