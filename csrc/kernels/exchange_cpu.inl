@@ -155,8 +155,9 @@ void swap_run(const Sent* sent, const RowSwap* rows, Form form, std::int64_t i, 
 void exchange(const double* acc, double* out, const Sent* sent, const RowSwap* rows, Form form, std::int64_t k,
               std::int64_t begin, std::int64_t end, double* squares) {
     for (std::int64_t i = 0; i < k; ++i) squares[i] = 0;
-    for (std::int64_t first = begin; first < end; first += kRun) {
-        const std::int64_t last = end - first < kRun ? end : first + kRun;
+    const std::int64_t run = k > 0 && rows[0].new_row.codec != Codec::f32 ? kCodedRun : kRun;
+    for (std::int64_t first = begin; first < end; first += run) {
+        const std::int64_t last = end - first < run ? end : first + run;
         begin_run(acc, out, first, last);
         for (std::int64_t i = 0; i < k;) {
             const bool alike = swap_alike(sent, rows, form, i, k);

@@ -12,8 +12,8 @@ enum class Codec { f32, bf16, f16, int8 };
 
 inline constexpr std::int64_t kCodeBlock = 64;  // elements that share a scale
 
-// What rounding is stochastic by: up with a probability equal to the fraction that would be lost, which is unbiased. The
-// random bits of element j are a hash of (seed, row, j) and of nothing else.
+// What rounding is stochastic by: up with a probability equal to the fraction that would be lost, which is unbiased.
+// The random bits of element j are a hash of (seed, row, j) and of nothing else.
 //
 //     key_h = mix64(mix64(seed + G) + row + G ^ mix64(h)), h = j >> 32;  its low and high half are k0 and k1
 //     u = (j mod 2^32 without the bit 32) + k0
