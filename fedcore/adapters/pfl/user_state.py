@@ -14,7 +14,6 @@ from pfl.stats import MappedVectorStatistics
 from fedcore.errors import CheckpointError, DtypeError
 from fedcore.kernels import Codes, quantise
 from fedcore.layout import Layout
-from fedcore.randomness import keys
 from fedcore.store import ClientStore, Durability
 from fedcore.store.row_format import Codec
 
@@ -57,14 +56,13 @@ class ClientStoreUserState(AbstractUserStateStorage):
         if user_id not in store.registry:
             store.add(user_id)
         try:
-            turn, row = (store.round or 0) + 1, store.stage(user_id)
+            row = store.stage(user_id)
             whole = np.empty(store.n, np.float32) if isinstance(row, Codes) else row
             layout.flatten(tensors, out=whole[: layout.n])
             whole[layout.n :], whole[-1] = 0, getattr(state, "weight", 1.0)
             if isinstance(row, Codes):
-                [[seed, of_row]] = keys(f"{STATES}: {_folder(key)}", round=turn, clients=[user_id]).tolist()
-                quantise(whole, row.codec, out=row, seed=seed, row=of_row)
-            store.commit(turn)
+                quantise(whole, row.codec, out=row)
+            store.commit((store.round or 0) + 1)
         finally:
             store.discard()
 
