@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore import ClientStore, kernels
+from fedcore import ClientStore, kernels, randomness
 
 pytest.importorskip("pfl")
 from bench.rivals.pfl_storage import exchange, stored
@@ -37,11 +37,12 @@ def bench_storage(versus, size, tmp_path_factory, medium, codec):
     path = tmp_path_factory.mktemp("ours") / "store" if medium == "mmap" else None
     store = ClientStore(USERS, n, medium=medium, codec=codec, path=path, durability="none")
     clients, total, ones, none = cycle(range(USERS)), np.zeros(n), np.ones(S), [None] * S
+    keys = randomness.keys("row", round=0, clients=range(S))
 
     def ours():
         cohort = list(islice(clients, S))
         old, new = [store.row(i) for i in cohort], [store.stage(i) for i in cohort]
-        kernels.exchange(total, none, sent, -ones, ones, old, none, new, out=total)
+        kernels.exchange(total, none, sent, -ones, ones, old, none, new, out=total, keys=keys)
         store.commit(0)
 
     for _ in range(USERS // S):

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from bench import machine
-from fedcore import ClientStore, Server, Update, algorithms, kernels
+from fedcore import ClientStore, Server, Update, algorithms, kernels, randomness
 
 PIECE = 8 << 20  # bytes read or written at a time where the disk itself is measured
 COLD, WARM = "a cold round, right away", "a warm round"
@@ -111,10 +111,10 @@ class Bench:
         store, S, n = self.server.store, self.options.cohort, self.options.elements
         old, new = [store.row(client) for client in ids], [store.stage(client) for client in ids]
         acc, ys, ones, none = np.zeros(n), [self.h] * S, np.ones(S), [None] * S
-        minus = -ones
+        minus, keys = -ones, randomness.keys("row", round=0, clients=ids)
 
         def swap(old, new):
-            kernels.exchange(acc, none, ys, minus, ones, old, none, new, out=acc)
+            kernels.exchange(acc, none, ys, minus, ones, old, none, new, out=acc, keys=keys)
 
         swap(old, new)
         self.timed("exchange to free slots of the file, warm", lambda: swap(old, new))

@@ -62,14 +62,19 @@ Row writable_row(Arrays& arrays, const py::object& row, Name name, std::int64_t 
     return found;
 }
 
-// uint64[k, 2]: the seed and the row of each client's rounding; none where keys is None.
-std::vector<Rounding> read_keys(Arrays& arrays, const py::object& keys, std::int64_t k) {
-    std::vector<Rounding> roundings(k, {false, 0, 0});
-    if (keys.is_none()) return roundings;
+// uint64[k, 2]: the seed and the row of each client's rounding. None will do where no new row is coded.
+void read_keys(Arrays& arrays, const py::object& keys, std::vector<RowSwap>& rows) {
+    const auto k = static_cast<std::int64_t>(rows.size());
+    if (keys.is_none()) {
+        for (std::int64_t i = 0; i < k; ++i)
+            if (rows[i].new_row.codec != Codec::f32)
+                raise("ArrayError", "keys: expected uint64[k, 2], because " + Name{"new_rows", i}.text() +
+                                        " is rounded stochastically, got None");
+        return;
+    }
     const AnySpan found = arrays.input(keys, {"keys"}, {"uint64"}, 2 * k, Axes::any);
     const auto* key = static_cast<const std::uint64_t*>(found.data);
-    for (std::int64_t i = 0; i < k; ++i) roundings[i] = {true, key[2 * i], key[2 * i + 1]};
-    return roundings;
+    for (std::int64_t i = 0; i < k; ++i) rows[i].key = {key[2 * i], key[2 * i + 1]};
 }
 
 py::array_t<double> exchange(const py::object& acc, const py::object& out, const py::object& bases,
@@ -83,12 +88,10 @@ py::array_t<double> exchange(const py::object& acc, const py::object& out, const
     const py::sequence old_row = sequence(old_rows, "old_rows", k);
     const py::sequence anchor = sequence(anchors, "anchors", k);
     const py::sequence new_row = sequence(new_rows, "new_rows", k);
-    const std::vector<Rounding> roundings = read_keys(arrays, keys, k);
     std::vector<RowSwap> rows(k);
     std::vector<Numbers> replaced(k);
     for (std::int64_t i = 0; i < k; ++i) {
         rows[i].old_row = read_row(arrays, old_row[i], {"old_rows", i}, sum.n, &replaced[i]);
-        rows[i].rounding = roundings[i];
         const py::object added = anchor[i];
         rows[i].anchor = added.is_none() ? nullptr : arrays.input<float>(added, {"anchors", i}, sum.n).data;
         if (!control && !added.is_none() && py::object(old_row[i]).is_none())
@@ -96,6 +99,7 @@ py::array_t<double> exchange(const py::object& acc, const py::object& out, const
     }
     for (std::int64_t i = 0; i < k; ++i)
         rows[i].new_row = writable_row(arrays, new_row[i], {"new_rows", i}, sum.n, replaced[i]);
+    read_keys(arrays, keys, rows);
     const auto result = arrays.output<double>(out, {"out"}, sum.n, sum.number);
     py::array_t<double> norms(k);
     double* norm = norms.mutable_data();

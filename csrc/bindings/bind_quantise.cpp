@@ -21,8 +21,9 @@ void quantise(const py::object& x, const std::string& codec_name, const py::obje
     float* scale = nullptr;
     if (has_scales(codec, scales, {"scales"}))
         scale = arrays.output<float>(scales, {"scales"}, scale_count(from.n)).data;
+    const DitherKey key{seed.value_or(0), row};
     const NativeCall call;  // reads the row once: milliseconds
-    fedcore::quantise(from.data, codec, {seed.has_value(), seed.value_or(0), row}, from.n, to.data, scale);
+    fedcore::quantise(from.data, codec, seed.has_value() ? &key : nullptr, from.n, to.data, scale);
 }
 
 void dequantise(const py::object& codes, const py::object& scales, const std::string& codec_name,

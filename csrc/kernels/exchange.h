@@ -21,12 +21,13 @@ struct RowSwap {
     Row old_row;          // r, only read
     const float* anchor;  // float32[n] or null: MimiC's v[t_i], or the control form's q
     Row new_row;          // of any codec; may lie where old_row does, element by element
-    Rounding rounding;    // of what the new row's codec does not hold
+    DitherKey key;        // of the rounding, where the new row is coded
 };
 
 // What a row becomes, and what the sum sees of it: with ~ for what is stored, that is decoded(encoded(.)),
 //     gradient:  row' = h,            out[j] = acc[j] + sum_i weight_i * (row'~_i[j] - r_i[j] + v_i[j])
 //     control:   row' = (h + r) + q,  out[j] = acc[j] + sum_i weight_i * (row'~_i[j] - r_i[j])
+// Codes are rounded stochastically, so that a row's mean over many keys is row'.
 enum class Form { gradient, control };
 
 // In float64, h and row' in float32, r and what the anchor holds 0 where there is none; old_row first, then anchor. The

@@ -5,9 +5,6 @@ bool is_finite_tile(const float* values, std::int64_t count) {
     return largest_magnitude(values, count) < (255u << 23);
 }
 
-// Clients whose float32 rows are exchanged in one pass, if they have the same arrays.
-constexpr int kSwaps = 2;
-
 // What the sum sees is row' as the row stores it, rounded to float32: so it follows the rows exactly.
 template <int kRows>
 void swap_floats(Streams* rows, Form form, std::int64_t count, double* sum, double* squares) {
@@ -51,14 +48,13 @@ void swap_floats(const Sent* sent, const RowSwap* swaps, Form form, std::int64_t
 
 // The same through a codec, for a chunk of a tile, so that what passes between the stages stays in L1: row' as float32,
 // encoded, decoded again, and that folded. Between the stages a quarter of the next chunk is fetched: all at once would
-// fill the queue of misses, and the loads behind would wait. Returns whether what is stored is finite.
-bool swap_chunk(Streams at, const RowSwap& row, Form form, const Chunk& next, std::int64_t first, std::int64_t count,
-                double* sum, float* lanes) {
-    if (is_fusible(row, form, count)) return fused_chunk(at, row, next, first, count, sum, lanes);
+// fill the queue of misses, and the loads behind would wait.
+void swap_chunk(const Passing& row, Form form, std::int64_t first, std::int64_t count, double* sum, float* lanes) {
     alignas(64) float of_row[kChunk], made[kChunk], stored[kChunk];
-    fetch_quarter(next, 0);
+    Streams at = row.at;
+    fetch_quarter(row.next, 0);
     at.old_row = row_tile(row.old_row, first, count, of_row);
-    fetch_quarter(next, 1);
+    fetch_quarter(row.next, 1);
     gradients(at.y, at.base, at.scale, count, made, lanes);
     if (form == Form::control) {
         const float* const r = at.old_row != nullptr ? at.old_row : kZeros;
@@ -66,10 +62,10 @@ bool swap_chunk(Streams at, const RowSwap& row, Form form, const Chunk& next, st
         for (std::int64_t j = 0; j < count; ++j) made[j] = (made[j] + r[j]) + q[j];
         at.anchor = nullptr;  // the sum sees row' - r alone
     }
-    fetch_quarter(next, 2);
+    fetch_quarter(row.next, 2);
     const Row& to = row.new_row;
-    const bool finite = encode<true>(made, to.codec, row.rounding, first, count, to.data, to.scales, stored);
-    fetch_quarter(next, 3);
+    encode<true>(made, to.codec, row.dither, first, count, to.data, to.scales, stored);
+    fetch_quarter(row.next, 3);
     at.y = stored;
     double unused;
     if (at.old_row == nullptr)
@@ -78,63 +74,95 @@ bool swap_chunk(Streams at, const RowSwap& row, Form form, const Chunk& next, st
         fold_piece<1, double, Form::gradient, Given::row, true, false, false>(&at, count, sum, &unused);
     else
         fold_piece<1, double, Form::gradient, Given::row, true, true, false>(&at, count, sum, &unused);
-    return finite;
 }
 
-// Client i's tile, chunk by chunk. `last` is the end of the run, behind which the next client's begins at `begin`.
-double swap_codes(const Sent* sent, const RowSwap* rows, Form form, std::int64_t i, std::int64_t k, std::int64_t begin,
-                  std::int64_t last, std::int64_t tile, std::int64_t count, double* sum) {
-    alignas(64) float of_y[kTile];
-    float lanes[kLanes] = {};
-    bool finite = true;
-    for (std::int64_t done = 0; done < count; done += kChunk) {
-        const std::int64_t first = tile + done, few = count - done < kChunk ? count - done : kChunk;
-        const bool more = first + kChunk < last, of_all = i + 1 == k;
-        const std::int64_t client = more ? i : of_all ? 0 : i + 1;
-        const Chunk next = chunk_of(sent[client], rows[client].old_row, more ? first + kChunk : of_all ? last : begin);
-        Streams at = streams_of(sent[i], first, few, of_y + done);
-        if (rows[i].anchor != nullptr) at.anchor = rows[i].anchor + first;
-        finite &= swap_chunk(at, rows[i], form, next, first, few, sum + done, lanes);
+// |h|^2 of a tile by its lanes, or infinity where what is stored is not finite.
+double squares_of_tile(const Sent& sent, const Row& stored, Form form, std::int64_t tile, std::int64_t count,
+                       float* lanes) {
+    const double squares = sum_of_lanes(lanes);
+    if (is_sound(squares) && form == Form::gradient && stored.codec != Codec::f16)
+        return squares;  // every |h| < 10^19, which is stored as a finite number
+    alignas(64) float values[kTile];
+    double exactly = squares;
+    if (!is_sound(squares)) {
+        const Streams at = streams_of(sent, tile, count, values);
+        exactly = squares_exactly(at.y, at.base, at.scale, count);
     }
-    const double lanes_sum = sum_of_lanes(lanes);
-    if (is_sound(lanes_sum)) return finite ? lanes_sum : __builtin_inf();
-    const Streams at = streams_of(sent[i], tile, count, of_y);
-    const double squares = squares_exactly(at.y, at.base, at.scale, count);
-    return squares < __builtin_inf() && !finite ? __builtin_inf() : squares;
+    const bool finite = is_finite_tile(row_tile(stored, tile, count, values), count);
+    return exactly < __builtin_inf() && !finite ? __builtin_inf() : exactly;
 }
 
-// Whether the kSwaps clients from i on can pass together.
-inline bool swap_alike(const Sent* sent, const RowSwap* rows, std::int64_t i, std::int64_t k) {
+// kRows clients of a run, from the i-th on, tile by tile and chunk by chunk; those behind them begin where they did.
+template <int kRows>
+void swap_codes(const Sent* sent, const RowSwap* swaps, Form form, std::int64_t i, std::int64_t k, std::int64_t begin,
+                std::int64_t end, double* out, double* squares) {
+    alignas(64) float of_y[kRows][kChunk];
+    const bool fusible = is_fusible(swaps[i], form);
+    Passing rows[kRows];
+    for (int r = 0; r < kRows; ++r) {
+        const RowSwap& swap = swaps[i + r];
+        rows[r] = {{}, swap.old_row, swap.new_row, dither_of(swap.key, begin), {}};
+    }
+    for (std::int64_t tile = begin; tile < end; tile += kTile) {
+        const std::int64_t count = end - tile < kTile ? end - tile : kTile;
+        float lanes[kRows][kLanes] = {};
+        for (std::int64_t first = tile; first < tile + count; first += kChunk) {
+            const std::int64_t few = tile + count - first < kChunk ? tile + count - first : kChunk;
+            for (int r = 0; r < kRows; ++r) {
+                const std::int64_t behind = i + kRows + r, next = first + kChunk;
+                const std::int64_t client = next < end ? i + r : behind < k ? behind : behind - k;
+                rows[r].next = chunk_of(sent[client], swaps[client].old_row,
+                                        next < end   ? next
+                                        : behind < k ? begin
+                                                     : end);
+                rows[r].at = streams_of(sent[i + r], first, few, of_y[r]);
+                if (swaps[i + r].anchor != nullptr) rows[r].at.anchor = swaps[i + r].anchor + first;
+            }
+            if (fusible && few % kCodeBlock == 0)
+                fused_chunk<kRows>(rows, first, few, out + first, lanes);
+            else
+                for (int r = 0; r < kRows; ++r) swap_chunk(rows[r], form, first, few, out + first, lanes[r]);
+        }
+        for (int r = 0; r < kRows; ++r)
+            squares[i + r] += squares_of_tile(sent[i + r], swaps[i + r].new_row, form, tile, count, lanes[r]);
+    }
+}
+
+// Whether the kSwaps clients from i on can pass together: they start from one base, and have alike what they have.
+inline bool swap_alike(const Sent* sent, const RowSwap* rows, Form form, std::int64_t i, std::int64_t k) {
     if (i + kSwaps > k) return false;
-    for (int r = 1; r < kSwaps; ++r) {
-        const RowSwap &one = rows[i], &other = rows[i + r];
-        if (sent[i].base != sent[i + r].base || other.new_row.codec != Codec::f32 ||
+    const RowSwap& one = rows[i];
+    for (int r = 0; r < kSwaps; ++r) {
+        const RowSwap& other = rows[i + r];
+        if (sent[i].base != sent[i + r].base || one.new_row.codec != other.new_row.codec ||
             (one.old_row.data == nullptr) != (other.old_row.data == nullptr) ||
-            (one.anchor == nullptr) != (other.anchor == nullptr))
+            (one.anchor == nullptr) != (other.anchor == nullptr) ||
+            (other.new_row.codec != Codec::f32 && !is_fusible(other, form)))
             return false;
     }
     return true;
 }
 
+template <int kRows>
+void swap_run(const Sent* sent, const RowSwap* rows, Form form, std::int64_t i, std::int64_t k, std::int64_t begin,
+              std::int64_t end, double* out, double* squares) {
+    if (rows[i].new_row.codec == Codec::f32)
+        swap_floats<kRows>(sent + i, rows + i, form, begin, end, out, squares + i);
+    else
+        swap_codes<kRows>(sent, rows, form, i, k, begin, end, out, squares);
+}
+
 void exchange(const double* acc, double* out, const Sent* sent, const RowSwap* rows, Form form, std::int64_t k,
               std::int64_t begin, std::int64_t end, double* squares) {
     for (std::int64_t i = 0; i < k; ++i) squares[i] = 0;
-    for (std::int64_t first = begin; first < end; first += kRun) {
-        const std::int64_t last = end - first < kRun ? end : first + kRun;
+    const std::int64_t run = k > 0 && rows[0].new_row.codec != Codec::f32 ? kCodedRun : kRun;
+    for (std::int64_t first = begin; first < end; first += run) {
+        const std::int64_t last = end - first < run ? end : first + run;
         begin_run(acc, out, first, last);
         for (std::int64_t i = 0; i < k;) {
-            if (rows[i].new_row.codec != Codec::f32) {
-                for (std::int64_t tile = first; tile < last; tile += kTile)
-                    squares[i] += swap_codes(sent, rows, form, i, k, first, last, tile,
-                                             last - tile < kTile ? last - tile : kTile, out + tile);
-                ++i;
-            } else if (swap_alike(sent, rows, i, k)) {
-                swap_floats<kSwaps>(sent + i, rows + i, form, first, last, out, squares + i);
-                i += kSwaps;
-            } else {
-                swap_floats<1>(sent + i, rows + i, form, first, last, out, squares + i);
-                ++i;
-            }
+            const bool alike = swap_alike(sent, rows, form, i, k);
+            (alike ? swap_run<kSwaps> : swap_run<1>)(sent, rows, form, i, k, first, last, out, squares);
+            i += alike ? kSwaps : 1;
         }
     }
 }

@@ -14,10 +14,10 @@ std::int64_t traffic(Codec codec, std::int64_t n) {
 
 }  // namespace
 
-void quantise(const float* x, Codec codec, const Rounding& rounding, std::int64_t n, void* codes, float* scales) {
+void quantise(const float* x, Codec codec, const DitherKey* key, std::int64_t n, void* codes, float* scales) {
     const Table& loops = table();
     for_blocks(n, traffic(codec, n), [&](std::int64_t, std::int64_t begin, std::int64_t end) {
-        loops.quantise(x, codec, rounding, begin, end, codes, scales);
+        loops.quantise(x, codec, key, begin, end, codes, scales);
     });
 }
 

@@ -12,8 +12,8 @@ enum class Codec { f32, bf16, f16, int8 };
 
 inline constexpr std::int64_t kCodeBlock = 64;  // elements that share a scale
 
-// How to round: to the nearest code, ties to even; or, with dither, up with a probability equal to the fraction that
-// would be lost, which is unbiased. The random bits of element j are a hash of (seed, row, j) and of nothing else.
+// What rounding is stochastic by: up with a probability equal to the fraction that would be lost, which is unbiased.
+// The random bits of element j are a hash of (seed, row, j) and of nothing else.
 //
 //     key_h = mix64(mix64(seed + G) + row + G ^ mix64(h)), h = j >> 32;  its low and high half are k0 and k1
 //     u = (j mod 2^32 without the bit 32) + k0
@@ -22,19 +22,19 @@ inline constexpr std::int64_t kCodeBlock = 64;  // elements that share a scale
 // in unsigned arithmetic, G = 0x9e3779b97f4a7c15 and mix64 the finaliser of splitmix64. j and j + 32 of a block of 64
 // share u, which the second turns by 16 bits: what each uses are the upper 16 bits and, as finer steps, those that the
 // other has above. bf16 uses the upper 16 bits, f16 the upper 13 (20 where the result is subnormal) and int8 the upper
-// 23, as the fraction of a fixed-point number.
-struct Rounding {
-    bool dither;
+// 24, as the fraction of a fixed-point number.
+struct DitherKey {
     std::uint64_t seed, row;
 };
 
-// Codes of x: uint16[n] for bf16 and f16, int8[n] for int8.
+// Codes of x: uint16[n] for bf16 and f16, int8[n] for int8; with a key rounded stochastically, else (null) to the
+// nearest, ties to even.
 //   scales: float32[ceil(n / 64)] for int8, else null. Nothing overlaps. Moves 6 n or (5 + 1/16) n bytes.
 //   bf16, f16: an infinity stays one and a NaN becomes the quiet NaN of its sign; what rounds past the largest finite
 //   number becomes an infinity, as IEEE has it; subnormal numbers are kept.
 //   int8: a block with a NaN or an infinity gets that for its scale, which tells, and codes 0; a block whose largest
 //   magnitude is below 2^-96 gets scale and codes 0.
-void quantise(const float* x, Codec codec, const Rounding& rounding, std::int64_t n, void* codes, float* scales);
+void quantise(const float* x, Codec codec, const DitherKey* key, std::int64_t n, void* codes, float* scales);
 
 // out[j] = what code j stands for: exact for bf16 and f16 (where a NaN becomes quiet), float32(scale * code) for int8.
 void dequantise(const void* codes, const float* scales, Codec codec, std::int64_t n, float* out);

@@ -57,10 +57,10 @@ struct Dither {
 };
 
 // The range that begins at element `first`: 2^32 is a multiple of any range, so that one key serves all of it.
-Dither dither_of(const Rounding& rounding, std::int64_t first) {
-    const std::uint64_t row_key = mix64(rounding.seed + kGolden) + rounding.row + kGolden;
-    const std::uint64_t key = mix64(row_key ^ mix64(static_cast<std::uint64_t>(first) >> 32));
-    return {static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32)};
+Dither dither_of(const DitherKey& key, std::int64_t first) {
+    const std::uint64_t row_key = mix64(key.seed + kGolden) + key.row + kGolden;
+    const std::uint64_t mixed = mix64(row_key ^ mix64(static_cast<std::uint64_t>(first) >> 32));
+    return {static_cast<std::uint32_t>(mixed), static_cast<std::uint32_t>(mixed >> 32)};
 }
 
 inline std::uint32_t turned(std::uint32_t bits) {
@@ -106,7 +106,6 @@ inline std::uint32_t whole(Dither, std::uint32_t bits, float t) {
 // The codecs of 16 bits: a code, and what it stands for. kAny: x may be above kUsual.
 struct Bf16 {
     static constexpr std::uint32_t kUsual = 0x7f800000u;  // as a magnitude: an infinity has no fraction to be rounded
-    static constexpr std::uint16_t kInfinity = 0x7f80;
 
     template <bool kAny, class Round>
     static std::uint32_t code(Round round, std::uint32_t random, float x) {
@@ -121,7 +120,6 @@ struct Bf16 {
 
 struct F16 {
     static constexpr std::uint32_t kUsual = (143u << 23) - 1;  // below 2^16
-    static constexpr std::uint16_t kInfinity = 0x7c00;
 
     template <bool kAny, class Round>
     static std::uint32_t code(Round round, std::uint32_t random, float x) {
@@ -155,16 +153,6 @@ inline std::uint32_t largest_magnitude(const float* x, std::int64_t count) {
     return static_cast<std::uint32_t>(largest);
 }
 
-// Whether no code stands for an infinity or a NaN.
-bool is_finite_half(const std::uint16_t* codes, std::int64_t count, std::uint16_t infinity) {
-    std::uint16_t largest = 0;
-    for (std::int64_t j = 0; j < count; ++j) {
-        const std::uint16_t magnitude = codes[j] & 0x7fffu;
-        largest = magnitude > largest ? magnitude : largest;
-    }
-    return largest < infinity;
-}
-
 template <class Half, bool kAny, bool kBack, class Round>
 void to_half_group(const float* __restrict x, Round round, const std::uint32_t* words, std::int64_t count,
                    std::uint16_t* __restrict codes, float* __restrict back) {
@@ -178,9 +166,9 @@ void to_half_group(const float* __restrict x, Round round, const std::uint32_t* 
     }
 }
 
-// With kBack the encoders also write what the codes stand for, and return whether all of that is finite.
+// With kBack the encoders also write what the codes stand for.
 template <class Half, bool kBack, class Round>
-bool to_half(const float* x, Round round, std::int64_t first, std::int64_t count, std::uint16_t* codes, float* back) {
+void to_half(const float* x, Round round, std::int64_t first, std::int64_t count, std::uint16_t* codes, float* back) {
     alignas(64) std::uint32_t words[kGroup / 2];
     for (std::int64_t i = 0; i < count; i += kGroup) {
         const std::int64_t few = count - i < kGroup ? count - i : kGroup;
@@ -191,7 +179,6 @@ bool to_half(const float* x, Round round, std::int64_t first, std::int64_t count
         else
             to_half_group<Half, true, kBack>(x + i, round, words, few, codes + i, to);
     }
-    return !kBack || is_finite_half(codes, count, Half::kInfinity);
 }
 
 template <class Half>
@@ -199,14 +186,14 @@ void from_half(const std::uint16_t* __restrict codes, std::int64_t count, float*
     for (std::int64_t j = 0; j < count; ++j) out[j] = Half::value(codes[j]);
 }
 
-// The code next to x * inverse, which is at most 127; where it is dithered, in fixed point of 23 bits, so that an
+// The code next to x * inverse, which is at most 127; where it is dithered, in fixed point of 24 bits, so that an
 // integer addition carries with the right probability.
 inline std::int32_t code_of(Nearest, std::uint32_t, float x, float inverse) {
     return static_cast<std::int32_t>(bits_of(x * inverse + 12582912.0f)) - 0x4b400000;  // 3 * 2^22: for both signs
 }
 
 inline std::int32_t code_of(Dither, std::uint32_t bits, float x, float inverse) {
-    return (static_cast<std::int32_t>(x * (inverse * 0x1p23f)) + static_cast<std::int32_t>(bits >> 9)) >> 23;
+    return (static_cast<std::int32_t>(x * (inverse * 0x1p24f)) + static_cast<std::int32_t>(bits >> 8)) >> 24;
 }
 
 // The scale of a block by its largest magnitude, and what its elements are multiplied with; 0 where all codes are.
@@ -214,7 +201,7 @@ inline std::int32_t code_of(Dither, std::uint32_t bits, float x, float inverse) 
 inline void scale_of(std::uint32_t largest_bits, float* scale, float* inverse) {
     // 127 times it is finite; the next float32 above it, which is FLT_MAX / 127 rounded, would overflow
     constexpr float kMost = 0x1.020406p+121f;
-    const bool tiny = largest_bits < (31u << 23);  // below 2^-96, where 2^23 * 127 / max would overflow
+    const bool tiny = largest_bits < (31u << 23);  // below 2^-96; 2^24 * 127 / max is finite elsewhere
     const bool finite = largest_bits < (255u << 23);
     const float largest = float_of(largest_bits), ratio = largest / 127.0f, over = 127.0f / largest;
     const std::uint32_t usual = bits_of(ratio < kMost ? ratio : kMost);
@@ -240,21 +227,17 @@ inline void to_int8_block(const float* __restrict x, Round round, const std::uin
 
 // Up to a group; all scales before the codes, because a block alone would wait for its maximum and the division.
 template <bool kBack, class Round>
-bool to_int8_group(const float* x, Round round, std::int64_t first, std::int64_t count, std::int8_t* codes,
+void to_int8_group(const float* x, Round round, std::int64_t first, std::int64_t count, std::int8_t* codes,
                    float* scales, float* back) {
     constexpr std::int64_t kBlocks = kGroup / kCodeBlock;
     alignas(64) std::uint32_t words[kGroup / 2];
     std::uint32_t largest[kBlocks] = {};
     float inverses[kBlocks], found[kBlocks];
-    bool finite = true;
     const std::int64_t full = count / kCodeBlock, rest = count % kCodeBlock;
     round.fill(first, count, words);
     for (std::int64_t b = 0; b < full; ++b) largest[b] = largest_magnitude(x + b * kCodeBlock, kCodeBlock);
     if (rest > 0) largest[full] = largest_magnitude(x + full * kCodeBlock, rest);
-    for (std::int64_t b = 0; b < kBlocks; ++b) {
-        scale_of(largest[b], found + b, inverses + b);
-        finite &= largest[b] < (255u << 23);
-    }
+    for (std::int64_t b = 0; b < kBlocks; ++b) scale_of(largest[b], found + b, inverses + b);
     const auto encode_block = [&](std::int64_t b, std::int64_t few) {
         const std::int64_t i = b * kCodeBlock;
         scales[b] = found[b];
@@ -263,42 +246,35 @@ bool to_int8_group(const float* x, Round round, std::int64_t first, std::int64_t
     };
     for (std::int64_t b = 0; b < full; ++b) encode_block(b, kCodeBlock);
     if (rest > 0) encode_block(full, rest);
-    return finite;
 }
 
 template <bool kBack, class Round>
-bool to_int8(const float* x, Round round, std::int64_t first, std::int64_t count, std::int8_t* codes, float* scales,
+void to_int8(const float* x, Round round, std::int64_t first, std::int64_t count, std::int8_t* codes, float* scales,
              float* back) {
-    bool finite = true;
     for (std::int64_t i = 0; i < count; i += kGroup)
-        finite &= to_int8_group<kBack>(x + i, round, first + i, count - i < kGroup ? count - i : kGroup, codes + i,
-                                       scales + i / kCodeBlock, kBack ? back + i : nullptr);
-    return finite;
-}
-
-template <bool kBack, class Round>
-bool encode_rounding(const float* x, Codec codec, Round round, std::int64_t first, std::int64_t count, void* codes,
-                     float* scales, float* back) {
-    if (codec == Codec::bf16)
-        return to_half<Bf16, kBack>(x, round, first, count, static_cast<std::uint16_t*>(codes) + first, back);
-    if (codec == Codec::f16)
-        return to_half<F16, kBack>(x, round, first, count, static_cast<std::uint16_t*>(codes) + first, back);
-    return to_int8<kBack>(x, round, first, count, static_cast<std::int8_t*>(codes) + first, scales + first / kCodeBlock,
-                          back);
+        to_int8_group<kBack>(x + i, round, first + i, count - i < kGroup ? count - i : kGroup, codes + i,
+                             scales + i / kCodeBlock, kBack ? back + i : nullptr);
 }
 
 // Elements [first, first + count) of a row, which lie at x, into the row's codes.
-template <bool kBack>
-bool encode(const float* x, Codec codec, const Rounding& rounding, std::int64_t first, std::int64_t count, void* codes,
+template <bool kBack, class Round>
+void encode(const float* x, Codec codec, Round round, std::int64_t first, std::int64_t count, void* codes,
             float* scales, float* back) {
-    if (rounding.dither)
-        return encode_rounding<kBack>(x, codec, dither_of(rounding, first), first, count, codes, scales, back);
-    return encode_rounding<kBack>(x, codec, Nearest{}, first, count, codes, scales, back);
+    if (codec == Codec::bf16)
+        to_half<Bf16, kBack>(x, round, first, count, static_cast<std::uint16_t*>(codes) + first, back);
+    else if (codec == Codec::f16)
+        to_half<F16, kBack>(x, round, first, count, static_cast<std::uint16_t*>(codes) + first, back);
+    else
+        to_int8<kBack>(x, round, first, count, static_cast<std::int8_t*>(codes) + first, scales + first / kCodeBlock,
+                       back);
 }
 
-void quantise(const float* x, Codec codec, const Rounding& rounding, std::int64_t begin, std::int64_t end, void* codes,
+void quantise(const float* x, Codec codec, const DitherKey* key, std::int64_t begin, std::int64_t end, void* codes,
               float* scales) {
-    encode<false>(x + begin, codec, rounding, begin, end - begin, codes, scales, nullptr);
+    if (key != nullptr)
+        encode<false>(x + begin, codec, dither_of(*key, begin), begin, end - begin, codes, scales, nullptr);
+    else
+        encode<false>(x + begin, codec, Nearest{}, begin, end - begin, codes, scales, nullptr);
 }
 
 void from_int8(const std::int8_t* __restrict codes, const float* __restrict scales, std::int64_t count,

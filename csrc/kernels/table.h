@@ -37,7 +37,7 @@ struct Table {
     void (*mix)(const Mixing& matrix, const MixPlan& plan, float* const* models, std::int64_t begin, std::int64_t end,
                 float* slots, std::int64_t stride);
     // begin is a multiple of kCodeBlock
-    void (*quantise)(const float* x, Codec codec, const Rounding& rounding, std::int64_t begin, std::int64_t end,
+    void (*quantise)(const float* x, Codec codec, const DitherKey* key, std::int64_t begin, std::int64_t end,
                      void* codes, float* scales);
     void (*dequantise)(const void* codes, const float* scales, Codec codec, std::int64_t begin, std::int64_t end,
                        float* out);

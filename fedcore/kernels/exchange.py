@@ -44,7 +44,7 @@ def exchange(
             ``old_rows[i]`` does, which is then lost even where ``ys[i]`` turns out not to be finite.
         form: what a row becomes, as above.
         keys: uint64[k, 2], the seed and the row with which ``quantise`` rounds r_i' stochastically: the codes are those
-            of ``quantise(r_i', codec, seed=keys[i, 0], row=keys[i, 1])``. None: to the nearest. Nothing to float32.
+            of ``quantise(r_i', codec, seed=keys[i, 0], row=keys[i, 1])``. May be None where all new rows are float32.
 
     Returns:
         float64[k], the squared norms |h_i|^2 before any rounding. One that is not finite tells what it tells in

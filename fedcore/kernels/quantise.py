@@ -51,7 +51,7 @@ def quantise(x: Any, codec: str, out: Codes | None = None, *, seed: int | None =
         ShapeError, DtypeError, ArrayError: an argument is not what is said above; nothing was written.
 
     Determinism: the same bits on every ISA level and thread count. An element has 16 random bits for bf16, 13 for f16
-        (as many as are dropped: nothing is lost by that) and 23 for int8, whose mean is x to 1e-7 of its scale.
+        (as many as are dropped: nothing is lost by that) and 24 for int8, whose mean is x to 6e-8 of its scale.
     Cost: reads 4 n bytes, writes 2 n, for int8 n (1 + 1/16).
 
     >>> coded = quantise(np.float32([1, -127, 0.4]), "int8")

@@ -134,8 +134,8 @@ def exchange(
         new = (h + old) + anchor if control else h
         if isinstance(new_row, tuple):
             codec, codes, of_codes = new_row
-            seed, row = (None, 0) if keys is None else keys[i]
-            quantise(new, codec, codes, of_codes, seed, row)
+            assert keys is not None
+            quantise(new, codec, codes, of_codes, *keys[i])
             new = decoded(new_row, len(h))
         else:
             new_row[:] = new
@@ -263,7 +263,7 @@ def quantise(x: F32, codec: str, codes: npt.NDArray[Any], scales: F32 | None, se
         inverse = np.where(inverse * largest > 127, np.nextafter(inverse, np.float32(0)), inverse)
         blocks[~used] = 0
         t = (blocks * inverse[:, None]).ravel()[: len(x)]
-        codes[:] = np.rint(t) if random is None else rounded_up(t, 23, random)
+        codes[:] = np.rint(t) if random is None else rounded_up(t, 24, random)
         return
     bits = x.view(np.uint32)
     sign, magnitude = (bits >> np.uint32(16)) & np.uint32(0x8000), bits & np.uint32(0x7FFFFFFF)

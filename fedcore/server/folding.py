@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.errors import DivergedError
+from fedcore.server.rounding import rounding_keys
 from fedcore.store import ClientId, ClientStore, History
 
 
@@ -16,6 +17,7 @@ def fold_history(
     rounds: Iterable[int],
     total: npt.NDArray[np.float64],
     *,
+    round: int,
     staged: Collection[ClientId],
     at_once: int,
 ) -> None:
@@ -29,6 +31,7 @@ def fold_history(
         history: the directions.
         rounds: which of them are folded; the history still holds them.
         total: T, float64[n], written in place; worthless if the fold fails.
+        round: the one that is open.
         staged: clients whose rows change in this round anyway.
         at_once: rows of one pass.
 
@@ -48,7 +51,9 @@ def fold_history(
             rows = old if store.codec == "f32" else [store.read(client) for client in some]
             new = [store.stage(client, round=t) for client in some]
             # One step from r to v, of length 1: h = r - v.
-            squares = kernels.exchange(total, rows, [v] * k, np.ones(k), -np.ones(k), old, [v] * k, new, out=total)
+            arguments = total, rows, [v] * k, np.ones(k), -np.ones(k), old, [v] * k, new
+            keys = rounding_keys(store, "a history that is folded", round, some)
+            squares = kernels.exchange(*arguments, out=total, keys=keys)
             if not np.isfinite(squares).all():
                 client = some[int(np.flatnonzero(~np.isfinite(squares))[0])]
                 raise DivergedError(

@@ -42,7 +42,7 @@ class Server:
         server_lr: gamma: a number, or a function of the round. None averages the clients' models (FedAvg), or uses
             the cohort's mean of eta_i K_i (methods in gradient units; in a round without clients the last gamma).
         store: "ram", "mmap:PATH" (a new folder; ``Server.load`` goes on with an old one), or a ClientStore with rows of
-            ``n_parameters`` elements.
+            ``n_parameters`` elements, which a codec rounds stochastically by the round and the client alone.
         optimizer: one of ``fedcore.algorithms.optimizers``, which turns the method's direction into the step's.
         examples: n_k of every client, by id or in the order of the ids, for the methods that weigh by p^k = n_k / n.
         late_rounds: how many rounds late a reply may be and still count, measured against the x that it started from.

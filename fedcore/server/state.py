@@ -16,6 +16,7 @@ from fedcore.errors import ArrayError, CorruptionError, DivergedError, RangeErro
 from fedcore.server.batch import Counters
 from fedcore.server.corrections import correction_norm
 from fedcore.server.folding import fold_history
+from fedcore.server.rounding import rounding_keys
 from fedcore.server.settings import Settings
 from fedcore.server.snapshot import Snapshot
 from fedcore.server.sums import Sums
@@ -59,7 +60,7 @@ class State:
         known = None
         if algorithm.needs_plain_steps and (shared := self.shared_offset()) is not None:
             known = -shared / np.float32(algorithm.direction.a)
-        self.sums.clear(self.store, self.now.history, known)
+        self.sums.clear(self.store, self.now.history, known, self.now.round_number)
         self.store.discard()
 
     def shared_offset(self) -> F32 | None:
@@ -129,16 +130,17 @@ class State:
             if algorithm.keeps_history and tally.clients:
                 before = [self.store.round_of(client) for client in tally.clients]
                 history = now.history.after(number, changes["momentum"], len(tally.clients), before)
-                changes["history"] = self._bounded(history, changes["total"], tally.clients)
+                changes["history"] = self._bounded(history, changes["total"], number, tally.clients)
         self._become(replace(now, **changes), number)
         return outcome
 
-    def _bounded(self, history: History, total: F64 | None, heard: Sequence[ClientId]) -> History:
+    def _bounded(self, history: History, total: F64 | None, round: int, heard: Sequence[ClientId]) -> History:
         """The history, with as many rounds as may be kept; the total follows the rows that others are folded into."""
         surplus = history.surplus(self.settings.history_rounds)
         if surplus:
             assert total is not None
-            fold_history(self.store, history, surplus, total, staged=frozenset(heard), at_once=self.settings.fold)
+            staged, at_once = frozenset(heard), self.settings.fold
+            fold_history(self.store, history, surplus, total, round=round, staged=staged, at_once=at_once)
         return history.folded(surplus)
 
     def _become(self, after: Snapshot, round: int) -> None:
@@ -291,7 +293,8 @@ class State:
                 total = now.total.copy()
                 if algorithm.keeps_rows:
                     new = [self.store.stage(client) for client in clients]
-                    kernels.exchange(total, none, ys, minus, ones, none, none, new, out=total)
+                    keys = rounding_keys(self.store, "a warm start", now.round_number, clients)
+                    kernels.exchange(total, none, ys, minus, ones, none, none, new, out=total, keys=keys)
                 else:
                     kernels.accumulate(total, none, ys, minus, ones, out=total)
                 after, mean = replace(after, total=total), total / len(self.store.registry)

@@ -12,6 +12,7 @@ from fedcore.aligned import aligned
 from fedcore.kernels.exchange import Form
 from fedcore.layout import Layout
 from fedcore.server.batch import Batch
+from fedcore.server.rounding import rounding_keys
 from fedcore.store import ClientStore, History
 
 Precision = Literal["float32", "float64"]
@@ -46,6 +47,7 @@ class Sums:
         self._store: ClientStore
         self._history: History
         self._known: F32 | None
+        self._round: int
         self.weight = 0.0
         self.buffer_weight = 0.0
 
@@ -64,17 +66,18 @@ class Sums:
         """B, where clients send a second vector."""
         return self._controls
 
-    def clear(self, store: ClientStore, history: History, known: F32 | None) -> None:
+    def clear(self, store: ClientStore, history: History, known: F32 | None, round: int) -> None:
         """Back to zero, for a new round.
 
         Args:
             store, history: the rows, and the directions that they refer to.
             known: float32[n_parameters] or None, what ``raw_i = h_i / a + r_i + known`` adds for every client.
+            round: its number, on which the rounding of rows depends.
         """
         self._value[:] = 0
         if self._controls is not None:
             self._controls[:] = 0
-        self._store, self._history, self._known = store, history, known
+        self._store, self._history, self._known, self._round = store, history, known, round
         self.weight = self.buffer_weight = 0.0
 
     def fold(self, batch: Batch) -> F64:
@@ -112,6 +115,7 @@ class Sums:
         anchors: list[F32 | None] = [self._known if form == "control" else None] * k
         if algorithm.adds != "h":
             old, new = self._old_rows(batch), self._staged_rows(batch)
+            keys = self._keys(batch)
         if algorithm.keeps_history:
             anchors = [self._history.get(self._store.round_of(client)) for client in batch.clients]
         squares = np.zeros(k)
@@ -125,7 +129,7 @@ class Sums:
                 (old, anchors, new) if whole else (_cut(old, span), _cut(anchors, span), _cut(new, span))
             )
             squares += kernels.exchange(
-                acc, bases, ys, batch.scales / a, batch.weights, rows, at, rows_out, out=out, form=form
+                acc, bases, ys, batch.scales / a, batch.weights, rows, at, rows_out, out=out, form=form, keys=keys
             )
         return squares * a**2
 
@@ -149,15 +153,17 @@ class Sums:
         if not self._algorithm.keeps_rows:
             return kernels.accumulate(self._controls, none, batch.controls, minus, ones, out=self._spare_controls)
         old, new = self._old_rows(batch), self._staged_rows(batch)
-        return kernels.exchange(
-            self._controls, none, batch.controls, minus, ones, old, none, new, out=self._spare_controls
-        )
+        arguments = self._controls, none, batch.controls, minus, ones, old, none, new
+        return kernels.exchange(*arguments, out=self._spare_controls, keys=self._keys(batch))
 
     def _old_rows(self, batch: Batch) -> list[Any]:
         return [self._store.row(client) for client in batch.clients]
 
     def _staged_rows(self, batch: Batch) -> list[Any]:
         return [self._store.stage(client) for client in batch.clients]
+
+    def _keys(self, batch: Batch) -> npt.NDArray[np.uint64] | None:
+        return rounding_keys(self._store, "a reply", self._round, batch.clients)
 
     def _fold_buffers(self, batch: Batch) -> npt.NDArray[np.bool_]:
         """Fold x - y of the float buffers, and tell whose the sums can hold (a gradient has none, which is well)."""

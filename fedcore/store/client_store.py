@@ -37,7 +37,8 @@ class ClientStore:
         clients: a count (ids 0..count - 1) or the ids, each an int in 0..2**64 - 1 or a str.
         n: elements of a row.
         medium: "ram", or "mmap" for rows in a file that may be larger than memory.
-        codec: how a row is stored: "f32", "bf16", or "int8" with a scale for every 64 elements.
+        codec: how a row is stored: "f32", "bf16", or "int8" with a scale for every 64 elements. Whoever writes a row
+            rounds it; a ``Server`` does so stochastically.
         path: the folder of an mmap store: new, or empty. ``ClientStore.open`` opens it again.
         durability: when an mmap store is safe. "round": a committed round survives a loss of power. "checkpoint":
             ``checkpoint`` makes what was committed safe, and a crash goes back to the last one. "none": a committed

@@ -59,14 +59,14 @@ def digest_of(lengths, place=lambda array: array):
             digest.update(out)
             for row in new:
                 digest.update(row)
-        halves = [("bf16", "gradient", keys), ("bf16", "gradient", None), ("f16", "control", keys)]
-        bytes_ = [("int8", "gradient", keys), ("int8", "gradient", None), ("int8", "control", keys)]
-        for codec, form, chosen in halves + bytes_:
-            coded, kept = [kernels.quantise(row, codec) for row in old], dict(out=out, form=form, keys=chosen)
-            digest.update(kernels.exchange(acc, [x] * 9, mixed, scales, weights, coded, anchors, coded, **kept))
-            digest.update(out)
-            for row in coded:
-                digest.update(row.codes)
+        none = [None] * 9
+        for codec in ("bf16", "f16", "int8"):
+            for form, at in (("gradient", anchors), ("gradient", none), ("control", anchors)):
+                coded, kept = [kernels.quantise(row, codec) for row in old], dict(out=out, form=form, keys=keys)
+                digest.update(kernels.exchange(acc, [x] * 9, mixed, scales, weights, coded, at, coded, **kept))
+                digest.update(out)
+                for row in coded:
+                    digest.update(kernels.dequantise(row))
         step = dict(from_sum=.1, from_total=.2, from_momentum=.6, keep_sum=.3, keep_control=.7, keep_v=.4, gamma=.5)
         step |= dict(momentum=ys[3], control=acc)
         squares = kernels.server_step(out, total, x, v=v, total_out=total_out, x_out=x_out, **step)
@@ -193,9 +193,10 @@ import hashlib
 import numpy as np
 import fedcore
 digest = hashlib.sha256()
-for name in ("FedAvg", "MIFA", "MimiC"):
+for name, codec in (("FedAvg", "f32"), ("MIFA", "f32"), ("MimiC", "f32"), ("MIFA", "bf16"), ("SCAFFOLD", "int8")):
     rng = np.random.default_rng(3)
-    server = fedcore.Server(name, rng.normal(size=3001).astype(np.float32), clients=6, lr=.1)
+    store = fedcore.ClientStore(6, 3001, codec=codec)
+    server = fedcore.Server(name, rng.normal(size=3001).astype(np.float32), store=store, lr=.1)
     for _ in range(8):
         with server.open_round() as round:
             for client in np.flatnonzero(rng.random(6) < .5).tolist():

@@ -48,15 +48,21 @@ def problem():
     return rng.uniform(0.5, 2, size=(N, n)), rng.normal(size=(N, n))
 
 
+LAST = 100  # rounds whose errors are averaged: rounding makes each of them another
+
+
 def run(server, problem, rounds, there):
-    """Full gradients of clients that are there in 20 to 90 % of the rounds."""
+    """Full gradients of clients that are there in 20 to 90 % of the rounds; returns the error in the end."""
     a, o = problem
-    rng, present = np.random.default_rng(7), np.linspace(0.2, 0.9, N)
-    for _ in range(rounds):
+    rng, present, errors = np.random.default_rng(7), np.linspace(0.2, 0.9, N), []
+    for left in range(rounds, 0, -1):
         who = np.flatnonzero(rng.random(N) < present)
         x = server.x.astype(np.float64)
         hs = (a * (x - o)).astype(np.float32)
         server.round([Update(i, hs[i], 1, kind="gradient") for i in who.tolist() if i in there])
+        if left <= LAST:
+            errors.append(error(server, problem, there))
+    return float(np.mean(errors))
 
 
 def error(server, problem, there):
@@ -72,11 +78,9 @@ def test_mimic_ends_as_near_the_optimum_as_mifa_and_at_the_new_one_after_a_depar
     everybody, ended = set(range(N)), {}
     for method in ("MIFA", "MimiC"):
         server = made(method, codec)
-        run(server, problem, ROUNDS, everybody)
-        there = error(server, problem, everybody)
+        there = run(server, problem, ROUNDS, everybody)
         server.depart(N - 1)
-        run(server, problem, ROUNDS // 4, everybody - {N - 1})
-        ended[method] = there, error(server, problem, everybody - {N - 1})
+        ended[method] = there, run(server, problem, ROUNDS // 4, everybody - {N - 1})
         print(codec, method, "with everybody, and after the departure:", *ended[method])
     resolution = 1e-6  # of a float32 x
     for ours, theirs in zip(ended["MimiC"], ended["MIFA"], strict=True):

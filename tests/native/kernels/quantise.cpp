@@ -21,7 +21,8 @@ void try_codec(Codec codec, bool dither, std::int64_t n, std::size_t first) {
     Array<float> scales = make.empty<float>(scaled ? (n + kCodeBlock - 1) / kCodeBlock : 0),
                  back = make.empty<float>(n);
     float* scale = scaled ? scales.data() : nullptr;
-    quantise(x.data(), codec, {dither, 11, first}, n, codes.data(), scale);
+    const DitherKey key{11, first};
+    quantise(x.data(), codec, dither ? &key : nullptr, n, codes.data(), scale);
     dequantise(codes.data(), scale, codec, n, back.data());
     for (std::int64_t j = 0; j < n; ++j) {
         const double from = static_cast<double>(x[j]), to = static_cast<double>(back[j]);
@@ -35,7 +36,7 @@ void try_codec(Codec codec, bool dither, std::int64_t n, std::size_t first) {
 float round_trip(float value, Codec codec) {
     std::uint16_t code;
     float back;
-    quantise(&value, codec, {false, 0, 0}, 1, &code, nullptr);
+    quantise(&value, codec, nullptr, 1, &code, nullptr);
     dequantise(&code, nullptr, codec, 1, &back);
     return back;
 }
@@ -73,7 +74,8 @@ TEST(codes_of_numbers_that_are_none) {
                     Array<float> x = make.numbers<float>(n), scales = make.empty<float>((n + 63) / 64);
                     Array<std::int8_t> codes = make.empty<std::int8_t>(n);
                     x[where] = bad;
-                    quantise(x.data(), Codec::int8, {dither, 5, 6}, n, codes.data(), scales.data());
+                    const DitherKey key{5, 6};
+                    quantise(x.data(), Codec::int8, dither ? &key : nullptr, n, codes.data(), scales.data());
                     for (std::int64_t b = 0; b < scales.size(); ++b)
                         CHECK(std::isfinite(scales[b]) == (b != where / 64));
                     CHECK(codes[where] == 0);

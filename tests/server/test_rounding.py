@@ -1,0 +1,154 @@
+"""Rows of bf16 and int8 stores are rounded stochastically, by keys of the round, the client and the occasion alone."""
+
+import numpy as np
+import pytest
+
+from fedcore import ClientStore, Server, Update, algorithms, randomness
+from fedcore.kernels import Codes, reference
+from tests.server import rounds
+
+CODECS = ["bf16", "int8"]
+n = 200
+IDS = [0, 5, "5", 2**64 - 1, "a client"]
+
+
+def made(codec, method="MIFA", ids=IDS, width=n, **options):
+    algorithm = algorithms.MIFA(wait=False) if method == "MIFA" else method
+    store = ClientStore(ids, width, codec=codec)
+    return Server(algorithm, np.zeros(width, np.float32), store=store, lr=0.1, server_lr=0.1, **options)
+
+
+def gradient(client, turn, width=n):
+    return np.random.default_rng([IDS.index(client), turn]).normal(size=width).astype(np.float32)
+
+
+def heard(server, clients, turn=0):
+    server.round([Update(client, gradient(client, turn), 1, kind="gradient") for client in clients])
+
+
+def rows(server):
+    return {client: server.store.read(client).tobytes() for client in server.store.registry}
+
+
+def due(h, codec, occasion, round, client):
+    """The row as the reference rounds it by that key."""
+    [[seed, row]] = randomness.keys(f"row of {occasion}", round=round, clients=[client]).tolist()
+    codes = Codes(codec, np.empty(len(h), np.int8 if codec == "int8" else np.uint16))
+    if codec == "int8":
+        codes = codes._replace(scales=np.empty(-(-len(h) // 64), np.float32))
+    reference.quantise(h, codec, codes.codes, codes.scales, seed, row)
+    out = np.empty(len(h), np.float32)
+    reference.dequantise(codes.codes, codes.scales, codec, out)
+    return out
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_reply_is_rounded_by_its_round_and_client(codec):
+    server = made(codec)
+    for turn, cohort in enumerate([IDS, IDS[::2], IDS[1:]]):
+        heard(server, cohort, turn)
+        for client in cohort:
+            h = gradient(client, turn)
+            np.testing.assert_array_equal(server.store.read(client), due(h, codec, "a reply", turn, client))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_warm_start_and_a_folded_history_have_keys_of_their_own(codec):
+    server = made(codec, "SCAFFOLD")
+    server.warm_start({client: gradient(client, 0) for client in IDS})
+    for client in IDS:
+        np.testing.assert_array_equal(
+            server.store.read(client), due(gradient(client, 0), codec, "a warm start", 0, client)
+        )
+    server = made(codec, "MimiC", history_rounds=1)
+    heard(server, IDS[:2], 0)
+    v, before = server.v, {client: server.store.read(client) for client in IDS[:2]}
+    heard(server, IDS[2:], 1)
+    for client in IDS[:2]:
+        correction = due(before[client] - v, codec, "a history that is folded", 1, client)
+        np.testing.assert_array_equal(server.store.read(client), correction)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_slots_order_and_company_do_not_matter(codec):
+    one, other = made(codec), made(codec, ids=IDS[::-1], fold=1)
+    heard(one, IDS, 0)
+    for client in IDS[::-1]:  # other slots, other neighbours, one by one
+        other.store.stage(client)
+    other.store.unstage("5")
+    with other.open_round() as round:
+        for client in IDS[::-1]:
+            round.add(client, gradient(client, 0), steps=1, kind="gradient")
+    assert rows(one) == rows(other)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_round_that_was_left_is_done_again_with_the_same_bits(codec):
+    straight, left = made(codec), made(codec)
+    for server in (straight, left):
+        heard(server, IDS[:3], 0)
+    with pytest.raises(KeyboardInterrupt), left.open_round() as round:
+        round.add(5, gradient(5, 7), steps=1, kind="gradient")
+        raise KeyboardInterrupt
+    bad = gradient("5", 1)
+    bad[3] = np.nan
+    for server in (straight, left):
+        updates = [Update(client, gradient(client, 1), 1, kind="gradient", keep=True) for client in IDS]
+        if server is left:  # refused beside the others, which are folded anew without it
+            updates.insert(2, Update("5", bad, 1, kind="gradient", keep=True))
+        server.round(updates)
+    assert rows(straight) == rows(left)
+    np.testing.assert_array_equal(straight.x, left.x)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("value", [0.3, -1.2345])
+def test_a_million_roundings_of_a_server_are_unbiased(codec, value):
+    """The mean lies within 5 sigma of the number: over elements, clients and rounds."""
+    width, clients, turns = 5000, 20, 10
+    server = made(codec, ids=clients, width=width)
+    h = np.full(width, value, np.float32)
+    h[::64] = 7.5  # sets int8's scale
+    kept = h != np.float32(7.5)
+    stored = []
+    for _ in range(turns):
+        server.round([Update(client, h, 1, kind="gradient") for client in range(clients)])
+        stored += [server.store.read(client)[kept].astype(np.float64) for client in range(clients)]
+    stored = np.array(stored)
+    assert stored.size > 980_000
+    assert len(np.unique(stored)) == 2
+    every = stored.std() / np.sqrt(stored.size)
+    assert abs(stored.mean() - np.float64(np.float32(value))) < 5 * every
+    for axis in (0, 1):  # nor do the rows of one client, or of one element, share their errors
+        means = stored.mean(axis=axis)
+        assert means.std() < 1.2 * stored.std() / np.sqrt(stored.shape[axis])
+    np.testing.assert_allclose(  # and T is the sum of what is stored
+        server._state.now.total, sum(server.store.read(i).astype(np.float64) for i in range(clients)), atol=1e-9
+    )
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("method", rounds.METHODS)
+def test_every_method_goes_on_bit_for_bit_through_a_codec(method, codec, tmp_path):
+    straight = rounds.made(method, clients=None, store=ClientStore(rounds.N, rounds.n, codec=codec))
+    server = rounds.made(method, clients=None, store=ClientStore(rounds.N, rounds.n, codec=codec))
+    rounds.go_on(straight, 9)
+    rounds.go_on(server, 4)
+    server.save(tmp_path / "saved")
+    again = Server.load(tmp_path / "saved")
+    rounds.go_on(again, 5)
+    assert rounds.everything(again) == rounds.everything(straight)
+
+
+def test_keys_tell_ints_from_strs_rounds_from_rounds_and_purposes():
+    clients = [0, 1, 5, "0", "5", "", 2**64 - 1, "\ud800", "i\x05"]
+    every = [randomness.keys(p, round=t, clients=clients) for p in ("one", "other") for t in (0, 1, 2**63)]
+    assert len({key.tobytes() for one in every for key in one}) == 6 * len(clients)
+    np.testing.assert_array_equal(randomness.keys("one", round=0, clients=np.arange(6)[5:]), every[0][2:3])
+    assert randomness.keys("one", round=0, clients=[]).shape == (0, 2)
+
+
+def test_rows_of_float32_are_as_they_were_sent():
+    server = made("f32")
+    heard(server, IDS)
+    np.testing.assert_array_equal(server.store.read("5"), gradient("5", 0))
