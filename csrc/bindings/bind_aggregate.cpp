@@ -146,7 +146,8 @@ py::array_t<double> accumulate(const py::object& acc, const py::object& out, con
     std::vector<Piece> pieces;
     for (std::size_t s = 0; s + 1 < read.starts.size(); ++s) {
         const std::int64_t start = read.starts[s], n = read.starts[s + 1] - start;
-        folds.push_back({sum.data == nullptr ? nullptr : sum.data + start, result.data + start, read.sent.data() + static_cast<std::int64_t>(s) * k});
+        folds.push_back({sum.data == nullptr ? nullptr : sum.data + start, result.data + start,
+                         read.sent.data() + static_cast<std::int64_t>(s) * k});
         cut(static_cast<std::int64_t>(s), n, pieces);
     }
     const auto count = static_cast<std::int64_t>(pieces.size());
@@ -198,8 +199,9 @@ void bind_aggregate(py::module_& module) {
         "accumulate",
         [](const py::object& acc, const py::object& out, const py::object& bases, const py::object& ys,
            const py::object& scales, const py::object& weights) {
-            return (is_float32(acc.is_none() ? out : acc, acc.is_none() ? "out" : "acc") ? accumulate<float> : accumulate<double>)(acc, out, bases, ys, scales,
-                                                                                     weights);
+            return (is_float32(acc.is_none() ? out : acc, acc.is_none() ? "out" : "acc")
+                        ? accumulate<float>
+                        : accumulate<double>)(acc, out, bases, ys, scales, weights);
         },
         py::arg("acc"), py::arg("out"), py::arg("bases"), py::arg("ys"), py::arg("scales"), py::arg("weights"));
     module.def(

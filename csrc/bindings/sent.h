@@ -15,7 +15,8 @@ inline const Dtypes& sent_dtypes() {
     return kDue;
 }
 
-// What k clients sent, tensor by tensor: client i's of tensor s is sent[s * k + i], and begins at starts[s] of the sums.
+// What k clients sent, tensor by tensor: client i's of tensor s is sent[s * k + i], and begins at starts[s] of the
+// sums.
 struct SentTensors {
     std::vector<std::int64_t> starts;
     std::vector<Sent> sent;

@@ -64,7 +64,7 @@ void server_step(const Step& step, const StepInputs<Sum>& in, const StepOutputs&
     add_partials(scratch, block_count(n), 2, squares);
 }
 
-#define FEDCORE_INSTANTIATE(Sum)                                                                               \
+#define FEDCORE_INSTANTIATE(Sum)                                                                            \
     template void accumulate(const Fold<Sum>*, std::int64_t, const Piece*, std::int64_t, double*, double*); \
     template void server_step(const Step&, const StepInputs<Sum>&, const StepOutputs&, std::int64_t, double*, double*);
 FEDCORE_INSTANTIATE(float)

@@ -58,8 +58,8 @@ struct Fold {
     const Sent* sent;
 };
 
-// out[j] = acc[j] + sum_i weight_i * h_i[j], in Sum (float or double), for every tensor; squared_norms[i] = |h_i|^2 over
-// all tensors, as in norms.h. `Piece::sum` is the number of a tensor.
+// out[j] = acc[j] + sum_i weight_i * h_i[j], in Sum (float or double), for every tensor; squared_norms[i] = |h_i|^2
+// over all tensors, as in norms.h. `Piece::sum` is the number of a tensor.
 //   scratch: float64[k * count], one line for each piece.
 //   A squared norm that is not finite tells that the row was not: then `out` is worthless and `acc` still good.
 //   Moves (4 k + 4 + 2 sizeof(Sum)) n bytes.
