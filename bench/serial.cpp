@@ -58,7 +58,7 @@ const Kernel kKernels[] = {
      }},
     {"accumulate", 4 * kRows + 20,
      [](Arrays& a, std::int64_t block, std::int64_t begin, std::int64_t end) {
-         table().sums64.accumulate(a.acc.data(), a.sum.data(), a.sent.data(), kRows, begin, end,
+         table().sums64.accumulate({a.acc.data(), a.sum.data(), a.sent.data()}, kRows, begin, end,
                                    a.scratch.data() + block * kRows);
      }},
     {"exchange", 12 * kRows + 20,

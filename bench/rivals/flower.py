@@ -78,7 +78,7 @@ def flower_fedavg(records):
     """Flower's aggregation of one reply from each node, all of them there."""
     strategy, grid = FedAvg(), Fixed(records)
     replies = grid.send_and_receive(strategy.configure_train(1, records[0], ConfigRecord(), grid))
-    return lambda: strategy.aggregate_train(1, replies)[0].to_numpy_ndarrays()
+    return lambda: strategy.aggregate_train(1, replies)[0]
 
 
 def flower_rounds(model, clients):

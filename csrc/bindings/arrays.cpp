@@ -129,6 +129,12 @@ bool is_plain_vector(py::handle object, std::int64_t n) {
     return plain_vector<float>(object, false, &n) != nullptr;
 }
 
+std::int64_t length(py::handle object, Name name) {
+    Keep keep;
+    const Found found = find(object, name, false, keep);
+    return found.shape.size() == 1 ? found.shape[0] : 0;  // of anything else the array that is due is told of later
+}
+
 bool is_float32(py::handle object, Name name) {
     std::int64_t n = kAnyLength;
     if (plain_vector<float>(object, false, &n) != nullptr) return true;

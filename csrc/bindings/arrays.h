@@ -73,6 +73,9 @@ class Arrays {
 // Whether it is a NumPy vector of n float32 that needs no further look.
 bool is_plain_vector(py::handle object, std::int64_t n);
 
+// The length of an array of one axis.
+std::int64_t length(py::handle object, Name name);
+
 // Whether it is an array of float32, for functions that take sums of two dtypes.
 bool is_float32(py::handle object, Name name);
 

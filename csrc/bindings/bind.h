@@ -12,6 +12,7 @@ void bind_checksum(py::module_& module);
 void bind_client_index(py::module_& module);
 void bind_direction(py::module_& module);
 void bind_exchange(py::module_& module);
+void bind_joined(py::module_& module);
 void bind_mix(py::module_& module);
 void bind_norms(py::module_& module);
 void bind_quantise(py::module_& module);

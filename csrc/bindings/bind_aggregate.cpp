@@ -50,6 +50,12 @@ std::vector<double> read_weights(Arrays& arrays, const py::object& weights, std:
     return {static_cast<const double*>(found.data), static_cast<const double*>(found.data) + k};
 }
 
+// The blocks of a sum's n elements.
+void cut(std::int64_t sum, std::int64_t n, std::vector<Piece>& pieces) {
+    for (std::int64_t begin = 0; begin < n; begin += kBlock)
+        pieces.push_back({sum, begin, std::min(begin + kBlock, n)});
+}
+
 // Sums whose inputs have been read; outputs come last, so that they are held against all of them.
 struct Job {
     std::vector<RowSum> sums;
@@ -62,8 +68,7 @@ struct Job {
         const AnySpan to = arrays.output(out, name, due, rows.n, kNothing, rows.axes);
         if (to.dtype != 0) sum.out_dtype = k == 0 ? static_cast<Dtype>(to.dtype) : rows.dtype;
         sum.out = to.data;
-        for (std::int64_t begin = 0; begin < to.n; begin += kBlock)
-            pieces.push_back({static_cast<std::int64_t>(sums.size()), begin, std::min(begin + kBlock, to.n)});
+        cut(static_cast<std::int64_t>(sums.size()), to.n, pieces);
         sums.push_back(sum);
     }
 
@@ -123,28 +128,37 @@ py::object weighted_sum_segments(const py::object& models, const py::object& wei
     return sums.run(weight, float64, norms);
 }
 
-template <class Sum>
-py::array_t<double> accumulate(const py::object& acc, const py::object& out, const py::object& bases,
-                               const py::object& ys, const py::object& scales, const py::object& weights) {
-    Arrays arrays;
-    const auto sum = arrays.input<Sum>(acc, {"acc"});
-    const std::vector<Sent> sent = read_sent(arrays, bases, ys, scales, weights, sum.n);
-    const auto result = arrays.output<Sum>(out, {"out"}, sum.n, sum.number);
-    const auto k = static_cast<std::int64_t>(sent.size());
-    py::array_t<double> norms(k);
-    double* norm = norms.mutable_data();
-    std::vector<double> scratch(k * block_count(sum.n));
-    {
-        const NativeCall call;  // reads every update once: milliseconds
-        fedcore::accumulate(sum.data, result.data, sent.data(), k, sum.n, scratch.data(), norm);
-    }
-    return norms;
-}
-
 // Where a term has no array: of any length, over which nothing can be written.
 template <class T>
 Span<const T> optional(Arrays& arrays, const py::object& array, Name name, std::int64_t n) {
     return array.is_none() ? Span<const T>{nullptr, n, kNothing} : arrays.input<T>(array, name, n);
+}
+
+template <class Sum>
+py::array_t<double> accumulate(const py::object& acc, const py::object& out, const py::object& bases,
+                               const py::object& ys, const py::object& scales, const py::object& weights) {
+    Arrays arrays;
+    const auto sum = optional<Sum>(arrays, acc, {"acc"}, acc.is_none() ? length(out, {"out"}) : kAnyLength);
+    const SentTensors read = read_sent(arrays, bases, ys, scales, weights, sum.n, true);
+    const auto result = arrays.output<Sum>(out, {"out"}, sum.n, sum.number);
+    const auto k = static_cast<std::int64_t>(py::len(ys));
+    std::vector<Fold<Sum>> folds;
+    std::vector<Piece> pieces;
+    for (std::size_t s = 0; s + 1 < read.starts.size(); ++s) {
+        const std::int64_t start = read.starts[s], n = read.starts[s + 1] - start;
+        folds.push_back({sum.data == nullptr ? nullptr : sum.data + start, result.data + start,
+                         read.sent.data() + static_cast<std::int64_t>(s) * k});
+        cut(static_cast<std::int64_t>(s), n, pieces);
+    }
+    const auto count = static_cast<std::int64_t>(pieces.size());
+    py::array_t<double> norms(k);
+    double* norm = norms.mutable_data();
+    std::vector<double> scratch(k * count);
+    {
+        const NativeCall call;  // reads every update once: milliseconds
+        fedcore::accumulate(folds.data(), k, pieces.data(), count, scratch.data(), norm);
+    }
+    return norms;
 }
 
 template <class Sum>
@@ -185,8 +199,9 @@ void bind_aggregate(py::module_& module) {
         "accumulate",
         [](const py::object& acc, const py::object& out, const py::object& bases, const py::object& ys,
            const py::object& scales, const py::object& weights) {
-            return (is_float32(acc, "acc") ? accumulate<float> : accumulate<double>)(acc, out, bases, ys, scales,
-                                                                                     weights);
+            return (is_float32(acc.is_none() ? out : acc, acc.is_none() ? "out" : "acc")
+                        ? accumulate<float>
+                        : accumulate<double>)(acc, out, bases, ys, scales, weights);
         },
         py::arg("acc"), py::arg("out"), py::arg("bases"), py::arg("ys"), py::arg("scales"), py::arg("weights"));
     module.def(

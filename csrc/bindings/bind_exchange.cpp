@@ -83,7 +83,7 @@ py::array_t<double> exchange(const py::object& acc, const py::object& out, const
                              bool control, const py::object& keys) {
     Arrays arrays;
     const auto sum = arrays.input<double>(acc, {"acc"});
-    const std::vector<Sent> sent = read_sent(arrays, bases, ys, scales, weights, sum.n);
+    const std::vector<Sent> sent = read_sent(arrays, bases, ys, scales, weights, sum.n, false).sent;
     const auto k = static_cast<std::int64_t>(sent.size());
     const py::sequence old_row = sequence(old_rows, "old_rows", k);
     const py::sequence anchor = sequence(anchors, "anchors", k);

@@ -8,6 +8,7 @@ PYBIND11_MODULE(_core, module) {
     bind_client_index(module);
     bind_direction(module);
     bind_exchange(module);
+    bind_joined(module);
     bind_mix(module);
     bind_norms(module);
     bind_quantise(module);

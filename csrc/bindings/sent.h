@@ -15,25 +15,66 @@ inline const Dtypes& sent_dtypes() {
     return kDue;
 }
 
-// bases: list of float32[n] or None; ys: list of [n] of any of these; scales, weights: float64[k].
-inline std::vector<Sent> read_sent(Arrays& arrays, const py::object& bases, const py::object& ys,
-                                   const py::object& scales, const py::object& weights, std::int64_t n) {
+// What k clients sent, tensor by tensor: client i's of tensor s is sent[s * k + i], and begins at starts[s] of the
+// sums.
+struct SentTensors {
+    std::vector<std::int64_t> starts;
+    std::vector<Sent> sent;
+};
+
+inline bool is_apart(py::handle y) {
+    return PyList_Check(y.ptr()) || PyTuple_Check(y.ptr());
+}
+
+// Where each tensor begins of the first y that is a list of them, and n.
+inline std::vector<std::int64_t> read_starts(const py::sequence& ys, std::int64_t n) {
+    std::vector<std::int64_t> starts{0};
+    const auto k = static_cast<std::int64_t>(ys.size());
+    std::int64_t i = 0;
+    while (i < k && !is_apart(ys[i])) ++i;
+    if (i == k) return {0, n};
+    Arrays arrays;
+    const py::sequence tensors = sequence(ys[i], {"ys", i});
+    for (std::int64_t s = 0; s < static_cast<std::int64_t>(tensors.size()); ++s)
+        starts.push_back(starts.back() +
+                         arrays.input(tensors[s], {"ys", i, s}, sent_dtypes(), kAnyLength, Axes::any).n);
+    if (starts.back() != n)
+        raise("ShapeError", Name{"ys", i}.text() + ": expected tensors of " + std::to_string(n) +
+                                " elements together, got " + std::to_string(starts.back()));
+    return starts;
+}
+
+// bases: list of float32[n] or None; ys: list of [n] of any of these dtypes, or where `apart` also of lists of tensors
+// of any shapes that have n elements together, alike in all lists; scales, weights: float64[k].
+inline SentTensors read_sent(Arrays& arrays, const py::object& bases, const py::object& ys, const py::object& scales,
+                             const py::object& weights, std::int64_t n, bool apart) {
     const py::sequence listed = sequence(ys, "ys");
     const auto k = static_cast<std::int64_t>(listed.size());
     const py::sequence base = sequence(bases, "bases", k);
     const auto scale = arrays.input<double>(scales, {"scales"}, k);
     const auto weight = arrays.input<double>(weights, {"weights"}, k);
     const IeeeMode mode;  // scales are rounded here, and a flushing caller would lose the subnormal ones
-    std::vector<Sent> sent;
-    sent.reserve(k);
+    SentTensors read{apart ? read_starts(listed, n) : std::vector<std::int64_t>{0, n}, {}};
+    const auto count = static_cast<std::int64_t>(read.starts.size()) - 1;
+    read.sent.resize(count * k);
     for (std::int64_t i = 0; i < k; ++i) {
-        const AnySpan y = arrays.input(listed[i], {"ys", i}, sent_dtypes(), n);
-        const py::object from = base[i];
-        sent.push_back({y.data, static_cast<Dtype>(y.dtype),
-                        from.is_none() ? nullptr : arrays.input<float>(from, {"bases", i}, n).data,
-                        static_cast<float>(scale.data[i]), weight.data[i]});
+        const py::object y = listed[i], from = base[i];
+        const float* const x = from.is_none() ? nullptr : arrays.input<float>(from, {"bases", i}, n).data;
+        const bool in_tensors = apart && is_apart(y);
+        const py::sequence tensors = in_tensors ? sequence(y, {"ys", i}, count) : py::sequence(py::tuple());
+        AnySpan all;
+        if (!in_tensors) all = arrays.input(y, {"ys", i}, sent_dtypes(), n);
+        const std::int64_t size = n > 0 ? all.bytes / n : 0;
+        for (std::int64_t s = 0; s < count; ++s) {
+            const std::int64_t start = read.starts[s];
+            const AnySpan one = in_tensors ? arrays.input(tensors[s], {"ys", i, s}, sent_dtypes(),
+                                                          read.starts[s + 1] - start, Axes::any)
+                                           : AnySpan{static_cast<char*>(all.data) + start * size, 0, all.dtype, 0};
+            read.sent[s * k + i] = {one.data, static_cast<Dtype>(one.dtype), x == nullptr ? nullptr : x + start,
+                                    static_cast<float>(scale.data[i]), weight.data[i]};
+        }
     }
-    return sent;
+    return read;
 }
 
 }  // namespace fedcore::bindings

@@ -42,13 +42,16 @@ const Sums<double>& sums(const double*) {
 }  // namespace
 
 template <class Sum>
-void accumulate(const Sum* acc, Sum* out, const Sent* sent, std::int64_t k, std::int64_t n, double* scratch,
+void accumulate(const Fold<Sum>* folds, std::int64_t k, const Piece* pieces, std::int64_t count, double* scratch,
                 double* squared_norms) {
-    const auto loop = sums(acc).accumulate;
-    for_blocks(n, (4 * k + 20) * n, [&](std::int64_t block, std::int64_t begin, std::int64_t end) {
-        loop(acc, out, sent, k, begin, end, scratch + block * k);
+    const auto loop = sums(static_cast<const Sum*>(nullptr)).accumulate;
+    std::int64_t n = 0;
+    for (std::int64_t p = 0; p < count; ++p) n += pieces[p].end - pieces[p].begin;
+    for_pieces(count, (4 * k + 20) * n, [&](std::int64_t p) {
+        const Piece& piece = pieces[p];
+        loop(folds[piece.sum], k, piece.begin, piece.end, scratch + p * k);
     });
-    add_partials(scratch, block_count(n), k, squared_norms);
+    add_partials(scratch, count, k, squared_norms);
 }
 
 template <class Sum>
@@ -61,8 +64,8 @@ void server_step(const Step& step, const StepInputs<Sum>& in, const StepOutputs&
     add_partials(scratch, block_count(n), 2, squares);
 }
 
-#define FEDCORE_INSTANTIATE(Sum)                                                                           \
-    template void accumulate(const Sum*, Sum*, const Sent*, std::int64_t, std::int64_t, double*, double*); \
+#define FEDCORE_INSTANTIATE(Sum)                                                                            \
+    template void accumulate(const Fold<Sum>*, std::int64_t, const Piece*, std::int64_t, double*, double*); \
     template void server_step(const Step&, const StepInputs<Sum>&, const StepOutputs&, std::int64_t, double*, double*);
 FEDCORE_INSTANTIATE(float)
 FEDCORE_INSTANTIATE(double)

@@ -50,12 +50,21 @@ struct Piece {
 void weighted_sums(const RowSum* sums, const double* weights, std::int64_t k, const Piece* pieces, std::int64_t count,
                    Precision precision, double* scratch, double* squared_norms);
 
-// out[j] = acc[j] + sum_i weight_i * h_i[j], in Sum (float or double); squared_norms[i] = |h_i|^2, as in norms.h.
-//   acc, out: Sum[n], the same array or disjoint. scratch: float64[k * block_count(n)].
+// One tensor of what k clients sent, and its stretch of the sums.
+template <class Sum>
+struct Fold {
+    const Sum* acc;  // null for zeros
+    Sum* out;        // the same array or disjoint
+    const Sent* sent;
+};
+
+// out[j] = acc[j] + sum_i weight_i * h_i[j], in Sum (float or double), for every tensor; squared_norms[i] = |h_i|^2
+// over all tensors, as in norms.h. `Piece::sum` is the number of a tensor.
+//   scratch: float64[k * count], one line for each piece.
 //   A squared norm that is not finite tells that the row was not: then `out` is worthless and `acc` still good.
 //   Moves (4 k + 4 + 2 sizeof(Sum)) n bytes.
 template <class Sum>
-void accumulate(const Sum* acc, Sum* out, const Sent* sent, std::int64_t k, std::int64_t n, double* scratch,
+void accumulate(const Fold<Sum>* folds, std::int64_t k, const Piece* pieces, std::int64_t count, double* scratch,
                 double* squared_norms);
 
 // The linear step that every server algorithm ends its round with (A: the round's sum, T: its running total, g: the

@@ -1,45 +1,85 @@
-// Clients whose updates are folded in one pass.
-constexpr int kFolds = 4;
-
-// Whether the kFolds clients from i on start from the same base.
-inline bool share_base(const Sent* sent, std::int64_t i, std::int64_t k) {
-    if (i + kFolds > k) return false;
-    for (int r = 1; r < kFolds; ++r)
-        if (sent[i + r].base != sent[i].base) return false;
-    return true;
+// How many clients from i on, kRowsPerPass at most, start from client i's base.
+inline int sharing(const Sent* sent, std::int64_t i, std::int64_t k) {
+    int together = 1;
+    while (together < kRowsPerPass && i + together < k && sent[i + together].base == sent[i].base) ++together;
+    return together;
 }
 
-// kRows clients, tile by tile of a run.
-template <int kRows, class Sum>
-void accumulate_rows(const Sent* sent, std::int64_t begin, std::int64_t end, Sum* out, double* squares) {
-    alignas(64) float scratch[kRows][kTile];
+// k clients of one base, or of none, tile by tile of a run: what is in `from`, null for zeros, and theirs.
+template <class Sum, bool kBase>
+void accumulate_rows(const Sent* sent, int k, std::int64_t begin, std::int64_t end, const Sum* from, Sum* out,
+                     double* squares) {
+    alignas(64) float scratch[kRowsPerPass][kTile];
+    Pass<float, Sum, kBase, true, true> pass;
+    pass.k = k;
+    for (int r = 0; r < k; ++r) {
+        pass.weights[r] = static_cast<Sum>(sent[r].weight);
+        pass.scales[r] = kBase ? sent[r].scale : -sent[r].scale;
+    }
     for (std::int64_t tile = begin; tile < end; tile += kTile) {
         const std::int64_t count = end - tile < kTile ? end - tile : kTile;
-        Streams rows[kRows];
-        for (int r = 0; r < kRows; ++r) rows[r] = streams_of(sent[r], tile, count, scratch[r]);
-        double of_tile[kRows];
-        fold_tile<kRows, Sum, Form::gradient, false, false, false>(rows, count, out + tile, of_tile);
-        for (int r = 0; r < kRows; ++r) squares[r] += of_tile[r];
+        const float* const base = kBase ? sent[0].base + tile : nullptr;
+        const float* rows[kRowsPerPass];
+        for (int r = 0; r < k; ++r) rows[r] = sent_tile(sent[r], tile, count, scratch[r]);
+        pass.add_all(rows, base, 0, count, from == nullptr ? from : from + tile, out + tile);
+        for (int r = 0; r < k; ++r) {
+            const double square = pass.squared_norm(r);
+            squares[r] += is_sound(square) ? square : squares_exactly(rows[r], base, sent[r].scale, count);
+        }
     }
 }
 
 template <class Sum>
-void accumulate(const Sum* acc, Sum* out, const Sent* sent, std::int64_t k, std::int64_t begin, std::int64_t end,
-                double* squares) {
+void accumulate(const Fold<Sum>& fold, std::int64_t k, std::int64_t begin, std::int64_t end, double* squares) {
+    const Sent* const sent = fold.sent;
+    Sum* const out = fold.out;
+    if (k == 0)
+        for (std::int64_t j = begin; j < end; ++j) out[j] = fold.acc != nullptr ? fold.acc[j] : 0;
     for (std::int64_t i = 0; i < k; ++i) squares[i] = 0;
     for (std::int64_t first = begin; first < end; first += kRun) {
         const std::int64_t last = end - first < kRun ? end : first + kRun;
-        begin_run(acc, out, first, last);
         for (std::int64_t i = 0; i < k;) {
-            if (share_base(sent, i, k)) {
-                accumulate_rows<kFolds>(sent + i, first, last, out, squares + i);
-                i += kFolds;
-            } else {
-                accumulate_rows<1>(sent + i, first, last, out, squares + i);
-                ++i;
-            }
+            const int together = sharing(sent, i, k);
+            const auto loop = sent[i].base != nullptr ? accumulate_rows<Sum, true> : accumulate_rows<Sum, false>;
+            loop(sent + i, together, first, last, i == 0 ? fold.acc : out, out, squares + i);
+            i += together;
         }
     }
+}
+
+// The step of a method that keeps no total, one tile: v from the sum and perhaps the momentum, x' from v.
+template <class Sum, bool kMomentum>
+void step_tile(const Step& step, const Sum* sum, const float* momentum, const float* x, std::int64_t count, float* v,
+               float* moved, double* squares) {
+    using Wide = Full<double>;
+    FullFloats of_v[kLanes / kFull] = {}, of_x[kLanes / kFull] = {};
+    std::int64_t j = 0;
+    for (; j + kLanes <= count; j += kLanes)
+#pragma GCC unroll 4
+        for (int u = 0; u < kLanes / kFull; ++u) {
+            const std::int64_t at = j + u * kFull;
+            FullDoubles wide = step.from_sum * Wide::of(read(sum + at));
+            if (kMomentum) wide = wide + step.from_momentum * Wide::of(read(momentum + at));
+            const FullFloats direction = to_floats(wide);
+            const FullFloats there = to_floats(Wide::of(read(x + at)) - step.gamma * Wide::of(direction));
+            of_v[u] += direction * direction;
+            of_x[u] += there * there;
+            write(v + at, direction);
+            write(moved + at, there);
+        }
+    float tail_v[kLanes], tail_x[kLanes];
+    int rest = 0;
+    for (; j < count; ++j, ++rest) {
+        double wide = step.from_sum * static_cast<double>(sum[j]);
+        if (kMomentum) wide += step.from_momentum * static_cast<double>(momentum[j]);
+        v[j] = static_cast<float>(wide);
+        moved[j] = static_cast<float>(static_cast<double>(x[j]) - step.gamma * static_cast<double>(v[j]));
+        tail_v[rest] = v[j] * v[j];
+        tail_x[rest] = moved[j] * moved[j];
+    }
+    const double v_square = fold_lanes(of_v, tail_v, rest), x_square = fold_lanes(of_x, tail_x, rest);
+    squares[0] += is_sound(v_square) ? v_square : sum_of_squares_exactly(v, count);
+    squares[1] += is_sound(x_square) ? x_square : sum_of_squares_exactly(moved, count);
 }
 
 template <class Sum>
@@ -52,23 +92,25 @@ void server_step(const Step& step, const StepInputs<Sum>& in, const StepOutputs&
     squares[0] = squares[1] = 0;
     for (std::int64_t tile = begin; tile < end; tile += kTile) {
         const std::int64_t count = end - tile < kTile ? end - tile : kTile;
+        if (total == nullptr) {
+            const auto loop = in.momentum != nullptr ? step_tile<Sum, true> : step_tile<Sum, false>;
+            const float* const momentum = in.momentum != nullptr ? in.momentum + tile : nullptr;
+            loop(s, sum + tile, momentum, in.x + tile, count, out.v + tile, out.x + tile, squares);
+            continue;
+        }
         for (std::int64_t j = 0; j < count; ++j) wide[j] = s.from_sum * static_cast<double>(sum[tile + j]);
-        if (total != nullptr)
-            for (std::int64_t j = 0; j < count; ++j) wide[j] += s.from_total * total[tile + j];
+        for (std::int64_t j = 0; j < count; ++j) wide[j] += s.from_total * total[tile + j];
         if (in.momentum != nullptr)
             for (std::int64_t j = 0; j < count; ++j)
                 wide[j] += s.from_momentum * static_cast<double>(in.momentum[tile + j]);
         float* const v = out.v + tile;
         for (std::int64_t j = 0; j < count; ++j) v[j] = static_cast<float>(wide[j]);
         // behind v: T' may be written over the T that v needs
-        if (total != nullptr) {
-            for (std::int64_t j = 0; j < count; ++j)
-                wide[j] = total[tile + j] + s.keep_sum * static_cast<double>(sum[tile + j]);
-            if (in.control != nullptr)
-                for (std::int64_t j = 0; j < count; ++j) wide[j] += s.keep_control * in.control[tile + j];
-            for (std::int64_t j = 0; j < count; ++j)
-                out.total[tile + j] = wide[j] + s.keep_v * static_cast<double>(v[j]);
-        }
+        for (std::int64_t j = 0; j < count; ++j)
+            wide[j] = total[tile + j] + s.keep_sum * static_cast<double>(sum[tile + j]);
+        if (in.control != nullptr)
+            for (std::int64_t j = 0; j < count; ++j) wide[j] += s.keep_control * in.control[tile + j];
+        for (std::int64_t j = 0; j < count; ++j) out.total[tile + j] = wide[j] + s.keep_v * static_cast<double>(v[j]);
         for (std::int64_t j = 0; j < count; ++j)
             out.x[tile + j] =
                 static_cast<float>(static_cast<double>(in.x[tile + j]) - s.gamma * static_cast<double>(v[j]));

@@ -18,8 +18,7 @@ struct Sums {
     void (*weighted_sum)(const RowSum& segment, const double* weights, std::int64_t k, std::int64_t begin,
                          std::int64_t end, double* squares);
     // squares: float64[k], this range's share of |h_i|^2
-    void (*accumulate)(const Sum* acc, Sum* out, const Sent* sent, std::int64_t k, std::int64_t begin, std::int64_t end,
-                       double* squares);
+    void (*accumulate)(const Fold<Sum>& fold, std::int64_t k, std::int64_t begin, std::int64_t end, double* squares);
     // squares: float64[2], this range's share of |v|^2 and |x'|^2
     void (*server_step)(const Step& step, const StepInputs<Sum>& in, const StepOutputs& out, std::int64_t begin,
                         std::int64_t end, double* squares);

@@ -1,5 +1,5 @@
-// Weighted sums of rows of any dtype. Rows are converted as they are read, up to eight in a pass over a tile of the
-// sum; each element's additions stay in the order of the rows.
+// Weighted sums of rows of any dtype, and of what clients sent. Rows are converted as they are read, up to eight in a
+// pass over a tile of the sum; each element's additions stay in the order of the rows.
 
 constexpr int kRowsPerPass = 8;      // more streams than that the processor does not follow by itself
 constexpr std::int64_t kNear = 256;  // bytes to prefetch ahead of each; 2 KiB ahead is slower than not at all
@@ -14,8 +14,8 @@ struct Arithmetic<double, double> {
     using Value = double;
 };
 
-// Some rows of one tile, on their way into its sum.
-template <class Row, class Sum, bool kBase, bool kNorms>
+// Some rows of one tile, on their way into its sum, which they join to what is in `from`; null where it is to begin.
+template <class Row, class Sum, bool kBase, bool kNorms, bool kScales = false>
 struct Pass {
     using Element = Full<typename Arithmetic<Row, Sum>::Value>;
     using Total = typename Full<Sum>::Vector;
@@ -23,16 +23,16 @@ struct Pass {
     static constexpr int kSquares = kLanes / kFull;
 
     int k;
-    bool first;  // whether the sum is still to begin
     Sum weights[kRowsPerPass];
+    float scales[kRowsPerPass];  // of h, where kScales
     FullFloats squares[kRowsPerPass][kSquares];
 
     // One group of elements.
     inline __attribute__((always_inline)) void add(const Row* const* rows, const float* base, std::int64_t at,
-                                                   Sum* sum) {
+                                                   const Sum* from, Sum* sum) {
         Total s[kGroup / kFull];
 #pragma GCC unroll 8
-        for (int v = 0; v < kGroup / kFull; ++v) s[v] = first ? Total{} : read(sum + at + v * kFull);
+        for (int v = 0; v < kGroup / kFull; ++v) s[v] = from == nullptr ? Total{} : read(from + at + v * kFull);
 #pragma GCC unroll 1
         for (int r = 0; r < k; ++r) {
             const Row* const y = rows[r] + at;
@@ -44,6 +44,7 @@ struct Pass {
             for (int v = 0; v < kGroup / kFull; ++v) {
                 auto h = Element::of(read(y + v * kFull));
                 if (kBase) h = Element::of(read(base + at + v * kFull)) - h;
+                if constexpr (kScales) h = h * scales[r];
                 if (kNorms) {
                     const FullFloats narrow = Full<float>::of(h);
                     square[v % kSquares] += narrow * narrow;
@@ -58,7 +59,7 @@ struct Pass {
 
     // The last elements, fewer than a group: from copies that end in zeros.
     __attribute__((noinline)) void add_rest(const Row* const* rows, const float* base, std::int64_t at,
-                                            std::int64_t count, Sum* sum) {
+                                            std::int64_t count, const Sum* from, Sum* sum) {
         Row copies[kRowsPerPass][kGroup] = {};
         const Row* pointers[kRowsPerPass];
         for (int r = 0; r < k; ++r) {
@@ -68,18 +69,18 @@ struct Pass {
         float x[kGroup] = {};
         if (kBase) __builtin_memcpy(x, base + at, count * sizeof(float));
         Sum sums[kGroup] = {};
-        if (!first) __builtin_memcpy(sums, sum + at, count * sizeof(Sum));
-        add(pointers, x, 0, sums);
+        if (from != nullptr) __builtin_memcpy(sums, from + at, count * sizeof(Sum));
+        add(pointers, x, 0, from == nullptr ? nullptr : sums, sums);
         __builtin_memcpy(sum + at, sums, count * sizeof(Sum));
     }
 
     // A tile of squares at most.
     __attribute__((noinline)) void add_all(const Row* const* rows, const float* base, std::int64_t begin,
-                                           std::int64_t end, Sum* sum) {
+                                           std::int64_t end, const Sum* from, Sum* sum) {
         if (kNorms) __builtin_memset(squares, 0, sizeof squares);
         std::int64_t j = begin;
-        for (; j + kGroup <= end; j += kGroup) add(rows, base, j, sum);
-        if (j < end) add_rest(rows, base, j, end - j, sum);
+        for (; j + kGroup <= end; j += kGroup) add(rows, base, j, from, sum);
+        if (j < end) add_rest(rows, base, j, end - j, from, sum);
     }
 
     double squared_norm(int r) const { return fold_lanes(squares[r], nullptr, 0); }
@@ -89,9 +90,9 @@ struct Pass {
 template <class Row, class Sum, bool kBase>
 double squared_norm_exactly(const Row* row, const float* base, std::int64_t begin, std::int64_t end) {
     Sum h[kTile];  // the sum of one row of weight one
-    Pass<Row, Sum, kBase, false> pass = {1, true, {1}, {}};
+    Pass<Row, Sum, kBase, false> pass = {1, {1}, {}, {}};
     const Row* const rows[] = {row + begin};
-    pass.add_all(rows, kBase ? base + begin : base, 0, end - begin, h);
+    pass.add_all(rows, kBase ? base + begin : base, 0, end - begin, nullptr, h);
     return sum_of_squares_exactly(h, end - begin);
 }
 
@@ -101,7 +102,6 @@ void add_rows(const RowSum& segment, const double* weights, std::int64_t first, 
               std::int64_t count, Sum* sum, double* squares) {
     Pass<Row, Sum, kBase, kNorms> pass;
     pass.k = k;
-    pass.first = first == 0;
     const Row* rows[kRowsPerPass];
     for (int r = 0; r < k; ++r) {
         rows[r] = static_cast<const Row*>(segment.rows[first + r]) + tile;
@@ -110,7 +110,7 @@ void add_rows(const RowSum& segment, const double* weights, std::int64_t first, 
     const float* const base = kBase ? segment.base + tile : nullptr;
     for (std::int64_t begin = 0; begin < count; begin += kTile) {
         const std::int64_t end = count - begin < kTile ? count : begin + kTile;
-        pass.add_all(rows, base, begin, end, sum);
+        pass.add_all(rows, base, begin, end, first == 0 ? nullptr : sum, sum);
         if (!kNorms) continue;
         for (int r = 0; r < k; ++r) {
             const double square = pass.squared_norm(r);

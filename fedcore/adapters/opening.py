@@ -23,6 +23,21 @@ def with_plain_steps(algorithm: Algorithm | str) -> Algorithm:
     return method
 
 
+def load_server(path: str | Path, algorithm: Algorithm | str, x0: Any, **options: Any) -> Server:
+    """The server that was saved there, or that lies on a store, if it is of that algorithm and of a model like ``x0``.
+
+    Raises:
+        CheckpointError: it is not.
+    """
+    said_again = {name: options[name] for name in ("lr", "server_lr", "optimizer") if options.get(name) is not None}
+    method = named(algorithm) if isinstance(algorithm, str) else algorithm
+    server = Server.load(path, algorithm=method, **said_again)
+    if server.layout.to_state() != Layout.of(x0).to_state():
+        server.store.close()
+        raise CheckpointError(f"{path}: expected the store of a model like the job's, got other tensors or shapes")
+    return server
+
+
 def open_server(
     algorithm: Algorithm | str, x0: Any, clients: Iterable[ClientId], *, store: str = "ram", **options: Any
 ) -> Server:
@@ -48,12 +63,7 @@ def open_server(
     if never_began:  # the earlier job was killed between the store's making and the server's
         server = Server(algorithm, x0, store=ClientStore.open(path), **options)
     else:
-        said_again = {name: options[name] for name in ("lr", "server_lr", "optimizer") if options.get(name) is not None}
-        method = named(algorithm) if isinstance(algorithm, str) else algorithm
-        server = Server.load(path, algorithm=method, **said_again)
-        if server.layout.to_state() != Layout.of(x0).to_state():
-            server.store.close()
-            raise CheckpointError(f"{path}: expected the store of a model like the job's, got other tensors or shapes")
+        server = load_server(path, algorithm, x0, **options)
     for client in ids:
         if client not in server.store.registry:
             server.arrive(client)

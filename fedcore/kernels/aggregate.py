@@ -162,7 +162,7 @@ def _sum_dtype(row: Any, float64: bool) -> type[np.floating[Any]]:
 
 
 def accumulate(
-    acc: Sum,
+    acc: Sum | None,
     bases: Sequence[Any],
     ys: Sequence[Any],
     scales: npt.NDArray[np.float64],
@@ -173,14 +173,16 @@ def accumulate(
     """Add clients' mean gradients to a sum: out = acc + sum_i weights[i] h_i, h_i = (bases[i] - ys[i]) scales[i].
 
     Args:
-        acc: float32[n] or float64[n], the sum so far.
+        acc: float32[n] or float64[n], the sum so far; None for zeros.
         bases: k entries: the float32[n] that client i started from, or None where ``ys[i]`` is no model but a
             difference (then h_i = -ys[i] scales[i]).
         ys: k arrays [n], as the clients sent them: each float32, float64, float16 or bfloat16 (torch.bfloat16, by
-            DLPack) and rounded to float32 first. Read-only.
+            DLPack) and rounded to float32 first. Read-only. Each may also be a list of tensors of any shapes that lie
+            apart and have n elements together, cut alike in all lists.
         scales: float64[k]; 1 / (eta_i K_i) makes h_i the mean gradient of client i's steps.
         weights: float64[k].
-        out: of the dtype and length of ``acc``; ``acc`` itself, or disjoint from it.
+        out: of the dtype and length of ``acc``, which it may be, or float32 or float64 where that is None; disjoint
+            from everything else.
 
     Returns:
         float64[k], the squared norms |h_i|^2. One that is not finite tells that ``ys[i]`` held a NaN or an infinity:
@@ -191,7 +193,7 @@ def accumulate(
 
     Determinism: h_i is float32; the sum is in the dtype of ``acc``, one client after another: the same bits one by
         one, in batches, on every ISA level and thread count.
-    Cost: reads the ys once (4 k n bytes in float32), 4 n bytes, and reads and writes the sum once.
+    Cost: reads the ys once (4 k n bytes in float32), 4 n bytes, reads ``acc`` and writes ``out`` once.
     """
     norms: npt.NDArray[np.float64] = implementation.accumulate(acc, out, bases, ys, scales, weights)
     return norms

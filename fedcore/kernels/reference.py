@@ -87,10 +87,17 @@ def gradient(base: F32 | None, y: Any, scale: float) -> F32:
     return h
 
 
-def accumulate(acc: Sum, out: Sum, bases: Sequence[F32 | None], ys: Sequence[Any], scales: F64, weights: F64) -> F64:
-    """out = acc + sum_i weights[i] h_i in the dtype of acc; the squared norm of each h_i."""
-    out[:] = acc
-    hs = [gradient(*sent) for sent in zip(bases, ys, scales, strict=True)]
+def whole(y: Any) -> Any:
+    """What a client sent as one vector; its tensors, if they lie apart, one behind the other."""
+    return np.concatenate([floats(tensor).reshape(-1) for tensor in y]) if isinstance(y, list | tuple) else y
+
+
+def accumulate(
+    acc: Sum | None, out: Sum, bases: Sequence[F32 | None], ys: Sequence[Any], scales: F64, weights: F64
+) -> F64:
+    """out = acc + sum_i weights[i] h_i in the dtype of out, acc zero if None; the squared norm of each h_i."""
+    out[:] = 0 if acc is None else acc
+    hs = [gradient(*sent) for sent in zip(bases, map(whole, ys), scales, strict=True)]
     for h, weight in zip(hs, weights, strict=True):
         out += out.dtype.type(weight) * h.astype(out.dtype)
     return squared_norms(hs)

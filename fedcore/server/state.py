@@ -12,6 +12,7 @@ import numpy.typing as npt
 from fedcore import kernels
 from fedcore.algorithms import Cohort
 from fedcore.algorithms.rates import rate_at
+from fedcore.aligned import Recycled
 from fedcore.errors import ArrayError, CorruptionError, DivergedError, RangeError, RoundError
 from fedcore.server.batch import Counters
 from fedcore.server.corrections import correction_norm
@@ -50,6 +51,7 @@ class State:
         self.sums = Sums(settings.algorithm, settings.layout, settings.accumulate)
         self.settings = settings
         self._shared: F32 | None = None
+        self._vectors = Recycled(settings.layout.n)
         self._spare_v = np.empty(p, np.float32)
         self._spare_total = None if snapshot.total is None else np.empty(p, np.float64)
         self._buffer_v = np.empty(settings.layout.n - p, np.float32)
@@ -126,7 +128,8 @@ class State:
             outcome = self._step(cohort, gamma if moves else 0.0, tally, changes)
             if moves:
                 counters = _largest(now.counters, tally.counters)
-                changes |= {"x_prev": now.x, "gamma": gamma, "counters": counters}
+                x_prev = now.x if algorithm.direction.b else changes["x"]  # not kept for those who never send it
+                changes |= {"x_prev": x_prev, "gamma": gamma, "counters": counters}
             if algorithm.keeps_history and tally.clients:
                 before = [self.store.round_of(client) for client in tally.clients]
                 history = now.history.after(number, changes["momentum"], len(tally.clients), before)
@@ -189,7 +192,7 @@ class State:
         """Put the x, v, T and moments that the sums lead to into the changes of the snapshot."""
         now, algorithm, p = self.now, self.settings.algorithm, self.settings.layout.n_parameters
         step = algorithm.step(cohort)
-        x = np.empty_like(now.x)  # never in place: a client may still train on the x of this round
+        x = self._vectors.take()  # never in place: a client may still train on the x of this round
         v_square, x_square = kernels.server_step(
             self.sums.parameters,
             now.total,

@@ -44,6 +44,8 @@ class Sums:
         self._spare: Sum = aligned(np.empty, layout.n, dtype)
         self._controls = aligned(np.zeros, layout.n_parameters, np.float64) if algorithm.second else None
         self._spare_controls = aligned(np.empty, layout.n_parameters, np.float64) if algorithm.second else None
+        self._begun = True  # whether the value is a sum; else it is to be zero
+        self._n_tensors = sum(piece.kind == "parameter" for piece in layout.slices)
         self._store: ClientStore
         self._history: History
         self._known: F32 | None
@@ -54,11 +56,13 @@ class Sums:
     @property
     def parameters(self) -> Sum:
         """A over the parameters."""
+        self._begin()
         return self._value[: self._layout.n_parameters]
 
     @property
     def buffers(self) -> Sum:
         """The weighted sum of x - y over the float buffers."""
+        self._begin()
         return self._value[self._layout.n_parameters :]
 
     @property
@@ -74,7 +78,7 @@ class Sums:
             known: float32[n_parameters] or None, what ``raw_i = h_i / a + r_i + known`` adds for every client.
             round: its number, on which the rounding of rows depends.
         """
-        self._value[:] = 0
+        self._begun = False
         if self._controls is not None:
             self._controls[:] = 0
         self._store, self._history, self._known, self._round = store, history, known, round
@@ -94,7 +98,7 @@ class Sums:
             squares[~np.isfinite(self._fold_controls(batch))] = np.nan
         finite = np.isfinite(squares) & self._holds(squares, batch.weights)
         if finite.all():
-            self._value, self._spare = self._spare, self._value
+            self._value, self._spare, self._begun = self._spare, self._value, True
             self._controls, self._spare_controls = self._spare_controls, self._controls
             self.weight += float(batch.weights.sum())
             self.buffer_weight += float(batch.weights[batch.has_buffers].sum())
@@ -109,21 +113,19 @@ class Sums:
 
     def _fold_parameters(self, batch: Batch) -> F64:
         algorithm, k, p = self._algorithm, len(batch), self._layout.n_parameters
+        if algorithm.adds == "h":
+            return self._accumulate(batch, slice(0, p), batch.scales)
         form: Form = "control" if algorithm.adds == "raw - r" else "gradient"
         a = algorithm.direction.a if form == "control" else 1.0
-        old: list[Any] = []
         anchors: list[F32 | None] = [self._known if form == "control" else None] * k
-        if algorithm.adds != "h":
-            old, new = self._old_rows(batch), self._staged_rows(batch)
-            keys = self._keys(batch)
+        old, new = self._old_rows(batch), self._staged_rows(batch)
+        keys = self._keys(batch)
         if algorithm.keeps_history:
             anchors = [self._history.get(self._store.round_of(client)) for client in batch.clients]
+        self._begin()
         squares = np.zeros(k)
-        for span, bases, ys in self._spans(batch, 0, p):
+        for span, bases, ys in self._spans(batch, p):
             acc, out = self._value[span], self._spare[span]
-            if algorithm.adds == "h":
-                squares += kernels.accumulate(acc, bases, ys, batch.scales, batch.weights, out=out)
-                continue
             whole = span == slice(0, p)
             rows, at, rows_out = (
                 (old, anchors, new) if whole else (_cut(old, span), _cut(anchors, span), _cut(new, span))
@@ -133,14 +135,35 @@ class Sums:
             )
         return squares * a**2
 
-    def _spans(self, batch: Batch, start: int, stop: int) -> Iterator[tuple[slice, list[Any], list[Any]]]:
-        """The bases and ys over [start, stop) of the flat vector: all of it, or tensor by tensor if some lie apart."""
+    def _accumulate(self, batch: Batch, span: slice, scales: F64) -> F64:
+        """Fold h over the parameters, or x - y over the float buffers, in one pass."""
+        tensors = (
+            slice(None, self._n_tensors) if span.stop == self._layout.n_parameters else slice(self._n_tensors, None)
+        )
+        ys = [y[tensors] if isinstance(y, list) else y[span] for y in batch.ys]
+        return kernels.accumulate(
+            self._value[span] if self._begun else None,
+            _cut(batch.bases, span),
+            ys,
+            scales,
+            batch.weights,
+            out=self._spare[span],
+        )
+
+    def _begin(self) -> None:
+        """Zeros, if nothing was folded yet: else the first fold makes them itself."""
+        if not self._begun:
+            self._value[:] = 0
+            self._begun = True
+
+    def _spans(self, batch: Batch, stop: int) -> Iterator[tuple[slice, list[Any], list[Any]]]:
+        """The bases and ys over the parameters: all at once, or tensor by tensor if some lie apart."""
         if not any(isinstance(y, list) for y in batch.ys):
-            span = slice(start, stop)
+            span = slice(0, stop)
             yield span, _cut(batch.bases, span), [y[span] for y in batch.ys]
             return
         for index, piece in enumerate(self._layout.slices):
-            if start <= piece.start < piece.stop <= stop:
+            if piece.start < piece.stop <= stop:
                 span = slice(piece.start, piece.stop)
                 yield span, _cut(batch.bases, span), [y[index] if isinstance(y, list) else y[span] for y in batch.ys]
 
@@ -168,10 +191,7 @@ class Sums:
     def _fold_buffers(self, batch: Batch) -> npt.NDArray[np.bool_]:
         """Fold x - y of the float buffers, and tell whose the sums can hold (a gradient has none, which is well)."""
         chosen = batch.chosen(batch.has_buffers)
-        squares, ones = np.zeros(len(chosen)), np.ones(len(chosen))
-        for span, bases, ys in self._spans(chosen, self._layout.n_parameters, self._layout.n):
-            acc, out = self._value[span], self._spare[span]
-            squares += kernels.accumulate(acc, bases, ys, ones, chosen.weights, out=out)
+        squares = self._accumulate(chosen, slice(self._layout.n_parameters, self._layout.n), np.ones(len(chosen)))
         good = np.ones(len(batch), np.bool_)
         good[batch.has_buffers] = self._holds(squares, chosen.weights)
         return good

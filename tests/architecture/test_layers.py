@@ -41,6 +41,7 @@ OPTIONAL = {
     "rich": {"reports", "cli"},
     "scipy": {"reports"},
     "typer": {"cli"},
+    "appfl": {"adapters"},
     "flwr": {"adapters"},
     "fedlab": {"adapters"},
     "nvflare": {"adapters"},

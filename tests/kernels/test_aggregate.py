@@ -333,3 +333,42 @@ def test_server_step_tells_an_overflow():
         np.array([1e30, 0]), None, np.zeros(2, np.float32), from_sum=1, gamma=1e30, v=v, total_out=None, x_out=x_out
     )
     assert not np.isfinite(square)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("k", [0, 1, 9])
+def test_a_fold_of_tensors_apart_has_the_bits_of_whole_vectors(dtype, k):
+    sizes = [12, 0, 40_000, 1, 17]
+    n, cuts = sum(sizes), np.cumsum(sizes)[:-1]
+    ys, base, acc = vectors(k, n), vectors(1, n, seed=3)[0], vectors(1, n, seed=4)[0].astype(dtype)
+    bases = [None if i % 4 == 3 else base for i in range(k)]
+    scales, weights = np.linspace(0.5, 2, k), np.linspace(-1, 3, k)
+    lists = [y if i % 3 == 1 else np.split(y, cuts) for i, y in enumerate(ys)]
+    if k:
+        lists[0] = [lists[0][0].reshape(3, 4), *lists[0][1:]]
+    for start in (acc, None):
+        due, out = np.empty(n, dtype), np.full(n, 7, dtype)
+        squares = reference.accumulate(start, due, bases, lists, scales, weights)
+        close = kernels.accumulate(start, bases, lists, scales, weights, out=out)
+        np.testing.assert_array_equal(out, due)
+        np.testing.assert_allclose(close, squares, rtol=1e-5)
+        kernels.accumulate(start, bases, ys, scales, weights, out=due)
+        np.testing.assert_array_equal(out, due)
+
+
+def test_tensors_that_do_not_fit_a_fold_are_named():
+    out, ones = np.full(5, 7, np.float32), np.ones(2)
+    good = [np.ones((2, 1), np.float32), np.ones(3, np.float32)]
+    for bad, error, message in (
+        ([good, [good[0], np.ones(2, np.float32)]], errors.ShapeError, r"ys\[1\]\[1\]: expected .* of 3 elements"),
+        ([good, good[:1]], errors.ShapeError, r"ys\[1\]: expected 2 entries, got 1"),
+        ([good[:1], good], errors.ShapeError, r"ys\[0\]: expected tensors of 5 elements together, got 2"),
+        ([good, [good[0], np.ones(3, np.int32)]], errors.DtypeError, r"ys\[1\]\[1\]: expected float32"),
+        ([good, [good[0], out[2:]]], errors.ArrayError, r"out: must not overlap ys\[1\]\[1\]"),
+        ([good, np.ones(4, np.float32)], errors.ShapeError, r"ys\[1\]: expected"),
+    ):
+        with pytest.raises(error, match=message):
+            kernels.accumulate(None, [None, None], bad, ones, ones, out=out)
+        np.testing.assert_array_equal(out, np.full(5, 7))
+    with pytest.raises(errors.ShapeError, match="out: expected"):
+        kernels.accumulate(None, [], [], ones[:0], ones[:0], out=np.ones((2, 2), np.float32))

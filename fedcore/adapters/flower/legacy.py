@@ -1,6 +1,7 @@
 """fedcore's methods for Flower's older API: ``flwr.server.strategy.Strategy``, ``NumPyClient`` and their kin."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg as FlowerFedAvg
 
 from fedcore.adapters import npy
+from fedcore.adapters.opening import load_server, open_server
 from fedcore.algorithms import Algorithm
 from fedcore.errors import ArrayError, DuplicateUpdateError, FedcoreError, RangeError
 from fedcore.server import Broadcast, Round, RoundReport, Server
@@ -29,7 +31,9 @@ class LegacyStrategy(FlowerFedAvg):
     Args:
         algorithm: one of ``fedcore.algorithms``, or its name.
         lr: as for ``fedcore.Server``.
-        server: further arguments of it.
+        server: further arguments of it; on the store "mmap:PATH" every finished round is durable, and a strategy that
+            finds an earlier one's store goes on after its last finished round.
+        resume: a folder that ``server.save`` wrote, to go on from.
         options: those of Flower's FedAvg; ``initial_parameters`` is needed.
 
     Attributes:
@@ -37,10 +41,17 @@ class LegacyStrategy(FlowerFedAvg):
 
     Raises:
         RangeError: there are no initial parameters.
+        CheckpointError: there is a server to go on with, of another algorithm, rate or model.
     """
 
     def __init__(
-        self, algorithm: Algorithm | str, *, lr: Any, server: Mapping[str, Any] | None = None, **options: Any
+        self,
+        algorithm: Algorithm | str,
+        *,
+        lr: Any,
+        server: Mapping[str, Any] | None = None,
+        resume: str | Path | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(**options)
         if self.initial_parameters is None:
@@ -48,7 +59,17 @@ class LegacyStrategy(FlowerFedAvg):
         self.server: Server | None = None
         self.reports: list[RoundReport] = []
         self._model = [npy.read(tensor) for tensor in self.initial_parameters.tensors]
-        self._how: dict[str, Any] = {"algorithm": algorithm, "lr": lr, **(server or {})}
+        self._how: dict[str, Any] = {"algorithm": algorithm, "x0": self._model, "lr": lr, **(server or {})}
+        medium, _, path = self._how.get("store", "ram").partition(":")
+        if resume is not None:
+            self.server = load_server(resume, **self._how)
+        elif medium == "mmap" and Path(path).is_dir() and any(Path(path).iterdir()):
+            self.server = open_server(clients=[], **self._how)
+
+    def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
+        """The first model: that of the server to go on with, if there is one."""
+        initial = super().initialize_parameters(client_manager)
+        return initial if self.server is None else self._parameters()
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
@@ -58,9 +79,7 @@ class LegacyStrategy(FlowerFedAvg):
         clients = [_key(proxy) for proxy, _ in chosen]
         if self.server is None:
             everybody = [_key(proxy) for proxy in client_manager.all().values()]
-            algorithm, arguments = self._how["algorithm"], {**self._how}
-            del arguments["algorithm"]
-            self.server = Server(algorithm, self._model, everybody, **arguments)
+            self.server = open_server(clients=everybody, **self._how)
         for client in clients:
             if client not in self.server.store.registry:
                 self.server.arrive(client)

@@ -1,6 +1,7 @@
 """fedcore's methods as an NVFlare workflow."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from nvflare.app_common.abstract.fl_model import FLModel
@@ -29,6 +30,8 @@ class Controller(ModelController):
         num_rounds: the rounds of the whole run, those of earlier jobs counted.
         num_clients: how many of the clients there take part in a round, drawn by (seed, round); None for all.
         server_lr, optimizer: as for ``fedcore.Server``.
+        examples: n_k of each client by its name, for FlexibleFedAvg, whose shares are of all clients' examples and not
+            of what a reply claims; a client that is not in it does not take part. Steps are those that it says it did.
         store: "ram" or "mmap:PATH", on the server's machine.
         timeout: seconds that a round waits for its clients; 0 for as long as it takes.
         seed: of the draws.
@@ -49,6 +52,7 @@ class Controller(ModelController):
         num_clients: int | None = None,
         server_lr: float | None = None,
         optimizer: Any = None,
+        examples: Mapping[str, int] | None = None,
         store: str = "ram",
         timeout: int = 0,
         seed: int = 0,
@@ -60,17 +64,18 @@ class Controller(ModelController):
         # A job's configuration is made from the attributes that are named like the arguments.
         self.algorithm, self.lr, self.server_lr, self.optimizer = algorithm, lr, server_lr, optimizer
         self.num_rounds, self.num_clients, self.store, self.timeout = num_rounds, num_clients, store, timeout
-        self.seed, self.task_name = seed, task_name
+        self.seed, self.task_name, self.examples = seed, task_name, examples
         self.server: Server | None = None
         self.reports: list[RoundReport] = []
 
     def run(self) -> None:
         """The workflow."""
-        x0 = self.load_model().params
+        x0, there = self.load_model().params, self._there()
         self.server = server = open_server(
             self.algorithm,
             x0,
-            self._there(),
+            there,
+            examples=None if self.examples is None else {name: self.examples[name] for name in there},
             store=self.store,
             lr=self.lr,
             server_lr=self.server_lr,
@@ -105,12 +110,13 @@ class Controller(ModelController):
         return [names[i] for i in sorted(drawn.tolist())]
 
     def _there(self) -> list[str]:
-        return sorted(client.name for client in self.engine.get_clients())
+        names = (client.name for client in self.engine.get_clients())
+        return sorted(name for name in names if self.examples is None or name in self.examples)
 
     def _arrive(self, server: Server) -> None:
         for name in self._there():
             if name not in server.store.registry:
-                server.arrive(name)
+                server.arrive(name, examples=None if self.examples is None else self.examples[name])
 
     def _ask(self, server: Server, opened: Round) -> None:
         """Send the round's tasks: one for all, or one for each client where a term is its own."""

@@ -5,10 +5,11 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from fedcore import Server, Update, errors
 from fedcore.adapters.nvflare import Trainer, reply, terms
-from fedcore.algorithms import REGISTRY, SCAFFOLD, MimiC, named
+from fedcore.algorithms import REGISTRY, SCAFFOLD, FedAvg, FlexibleFedAvg, MimiC, named
 from fedcore.data import Dataset
 from fedcore.engines import InProcess
 from fedcore.local import minibatches
+from tests.adapters import corrections
 from tests.adapters.nvflare.local import LocalController
 
 NAMES, ROUNDS = ["site-1", "site-2", "site-3"], 4
@@ -85,6 +86,83 @@ def test_options(algorithm):
     controller = LocalController(sites(), x0(), algorithm, lr=0.1, num_rounds=2)
     controller.run()
     np.testing.assert_array_equal(controller.server.x, straight(algorithm, 2, [[0, 1, 2]] * 2).x)
+
+
+@pytest.mark.parametrize("scheme", ["A", "B", "C"])
+def test_flexible_participation_with_incomplete_work_and_a_late_site(scheme):
+    """Site 2 does one of three steps in every other round, site 3 joins in round 2; against fedcore's own server."""
+    done = {(t, 1): 1 for t in (0, 2, 4)}
+    sizes = {name: len(part) for name, part in zip(NAMES, PARTS, strict=True)}
+
+    def work(client, received):
+        steps = done.get((received.current_round, client), 3)
+        part = PARTS[client]
+        batches = minibatches(len(part), 8, steps=steps, seed=0, round=received.current_round, client=client)
+        inputs, labels = torch.from_numpy(X[part]), torch.from_numpy(Y[part])
+        answer = Trainer(net()).train(received, inputs, labels, batches)
+        sent.append((received.current_round, NAMES[client], answer.params, steps))
+        return answer
+
+    sent = []
+    clients = {name: lambda received, i=i: work(i, received) for i, name in enumerate(NAMES[:2])}
+    clients["stranger"] = lambda received: pytest.fail("asked one whose examples nobody knows")
+    algorithm = FlexibleFedAvg(scheme, local_steps=3)
+    controller = LocalController(clients, x0(), algorithm, lr=0.1, num_rounds=6, examples=sizes)
+    tell = controller._tell
+
+    def joins(report):
+        tell(report)
+        if report.round == 1:
+            clients["site-3"] = lambda received: work(2, received)
+
+    controller._tell = joins
+    controller.run()
+    assert [len(report.heard) for report in controller.reports] == [2, 2, 3, 3, 3, 3]
+    due = Server(algorithm, x0(), NAMES[:2], lr=0.1, examples=[sizes[name] for name in NAMES[:2]])
+    for t in range(6):
+        if t == 2:
+            due.arrive("site-3", examples=sizes["site-3"])
+        due.round([Update(name, y, steps, sizes[name]) for round, name, y, steps in sent if round == t])
+    np.testing.assert_array_equal(controller.server.x, due.x)
+    assert not np.array_equal(due.x, due.layout.flatten(x0()))
+
+
+def with_corrections(algorithm, placement):
+    """x of every round, with clients that keep their own corrections or leave them to the server."""
+    workers = [corrections.Client(type(algorithm), placement, target) for target in corrections.TARGETS]
+
+    def site(i):
+        def answer(received):
+            told = terms(received)
+            if i in corrections.AWAY.get(received.current_round, []):
+                return None
+            y, control = workers[i].work(received.params["w"], told.offset)
+            return reply({"w": y}, steps=corrections.STEPS, control=control if told.second else None)
+
+        return answer
+
+    start, xs = {"w": np.zeros(3, np.float32)}, []
+    clients = {name: site(i) for i, name in enumerate(NAMES)}
+    controller = LocalController(clients, start, algorithm, lr=corrections.LR, num_rounds=corrections.ROUNDS)
+    tell = controller._tell
+
+    def after(report):
+        tell(report)
+        xs.append(controller.server.x.copy())
+        for name in report.heard:
+            workers[NAMES.index(name)].heard(controller.server.v)
+
+    controller._tell = after
+    controller.run()
+    assert all(not report.refused for report in controller.reports)
+    assert {len(report.heard) for report in controller.reports} == {1, 2, 3}
+    return xs
+
+
+@pytest.mark.parametrize("method", corrections.METHODS)
+def test_corrections_that_the_clients_keep_lead_the_same_way(method):
+    at_server, at_clients = (with_corrections(method(placement=place), place) for place in ("server", "client"))
+    corrections.assert_same_trajectory(at_server, at_clients, with_corrections(FedAvg(), "server"))
 
 
 @pytest.mark.parametrize("name", ["MimiC", "SCAFFOLD", "MIFA", "SCAFFOLDMVR", "FedAvgM"])

@@ -60,7 +60,10 @@ void try_accumulate(const char* kinds, bool in_place, std::int64_t n, std::size_
     }
     const auto k = static_cast<std::int64_t>(sent.size());
     Array<Sum> acc = make.numbers<Sum>(n), out = make.empty<Sum>(n);
-    Array<double> scratch = make.empty<double>(k * block_count(n)), norms = make.empty<double>(k);
+    std::vector<Piece> pieces;
+    for (std::int64_t begin = 0; begin < n; begin += kBlock) pieces.push_back({0, begin, std::min(begin + kBlock, n)});
+    const auto count = static_cast<std::int64_t>(pieces.size());
+    Array<double> scratch = make.empty<double>(k * count), norms = make.empty<double>(k);
     std::vector<Sum> due(acc.begin(), acc.end());
     std::vector<double> squares(static_cast<std::size_t>(k));
     for (std::int64_t i = 0; i < k; ++i)
@@ -70,7 +73,8 @@ void try_accumulate(const char* kinds, bool in_place, std::int64_t n, std::size_
             squares[i] += static_cast<double>(h) * static_cast<double>(h);
         }
     Array<Sum>& result = in_place ? acc : out;
-    accumulate(acc.data(), result.data(), sent.data(), k, n, scratch.data(), norms.data());
+    const Fold<Sum> fold{acc.data(), result.data(), sent.data()};
+    accumulate(&fold, k, pieces.data(), count, scratch.data(), norms.data());
     CHECK(same(result, due));
     for (std::int64_t i = 0; i < k; ++i) CHECK(close(norms[i], squares[i]));
 }

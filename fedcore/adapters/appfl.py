@@ -1,0 +1,95 @@
+"""fedcore's averaging methods as an aggregator of APPFL, loaded by its ``aggregator_path``. Needs appfl >= 1.12."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from appfl.algorithm.aggregator import BaseAggregator
+from appfl.misc.utils import create_instance_from_file
+
+from fedcore.adapters.opening import open_server, with_plain_steps
+from fedcore.errors import FedcoreError, RangeError
+from fedcore.server import RoundReport, Server
+
+
+class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
+    """FedAvg, FedProx, MIFA, MimiC or FlexibleFedAvg under APPFL's server agent and its ``SyncScheduler``.
+
+    The file that ``aggregator_path`` names holds one line, ``from fedcore.adapters.appfl import Aggregator``. A reply
+    that cannot be believed is left out, by client and reason in ``reports`` and in the agent's log, and the round goes
+    on. A client counts as many examples as it told by ``set_sample_size``, else one; its reply is the model, whole, and
+    may come with its number of local steps, ``steps`` among the metadata of ``global_update``.
+
+    Args:
+        aggregator_configs: the agent's ``aggregator_kwargs``. ``model_path``, ``model_name``, ``model_kwargs``: as in
+            its ``model_configs``, whose model it hands to APPFL's own aggregators alone. ``algorithm``: one of
+            ``fedcore.algorithms`` of plain local steps. ``lr``: their rate. ``steps``: K of a reply that does not say
+            it (1). ``clients``: the ids of all clients (those that came). ``store``: "ram", or "mmap:PATH" to go on
+            after the last finished round. Any more are arguments of ``fedcore.Server``.
+        logger: the agent's.
+
+    Attributes:
+        server: the ``fedcore.Server``, once a client has answered.
+        reports: the ``RoundReport`` of each round.
+
+    Raises:
+        RangeError: the method's clients take no plain steps.
+    """
+
+    def __init__(self, aggregator_configs: Mapping[str, Any], logger: Any = None) -> None:
+        options: dict[str, Any] = {str(option): value for option, value in aggregator_configs.items()}
+        options.pop("num_clients", None)  # which the agent adds of itself
+        source = [options.pop("model_path"), options.pop("model_name", None)]
+        self.model = create_instance_from_file(*source, **options.pop("model_kwargs", {}))
+        self.algorithm = with_plain_steps(options.pop("algorithm"))
+        self.server: Server | None = None
+        self.reports: list[RoundReport] = []
+        self._steps, self._clients = options.pop("steps", 1), list(options.pop("clients", []))
+        self._options, self._logger = options, logger
+        self.client_sample_size: dict[Any, int] = {}  # which the base class fills
+
+    def get_parameters(self, **told: Any) -> OrderedDict[str, torch.Tensor]:
+        """The global model; before the first round the one that a run before this has left, if there is one."""
+        medium, _, path = str(self._options.get("store", "ram")).partition(":")
+        if self.server is None and medium == "mmap" and Path(path).is_dir():
+            self._open([])
+        return self._tensors()
+
+    def aggregate(self, local_models: Mapping[Any, Any], **told: Mapping[Any, Any]) -> OrderedDict[str, torch.Tensor]:
+        """Finish a round of everybody's models.
+
+        Raises:
+            RangeError: models come in chunks, of which none is a model that could be believed.
+        """
+        if "_chunk_idx" in told:
+            raise RangeError("model_chunk_size: expected none, so that clients send whole models, got chunks")
+        server, steps = self._open([*local_models]), told.get("steps", {})
+        with server.open_round() as round:
+            for client, model in local_models.items():
+                examples = self.client_sample_size.get(client, 1)
+                try:
+                    round.add(client, model, steps=steps.get(client, self._steps), examples=examples, keep=True)
+                except FedcoreError as error:
+                    round.refuse(client, str(error))
+        assert round.report is not None
+        self.reports.append(round.report)
+        for client, reason in round.report.refused:
+            if self._logger is not None:
+                self._logger.warning(f"round {round.report.round}: refused {client}: {reason}")
+        return self._tensors()
+
+    def _open(self, came: list[Any]) -> Server:
+        if self.server is None:
+            known = dict.fromkeys([*self._clients, *came])
+            self.server = open_server(self.algorithm, self.model, known, **self._options)
+        for client in came:
+            if client not in self.server.store.registry:
+                self.server.arrive(client)
+        return self.server
+
+    def _tensors(self) -> OrderedDict[str, torch.Tensor]:
+        if self.server is None:
+            return OrderedDict((name, tensor.detach().clone()) for name, tensor in self.model.state_dict().items())
+        return OrderedDict((name, torch.from_numpy(array)) for name, array in self.server.tensors().items())

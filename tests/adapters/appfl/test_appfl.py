@@ -1,0 +1,109 @@
+"""fedcore's aggregator in APPFL's real server agent, which loads it by its ``aggregator_path``."""
+
+import importlib.util
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("appfl")
+
+import torch
+
+from fedcore import Server, errors
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "appfl_mimic.py"
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # its logger leaves its file open
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("appfl_mimic", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def own_rounds(example, algorithm, x0, rounds):
+    """fedcore's server by itself, with the same two honest clients and a third that is never heard."""
+    server = Server(algorithm, x0, ["client-0", "client-1", "client-2"], lr=example.LR)
+    for _ in range(rounds):
+        model = {name: torch.from_numpy(array) for name, array in server.tensors().items()}
+        with server.open_round() as round:
+            for i in range(2):
+                round.add(f"client-{i}", example.train(model, i), steps=example.STEPS, examples=10 + i)
+    return server.tensors()
+
+
+@pytest.mark.parametrize("algorithm", ["FedAvg", "MimiC", "MIFA"])
+def test_rounds_are_fedcore_s_own_and_the_liar_is_refused_by_name(example, algorithm, tmp_path, caplog):
+    agent = example.make_agent(algorithm, tmp_path, rounds=4)
+    caplog.set_level("WARNING", "appfl")
+    for i in range(3):
+        agent.set_sample_size(f"client-{i}", 10 + i)
+    x0 = {name: tensor.clone() for name, tensor in agent.get_parameters(init_model=False).items()}
+    model = example.run(agent)
+    due = own_rounds(example, algorithm, x0, 4)
+    assert model.keys() == due.keys()
+    for name, array in due.items():
+        np.testing.assert_array_equal(model[name].numpy(), array)
+    reports = agent.aggregator.reports
+    assert [report.heard for report in reports] == [("client-0", "client-1")] * 4
+    for report in reports:
+        [(client, reason)] = report.refused
+        assert client == "client-2"
+        assert "finite" in reason
+    assert sum("refused client-2: y: expected finite" in record.message for record in caplog.records) == 4
+
+
+def test_replies_that_are_no_models_are_refused_and_the_round_goes_on(example, tmp_path):
+    agent = example.make_agent("FedAvg", tmp_path, rounds=1, clients=4)
+    good = example.train(agent.get_parameters(init_model=False), 0)
+    lies = {
+        "short": {"weight": good["weight"]},
+        "wide": good | {"bias": torch.zeros(3)},
+        "steps": good,
+    }
+    futures = [agent.global_update(client, lie, steps=0 if client == "steps" else 4) for client, lie in lies.items()]
+    futures.append(agent.global_update("honest", good, steps=4))
+    model = futures[0].result()
+    for name, tensor in good.items():
+        np.testing.assert_allclose(model[name].numpy(), tensor.numpy(), rtol=1e-6, atol=1e-7)
+    [report] = agent.aggregator.reports
+    assert report.heard == ("honest",)
+    assert {client for client, _ in report.refused} == {"short", "wide", "steps"}
+
+
+def test_a_later_run_goes_on_where_the_store_is(example, tmp_path):
+    store = f"mmap:{tmp_path / 'rows'}"
+    first = example.make_agent("MimiC", tmp_path / "a", rounds=2, store=store)
+    example.run(first)
+    left = first.aggregator.server.x.copy()
+    first.aggregator.server.store.close()
+    again = example.make_agent("MimiC", tmp_path / "b", rounds=1, store=store)
+    model = again.get_parameters(init_model=False)
+    np.testing.assert_array_equal(np.concatenate([tensor.numpy().reshape(-1) for tensor in model.values()]), left)
+    example.run(again)
+    assert again.aggregator.server.round_number == 3
+    again.aggregator.server.store.close()
+
+
+def test_the_example_names_the_liar(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    due = "20 rounds, heard ('client-0', 'client-1') refused ['client-2']"
+    assert capsys.readouterr().out.splitlines()[-1] == due
+
+
+def test_chunks_and_methods_of_other_local_steps_are_refused(example, tmp_path):
+    with pytest.raises(errors.RangeError, match="one of plain local steps"):
+        example.make_agent("SCAFFOLD", tmp_path)
+    agent = example.make_agent("FedAvg", tmp_path, clients=1)
+    good = example.train(agent.get_parameters(init_model=False), 0)
+    with pytest.raises(errors.RangeError, match="whole models"):
+        agent.global_update("client-0", good, _chunk_idx=0, _total_chunks=2)
