@@ -51,7 +51,8 @@ def sgd(
         previous: a copy of the model that holds x_{t-1}; needed where ``b`` is not 0. Its parameters stay; its
             BatchNorm statistics are nobody's.
         second: whether to return the mean of the gradients at the y's, before any correction.
-        options: weight decay, momentum and clipping; None for none.
+        options: weight decay, momentum and clipping; None for none. The last two only where the broadcast does not ask
+            for ``plain`` steps, from which the server derives the client's gradient.
 
     Cost: a step adds to the forward and backward pass two gathers, the pass that clears ``grad``, and one pass of
         ``kernels.direction_step``, whatever the number of the model's tensors.

@@ -28,7 +28,7 @@ def committed(preset, label, seed):
 
 def test_a_committed_row_comes_out_again(tmp_path):
     row = committed(PRESET, LABEL, SEED)
-    experiment = load_preset(PRESET, scale="quick")
+    experiment = load_preset(PRESET)
     order = [method.label for method in experiment.algorithms].index(LABEL)
     trial = Trial(experiment, order, SEED)
     threads = torch.get_num_threads()
