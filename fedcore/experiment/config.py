@@ -1,7 +1,7 @@
 """What an experiment is: every choice that its figures depend on, checked when it is read."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from typing import Any, Literal, Self
 
@@ -14,18 +14,14 @@ from pydantic import (
 )
 
 from fedcore import algorithms, data, participation
-from fedcore.algorithms import Algorithm
 from fedcore.data import partitions
-from fedcore.errors import FedcoreError, ShapeError, UnknownNameError
+from fedcore.errors import FedcoreError, RangeError, ShapeError, UnknownNameError
 from fedcore.experiment.fields import Count, Section, Seed, Threads, option_problems
-from fedcore.experiment.named import Named, known, problems
+from fedcore.experiment.named import Named, problems
 from fedcore.experiment.objective import Objective
 from fedcore.experiment.rate import LARGEST_STEP, Rate
 
 NO_LABELS = np.empty(0, np.int64)
-
-FILLED_IN = ("clients", "seed", "first_round")
-"""Parameters of a participation pattern that are no options of its own: the experiment gives them."""
 
 
 class Method(Named):
@@ -34,30 +30,22 @@ class Method(Named):
     Its ``objective``, if it has one, takes the place of the experiment's.
     """
 
+    KIND = "algorithm"
+
     label: str = ""
     objective: Objective | None = None
 
-    def make(self) -> Algorithm:
-        """The algorithm itself."""
-        return algorithms.REGISTRY[self.name](**self.options)
-
-    @field_validator("name")
     @classmethod
-    def _exists(cls, name: str) -> str:
-        return known("algorithm", name, algorithms.REGISTRY)
+    def registry(cls) -> Mapping[str, Callable[..., Any]]:
+        """The algorithms."""
+        return algorithms.REGISTRY
+
+    def _try(self) -> None:
+        if self.make().placement == "client":
+            raise RangeError("placement: expected 'server', which goes the same way: simulated clients keep nothing")
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
-        if wrong := option_problems(
-            algorithms.REGISTRY[self.name], self.options, beside=("name", "label", "objective")
-        ):
-            raise problems(wrong)
-        try:
-            made = self.make()
-        except FedcoreError as error:
-            raise problems({"": str(error)}) from None
-        if made.placement == "client":
-            raise problems({"placement": "expected 'server', which goes the same way: simulated clients keep nothing"})
+    def _label(self) -> Self:
         if not self.label:
             options = ", ".join(f"{key}={value}" for key, value in self.options.items())
             object.__setattr__(self, "label", f"{self.name} ({options})" if options else self.name)
@@ -67,70 +55,57 @@ class Method(Named):
 class Data(Named):
     """The data set, by name, and its options."""
 
-    @field_validator("name")
-    @classmethod
-    def _exists(cls, name: str) -> str:
-        return known("data", name, data.REGISTRY)
+    KIND = "data"
+    FILLED_IN = data.FILLED_IN
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        source = data.REGISTRY[self.name]
-        if wrong := option_problems(source.load, self.options, given=data.FILLED_IN, beside=("name",)):
-            raise problems(wrong)
-        if source.generated:  # then it costs nothing to see whether it can be
-            try:
-                data.load(self.name, clients=1, seed=0, **self.options)
-            except FedcoreError as error:
-                raise problems({"": str(error)}) from None
-        return self
+    @classmethod
+    def registry(cls) -> Mapping[str, Callable[..., Any]]:
+        """The data sets."""
+        return {name: source.load for name, source in data.REGISTRY.items()}
+
+    def _try(self) -> None:
+        if data.REGISTRY[self.name].generated:  # then it costs nothing to see whether it can be
+            data.load(self.name, clients=1, seed=0, **self.options)
 
 
 class Partition(Named):
     """Who holds which examples: the number of clients, how the examples are dealt to them, and its options."""
 
+    KIND = "partition"
+    FILLED_IN = partitions.FILLED_IN
+
     clients: Count
 
-    @field_validator("name")
     @classmethod
-    def _exists(cls, name: str) -> str:
-        return known("partition", name, partitions.REGISTRY)
+    def registry(cls) -> Mapping[str, Callable[..., Any]]:
+        """The ways to deal."""
+        return partitions.REGISTRY
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        deal = partitions.REGISTRY[self.name]
-        beside = ("name", "clients")
-        if wrong := option_problems(deal, self.options, given=partitions.FILLED_IN, beside=beside):
-            raise problems(wrong)
+    def _try(self) -> None:
         if self.name == "natural":
-            return self
+            return
         try:
-            deal(NO_LABELS, self.clients, seed=0, **self.options)
+            self.registry()[self.name](NO_LABELS, self.clients, seed=0, **self.options)
         except FedcoreError as error:
             # The numbers are checked first; that there are no labels is not the file's mistake.
             if not str(error).startswith("labels:"):
-                raise problems({"": str(error)}) from None
-        return self
+                raise
 
 
 class Model(Named):
     """The network, by name, and its options."""
 
-    @field_validator("name")
+    KIND = "model"
+
     @classmethod
-    def _exists(cls, name: str) -> str:
-        from fedcore.local import (
-            nets,
-        )  # here, because it imports torch, and not every reader of this file has it
+    def registry(cls) -> Mapping[str, Callable[..., Any]]:
+        """The networks."""
+        from fedcore.local import nets  # here, because it imports torch, and not every reader of this file has it
 
-        return known("model", name, nets.REGISTRY)
+        return nets.REGISTRY
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        from fedcore.local import nets
-
-        if wrong := option_problems(nets.REGISTRY[self.name], self.options, beside=("name",)):
-            raise problems(wrong)
-        return self
+    def _try(self) -> None:
+        """Nothing: ``Experiment`` asks the model, which takes a while to make, once for its scores."""
 
 
 class Local(Section):
@@ -157,18 +132,21 @@ class Participation(Named):
     ``among`` names the pattern that it chooses among, as a table of the same kind.
     """
 
+    KIND = "participation"
+    FILLED_IN = ("clients", "seed", "first_round")
+
     first_round: Literal["all"] | None = None
 
-    @field_validator("name")
     @classmethod
-    def _exists(cls, name: str) -> str:
-        return known("participation", name, participation.REGISTRY)
+    def registry(cls) -> Mapping[str, Callable[..., Any]]:
+        """The patterns."""
+        return participation.REGISTRY
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if wrong := pattern_problems(self.name, self.options, beside=("name", "first_round", "among")):
-            raise problems(wrong)
-        return self
+    def _problems(self) -> Mapping[str, str]:
+        return pattern_problems(self.name, self.options, beside=("name", "first_round", "among"))
+
+    def _try(self) -> None:
+        """Nothing: a pattern is one of so many clients, whose number ``Experiment`` knows."""
 
 
 class Evaluate(Section):
@@ -281,7 +259,7 @@ def _scores(model: str, shape: tuple[int, ...]) -> int:
 def pattern_problems(name: str, options: Mapping[str, Any], *, beside: Collection[str]) -> dict[str, str]:
     """What is wrong with a pattern's options and with the pattern that it chooses among, by dotted key."""
     own = {key: value for key, value in options.items() if key != "among"}
-    wrong = option_problems(participation.REGISTRY[name], own, given=(*FILLED_IN, "among"), beside=beside)
+    wrong = option_problems(participation.REGISTRY[name], own, given=(*Participation.FILLED_IN, "among"), beside=beside)
     if "among" not in options:
         return wrong
     inner = options["among"]

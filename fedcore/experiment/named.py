@@ -1,20 +1,51 @@
 """Tables of the configuration that name something of a registry, and how they refuse it."""
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, ClassVar, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
-from fedcore.errors import UnknownNameError
-from fedcore.experiment.fields import Section
+from fedcore.errors import FedcoreError, UnknownNameError
+from fedcore.experiment.fields import Section, option_problems
 
 
 class Named(Section):
-    """A table with a ``name`` whose further keys are the options of what it names."""
+    """A table with a ``name`` whose further keys are the options of what it names.
+
+    A subclass says by what names there is what (``registry``); name and options are then checked when it is read.
+    """
+
+    KIND: ClassVar[str]
+    """What is named, in a word, for what is said of an unknown name."""
+    FILLED_IN: ClassVar[Collection[str]] = ()
+    """Parameters that are no options, because the experiment gives them."""
 
     name: str
     options: Mapping[str, Any] = Field(default_factory=dict)
+
+    @classmethod
+    def registry(cls) -> Mapping[str, Callable[..., Any]]:
+        """What is called with the options, by name."""
+        raise NotImplementedError
+
+    def make(self) -> Any:
+        """What is named, with its options."""
+        return self.registry()[self.name](**self.options)
+
+    @classmethod
+    def own_keys(cls) -> Collection[str]:
+        """The table's keys that are no options."""
+        return cls.model_fields.keys() - {"options"}
+
+    def _problems(self) -> Mapping[str, str]:
+        """What is wrong with the options, by key."""
+        made_by, beside = self.registry()[self.name], sorted(self.own_keys())
+        return option_problems(made_by, self.options, given=self.FILLED_IN, beside=beside)
+
+    def _try(self) -> None:
+        """Whatever cheap thing fails, with a ``FedcoreError``, if the options do not fit each other."""
+        self.make()
 
     @model_validator(mode="before")
     @classmethod
@@ -23,23 +54,33 @@ class Named(Section):
             return {"name": data}
         if not isinstance(data, Mapping) or isinstance(data.get("options"), Mapping):
             return data
-        own = cls.model_fields.keys() - {"options"}
+        own = cls.own_keys()
         return {key: value for key, value in data.items() if key in own} | {
             "options": {key: value for key, value in data.items() if key not in own}
         }
+
+    @field_validator("name")
+    @classmethod
+    def _exists(cls, name: str) -> str:
+        if name not in cls.registry():
+            said = str(UnknownNameError.of(cls.KIND, name, cls.registry())).removeprefix(f"{cls.KIND}: ")
+            raise PydanticCustomError("name", "{said}", {"said": said})
+        return name
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        if wrong := self._problems():
+            raise problems(wrong)
+        try:
+            self._try()
+        except FedcoreError as error:
+            raise problems({"": str(error)}) from None
+        return self
 
     @model_serializer(mode="wrap")
     def _spread_options(self, default: SerializerFunctionWrapHandler) -> dict[str, Any]:
         flat = default(self)
         return {key: value for key, value in flat.items() if key != "options"} | dict(self.options)
-
-
-def known(what: str, name: str, registry: Collection[str]) -> str:
-    """``name``, if it is in the registry."""
-    if name not in registry:
-        said = str(UnknownNameError.of(what, name, registry)).removeprefix(f"{what}: ")
-        raise PydanticCustomError("name", "{said}", {"said": said})
-    return name
 
 
 def problems(found: Mapping[str, str]) -> PydanticCustomError:

@@ -1,14 +1,14 @@
 """The rates of an experiment, and the server's optimiser: one table of the configuration."""
 
-from collections.abc import Mapping
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from pydantic import field_validator, model_validator
 
 from fedcore.algorithms import optimizers, rates
-from fedcore.errors import FedcoreError
-from fedcore.experiment.fields import Section, option_problems
-from fedcore.experiment.named import Named, known, problems
+from fedcore.errors import RangeError
+from fedcore.experiment.fields import Section
+from fedcore.experiment.named import Named, problems
 
 LARGEST_STEP = 100.0
 """What a server lets a client claim as its rate, unless it is told otherwise."""
@@ -16,6 +16,8 @@ LARGEST_STEP = 100.0
 
 class LearningRate(Named):
     """A learning rate: a number, or one of ``fedcore.algorithms.rates`` by name, with its options."""
+
+    KIND = "rate"
 
     @model_validator(mode="before")
     @classmethod
@@ -28,55 +30,32 @@ class LearningRate(Named):
             raise problems({"": f"expected a number or a table, got {value!r}"})
         return value
 
-    @field_validator("name")
     @classmethod
-    def _exists(cls, name: str) -> str:
-        return known("rate", name, rates.REGISTRY)
+    def registry(cls) -> Mapping[str, Callable[..., Any]]:
+        """The rates."""
+        return rates.REGISTRY
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if wrong := option_problems(rates.REGISTRY[self.name], self.options, beside=("name",)):
-            raise problems(wrong)
-        try:
-            rate = self.make()
-        except FedcoreError as error:
-            raise problems({"": str(error)}) from None
+    def _try(self) -> None:
+        rate = self.make()
         first = rate(0, 1) if self.per_cohort else rate(0)
         if not 0 < first <= LARGEST_STEP:
-            raise problems({"": f"expected a number in (0, {LARGEST_STEP:g}] in round 0, got {first!r}"})
-        return self
+            raise RangeError(f"expected a number in (0, {LARGEST_STEP:g}] in round 0, got {first!r}")
 
     @property
     def per_cohort(self) -> bool:
         """Whether it is a rule of the round and of the number of clients heard."""
         return rates.REGISTRY[self.name] is rates.PerCohort
 
-    def make(self) -> Any:
-        """The rate itself."""
-        return rates.REGISTRY[self.name](**self.options)
-
 
 class ServerOptimizer(Named):
     """One of ``fedcore.algorithms.optimizers`` by name, with its options."""
 
-    @field_validator("name")
+    KIND = "optimizer"
+
     @classmethod
-    def _exists(cls, name: str) -> str:
-        return known("optimizer", name, optimizers.REGISTRY)
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if wrong := option_problems(optimizers.REGISTRY[self.name], self.options, beside=("name",)):
-            raise problems(wrong)
-        try:
-            self.make()
-        except FedcoreError as error:
-            raise problems({"": str(error)}) from None
-        return self
-
-    def make(self) -> optimizers.Optimizer:
-        """The optimiser itself."""
-        return optimizers.named(self.name, **self.options)
+    def registry(cls) -> Mapping[str, Callable[..., Any]]:
+        """The optimisers."""
+        return optimizers.REGISTRY
 
 
 class Rate(Section):
