@@ -1,12 +1,14 @@
 """Learning rates as functions of the round, and the rates that the papers' theorems ask for.
 
 Rounds count from 0. Most rates are functions of the round alone; a rule that also needs to know how many clients were
-heard (``PerCohort``) becomes one when it is told where to look that up.
+heard (``PerCohort``) becomes one when it is told where to look that up. One with a method ``of_step(round, step)``
+changes from step to step (``InverseStep``).
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from typing import Any, Protocol, SupportsFloat
 
@@ -135,7 +137,8 @@ class Horizon:
 class InverseStep:
     """eta_t = 4 / (mu (t + a)), a = alpha E + 4, where t counts local steps.
 
-    As a rate of the round it is the rate of the round's first step, t = round * E; ``at`` gives each step's.
+    It changes within a round (``of_step``). As a rate of the round it is that of the round's first step, t = round * E,
+    at which clients stay that are told the round's rate alone, as those of other frameworks are.
 
     Args:
         mu: the Polyak-Lojasiewicz constant.
@@ -146,7 +149,7 @@ class InverseStep:
     Theorem 3.2 (local SGD under the Polyak-Lojasiewicz condition).
 
     >>> rate = InverseStep(mu=0.5, alpha=3.0, E=4)
-    >>> rate(0), rate(1), rate.at(4)
+    >>> rate(0), rate(1), rate.of_step(0, 4)
     (0.5, 0.4, 0.4)
     """
 
@@ -161,11 +164,11 @@ class InverseStep:
 
     def __call__(self, round: int) -> float:
         """The rate of that round's first step."""
-        return self.at(round * self.E)
+        return self.of_step(round, 0)
 
-    def at(self, step: int) -> float:
-        """The rate of local step t, counted from 0 over all rounds."""
-        return 4 / (self.mu * (step + self.alpha * self.E + 4))
+    def of_step(self, round: int, step: int) -> float:
+        """The rate of a round's step, counted from 0."""
+        return 4 / (self.mu * (round * self.E + step + self.alpha * self.E + 4))
 
 
 @dataclass(frozen=True)
@@ -290,6 +293,12 @@ def rate_at(rate: Rate, round: int) -> float:
     if not 0 < value < float("inf"):
         raise RangeError(f"rate: expected a finite number > 0 in round {round}, got {value!r}")
     return value
+
+
+def rate_of_steps(rate: Rate, round: int) -> Callable[[int], float] | None:
+    """The rates of a round's steps, counted from 0, where they differ; None where all have the round's."""
+    of_step = getattr(rate, "of_step", None)
+    return None if of_step is None else partial(of_step, round)
 
 
 def _is_number(value: object) -> bool:

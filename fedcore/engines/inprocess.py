@@ -120,7 +120,7 @@ class InProcess:
 
         Yields:
             An ``Update`` for each id, in their order: y float32[n], the steps done, the examples that the
-            client holds, the rate, and how often the client was drawn.
+            client holds, the mean of its rates, and how often the client was drawn.
 
         Raises:
             UnknownNameError: there is no such local rule.
@@ -149,7 +149,7 @@ class InProcess:
                 y,
                 work.steps,
                 examples=len(self._parts[client]),
-                lr=broadcast.lr,
+                lr=work.lr,
                 control=work.control,
                 count=count,
                 keep=self.together,
@@ -197,7 +197,7 @@ class InProcess:
                     self._model,
                     *self._train,
                     (part[chosen] for chosen in batches),
-                    lr=broadcast.lr,
+                    lr=broadcast.lr_of_step or broadcast.lr,
                     a=broadcast.a,
                     b=broadcast.b,
                     mu=broadcast.mu,
@@ -220,7 +220,7 @@ class InProcess:
                 ys,
                 *self._train,
                 [table for _, table in group],
-                lr=broadcast.lr,
+                lr=broadcast.lr_of_step or broadcast.lr,
                 a=broadcast.a,
                 b=broadcast.b,
                 mu=broadcast.mu,

@@ -1,5 +1,6 @@
 """The arithmetic of a local step once the gradient is there, on one flat vector or on those of many clients."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +40,20 @@ class Options:
         return not self.momentum and self.clip is None
 
 
+LocalRate = float | Callable[[int], float]
+"""The rate of all steps, or that of step k, counted from 0."""
+
+
+def rate_of(lr: LocalRate, step: int) -> float:
+    """The rate of a step."""
+    return lr(step) if callable(lr) else lr
+
+
+def mean_rate(lr: LocalRate, steps: int) -> float:
+    """The mean of the first ``steps`` rates, by which x - y is so many mean gradients; the first one for no steps."""
+    return sum(map(lr, range(steps))) / steps if callable(lr) and steps else rate_of(lr, 0)
+
+
 class Descent:
     """y <- y - lr (a (grad + weight_decay y) + b grad_prev + offset + mu (y - x)), or along its momentum.
 
@@ -49,7 +64,7 @@ class Descent:
         grad: float32[n], the buffer in which each step finds the gradient at y.
         grad_prev: float32[n], the buffer with the gradient at x_{t-1}, its weight decay added; None where b is 0.
         offset, x: float32[n] or None, as for ``kernels.direction_step``.
-        lr, a, b, mu: its numbers.
+        a, b, mu: its numbers.
         control: float32[n], to which each step adds the gradient, weight decay counted; or None.
         velocity: float32[n], m of the local momentum, changed in place; None where there is none.
         options: weight decay and momentum (clipping is done to the gradient before).
@@ -62,7 +77,6 @@ class Descent:
         y: F32,
         grad: F32,
         *,
-        lr: float,
         a: float,
         b: float,
         mu: float,
@@ -73,25 +87,25 @@ class Descent:
         velocity: F32 | None,
         options: Options,
     ) -> None:
-        self._y, self._grad, self._lr, self._options = y, grad, lr, options
+        self._y, self._grad, self._options = y, grad, options
         self._terms = (grad_prev, offset, x, a, b, mu)
         self._control, self._velocity = control, velocity
 
-    def step(self) -> None:
-        """Take one step along what ``grad`` and ``grad_prev`` hold now."""
+    def step(self, lr: float) -> None:
+        """Take one step of rate ``lr`` along what ``grad`` and ``grad_prev`` hold now."""
         y, grad, decay = self._y, self._grad, self._options.weight_decay
         if self._control is not None:
             self._control += grad
             if decay:
                 self._control += np.float32(decay) * y
         if self._velocity is None:
-            self._along_direction(self._lr)
+            self._along_direction(lr)
             return
         before = y.copy()
         self._along_direction(1.0)
         self._velocity *= np.float32(self._options.momentum)
         self._velocity += before - y
-        np.subtract(before, np.float32(self._lr) * self._velocity, out=y)
+        np.subtract(before, np.float32(lr) * self._velocity, out=y)
 
     def _along_direction(self, lr: float) -> None:
         grad_prev, offset, x, a, b, mu = self._terms

@@ -8,15 +8,22 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedcore.local.descent import Descent, Options
+from fedcore.local.descent import Descent, LocalRate, Options, mean_rate, rate_of
 from fedcore.local.flat import FlatModel
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a client did: its steps K_i, and float32[n_parameters], the mean of its gradients, where that was asked."""
+    """What a client did.
+
+    Attributes:
+        steps: K_i.
+        lr: eta_i, the mean of its steps' rates.
+        control: float32[n_parameters], the mean of its gradients, where that was asked.
+    """
 
     steps: int
+    lr: float
     control: npt.NDArray[np.float32] | None
 
 
@@ -26,7 +33,7 @@ def sgd(
     labels: torch.Tensor,
     batches: Iterable[npt.NDArray[np.int64]],
     *,
-    lr: float,
+    lr: LocalRate,
     a: float = 1.0,
     b: float = 0.0,
     mu: float = 0.0,
@@ -45,7 +52,7 @@ def sgd(
         inputs: float32[m, ...], read-only.
         labels: int64[m], read-only.
         batches: indices into the two, int64[b] each.
-        lr: the local rate, eta.
+        lr: the local rate, eta, or the rate of step k, counted from 0.
         a, b, mu, offset: the coefficients, and float32[n_parameters] or None, as ``fedcore.Broadcast`` gives them.
         x: float32[n_parameters], x_t; needed where ``mu`` is not 0.
         previous: a copy of the model that holds x_{t-1}; needed where ``b`` is not 0. Its parameters stay; its
@@ -64,7 +71,6 @@ def sgd(
     descent = Descent(
         parameters,
         model.grad.numpy(),
-        lr=lr,
         a=a,
         b=b,
         mu=mu,
@@ -82,11 +88,11 @@ def sgd(
         if previous is not None and b:
             _gradient(previous, examples, options)
             previous.grad.add_(previous.parameters, alpha=options.weight_decay)
-        descent.step()
+        descent.step(rate_of(lr, steps))
         steps += 1
     if control is not None and steps:
         control /= np.float32(steps)
-    return Work(steps, control)
+    return Work(steps, mean_rate(lr, steps), control)
 
 
 def _gradient(model: FlatModel, examples: tuple[torch.Tensor, torch.Tensor], options: Options) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedcore.errors import ShapeError
-from fedcore.local.descent import Descent, Options
+from fedcore.local.descent import Descent, LocalRate, Options, mean_rate, rate_of
 from fedcore.local.minibatches import Table
 from fedcore.local.perceptron import Block, Perceptron, gradients
 from fedcore.local.sgd import Work
@@ -55,7 +55,7 @@ def sgd_together(
     labels: Tensor,
     tables: Sequence[Table],
     *,
-    lr: float,
+    lr: LocalRate,
     a: float = 1.0,
     b: float = 0.0,
     mu: float = 0.0,
@@ -111,15 +111,16 @@ def sgd_together(
     done = 0
     for m, last in _phases([len(table.sizes) for table in tables]):
         minibatches = _Minibatches(examples, tables[:m], done, last)
-        _phase(net, ys[:m], minibatches, fixed, carried, (lr, a, b, mu), options)
+        rates = [rate_of(lr, step) for step in range(done, last)]
+        _phase(net, ys[:m], minibatches, rates, fixed, carried, (a, b, mu), options)
         done = last
     models[order] = ys.numpy()
-    works: list[Work] = [Work(0, None)] * len(tables)
+    works: list[Work] = [Work(0, rate_of(lr, 0), None)] * len(tables)
     for row, (i, table) in enumerate(zip(order, tables, strict=True)):
         control: F32 | None = carried["control"][row].numpy() if second else None
         if control is not None:
             control /= np.float32(max(1, len(table.sizes)))
-        works[i] = Work(len(table.sizes), control)
+        works[i] = Work(len(table.sizes), mean_rate(lr, len(table.sizes)), control)
     return works
 
 
@@ -152,9 +153,10 @@ def _phase(
     net: Perceptron,
     ys: Tensor,
     minibatches: _Minibatches,
+    rates: Sequence[float],
     fixed: dict[str, Tensor],
     carried: dict[str, Tensor],
-    numbers: tuple[float, float, float, float],
+    numbers: tuple[float, float, float],
     options: Options,
 ) -> None:
     """Steps that all of m clients take: ``ys`` and the first m rows of what is ``carried`` are changed."""
@@ -162,11 +164,10 @@ def _phase(
     y, grad, grad_prev = Block(net, m).fill(ys), Block(net, m), Block(net, m) if "x_prev" in fixed else None
     of = {name: Block(net, m).fill(rows[:m]) for name, rows in (fixed | carried).items()}
     flat = {name: block.flat.numpy() for name, block in of.items()}
-    lr, a, b, mu = numbers
+    a, b, mu = numbers
     descent = Descent(
         y.flat.numpy(),
         grad.flat.numpy(),
-        lr=lr,
         a=a,
         b=b if grad_prev is not None else 0.0,
         mu=mu,
@@ -177,14 +178,14 @@ def _phase(
         velocity=flat.get("velocity"),
         options=options,
     )
-    for minibatch in minibatches:
+    for minibatch, lr in zip(minibatches, rates, strict=True):
         gradients(net, y, *minibatch, out=grad)
         _clip(grad, options)
         if grad_prev is not None:
             gradients(net, of["x_prev"], *minibatch, out=grad_prev)
             _clip(grad_prev, options)
             grad_prev.flat.add_(of["x_prev"].flat, alpha=options.weight_decay)
-        descent.step()
+        descent.step(lr)
     y.empty_into(ys)
     for name, rows in carried.items():
         of[name].empty_into(rows[:m])

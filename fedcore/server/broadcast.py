@@ -24,7 +24,10 @@ class Broadcast:
         round: the round's number.
         x: float32[n], read-only, and never changed later.
         x_prev: the x of the round before (x_{-1} = x_0), where ``b`` is not 0; else None.
-        lr: eta, the rate of the local steps.
+        lr: eta, the rate of the local steps; of the first one, where they differ.
+        lr_of_step: the rate of step k, counted from 0, where they differ within a round (``rates.InverseStep``), else
+            None. A client that follows it says the mean of its rates as ``Update.lr``; one that stays at ``lr`` says
+            nothing.
         a, b, mu: the coefficients above.
         second: whether a client must send the mean of its gradients back, as ``control`` (gradients at y alone, before
             any correction; where clients keep their rows, its difference from the row).
@@ -40,6 +43,7 @@ class Broadcast:
     x: F32
     x_prev: F32 | None
     lr: float
+    lr_of_step: Callable[[int], float] | None = field(repr=False)
     direction: Direction = field(repr=False)
     second: bool
     local_rule: str

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import Optimizer
-from fedcore.algorithms.rates import Rate, as_rate, rate_at
+from fedcore.algorithms.rates import Rate, as_rate, rate_at, rate_of_steps
 from fedcore.errors import ArrayError, CheckpointError, RangeError, RoundError, ShapeError, UnknownNameError
 from fedcore.layout import Layout
 from fedcore.server.broadcast import Broadcast
@@ -338,6 +338,7 @@ class Server:
             self.x,
             state.now.x_prev.view() if algorithm.direction.b else None,
             rate_at(self._settings.lr, number),
+            rate_of_steps(self._settings.lr, number),
             algorithm.direction,
             algorithm.second,
             algorithm.local_rule,
@@ -361,14 +362,11 @@ class Server:
         Errors are those of ``Round.add`` and ``Round.finish``; the server is then as it was before.
         """
         # A list's arrays live as long as this call and change only if another thread does it: all in one pass.
-        listed = isinstance(updates, list | tuple)
-        fold = max(self._settings.fold, len(updates)) if isinstance(updates, list | tuple) else self._settings.fold
-        with self._open(fold, may_hold=listed) as opened:
-            if isinstance(updates, list):
-                opened.add_all(updates)
-            else:
-                for some in held_together(updates, fold):
-                    opened.add_all(some)
+        listed = list(updates) if isinstance(updates, list | tuple) else None
+        fold = max(self._settings.fold, len(listed or ()))
+        with self._open(fold, may_hold=listed is not None) as opened:
+            for some in held_together(updates, fold) if listed is None else [listed]:
+                opened.add_all(some)
             return opened.finish()
 
     def _require_no_round(self) -> None:

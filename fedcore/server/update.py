@@ -27,7 +27,7 @@ class Update(NamedTuple):
             its local steps, its difference y - x, or the mean gradient of its steps (float32[n_parameters]).
         steps: K_i, the local steps that the client really did.
         examples: n_i, its number of examples.
-        lr: eta_i, the rate of its steps; None for the rate that was broadcast.
+        lr: eta_i, the rate of its steps, or their mean; None for the rate that was broadcast.
         control: float32[n_parameters], the second vector of the methods that ask for one: the mean of the client's
             gradients before any correction, or its change where the client keeps its row.
         count: how many times the client was drawn (sampling with replacement).

@@ -53,8 +53,8 @@ def test_an_arrival_of_a_schedule_is_a_restart():
 
 def test_inverse_steps_by_hand():
     rate = InverseStep(mu=2, alpha=3, E=2)  # a = 10
-    assert [rate.at(t) for t in (0, 1, 2, 30)] == [0.2, 4 / 22, 4 / 24, 0.05]
-    assert [rate(t) for t in (0, 1, 15)] == [rate.at(0), rate.at(2), rate.at(30)]
+    assert [rate.of_step(*t) for t in ((0, 0), (0, 1), (1, 0), (1, 1), (15, 0))] == [0.2, 4 / 22, 4 / 24, 4 / 26, 0.05]
+    assert [rate(t) for t in (0, 1, 15)] == [rate.of_step(t, 0) for t in (0, 1, 15)]
 
 
 def test_the_rate_per_cohort_by_hand():

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedcore import algorithms
+from fedcore.algorithms.rates import InverseStep
 from fedcore.data import Dataset, shards
 from fedcore.engines import InProcess, inprocess
 from fedcore.errors import RangeError, ShapeError, UnknownClientError, UnknownNameError
@@ -192,6 +193,22 @@ def test_together_goes_the_way_of_one_by_one(
         ends.append(server.x)
     np.testing.assert_allclose(ends[1], ends[0], rtol=1e-3, atol=1e-5)
     assert np.abs(ends[0] - work.initial).max() > 1e-2
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_rates_that_change_within_a_round(dataset: Dataset, parts: list[np.ndarray], together: bool) -> None:
+    """h_i = (x - y_i) / (the sum of the rates of its K_i steps), which becomes MIFA's row."""
+    rate = InverseStep(mu=2.0, alpha=3.0, E=5)
+    work = engine(dataset, parts, together=together)
+    server = Server(algorithms.MIFA(wait=False), work.initial, clients=CLIENTS, lr=rate)
+    for t in range(3):
+        x, broadcast = server.x.copy(), server.broadcast([0, 1, 3])
+        ys = models(work, broadcast)
+        report = server.round(work.updates(broadcast))
+        for client, K in zip((0, 1, 3), (8, 8, 2), strict=True):
+            due = (x.astype(np.float64) - ys[client]) / sum(rate.of_step(t, k) for k in range(K))
+            np.testing.assert_allclose(server.store.read(client), due, rtol=1e-5, atol=1e-7)
+        assert report.gamma == pytest.approx(np.mean([sum(rate.of_step(t, k) for k in range(K)) for K in (8, 8, 2)]))
 
 
 def test_a_group_of_clients_is_no_matter_of_the_result(

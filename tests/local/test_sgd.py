@@ -54,10 +54,23 @@ def test_a_step_by_hand() -> None:
     assert linear.bias.tolist() == [-0.25, 0.25]
 
 
+@pytest.mark.parametrize("options", [Options(), Options(weight_decay=0.1, clip=0.5)])
+def test_a_rate_for_each_step_is_one_step_after_another(options: Options) -> None:
+    inputs, labels, batches = problem()
+    once, each = FlatModel(build("mlp", seed=4)), FlatModel(build("mlp", seed=4))
+    rates = [0.3 / (k + 1) for k in range(len(batches))]
+    work = sgd(once, inputs, labels, iter(batches), lr=rates.__getitem__, options=options)
+    for batch, rate in zip(batches, rates, strict=True):
+        sgd(each, inputs, labels, [batch], lr=rate, options=options)
+    assert torch.equal(once.flat, each.flat)
+    assert work.lr == pytest.approx(np.mean(rates), rel=1e-12)
+
+
 def test_no_minibatches_no_steps() -> None:
     model = FlatModel(nn.Linear(1, 2))
     start = model.flat.clone()
     assert sgd(model, torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), [], lr=0.5).steps == 0
+    assert sgd(model, torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), [], lr=lambda k: 0.5 / (k + 1)).lr == 0.5
     assert torch.equal(model.flat, start)
 
 

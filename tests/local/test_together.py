@@ -19,6 +19,7 @@ DIRECTIONS = {
     "offsets": dict(offsets=True),
     "two gradients": dict(b=-0.7, offsets=True),
     "all of it": dict(a=0.6, b=-0.4, mu=0.2, offsets=True, second=True),
+    "a rate for each step": dict(lr=lambda k: 0.3 / (k + 1)),
 }
 OPTIONS = {
     "no options": Options(),
@@ -50,7 +51,7 @@ def one_by_one(x, table, hidden, **how):
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_equals_one_by_one_but_for_rounding(direction, options, hidden):
-    module, how = network(hidden), dict(DIRECTIONS[direction], options=OPTIONS[options], lr=0.1)
+    module, how = network(hidden), dict(lr=0.1, options=OPTIONS[options]) | DIRECTIONS[direction]
     net, x = Perceptron.of(module, (1, 4, 5)), FlatModel(module).flat.numpy().copy()
     rng = np.random.default_rng(0)
     tables = [table(0, 30, 5), table(1, 5, 9), table(2, 41, 9), table(3, 8, 1)]
@@ -62,7 +63,7 @@ def test_equals_one_by_one_but_for_rounding(direction, options, hidden):
     for i in range(4):
         y, work = one_by_one(x, tables[i], hidden, offset=offsets[i], previous=previous, **how)
         np.testing.assert_allclose(ys[i], y, rtol=1e-3, atol=1e-5)
-        assert works[i].steps == work.steps
+        assert (works[i].steps, works[i].lr) == (work.steps, work.lr)
         assert np.abs(y - x).max() > 1e-3
         if how.get("second"):
             np.testing.assert_allclose(works[i].control, work.control, rtol=1e-3, atol=1e-5)

@@ -30,7 +30,7 @@ class Clients:
         """A client's local steps as its broadcast says: y, and the mean raw gradient."""
         x, offset = broadcast.x.astype(np.float64), broadcast.offset(i)
         y, raw = x, 0
-        for _ in range(steps):
+        for k in range(steps):
             gradient = self.gradient(i, y) + (0 if noise is None else noise())
             direction = broadcast.a * gradient + broadcast.mu * (y - x)
             if broadcast.b:
@@ -38,7 +38,7 @@ class Clients:
             if offset is not None:
                 direction = direction + offset
             raw = raw + gradient / steps
-            y = y - broadcast.lr * direction
+            y = y - (broadcast.lr_of_step(k) if broadcast.lr_of_step else broadcast.lr) * direction
         return y.astype(np.float32), np.asarray(raw, np.float32) if broadcast.second else None
 
 

@@ -5,6 +5,7 @@ import pytest
 
 import fedcore
 from fedcore import algorithms
+from fedcore.algorithms.rates import InverseStep
 from tests.theory.local_descent import E, N, descend, diversity, n
 from tests.theory.quadratics import Clients, server_of
 
@@ -54,7 +55,7 @@ def test_with_different_minimisers_it_stalls_and_lambda_diverges():
 def stochastic_error(clients, drawn, steps):
     """f - f* of LFSGD with noise of variance 1 in every gradient, K clients drawn uniformly without replacement."""
     rng, mu = np.random.default_rng(0), float(clients.a.min())
-    server = server_of(algorithms.LocalDescent(), clients, lr=lambda t: 4 / (mu * (E * t + 40)))
+    server = server_of(algorithms.LocalDescent(), clients, lr=InverseStep(mu, 36 / E, E))
     for t in range(steps // E):
         broadcast = server.broadcast(fedcore.sampling.without_replacement(N, drawn, seed=0, round=t))
         with server.open_round() as round:
