@@ -149,6 +149,11 @@ class Algorithm(ABC):
         return "raw" in self.adds.split()
 
     @property
+    def takes_warm_start(self) -> bool:
+        """Whether there are rows, or a momentum at x_{t-1}, that can start from the clients' gradients."""
+        return not self.keeps_history and (self.keeps_total or self.direction.b != 0)
+
+    @property
     def uploads(self) -> int:
         """Vectors that a client sends in a round, the "model uploadings" of Sun et al. 2023: y, and a second vector."""
         return 2 if self.second else 1

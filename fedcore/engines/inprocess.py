@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from fedcore.algorithms import Direction
 from fedcore.data import Dataset
 from fedcore.errors import RangeError, UnknownClientError, UnknownNameError
 from fedcore.local import RULES, FlatModel, Options, Table, Work, by_rule, minibatch_table, minibatches, seeded, sgd
@@ -20,10 +21,14 @@ from fedcore.local.perceptron import Perceptron
 from fedcore.local.together import MOST_PARAMETERS, in_groups, sgd_together
 from fedcore.participation import Active
 from fedcore.server import Broadcast, Update
+from fedcore.store import ClientId
 
 EVALUATION_BATCH = 500
 """Test examples at a time: enough to hide the cost of a call, few enough for LeNet's activations to stay in cache
 (10,000 images on one core: 0.33 s; with 1,000 at a time 0.54 s)."""
+
+NO_ROUND = 2**32 - 1
+"""The round whose minibatches a warm start takes: one that no run comes to."""
 
 Trained = tuple[int, npt.NDArray[np.float32], Work]
 """A client, its y, and what it did."""
@@ -154,6 +159,20 @@ class InProcess:
                 count=count,
                 keep=self.together,
             )
+
+    def gradients(self, broadcast: Broadcast) -> dict[ClientId, npt.NDArray[np.float32]]:
+        """The mean of each client's minibatch gradients at a broadcast's x, for a warm start.
+
+        As many gradients as a round has local steps, of other minibatches than any round's.
+
+        Returns:
+            float32[n_parameters] by client.
+
+        Raises: what ``updates`` does.
+        """
+        # Steps of length zero, from which the clients send the mean of their gradients as the second vector.
+        standing = replace(broadcast, direction=Direction(a=0.0), second=True, round=NO_ROUND)
+        return {update.client: np.array(update.control) for update in self.updates(standing)}
 
     def evaluate(self, x: npt.NDArray[np.float32]) -> Evaluation:
         """Accuracy and loss of a model on the test set.

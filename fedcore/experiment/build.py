@@ -27,6 +27,7 @@ class Parts:
         server, engine, pattern: the server, the clients' work, who takes part.
         course: how the objective changes, if the experiment says that it does.
         judges: who evaluates then.
+        uploads: vectors that clients have sent for a warm start.
     """
 
     server: Server
@@ -34,6 +35,7 @@ class Parts:
     pattern: Participation
     course: Course | None = None
     judges: Judges | None = None
+    uploads: int = 0
 
     def begin(self, round: int) -> None:
         """Do what comes before a round."""
@@ -98,4 +100,7 @@ def build(trial: Trial, saved: Path | None = None) -> Parts:
             examples=present,
             correction_norms=True,
         )
+        if trial.method.warm_start:
+            server.warm_start(engine.gradients(server.broadcast(present)))
+            return Parts(server, engine, pattern, course, judges, uploads=len(present))
     return Parts(server, engine, pattern, course, judges)

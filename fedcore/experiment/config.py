@@ -27,13 +27,15 @@ NO_LABELS = np.empty(0, np.int64)
 class Method(Named):
     """One entry of the comparison: an algorithm, its options, and the name it has in tables and curves.
 
-    Its ``objective``, if it has one, takes the place of the experiment's.
+    Its ``objective``, if it has one, takes the place of the experiment's. With ``warm_start`` its rows and momentum
+    start from the clients' gradients at the first model (``Server.warm_start``) instead of zero.
     """
 
     KIND = "algorithm"
 
     label: str = ""
     objective: Objective | None = None
+    warm_start: bool = False
 
     @classmethod
     def registry(cls) -> Mapping[str, Callable[..., Any]]:
@@ -41,14 +43,17 @@ class Method(Named):
         return algorithms.REGISTRY
 
     def _try(self) -> None:
-        if self.make().placement == "client":
+        made = self.make()
+        if made.placement == "client":
             raise RangeError("placement: expected 'server', which goes the same way: simulated clients keep nothing")
+        if self.warm_start and not made.takes_warm_start:
+            raise RangeError(f"warm_start: expected false: {self.name} keeps nothing that could start from gradients")
 
     @model_validator(mode="after")
     def _label(self) -> Self:
         if not self.label:
-            options = ", ".join(f"{key}={value}" for key, value in self.options.items())
-            object.__setattr__(self, "label", f"{self.name} ({options})" if options else self.name)
+            options = [f"{key}={value}" for key, value in self.options.items()] + ["warm start"] * self.warm_start
+            object.__setattr__(self, "label", f"{self.name} ({', '.join(options)})" if options else self.name)
         return self
 
 

@@ -92,7 +92,7 @@ def run_trial(
     with Writer(path, header, before) as record:
         for line in before:
             on_round(line)
-        uploads, every = before[-1].uploads if before else 0, experiment.evaluate.every
+        uploads, every = before[-1].uploads if before else parts.uploads, experiment.evaluate.every
         for line in rounds(parts, count=experiment.rounds, evaluate_every=every, uploads=uploads):
             record.add(line)
             on_round(line)

@@ -282,7 +282,7 @@ class State:
         algorithm, now, k = self.settings.algorithm, self.now, len(gradients)
         if now.round_number or now.momentum.any() or (now.total is not None and now.total.any()):
             raise RoundError("warm_start: expected a server before its first round, and before another warm start")
-        if algorithm.keeps_history or not (algorithm.keeps_total or algorithm.direction.b):
+        if not algorithm.takes_warm_start:
             raise RangeError("warm_start: expected a method that can start from gradients: SCAFFOLD, MIFA or a -VR")
         clients, ys, none, minus, ones = list(gradients), list(gradients.values()), [None] * k, -np.ones(k), np.ones(k)
         mean = np.zeros(self.settings.layout.n_parameters)

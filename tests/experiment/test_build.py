@@ -1,14 +1,18 @@
 import numpy as np
 import pytest
+import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from fedcore import Server
 from fedcore.algorithms import SCAFFOLD, optimizers
+from fedcore.engines.inprocess import NO_ROUND
 from fedcore.errors import ConfigError, RangeError
 from fedcore.experiment import load_preset
 from fedcore.experiment.build import build
+from fedcore.experiment.division import divided
 from fedcore.experiment.trial import Trial, run_trial
-from fedcore.local import Options, nets
+from fedcore.local import Options, minibatches, nets
 
 
 @pytest.fixture
@@ -66,6 +70,41 @@ def test_a_server_optimiser_is_part_of_the_file():
         load_preset("quickstart", ["rate.optimizer='Adma'"])
     with pytest.raises(ConfigError, match=r"rate.optimizer: beta2: expected a number in"):
         load_preset("quickstart", ["rate.optimizer={name='Adam', beta2=2}"])
+
+
+WARM = ["algorithms=[{name='SCAFFOLD', warm_start=true}]", "partition.clients=5", "local.weight_decay=0.1"]
+
+
+@pytest.mark.parametrize("model", ["mlp", "lenet"])
+def test_a_warm_start_is_the_clients_mean_gradients_at_the_first_model(model):
+    """mlp: clients together; lenet, on digits made as large as it needs: one by one."""
+    changes = [*WARM, "local.epochs=1", *(["model=lenet", "data=fashion-mnist"] if model == "lenet" else [])]
+    trial = Trial(load_preset("quickstart", [*changes, "local.batch=4000"] if model == "lenet" else changes), 0, 3)
+    parts = build(trial)
+    dataset, holdings = divided(trial.experiment, 3)
+    module, batch = nets.build(model, seed=3), trial.experiment.local.batch
+    rounds_own = next(minibatches(len(holdings[0]), batch, epochs=1, seed=3, round=0, client=0))
+    for client, part in enumerate(holdings[:2]):
+        due, taken = 0, list(minibatches(len(part), batch, epochs=1, seed=3, round=NO_ROUND, client=client))
+        for chosen in taken:
+            module.zero_grad()
+            scores = module(torch.from_numpy(dataset.train_x[part[chosen]]))
+            cross_entropy(scores, torch.from_numpy(dataset.train_y[part[chosen]])).backward()
+            due += np.concatenate([(p.grad + 0.1 * p.detach()).numpy().ravel() for p in module.parameters()])
+        np.testing.assert_allclose(parts.server.store.read(client), due / len(taken), rtol=1e-3, atol=1e-6)
+        assert client or len(taken[0]) == len(part) or taken[0].tolist() != rounds_own.tolist()
+    assert parts.server.round_number == 0
+    np.testing.assert_array_equal(parts.server.x, parts.engine.initial)
+
+
+def test_a_warm_start_is_sent_by_all_and_asked_of_methods_that_can(tmp_path):
+    lines = []
+    warm = load_preset("quickstart", [*WARM, "rounds=2", "participation={name='Uniform', k=3}"])
+    assert warm.algorithms[0].label == "SCAFFOLD (warm start)"
+    run_trial(Trial(warm, 0, 0), tmp_path, lines.append)
+    assert [line.uploads for line in lines] == [5 + 3, 5 + 3 + 3]
+    with pytest.raises(ConfigError, match=r"warm_start: expected false: FedAvg keeps nothing"):
+        load_preset("quickstart", ["algorithms=[{name='FedAvg', warm_start=true}]"])
 
 
 def test_what_simulated_clients_cannot_do_is_refused():
