@@ -98,7 +98,7 @@ def build(trial: Trial, saved: Path | None = None) -> Parts:
             server_lr=gamma,
             optimizer=optimizer,
             examples=present,
-            correction_norms=True,
+            diagnostics=True,
         )
         if trial.method.warm_start:
             server.warm_start(engine.gradients(server.broadcast(present)))

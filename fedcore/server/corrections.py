@@ -1,6 +1,7 @@
-"""How much a method corrects: the length of what it adds to the cohort's plain mean."""
+"""How much a method corrects, and how the cohort's mean is found where the method does not form it."""
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,8 +18,16 @@ AT_ONCE = 8
 """Rows that are decoded and summed in one pass."""
 
 
-def correction_norm(state: "State", tally: "Tally", v: npt.NDArray[np.float32]) -> float | None:
-    """The length of the cohort's correction in the round that is about to be committed; see ``RoundReport``.
+@dataclass(frozen=True)
+class Corrections:
+    """The length of a cohort's correction, and |mean h_i|^2 where the server corrects; see ``RoundReport``."""
+
+    norm: float | None = None
+    mean_square: float | None = None
+
+
+def corrections(state: "State", tally: "Tally", v: npt.NDArray[np.float32]) -> Corrections:
+    """Those of the round that is about to be committed.
 
     Args:
         v: float32[n_parameters], the round's direction.
@@ -30,16 +39,16 @@ def correction_norm(state: "State", tally: "Tally", v: npt.NDArray[np.float32]) 
     algorithm, direction = state.settings.algorithm, state.settings.algorithm.direction
     shared = state.shared_offset()
     if not tally.clients or (direction.from_row and not algorithm.keeps_rows):
-        return None
+        return Corrections()
     at_clients = shared is not None or bool(direction.from_row)
     if at_clients and not direction.from_row:
         assert shared is not None
-        return _length(shared)
-    if not algorithm.keeps_rows or not state.settings.correction_norms:
-        return None
+        return Corrections(_length(shared))
+    if not algorithm.keeps_rows or not state.settings.diagnostics:
+        return Corrections()
     mean_row = _mean_row(state, tally)
     if at_clients:
-        return _length(direction.from_row * mean_row + (0 if shared is None else shared))
+        return Corrections(_length(direction.from_row * mean_row + (0 if shared is None else shared)))
     # A = sum of (h_i - r_i + v[t_i]), so mean h = A / S + mean r - mean v[t].
     mean_h = mean_row
     mean_h += state.sums.parameters / len(tally.clients)
@@ -48,8 +57,9 @@ def correction_norm(state: "State", tally: "Tally", v: npt.NDArray[np.float32]) 
             past = state.now.history.get(state.store.round_of(client))
             if past is not None:
                 mean_h -= past.astype(np.float64) / len(tally.clients)
+    mean_square = _length(mean_h) ** 2
     mean_h -= v
-    return _length(mean_h)
+    return Corrections(_length(mean_h), mean_square)
 
 
 def _mean_row(state: "State", tally: "Tally") -> F64:

@@ -20,14 +20,14 @@ class RoundReport:
         norms: float64[len(heard)], |h_i|, the lengths of the clients' mean gradients.
         diversity: sum q_i |h_i|^2 / |sum q_i h_i|^2 with q_i = w_i / W, and h_i = x - y_i where models are averaged:
             the weighted gradient diversity (Haddadpour and Mahdavi 2019, eq. 7). None for an empty cohort, for a mean
-            of zero, and for methods that never form the cohort's plain mean.
+            of zero, and for MIFA and MimiC, which never form the mean, unless ``Server(diagnostics=True)`` asks for it.
         staleness: the mean over the clients heard of the rounds since each one's row was written; None where no client
             heard has a row of an earlier round.
         correction_norm: the length of what the method adds to the cohort's plain mean: |v - mean h_i| where the server
             corrects (MIFA, MimiC), and the length of the cohort's mean offset where the clients do (SCAFFOLD and the
             momentum methods; gradients at x_{t-1} not counted). None for an empty cohort, for methods without a
             correction, where the rows are on the clients' side, and, but for FedAvg-M and FedAvg-M-VR, unless
-            ``Server(correction_norms=True)`` asks for it.
+            ``Server(diagnostics=True)`` asks for it.
         gamma: the server's step along v; 0 where x stayed.
         seconds: time spent in the server, the clients' own not counted.
         bytes: what the clients sent.

@@ -51,7 +51,7 @@ class Server:
         fold: how many updates a round may hold to fold them in one pass, where they may be held at all. None is 8, or
             for a small model as many as weigh 1 MiB.
         accumulate: what a round's sums are kept in; always float64 where the method keeps a total (MIFA, MimiC).
-        correction_norms: whether reports have a ``correction_norm`` also where it takes a reading of the cohort's rows.
+        diagnostics: whether reports have ``diversity`` and ``correction_norm`` also where that takes a reading of rows.
         max_steps, max_examples, max_lr: an update that claims more is refused.
 
     Raises:
@@ -84,7 +84,7 @@ class Server:
         history_rounds: int = 64,
         fold: int | None = None,
         accumulate: Precision = "float32",
-        correction_norms: bool = False,
+        diagnostics: bool = False,
         max_steps: int = 10**6,
         max_examples: int = 10**9,
         max_lr: float = 100.0,
@@ -119,7 +119,7 @@ class Server:
             history_rounds=int(history_rounds),
             fold=max(FOLD, FOLD_BYTES // (4 * layout.n)) if fold is None else int(fold),
             accumulate=accumulate,
-            correction_norms=bool(correction_norms),
+            diagnostics=bool(diagnostics),
             limits=Limits(int(max_steps), int(max_examples), as_rate(max_lr)(0)),
         )
         x = layout.flatten(x0)

@@ -26,7 +26,7 @@ class Settings:
     accumulate: Precision
     late_rounds: int
     history_rounds: int
-    correction_norms: bool
+    diagnostics: bool
     limits: Limits
 
     @property
@@ -46,7 +46,7 @@ class Settings:
             "accumulate": self.accumulate,
             "late_rounds": self.late_rounds,
             "history_rounds": self.history_rounds,
-            "correction_norms": self.correction_norms,
+            "diagnostics": self.diagnostics,
             "limits": asdict(self.limits),
         }
 
@@ -66,7 +66,7 @@ class Settings:
             accumulate=state["accumulate"],
             late_rounds=state["late_rounds"],
             history_rounds=state["history_rounds"],
-            correction_norms=state.get("correction_norms", False),  # older folders have none
+            diagnostics=state.get("diagnostics", False),  # older folders have none
             limits=Limits(**state["limits"]),
             **{what: revive(what, state[what], given[what]) for what in given},
         )

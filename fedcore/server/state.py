@@ -15,7 +15,7 @@ from fedcore.algorithms.rates import rate_at
 from fedcore.aligned import Recycled
 from fedcore.errors import ArrayError, CorruptionError, DivergedError, RangeError, RoundError
 from fedcore.server.batch import Counters
-from fedcore.server.corrections import correction_norm
+from fedcore.server.corrections import corrections
 from fedcore.server.folding import fold_history
 from fedcore.server.rounding import rounding_keys
 from fedcore.server.settings import Settings
@@ -36,7 +36,7 @@ class Outcome:
     gamma: float = 0.0
     """The step along v; 0 where x stayed."""
     mean_square: float | None = None
-    """|sum_i (w_i / W) h_i|^2, where A sums h alone."""
+    """|sum_i (w_i / W) h_i|^2, where it is known."""
     correction_norm: float | None = None
     """See ``RoundReport``."""
 
@@ -223,9 +223,11 @@ class State:
                 "x infinite or NaN; x stays, lower the rates"
             )
         x.flags.writeable = False
-        plain = algorithm.adds == "h" and cohort.W > 0
-        mean_square = v_square / (step.from_sum * cohort.W) ** 2 if plain else None
-        outcome = Outcome(gamma, mean_square, correction_norm(self, tally, self._spare_v))
+        corrected = corrections(self, tally, self._spare_v)
+        mean_square = corrected.mean_square
+        if cohort.W > 0 and algorithm.adds in ("h", "raw - r"):  # v is the mean, or as many times it
+            mean_square = v_square / (step.from_sum * cohort.W if algorithm.adds == "h" else 1.0) ** 2
+        outcome = Outcome(gamma, mean_square, corrected.norm)
         x = x if gamma else now.x
         changes |= {"x": x, "momentum": self._spare_v, "total": self._spare_total, "moments": moments}
         return outcome

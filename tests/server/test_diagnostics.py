@@ -26,7 +26,7 @@ def one_round(server, t):
 
 @pytest.mark.parametrize("method", CORRECTED_AT_SERVER)
 def test_at_the_server_the_correction_is_what_v_is_away_from_the_plain_mean(method):
-    server = made(method, correction_norms=True)
+    server = made(method, diagnostics=True)
     met = []
     for t in range(6):
         broadcast, _, updates, report = one_round(server, t)
@@ -41,7 +41,7 @@ def test_at_the_server_the_correction_is_what_v_is_away_from_the_plain_mean(meth
 
 @pytest.mark.parametrize("method", CORRECTED_AT_CLIENTS + ONE_OFFSET_FOR_ALL)
 def test_at_the_clients_it_is_the_cohorts_mean_offset(method):
-    server = made(method, correction_norms=method in CORRECTED_AT_CLIENTS)
+    server = made(method, diagnostics=method in CORRECTED_AT_CLIENTS)
     met = []
     for t in range(6):
         _, offsets, updates, report = one_round(server, t)
@@ -52,10 +52,27 @@ def test_at_the_clients_it_is_the_cohorts_mean_offset(method):
     assert max(met) > 0.1
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_diversity_of_every_method(method):
+    """sum q_i |h_i|^2 / |sum q_i h_i|^2 over the cohort, from what was sent alone."""
+    server, plain = made(method, diagnostics=True), made(method)
+    unknown = ("MIFA", "MIFA, at once", "MimiC", "MimiC, update units", "MimiC, short history")
+    for t in range(5):
+        broadcast, _, updates, report = one_round(server, t)
+        assert one_round(plain, t)[-1].diversity == (None if method in unknown else report.diversity)
+        weighed = {"FedAvg": lambda u: u.examples, "FedProx": lambda u: u.examples}
+        weighed["FlexibleFedAvg"] = lambda u: u.examples / u.steps  # scheme C
+        q = np.array([weighed.get(method, lambda u: 1.0)(update) for update in updates])
+        unit = [1 if server.algorithm.averages_models else broadcast.lr * update.steps for update in updates]
+        h = [(broadcast.x.astype(np.float64) - update.y) / u for update, u in zip(updates, unit, strict=True)]
+        squares, q = np.sum(np.square(h), axis=1), q / q.sum()
+        assert report.diversity == pytest.approx(q @ squares / np.sum((q @ h) ** 2), rel=1e-4)
+
+
 @pytest.mark.parametrize("codec", ["bf16", "int8"])
 def test_rows_of_any_codec(codec):
     servers = [
-        Server("MimiC", np.zeros(n, np.float32), lr=0.1, correction_norms=True, store=ClientStore(N, n, codec=each))
+        Server("MimiC", np.zeros(n, np.float32), lr=0.1, diagnostics=True, store=ClientStore(N, n, codec=each))
         for each in ("f32", codec)
     ]
     for t in range(4):
@@ -74,7 +91,7 @@ def test_it_costs_no_reading_of_rows_unless_asked_for(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_it_is_no_part_of_the_arithmetic_and_outlives_a_save(method, tmp_path):
-    plain, measured = made(method), made(method, correction_norms=True)
+    plain, measured = made(method), made(method, diagnostics=True)
     for t in range(4):
         one_round(plain, t)
         one_round(measured, t)
@@ -85,7 +102,7 @@ def test_it_is_no_part_of_the_arithmetic_and_outlives_a_save(method, tmp_path):
 
 
 def test_nobody_heard_nothing_corrected():
-    server = made("MIFA, at once", correction_norms=True)
+    server = made("MIFA, at once", diagnostics=True)
     one_round(server, 0)
     assert server.round([]).correction_norm is None
 
