@@ -1,6 +1,8 @@
 """Networked local SGD: every node trains a model of its own and mixes it with its neighbours'."""
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -8,16 +10,21 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.algorithms.rates import Rate, as_rate, rate_at
-from fedcore.errors import ArrayError, DtypeError, RangeError, RoundError, ShapeError
+from fedcore.algorithms.rates import Rate, as_rate, rate_at, rate_of_steps
+from fedcore.errors import ArrayError, CheckpointError, DtypeError, RangeError, RoundError, ShapeError
 from fedcore.layout import Layout
 from fedcore.network.mixing import mixing_matrix
 from fedcore.network.report import NetworkReport
 from fedcore.network.round import Models, NetworkRound
 from fedcore.server import Update
+from fedcore.server.description import describe, revive
 from fedcore.server.update import Limits, is_integer
+from fedcore.store import ClientStore
 
 F32 = npt.NDArray[np.float32]
+
+WHAT = "a fedcore network"
+"""What the folder of a saved one says that it is."""
 
 
 class Network:
@@ -65,7 +72,7 @@ class Network:
         W: Any,
         *,
         lr: float | Rate,
-        q: Sequence[float] | None = None,
+        q: Sequence[float] | npt.NDArray[np.float64] | None = None,
         max_steps: int = 10**6,
         max_lr: float = 100.0,
     ) -> None:
@@ -104,8 +111,70 @@ class Network:
 
     @property
     def lr(self) -> float:
-        """eta, the rate of the local steps in the next round."""
+        """eta, the rate of the local steps in the next round; of the first one, where they differ."""
         return rate_at(self._lr, self.round_number)
+
+    @property
+    def lr_of_step(self) -> Callable[[int], float] | None:
+        """The rate of step k of the next round where they differ, else None; see ``Broadcast.lr_of_step``."""
+        return rate_of_steps(self._lr, self.round_number)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a copy of the network as its last finished round left it, a folder that ``load`` opens.
+
+        Args:
+            path: a new or empty folder, or an older copy, which stays until the new one is there.
+
+        Raises:
+            StoreError: the folder is something else, or in use, or the disk is full.
+
+        Cost: copies the models once in memory, and writes them.
+        """
+        state, rows = self._state, ClientStore(len(self._state.models), self.layout.n)
+        for node, model in enumerate(state.models):
+            row = rows.stage(node)
+            assert isinstance(row, np.ndarray)  # as rows of float32 are
+            row[:] = model
+        rows.commit(round=state.round_number)
+        rows.save(
+            path,
+            vectors={"W": self.W.ravel(), "q": self.q, **{f"counter/{k}": v for k, v in state.counters.items()}},
+            state={
+                "what": WHAT,
+                "layout": self.layout.to_state(),
+                "lr": describe("lr", self._lr),
+                "limits": asdict(self._limits),
+                "round_number": state.round_number,
+            },
+        )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, lr: float | Rate | None = None) -> "Network":
+        """The network of a folder; its rounds go on as if nothing had happened.
+
+        Args:
+            path: what ``save`` wrote.
+            lr: to be given again where it is the caller's own code.
+
+        Raises:
+            StoreError: there is no such folder, or one of a newer version.
+            CorruptionError: a file was damaged.
+            CheckpointError: it is not a network's, or the rate is missing or not what was saved.
+        """
+        with ClientStore.open(path, readonly=True) as saved:
+            state, vectors = saved.state, {name: np.array(saved.vector(name)) for name in saved.vector_names()}
+            if not isinstance(state, dict) or state.get("what") != WHAT:
+                raise CheckpointError(f"{path}: expected the folder of a network, got another store")
+            models = [saved.read(node).copy() for node in range(len(saved.registry))]
+        rate = revive("lr", state["lr"], None if lr is None else as_rate(lr))
+        network = cls(models, vectors["W"].reshape(len(models), -1), lr=rate, q=vectors["q"])
+        network.layout = Layout.from_state(state["layout"])
+        network.q = vectors["q"]  # as it was, not scaled once more
+        network.q.flags.writeable = False
+        network._limits = Limits(**state["limits"])
+        counters = {k.removeprefix("counter/"): v for k, v in vectors.items() if k.startswith("counter/")}
+        network._state = Models(models, counters, state["round_number"])
+        return network
 
     def output(self, out: F32 | None = None) -> F32:
         """The network's answer, sum_j q_j y_j.
@@ -158,7 +227,7 @@ class Network:
             return opened.finish()
 
 
-def _weights(q: Sequence[float] | None, p: int) -> npt.NDArray[np.float64]:
+def _weights(q: Sequence[float] | npt.NDArray[np.float64] | None, p: int) -> npt.NDArray[np.float64]:
     try:
         weights = np.full(p, 1 / p) if q is None else np.array(q, np.float64)
     except (TypeError, ValueError):

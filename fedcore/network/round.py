@@ -44,11 +44,13 @@ F64 = npt.NDArray[np.float64]
 class Models:
     """What a network knows between rounds: the models, room for their successors, the counters, the round's number."""
 
-    def __init__(self, models: list[F32], counters: dict[str, npt.NDArray[np.integer[Any]]]) -> None:
+    def __init__(
+        self, models: list[F32], counters: dict[str, npt.NDArray[np.integer[Any]]], round_number: int = 0
+    ) -> None:
         self.models = models
         self.spares: list[F32 | None] = [None] * len(models)
         self.counters = counters
-        self.round_number = 0
+        self.round_number = round_number
 
     def spare(self, node: int) -> F32:
         """Room for the node's next model."""

@@ -1,0 +1,90 @@
+"""A network that is saved and loaded goes on as if nothing had happened."""
+
+import numpy as np
+import pytest
+from torch import nn
+
+from fedcore import ClientStore, Network, Server, Update, errors
+from fedcore.algorithms.rates import InverseStep, Staircase
+from fedcore.topology import Topology
+from tests.network.problem import LeastSquares
+
+PROBLEM, NODES = LeastSquares(6, 5), 6
+
+
+def made(lr=0.1, **options):
+    start = np.random.default_rng(1).normal(size=(NODES, 5)).astype(np.float32)
+    return Network(list(start), Topology.named("ring", NODES), lr=lr, q=[1, 2, 3, 4, 5, 6.5], **options)
+
+
+def go_on(network, rounds):
+    for t in range(network.round_number, network.round_number + rounds):
+        heard = [j for j in range(NODES) if (j + t) % 4]  # now and then somebody is away
+        network.round(
+            Update(j, PROBLEM.steps(j, network.models[j], 2, network.lr).astype(np.float32), steps=2) for j in heard
+        )
+
+
+@pytest.mark.parametrize("lr", [0.1, Staircase(0.2, restarts=[3]), InverseStep(1.0, 9.0, 2)], ids=str)
+def test_it_goes_on_bit_for_bit(tmp_path, lr):
+    whole, stopped = made(lr), made(lr)
+    go_on(whole, 9)
+    go_on(stopped, 2)
+    stopped.save(tmp_path / "network")
+    go_on(stopped, 2)
+    stopped.save(tmp_path / "network")  # in place of the older copy
+    loaded = Network.load(tmp_path / "network")
+    assert (loaded.round_number, loaded.lr, loaded.zeta) == (4, stopped.lr, stopped.zeta)
+    go_on(loaded, 5)
+    np.testing.assert_array_equal(loaded.models, whole.models)
+    np.testing.assert_array_equal(loaded.output(), whole.output())
+    assert Network.load(tmp_path / "network").round_number == 4  # the folder is left alone
+
+
+def test_counters_names_and_limits_are_kept(tmp_path):
+    module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    network = Network([module] * 2, [[0.75, 0.25], [0.25, 0.75]], lr=0.1, max_steps=7)
+    network.round([Update(0, module.state_dict(), steps=1), Update(1, module.state_dict(), steps=1)])
+    network.save(tmp_path / "network")
+    loaded = Network.load(tmp_path / "network")
+    due, came = network.tensors(1), loaded.tensors(1)
+    assert {name: array.dtype for name, array in came.items()} == {name: array.dtype for name, array in due.items()}
+    for name in due:
+        np.testing.assert_array_equal(came[name], due[name])
+    report = loaded.round([Update(0, module.state_dict(), steps=8)])
+    assert report.refused[0][0] == 0
+    assert "steps" in report.refused[0][1]
+
+
+def test_the_callers_own_rate_is_given_again(tmp_path):
+    def lr(round):
+        return 0.1 / (round + 1)
+
+    made(lr).save(tmp_path / "network")
+    with pytest.raises(errors.CheckpointError, match="give it again"):
+        Network.load(tmp_path / "network")
+    assert Network.load(tmp_path / "network", lr=lr).lr == 0.1
+    made(0.1).save(tmp_path / "other")
+    with pytest.raises(errors.CheckpointError, match="lr: expected"):
+        Network.load(tmp_path / "other", lr=0.2)
+
+
+def test_what_is_no_network_is_refused(tmp_path):
+    Server("MIFA", np.zeros(2, np.float32), clients=2, lr=0.1).save(tmp_path / "server")
+    ClientStore(2, 2).save(tmp_path / "store")
+    for folder in ("server", "store"):
+        with pytest.raises(errors.CheckpointError, match="folder of a network"):
+            Network.load(tmp_path / folder)
+    made().save(tmp_path / "network")
+    with pytest.raises(errors.CheckpointError, match="folder of a server"):
+        Server.load(tmp_path / "network")
+    with pytest.raises(errors.StoreError):
+        Network.load(tmp_path / "nothing")
+
+
+def test_rates_of_steps():
+    network = made(InverseStep(mu=2.0, alpha=3.0, E=2))
+    go_on(network, 3)
+    assert [network.lr_of_step(k) for k in (0, 1)] == [4 / (2 * (6 + 10)), 4 / (2 * (7 + 10))]
+    assert network.lr == network.lr_of_step(0)
+    assert made().lr_of_step is None
