@@ -10,6 +10,7 @@ from rich.table import Table
 
 from fedcore.reports import is_sweep, write_overview, write_report
 from fedcore.reports.report import PAPER, Report, rows
+from fedcore.reports.sweeps import size
 from fedcore.reports.table import terminal_table
 
 
@@ -52,11 +53,12 @@ def show_sweep(console: Console, folder: Path) -> None:
     for preset, report in written.reports.items():
         if report.lines:
             console.print(f"{report.summary.title}", style="bold", markup=False, highlight=False)
+            console.print(f"{preset}, {size(report)}", style="dim", markup=False, highlight=False)
             _show_paper(console, report)
         else:
             console.print(terminal_table(report.summary))
         for note in report.summary.notes:
-            console.print(f"note: {preset}: {note}", style="yellow", markup=False, highlight=False)
+            console.print(f"note: {note}", style="yellow", markup=False, highlight=False)
     for file in written.files:
         console.print(f"wrote {file}", markup=False, highlight=False, soft_wrap=True)
 

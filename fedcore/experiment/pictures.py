@@ -29,8 +29,8 @@ class Pictures(Section):
     """The axes of an experiment's pictures.
 
     Attributes:
-        over: what the curves are drawn over. An uploading is a vector that a client sends in a round, as the MimiC paper
-            counts.
+        over: what the curves are drawn over. Uploadings are rounds times the vectors that a client sends in one, as the
+            MimiC paper counts.
         varied: what the experiment's family varies, or None.
     """
 

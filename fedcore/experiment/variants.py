@@ -41,8 +41,8 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tables:
 def variants(file: str, tables: Tables) -> dict[str, Tables]:
     """The presets of one file: one for each way to take one entry from every table of its ``variants``.
 
-    An entry's ``about`` goes into the title. One that ``varies`` something (``varies = { p = 0.1 }``) is one of a family:
-    the presets that differ in this table alone.
+    An entry's ``about`` goes into the title. One that ``varies`` something (``varies = { p = 0.1 }``) is one of a
+    family: the presets that differ in this table alone.
 
     >>> both = variants("t", {"title": "T", "variants": [{"a": {"rounds": 1}, "b": {}}, {"x": {"about": "small"}}]})
     >>> both["t-a-x"]
@@ -72,7 +72,7 @@ def _name(file: str, choice: Choice) -> str:
 
 
 def _title(title: str, choice: Choice) -> str:
-    said = []
+    said: list[str] = []
     for _, changes in choice:
         varied = [f"{label} = {value:g}" for label, value in changes.get("varies", {}).items()]
         said += [changes["about"]] if "about" in changes else varied
