@@ -51,9 +51,9 @@ def show_sweep(console: Console, folder: Path) -> None:
     """Write a sweep's reports, print what its presets came to, and say where the files are."""
     written = write_overview(folder)
     for preset, report in written.reports.items():
+        console.print(f"{preset}, {size(report)}", style="dim", markup=False, highlight=False)
         if report.lines:
             console.print(f"{report.summary.title}", style="bold", markup=False, highlight=False)
-            console.print(f"{preset}, {size(report)}", style="dim", markup=False, highlight=False)
             _show_paper(console, report)
         else:
             console.print(terminal_table(report.summary))
