@@ -19,6 +19,7 @@ from fedcore.errors import FedcoreError, RangeError, ShapeError, UnknownNameErro
 from fedcore.experiment.fields import Count, Section, Seed, Threads, option_problems
 from fedcore.experiment.named import Named, problems
 from fedcore.experiment.objective import Objective
+from fedcore.experiment.pictures import Pictures
 from fedcore.experiment.rate import LARGEST_STEP, Rate
 
 NO_LABELS = np.empty(0, np.int64)
@@ -182,6 +183,7 @@ class Experiment(Section):
     participation: Participation
     objective: Objective | None = None
     evaluate: Evaluate = Evaluate()
+    pictures: Pictures = Pictures()
     grid: Mapping[str, list[Any]] = Field(default_factory=dict)
 
     @field_validator("seeds")

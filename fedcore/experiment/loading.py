@@ -46,7 +46,9 @@ def load_preset(
     tables = at_scale(whole, scale)
     if tables is None:
         raise ConfigError(f"{where}: expected a table 'quick' with what the small scale changes, found none")
-    tables.setdefault("name", where.removesuffix(".toml").removesuffix(".json"))
+    name = Path(where.removesuffix(".toml").removesuffix(".json"))
+    # A sweep has a folder of this name in its own, so it must not lead out of there.
+    tables.setdefault("name", name.name if name.is_absolute() or ".." in name.parts else name.as_posix())
     for override in overrides:
         _apply(tables, override)
     try:

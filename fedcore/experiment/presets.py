@@ -49,12 +49,18 @@ def read(name: str) -> Tables:
 def on_base(tables: Tables) -> Tables:
     """Tables with those of the preset that they name as their ``base`` below them.
 
+    What the base's own family varies is not theirs.
+
     Raises:
         UnknownNameError: there is no such preset.
     """
     tables = dict(tables)
     base = tables.pop("base", None)
-    return tables if base is None else merged(read(base), tables)
+    if base is None:
+        return tables
+    below = read(base)
+    below.get("pictures", {}).pop("varied", None)
+    return merged(below, tables)
 
 
 @cache

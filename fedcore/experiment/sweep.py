@@ -77,15 +77,16 @@ def _prepare(folder: Path, experiment: Experiment) -> None:
         return
     before = Experiment.model_validate_json(path.read_text(encoding="utf-8"))
     seeds = tuple(dict.fromkeys((*before.seeds, *experiment.seeds)))
-    if _but_seeds(before) != _but_seeds(experiment):
+    if _figures(before) != _figures(experiment):
         raise ConfigError(
             f"{folder}: expected the experiment that is to run, got another one in its {CONFIG}; "
             "take another folder for other settings (only more seeds may be added)"
         )
-    if seeds != before.seeds:
+    if (seeds, experiment.pictures) != (before.seeds, before.pictures):
         write_config(folder, experiment.model_copy(update={"seeds": seeds}))
 
 
-def _but_seeds(experiment: Experiment) -> dict[str, object]:
-    tables: dict[str, object] = json.loads(experiment.model_dump_json(exclude={"seeds", "grid"}))
+def _figures(experiment: Experiment) -> dict[str, object]:
+    """What a trial's figures depend on, but for its seed."""
+    tables: dict[str, object] = json.loads(experiment.model_dump_json(exclude={"seeds", "grid", "pictures"}))
     return tables

@@ -5,6 +5,11 @@ from itertools import product
 from typing import Any
 
 Tables = dict[str, Any]
+Choice = tuple[tuple[str, Tables], ...]
+"""One entry of each table of a file's ``variants``, with its name."""
+
+OF_VARIANTS = ("about", "varies")
+"""The keys of an entry that are no configuration."""
 
 FULL, QUICK = "full", "quick"
 SCALES = (FULL, QUICK)
@@ -36,25 +41,42 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> Tables:
 def variants(file: str, tables: Tables) -> dict[str, Tables]:
     """The presets of one file: one for each way to take one entry from every table of its ``variants``.
 
-    An entry's ``about`` goes into the title.
+    An entry's ``about`` goes into the title. One that ``varies`` something (``varies = { p = 0.1 }``) is one of a
+    family: the presets that differ in this table alone.
 
     >>> both = variants("t", {"title": "T", "variants": [{"a": {"rounds": 1}, "b": {}}, {"x": {"about": "small"}}]})
     >>> both["t-a-x"]
     {'title': 'T: small', 'rounds': 1}
     >>> list(both)
     ['t-a-x', 't-b-x']
+    >>> variants("t", {"title": "T", "variants": [{"p1": {"varies": {"p": 0.1}}}]})["t-p1"]["title"]
+    'T: p = 0.1'
     """
     plain = {key: value for key, value in tables.items() if key != "variants"}
     found = {}
     for choice in product(*(axis.items() for axis in tables.get("variants", []))):
-        chosen, about = plain, []
+        chosen = plain
         for _, changes in choice:
-            about += [changes["about"]] if "about" in changes else []
-            chosen = merged(chosen, {key: value for key, value in changes.items() if key != "about"})
-        if about:
-            chosen = chosen | {"title": f"{chosen['title']}: {', '.join(about)}"}
-        found["-".join([file, *(name for name, _ in choice)])] = chosen
+            chosen = merged(chosen, {key: value for key, value in changes.items() if key not in OF_VARIANTS})
+        for place, (_, changes) in enumerate(choice):
+            for label, value in changes.get("varies", {}).items():
+                others = choice[:place] + choice[place + 1 :]
+                family = {"family": _name(file, others), "title": _title(chosen["title"], others)}
+                chosen = merged(chosen, {"pictures": {"varied": family | {"label": label, "value": value}}})
+        found[_name(file, choice)] = chosen | ({"title": _title(chosen["title"], choice)} if "title" in chosen else {})
     return found
+
+
+def _name(file: str, choice: Choice) -> str:
+    return "-".join([file, *(name for name, _ in choice)])
+
+
+def _title(title: str, choice: Choice) -> str:
+    said: list[str] = []
+    for _, changes in choice:
+        varied = [f"{label} = {value:g}" for label, value in changes.get("varies", {}).items()]
+        said += [changes["about"]] if "about" in changes else varied
+    return f"{title}: {', '.join(said)}" if said else title
 
 
 def at_scale(tables: Tables, scale: str) -> Tables | None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, median
 
 from fedcore.experiment.records import Record, RoundRecord
+from fedcore.reports.table import markdown_lines
 
 DIAGNOSTICS = ("diversity", "correction_norm", "staleness")
 NOTE = (
@@ -14,7 +15,16 @@ NOTE = (
 
 
 def diagnostics_table(records: Sequence[Record]) -> str:
-    """A Markdown table, a line for each algorithm.
+    """The table as Markdown, under a heading of its own.
+
+    Args:
+        records: of one experiment, as ``read_folder`` returns them: at least one.
+    """
+    return "\n".join(["## What it took", "", *markdown_lines(*diagnostics(records)), "", NOTE]) + "\n"
+
+
+def diagnostics(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
+    """Headings, and a row for each algorithm.
 
     Args:
         records: of one experiment, as ``read_folder`` returns them: at least one.
@@ -25,13 +35,13 @@ def diagnostics_table(records: Sequence[Record]) -> str:
             by_algorithm.setdefault(record.header.algorithm, []).append(record)
     parts = list(dict.fromkeys(part for record in records for line in record.rounds for part in line.seconds))
     headings = ["algorithm", "vectors up", "MB up", "MB down", *(f"{part} s" for part in parts), *DIAGNOSTICS]
-    lines = ["## What it took", "", _line(headings), _line(["---"] + ["---:"] * (len(headings) - 1))]
+    rows = []
     for label, group in by_algorithm.items():
-        cells = [label.replace("|", "\\|"), *_traffic(group)]
+        cells = [label, *_traffic(group)]
         cells += [f"{_mean(group, _seconds(part)):.1f}" for part in parts]
         cells += [_middle(getattr(line, name) for record in group for line in record.rounds) for name in DIAGNOSTICS]
-        lines.append(_line(cells))
-    return "\n".join([*lines, "", NOTE]) + "\n"
+        rows.append(cells)
+    return headings, rows
 
 
 def _traffic(group: Sequence[Record]) -> list[str]:
@@ -57,7 +67,3 @@ def _seconds(part: str) -> Callable[[RoundRecord], float]:
 def _middle(values: Iterable[float | None]) -> str:
     known = [value for value in values if value is not None]
     return f"{median(known):.3g}" if known else "–"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -5,16 +5,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from matplotlib import colormaps
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import ListedColormap, PowerNorm
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from fedcore.reports.curves import COLOURS, FAINT, INK
+from fedcore.reports.drawing import COLOURS, FAINT, INK, new_figure
 
 Counts = npt.NDArray[np.int64]
 
@@ -32,8 +30,7 @@ def draw_holdings(counts: Counts, path: Path, *, title: str) -> None:
     """
     clients, classes = counts.shape
     size = (min(max(6.0, 3 + 0.1 * clients), 14.0), min(max(4.2, 2.4 + 0.2 * classes), 14.0))
-    figure = Figure(figsize=size, dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)  # draws without a display, and leaves matplotlib's global state alone
+    figure = new_figure(*size)
     bars, heat = figure.subplots(2, 1, sharex=True, height_ratios=[1, max(2.0, 0.18 * classes)])
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
     bars.set_title(_summary(counts).replace(": ", "\n"), loc="left", fontsize=9.5, color=INK)

@@ -8,7 +8,8 @@ from pathlib import Path
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #333; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-table { border-collapse: collapse; margin: 1rem 0; } td, th { padding: .25rem .8rem; text-align: right; }
+table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; white-space: nowrap; }
+td, th { padding: .25rem .8rem; text-align: right; }
 th { border-bottom: 2px solid #ddd; } td { border-bottom: 1px solid #eee; }
 td:first-child, th:first-child { text-align: left; } img { max-width: 100%; } p.faint { color: #777; }
 pre { background: #f7f7f7; padding: .8rem; overflow-x: auto; font-size: 13px; }

@@ -15,6 +15,10 @@ from fedcore.reports.summary import Statistic, accuracies, final
 HOLD = 5
 """Rounds over whose mean one curve must be above another to have crossed it; one round alone may be chance."""
 
+ACCURACY, POINTS = ", accuracy %", ", points"
+RECOVERY, CROSSING = ": rounds to recover", ": rounds until above"
+"""The kinds of figure, as they follow the label of what they are of."""
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -36,18 +40,30 @@ class Line:
     """One figure of a paper beside ours.
 
     Attributes:
-        what: what it is of.
+        label: the algorithm, or the pair of them ("B - A").
+        kind: of figure, ``ACCURACY`` and so on.
         paper: the paper's, as it is printed there; empty for a claim without one.
         here: the mean over our seeds, in the paper's unit; None where no seed has it.
         spread: how sure that is, in words.
-        seeds: of ours.
+        values: one a seed, None where it never comes to that.
     """
 
-    what: str
+    label: str
+    kind: str
     paper: str
     here: float | None
     spread: str
-    seeds: int
+    values: tuple[float | None, ...]
+
+    @property
+    def what(self) -> str:
+        """What it is, in words."""
+        return self.label + self.kind
+
+    @property
+    def seeds(self) -> int:
+        """How many of ours."""
+        return len(self.values)
 
 
 def figures(preset: str) -> Figures | None:
@@ -71,18 +87,23 @@ def compare(records: Sequence[Record], paper: Figures) -> list[Line]:
     lines = [_accuracy(records, label, value) for label, value in paper.accuracy.items() if label in labels]
     for pair, gain in paper.gain.items():
         found = difference(records, *_pair(pair))
-        lines.append(Line(f"{pair}, points", f"{gain:+g}", _points(found), interval(found), len(found.values)))
+        lines.append(_gain(found, f"{gain:+g}", interval(found)))
     for label, count in paper.recovery.items():
         took = [recovery(record, paper.shift) for record in records if record.header.algorithm == label]
-        lines.append(_counted(f"{label}: rounds to recover", count, took))
+        lines.append(_counted(label, RECOVERY, count, took))
     for pair, count in paper.crossing.items():
-        lines.append(_counted(f"{pair}: rounds until above", count, _crossings(records, pair, paper.shift)))
+        lines.append(_counted(pair, CROSSING, count, _crossings(records, pair, paper.shift)))
     for claim in paper.better:
         found = difference(records, *_pair(claim))
         if found.values:
-            spread = f"{interval(found)}: {verdict(found)}"
-            lines.append(Line(f"{claim}, points", "> 0", _points(found), spread, len(found.values)))
+            lines.append(_gain(found, "> 0", f"{interval(found)}: {verdict(found)}"))
     return lines
+
+
+def percents(records: Sequence[Record], label: str) -> tuple[float, ...]:
+    """An algorithm's results in percent, one a seed that has any evaluated round."""
+    values = [final(record) for record in records if record.header.algorithm == label]
+    return tuple(100 * value for value in values if value is not None)
 
 
 def recovery(record: Record, shift: int) -> int | None:
@@ -128,10 +149,16 @@ def verdict(found: Difference) -> str:
 
 
 def _accuracy(records: Sequence[Record], label: str, paper: float) -> Line:
-    values = [final(record) for record in records if record.header.algorithm == label]
-    ours = Statistic.of([100 * value for value in values if value is not None])
+    values = percents(records, label)
+    ours = Statistic.of(values)
     spread = "" if ours.deviation is None else f"± {ours.deviation:.1f}"
-    return Line(f"{label}, accuracy %", f"{paper:.2f}", ours.mean, spread, sum(value is not None for value in values))
+    return Line(label, ACCURACY, f"{paper:.2f}", ours.mean, spread, values)
+
+
+def _gain(found: Difference, paper: str, spread: str) -> Line:
+    mean = None if found.mean is None else 100 * found.mean
+    values = tuple(100 * value for value in found.values)
+    return Line(f"{found.of} - {found.over}", POINTS, paper, mean, spread, values)
 
 
 def _crossings(records: Sequence[Record], pair: str, shift: int) -> list[int | None]:
@@ -139,14 +166,11 @@ def _crossings(records: Sequence[Record], pair: str, shift: int) -> list[int | N
     return [crossing(above[seed], below[seed], shift) for seed in above if seed in below]
 
 
-def _counted(what: str, paper: int, counts: Sequence[int | None]) -> Line:
+def _counted(label: str, kind: str, paper: int, counts: Sequence[int | None]) -> Line:
     came = [count for count in counts if count is not None]
     spread = f"seeds: {', '.join('never' if count is None else str(count) for count in counts)}" if counts else ""
-    return Line(what, str(paper), fmean(came) if came and len(came) == len(counts) else None, spread, len(counts))
-
-
-def _points(found: Difference) -> float | None:
-    return None if found.mean is None else 100 * found.mean
+    mean = fmean(came) if came and len(came) == len(counts) else None
+    return Line(label, kind, str(paper), mean, spread, tuple(counts))
 
 
 def _pair(text: str) -> tuple[str, str]:

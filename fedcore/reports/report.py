@@ -1,32 +1,41 @@
 """All reports of a run's folder: ``table.md``, ``table.csv``, ``curves.png`` and ``report.html``."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedcore.errors import MissingDataError
+from fedcore.experiment import presets
 from fedcore.experiment.folder import CONFIG
+from fedcore.experiment.pictures import Pictures
 from fedcore.experiment.records import Record, read_folder
 from fedcore.reports import page
 from fedcore.reports.curves import draw_curves
-from fedcore.reports.diagnostics import diagnostics_table
+from fedcore.reports.diagnostics import NOTE, diagnostics, diagnostics_table
 from fedcore.reports.paired import Difference, differences_to_first
-from fedcore.reports.papers import Figures, Line, compare, figures, interval
+from fedcore.reports.papers import ACCURACY, Figures, Line, compare, figures, interval
 from fedcore.reports.summary import Summary, summarise
 from fedcore.reports.table import cells, csv_table, legend, markdown_lines, markdown_table
 
-PAPER = ("", "paper", "here", "", "seeds")
+PAPER = ("figure", "paper", "here", "spread", "seeds")
 """The headings of a comparison with a paper."""
 DIFFERENCES = ("paired by seed", "points", "interval", "seeds")
 
 
 @dataclass(frozen=True)
 class Report:
-    """A run's summary, what a paper says of it, and the files that were written."""
+    """A run's summary, the files that were written, and what a paper says of it: which, its size, and its figures."""
 
     summary: Summary
     files: tuple[Path, ...]
     source: str = ""
     lines: tuple[Line, ...] = ()
+
+    @property
+    def has_accuracies(self) -> bool:
+        """Whether the paper's figures are accuracies, so that ours stand beside them."""
+        return any(line.kind == ACCURACY for line in self.lines)
 
 
 def write_report(folder: Path) -> Report:
@@ -37,15 +46,38 @@ def write_report(folder: Path) -> Report:
     """
     config = folder / CONFIG
     text = config.read_text(encoding="utf-8") if config.exists() else ""
-    return report_on(read_folder(folder), folder, config=text)
+    records = read_folder(folder)
+    return report_on(records, folder, pictures(records[0].header.preset, text), config=text)
 
 
-def report_on(records: Sequence[Record], folder: Path, *, notes: Sequence[str] = (), config: str = "") -> Report:
+def pictures(preset: str, config: str) -> Pictures:
+    """What a run's pictures are drawn over: its configuration says it, or, of a run of an older version, its preset.
+
+    Args:
+        preset: the name of the experiment.
+        config: its ``config.json``; empty without one.
+
+    Raises:
+        MissingDataError: the configuration is damaged.
+    """
+    try:
+        found = json.loads(config or "{}").get("pictures")
+        if found is None and preset in presets.names():
+            found = presets.read(preset).get("pictures")
+        return Pictures.model_validate(found or {})
+    except ValueError as error:
+        raise MissingDataError(f"{preset}: its {CONFIG} is damaged: {error}") from None
+
+
+def report_on(
+    records: Sequence[Record], folder: Path, drawn: Pictures, *, notes: Sequence[str] = (), config: str = ""
+) -> Report:
     """Write the reports of some records into a folder.
 
     Args:
         records: of one experiment, in the order of the comparison.
         folder: where the files go.
+        drawn: what the curves are drawn over.
         notes: what else is to be said.
         config: the configuration, for the page.
     """
@@ -59,9 +91,10 @@ def report_on(records: Sequence[Record], folder: Path, *, notes: Sequence[str] =
         f"{markdown_table(summary)}\n{diagnostics_table(records)}{_sections(paper, lines, apart)}", encoding="utf-8"
     )
     table.write_text(csv_table(summary), encoding="utf-8")
-    draw_curves(records, curves, paper.accuracy if paper else None)
-    html.write_text(_page(summary, paper, lines, apart, curves, config), encoding="utf-8")
-    return Report(summary, (markdown, table, curves, html), paper.source if paper else "", lines)
+    draw_curves(records, curves, paper.accuracy if paper else None, over=drawn.over)
+    report = Report(summary, (markdown, table, curves, html), sized(paper) if paper else "", lines)
+    html.write_text(_page(report, records, apart, curves, config), encoding="utf-8")
+    return report
 
 
 def rows(lines: Sequence[Line]) -> list[list[str]]:
@@ -104,21 +137,17 @@ def _sections(paper: Figures | None, lines: Sequence[Line], apart: Sequence[Diff
     return "\n".join([*found, ""]) if found else ""
 
 
-def _page(
-    summary: Summary,
-    paper: Figures | None,
-    lines: Sequence[Line],
-    apart: Sequence[Difference],
-    curves: Path,
-    config: str,
-) -> str:
-    parts = [page.picture(curves, "Test accuracy over rounds")]
-    if paper and lines:
-        parts += [page.heading("The paper"), page.table(PAPER, rows(lines)), page.paragraph(sized(paper), faint=True)]
+def _page(report: Report, records: Sequence[Record], apart: Sequence[Difference], curves: Path, config: str) -> str:
+    summary = report.summary
+    parts = [page.picture(curves, f"{summary.title}: test accuracy")]
+    if report.lines:
+        parts += [page.heading("The paper"), page.table(PAPER, rows(report.lines))]
+        parts.append(page.paragraph(f"{report.source}.", faint=True))
     parts += [page.heading("Here"), page.table(*cells(summary)), page.paragraph(legend(), faint=True)]
+    parts += [page.paragraph(note) for note in summary.notes]
     if apart:
         parts += [page.heading("Differences"), page.table(DIFFERENCES, _differences(apart))]
-    parts += [page.paragraph(note) for note in summary.notes]
+    parts += [page.heading("What it took"), page.table(*diagnostics(records)), page.paragraph(NOTE, faint=True)]
     if config:
         parts += [page.heading("Configuration"), page.source(config)]
     return page.page(summary.title, parts)

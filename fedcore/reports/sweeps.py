@@ -1,4 +1,5 @@
-"""The reports of a sweep's folder: each preset's, with every algorithm's best point, an overview, and every trial.
+"""The reports of a sweep's folder: each preset's, with every algorithm's best point, a picture of each family of
+presets that vary one thing, an overview, and every trial.
 
 The best point of an algorithm is the one with the highest accuracy (the mean over the last 10 evaluated rounds, then
 over the seeds) among those whose trials are all complete. Where none is, nothing is chosen of it. It is chosen on the
@@ -6,6 +7,7 @@ test set, as the papers do; what is chosen among many is a little too good.
 """
 
 import csv
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,10 +17,10 @@ from fedcore.errors import MissingDataError
 from fedcore.experiment.folder import CONFIG
 from fedcore.experiment.records import Record, read_folder
 from fedcore.reports import page
-from fedcore.reports.papers import figures
-from fedcore.reports.report import PAPER, Report, report_on, rows, sized
+from fedcore.reports.families import Family, draw_family, families
+from fedcore.reports.report import PAPER, Report, pictures, report_on, rows
 from fedcore.reports.summary import final
-from fedcore.reports.table import cells, markdown_lines
+from fedcore.reports.table import cells, legend, markdown_lines
 
 
 @dataclass(frozen=True)
@@ -37,25 +39,31 @@ def is_sweep(folder: Path) -> bool:
 def write_overview(folder: Path) -> Overview:
     """Write the reports of every preset of a sweep, whole or partial, an overview of them, and ``trials.csv``.
 
+    Presets that vary one thing are drawn over it as well, once two of them have complete trials.
+
     Raises:
         MissingDataError: there are no records, or one is damaged.
     """
-    reports = {}
+    reports, chosen = {}, []
     found = _presets(folder)
     for preset, runs in found.items():
         records, notes = best(runs)
         if records:
-            config = next(iter(runs.values()))[0] / CONFIG
-            place = folder / preset
-            reports[preset] = report_on(records, place, notes=notes, config=config.read_text(encoding="utf-8"))
+            config = (next(iter(runs.values()))[0] / CONFIG).read_text(encoding="utf-8")
+            drawn = pictures(preset, config)
+            reports[preset] = report_on(records, folder / preset, drawn, notes=notes, config=config)
+            chosen.append((preset, drawn.varied, records))
     if not reports:
         raise MissingDataError(f"{folder}: expected records (PRESET/records/*.jsonl), found none")
+    related = families(chosen, folder)
+    for family in related:
+        draw_family(family)
     files = tuple(folder / name for name in ("overview.md", "overview.csv", "overview.html", "trials.csv"))
-    files[0].write_text(_markdown(reports), encoding="utf-8")
+    files[0].write_text(_markdown(reports, related), encoding="utf-8")
     _write_csv(reports, files[1])
-    files[2].write_text(_html(reports, folder), encoding="utf-8")
+    files[2].write_text(_html(reports, related, folder), encoding="utf-8")
     _write_trials(found, files[3])
-    return Overview(reports, files)
+    return Overview(reports, (*files, *(family.place for family in related)))
 
 
 Runs = dict[str, tuple[Path, list[Record]]]
@@ -78,7 +86,8 @@ def best(runs: Runs) -> tuple[list[Record], list[str]]:
             continue
         point = max(scores, key=scores.__getitem__)
         if len(by_point) > 1:
-            notes.append(f"{label}: {point}, the best of {len(scores)} complete points of {len(by_point)}")
+            of = f"{len(scores)} complete points of " if len(scores) < len(by_point) else ""
+            notes.append(f"{label}: {point}, the best of {of}{len(by_point)}{'' if of else ' points'}")
         found += [replace(record, header=replace(record.header, order=order)) for record in by_point[point]]
     return found, notes
 
@@ -113,30 +122,45 @@ def _presets(folder: Path) -> dict[str, Runs]:
         preset = records[0].header.preset
         inside = run.relative_to(folder / preset)
         found.setdefault(preset, {})["" if inside == Path() else str(inside)] = run, records
-    return found
+    return {preset: found[preset] for preset in sorted(found, key=_natural)}
 
 
-def _markdown(reports: dict[str, Report]) -> str:
+def _natural(name: str) -> list[tuple[int, str]]:
+    """A key that sorts t10 behind t5."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
+
+
+def _markdown(reports: dict[str, Report], related: Sequence[Family]) -> str:
     lines: list[str] = []
+    for family in related:
+        lines += [f"## {family.title}", "", f"{family.size}.", ""]
+        for table in family.tables():
+            lines += [*markdown_lines(*table), ""]
     for preset, report in reports.items():
-        lines += [f"## {report.summary.title}", "", f"`{preset}`, {_size(report)}.", ""]
+        lines += [f"## {report.summary.title}", "", f"`{preset}`, {size(report)}.", ""]
         if report.lines:
-            paper = figures(preset)
-            lines += [*markdown_lines(PAPER, rows(report.lines)), "", f"{sized(paper)}." if paper else ""]
-        else:
-            lines += markdown_lines(*cells(report.summary))
-        lines += ["", *(f"- {note}" for note in report.summary.notes), ""]
+            lines += [*markdown_lines(PAPER, rows(report.lines)), "", f"{report.source}.", ""]
+        if not report.has_accuracies:
+            lines += [*markdown_lines(*cells(report.summary)), ""]
+        lines += [*(f"- {note}" for note in report.summary.notes), ""]
     return "\n".join(lines)
 
 
-def _html(reports: dict[str, Report], folder: Path) -> str:
+def _html(reports: dict[str, Report], related: Sequence[Family], folder: Path) -> str:
     parts = []
+    for family in related:
+        parts += [page.heading(family.title), page.paragraph(f"{family.size}.", faint=True)]
+        parts.append(page.picture(family.place, f"{family.title} over {family.label}"))
+        parts += [page.table(*table) for table in family.tables()]
     for preset, report in reports.items():
-        parts += [page.heading(report.summary.title), page.paragraph(f"{preset}, {_size(report)}", faint=True)]
-        parts.append(page.table(PAPER, rows(report.lines)) if report.lines else page.table(*cells(report.summary)))
+        parts += [page.heading(report.summary.title), page.paragraph(f"{preset}, {size(report)}.", faint=True)]
+        if report.lines:
+            parts += [page.table(PAPER, rows(report.lines)), page.paragraph(f"{report.source}.", faint=True)]
+        if not report.has_accuracies:
+            parts.append(page.table(*cells(report.summary)))
         parts += [page.picture(folder / preset / "curves.png", report.summary.title)]
         parts += [page.paragraph(note, faint=True) for note in report.summary.notes]
-    return page.page("Overview", parts)
+    return page.page("Overview", [*parts, page.paragraph(legend(), faint=True)])
 
 
 def _write_csv(reports: dict[str, Report], path: Path) -> None:
@@ -171,6 +195,9 @@ def _write_trials(found: dict[str, Runs], path: Path) -> None:
                     writer.writerow([preset, point, *own])
 
 
-def _size(report: Report) -> str:
+def size(report: Report) -> str:
+    """At what size a report's first algorithm was run: ``60 rounds, seeds 0 to 9``."""
     row = report.summary.rows[0]
-    return f"{row.rounds} rounds, seeds {', '.join(map(str, row.seeds))}"
+    low, high = min(row.seeds, default=0), max(row.seeds, default=0)
+    many = len(row.seeds) > 2 and len(row.seeds) == high - low + 1
+    return f"{row.rounds} rounds, seeds {f'{low} to {high}' if many else ', '.join(map(str, row.seeds)) or 'none'}"

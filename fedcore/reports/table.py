@@ -21,14 +21,14 @@ LEGEND = (
 
 
 def terminal_table(summary: Summary) -> Group:
-    """Title, first columns and legend for a terminal, the best accuracy in bold."""
+    """Title and first columns for a terminal, the best accuracy in bold."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for index, heading in enumerate(_headings(summary)[:ESSENTIAL]):
         table.add_column(heading, justify="right" if index else "left", no_wrap=True)
     best = max((row.final.mean for row in summary.rows if row.final.mean is not None), default=None)
     for row in summary.rows:
         table.add_row(*_cells(row)[:ESSENTIAL], style="bold" if row.final.mean == best is not None else None)
-    return Group(Text(summary.title, style="bold"), table, Text(f"{LEGEND}.", style="dim"))
+    return Group(Text(summary.title, style="bold"), table)
 
 
 def markdown_table(summary: Summary) -> str:

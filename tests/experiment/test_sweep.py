@@ -1,5 +1,6 @@
 """A sweep that was killed goes on, and ends as if nothing had happened."""
 
+import json
 import os
 import signal
 import subprocess
@@ -90,3 +91,17 @@ def test_a_killed_sweep_goes_on_with_the_same_command(tmp_path):
         "overview.html",
         "trials.csv",
     }
+
+
+def test_pictures_are_no_part_of_what_is_compared(tmp_path):
+    experiment = load_preset("quickstart", CHANGES)
+    run_sweep(Sweep([experiment], tmp_path), jobs=1)
+    config = tmp_path / "quickstart" / "config.json"
+    tables = json.loads(config.read_text())
+    del tables["pictures"]  # as it was written before there were any
+    config.write_text(json.dumps(tables))
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.jsonl")}
+    other = load_preset("quickstart", [*CHANGES, "pictures.over=uploadings"])
+    assert run_sweep(Sweep([other], tmp_path), jobs=1) == []
+    assert {path: path.stat().st_mtime_ns for path in files} == files
+    assert load_preset(config).pictures.over == "uploadings"

@@ -19,6 +19,28 @@ def test_variants_are_the_product_of_their_tables():
     assert found == {"f-a-x": {"title": "T: A, X", "rounds": 3}, "f-b-x": {"title": "T: X", "rounds": 3}}
 
 
+def test_a_family_is_what_differs_in_one_table_alone():
+    values = {"p1": {"varies": {"p": 0.1}}, "p9": {"about": "nearly all", "varies": {"p": 0.9}}}
+    axes = [{"a": {"about": "A"}, "b": {"about": "B"}}, values, {"x": {}}]
+    found = variants("f", {"title": "T", "variants": axes})
+    assert [tables["title"] for tables in found.values()][:2] == ["T: A, p = 0.1", "T: A, nearly all"]
+    assert found["f-b-p9-x"]["pictures"]["varied"] == {"family": "f-b-x", "title": "T: B", "label": "p", "value": 0.9}
+
+
+def test_what_the_base_varies_is_not_what_the_preset_varies():
+    assert load_preset("mimic/figure6-p10").pictures.varied.value == 0.1
+    assert load_preset("mimic/figure7").pictures.varied is None
+    assert load_preset("mimic/figure7").pictures.over == "uploadings"
+    families = {}
+    for name in presets.names():
+        if varied := load_preset(name).pictures.varied:
+            families.setdefault((varied.family, varied.label), []).append(varied.value)
+    assert families["mimic/table3", "tau_max"] == [20, 50, 100]
+    assert families["momentum/figure5", "S"] == [100, 10, 5]
+    assert families["flexible/table5-0.1", "round of the departure"] == list(range(10, 51, 5))
+    assert all(len(values) == len(set(values)) > 1 for values in families.values())
+
+
 def test_the_small_scale_lies_on_everything_else():
     tables = {"rounds": 9, "local": {"steps": 3}, "quick": {"local": {"steps": 1}}}
     assert at_scale(tables, "quick") == {"rounds": 9, "local": {"steps": 1}}
@@ -38,7 +60,7 @@ def test_every_paper_preset_has_a_small_scale(file):
 def test_a_preset_says_what_its_base_says_but_for_its_own_keys():
     low, high = load_preset("mimic/table3-tau20"), load_preset("mimic/table3-tau100")
     assert (low.participation.options["tau_max"], high.participation.options["tau_max"]) == (20, 100)
-    changed = {"name", "title", "participation"}
+    changed = {"name", "title", "participation", "pictures"}
     assert low.model_dump(exclude=changed) == high.model_dump(exclude=changed)
     assert load_preset("mimic/figure7").participation == load_preset("mimic/figure6-p10").participation
 
@@ -48,6 +70,8 @@ def test_a_file_of_ones_own_may_stand_on_a_preset(tmp_path):
     file.write_text('base = "mimic/table3-tau20"\n[local]\nbatch = 64\n[quick]\nseeds = [7]\n')
     mine = load_preset(file, scale="quick")
     assert (mine.local.batch, mine.local.epochs, mine.seeds, mine.rounds) == (64, 5, (7,), 60)
+    assert mine.name == "mine"  # a sweep keeps it in its own folder, wherever the file is
+    assert mine.pictures.varied is None
     file.write_text('base = "mimic/table3-tau21"')
     with pytest.raises(UnknownNameError, match=r"did you mean 'mimic/table3-tau20'\? \(known: see `fedcore list`\)"):
         load_preset(file)

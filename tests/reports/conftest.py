@@ -1,6 +1,7 @@
 from collections.abc import Callable, Sequence
 
 import pytest
+from matplotlib.figure import Figure
 
 from fedcore.experiment.records import Header, Record, RoundRecord
 
@@ -21,3 +22,12 @@ def record() -> Make:
         return Record(Header("p", "P", algorithm, order, seed, rounds or len(lines), "0"), lines, torn=False)
 
     return make
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are saved."""
+    figures = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: (figures.append(figure), save(figure, path)))
+    return figures

@@ -1,10 +1,17 @@
+from dataclasses import replace
+
 import pytest
 
-from fedcore.reports.curves import COLOURS, _apart, _band, draw_curves
+from fedcore.experiment import load_preset
+from fedcore.experiment.records import read_folder
+from fedcore.experiment.trial import run_trial, trials
+from fedcore.reports.curves import AXES, band, draw_curves
+from fedcore.reports.drawing import COLOURS, apart
 
 
 def test_the_band_runs_from_the_lowest_to_the_highest_seed_and_ends_with_the_first(record):
-    rounds, low, mean, high = _band([record("A", 0, 0, [0.1, None, 0.3, 0.5]), record("A", 0, 1, [0.3, None, 0.3])])
+    group = [record("A", 0, 0, [0.1, None, 0.3, 0.5]), record("A", 0, 1, [0.3, None, 0.3])]
+    rounds, low, mean, high = band(group, "rounds")
     assert rounds == [1, 3]
     assert low == pytest.approx([10, 30])
     assert mean == pytest.approx([20, 30])
@@ -17,6 +24,27 @@ def test_more_algorithms_than_colours_can_be_drawn(tmp_path, record):
 
 
 def test_labels_are_moved_apart_and_stay_inside():
-    assert _apart([1, 1, 5], gap=2, top=10) == [1, 3, 5]
-    assert _apart([8, 8, 9], gap=2, top=10) == [5, 7, 9]
-    assert _apart([], gap=2, top=10) == []
+    assert apart([1, 1, 5], gap=2, top=10) == [1, 3, 5]
+    assert apart([8, 8, 9], gap=2, top=10) == [5, 7, 9]
+    assert apart([], gap=2, top=10) == []
+
+
+def test_over_uploadings_a_method_with_two_vectors_goes_twice_as_far(tmp_path, drawn):
+    changes = ["algorithms=['SCAFFOLD', {name='SCAFFOLD', control='sent', label='sent'}]", "rounds=2", "seeds=[0]"]
+    for trial in trials(load_preset("quickstart", [*changes, "local.epochs=1"])):
+        run_trial(trial, tmp_path)
+    records = read_folder(tmp_path)
+    for over, ends in (("rounds", [2, 2]), ("uploadings", [2, 4])):
+        draw_curves(records, tmp_path / "a.png", over=over)
+        (axes,) = drawn[-1].axes
+        assert [max(line.get_xdata()) for line in axes.lines] == ends
+        assert axes.get_xlabel() == AXES[over]
+
+
+def test_records_without_uploadings_are_drawn_over_rounds(tmp_path, record, drawn):
+    old = record("A", 0, 0, [0.5, 0.6])
+    new = replace(old, rounds=[replace(line, uploadings=2 * line.round + 2) for line in old.rounds])
+    for records, end, label in (([new], 4, "uploadings"), ([old, new], 2, "rounds")):
+        draw_curves(records, tmp_path / "a.png", over="uploadings")
+        assert max(drawn[-1].axes[0].lines[0].get_xdata()) == end
+        assert drawn[-1].axes[0].get_xlabel() == AXES[label]

@@ -77,7 +77,20 @@ def test_the_overview_has_the_papers_figures_beside_ours(tmp_path, put):
     with (tmp_path / "overview.csv").open() as file:
         rows = [(row["figure"], row["paper"], row["here"]) for row in csv.DictReader(file)]
     assert rows == [("B - A, points", "+9.6", "10.00"), ("C - B, points", "+1.5", "5.00")]
-    assert "| B - A, points | +9.6 | 10.0 | one seed | 1 |" in (tmp_path / "overview.md").read_text()
+    text = (tmp_path / "overview.md").read_text()
+    assert "| B - A, points | +9.6 | 10.0 | one seed | 1 |" in text
+    assert "Table 3; 200 rounds." in text
+    assert "`flexible/table3-synthetic-niid-t2`, 3 rounds, seeds 0." in text
+    assert "| C | 65.0 | +15.0 |" in text  # the paper has no accuracies, so ours are not beside any
     seen = parsed(tmp_path / "overview.html")
     assert len(seen.images) == 1
     assert seen.addresses == []
+
+
+def test_presets_come_in_their_natural_order(tmp_path, put):
+    for number in (100, 5, 10):
+        for point in ("a", "b"):
+            put(point, "A", 0, 0, [0.5], preset=f"s{number}")
+    written = write_overview(tmp_path)
+    assert list(written.reports) == ["s5", "s10", "s100"]
+    assert written.reports["s5"].summary.notes == ("A: a, the best of 2 points",)

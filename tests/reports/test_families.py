@@ -1,0 +1,163 @@
+"""Presets that vary one thing, drawn over it."""
+
+import csv
+import json
+from dataclasses import asdict, replace
+
+import pytest
+
+from fedcore.errors import MissingDataError
+from fedcore.experiment.pictures import Varied
+from fedcore.reports import write_overview
+from fedcore.reports.families import draw_family, families
+from fedcore.reports.papers import ACCURACY, CROSSING, POINTS
+from fedcore.reports.report import pictures
+from tests.reports.test_page import parsed
+
+
+def varied(value, family="mine/figure", label="p"):
+    return Varied(family=family, title="Mine", label=label, value=value)
+
+
+@pytest.fixture
+def runs(record):
+    """Three presets with two methods and two seeds, the one with the largest value first."""
+    return [
+        (
+            f"mine/figure-{value}",
+            varied(value),
+            [
+                record(label, order, seed, [value / 10 + order / 20 + seed / 50] * 3)
+                for order, label in enumerate("AB")
+                for seed in (0, 1)
+            ],
+        )
+        for value in (9.0, 1.0, 4.0)
+    ]
+
+
+def test_a_line_for_each_method_over_what_is_varied(tmp_path, runs):
+    (family,) = families(runs, tmp_path)
+    assert list(family.members.items()) == [(1, "mine/figure-1.0"), (4, "mine/figure-4.0"), (9, "mine/figure-9.0")]
+    (lines,) = family.panels.values()
+    assert [line.label for line in lines] == ["A", "B"]
+    assert lines[1].values == {x: pytest.approx((10 * x + 5, 10 * x + 7)) for x in (1, 4, 9)}
+    assert family.place == tmp_path / "mine" / "figure-over-p.png"
+    ((headings, rows),) = family.tables()
+    assert headings == ["Test accuracy (%) over p", "1", "4", "9"]
+    assert rows[1] == ["B", "16.0 ± 1.4", "46.0 ± 1.4", "96.0 ± 1.4"]
+    assert family.size == "3 rounds, 2 seeds"
+
+
+def test_what_is_drawn(tmp_path, runs, drawn):
+    (family,) = families(runs, tmp_path)
+    family.place.parent.mkdir()
+    draw_family(family)
+    (axes,) = drawn[-1].axes
+    for order, container in enumerate(axes.containers):
+        line, _, (bars,) = container
+        assert line.get_ydata() == pytest.approx([11 + 5 * order, 41 + 5 * order, 91 + 5 * order])
+        assert line.get_xdata() == pytest.approx([1, 4, 9], abs=0.1)
+        ends = [segment[:, 1] for segment in bars.get_segments()]
+        assert ends[0] == pytest.approx([10 + 5 * order, 12 + 5 * order])
+    assert axes.get_xscale() == "linear"
+    assert axes.get_xlabel() == "p"
+    assert axes.get_xticks() == pytest.approx([1, 4, 9])
+    assert {text.get_text() for text in axes.texts} >= {"A", "B"}
+
+
+def test_values_of_different_sizes_have_a_logarithmic_axis(tmp_path, runs, drawn):
+    wide = [(preset, varied(value), records) for (preset, _, records), value in zip(runs, (100, 5, 10), strict=True)]
+    (family,) = families(wide, tmp_path / "mine")
+    (tmp_path / "mine" / "mine").mkdir(parents=True)
+    draw_family(family)
+    assert drawn[-1].axes[0].get_xscale() == "log"
+    assert drawn[-1].axes[0].containers[0][0].get_xdata() == pytest.approx([5, 10, 100], rel=0.02)
+
+
+def test_alone_there_is_nothing_to_draw(tmp_path, runs):
+    assert families(runs[:1], tmp_path) == []
+    (preset, _, records), *others = runs
+    assert families([(preset, None, records), others[0]], tmp_path) == []
+    assert families([(preset, varied(9.0, family="other"), records), others[0]], tmp_path) == []
+    assert families([(preset, varied(9.0, label="q"), records), others[0]], tmp_path) == []
+
+
+def test_trials_that_are_not_complete_are_left_out(tmp_path, runs, record):
+    preset, value, records = runs[0]
+    short = [*records[:3], record("B", 1, 1, [0.1], rounds=3)]
+    (family,) = families([(preset, value, short), *runs[1:]], tmp_path)
+    assert family.panels[ACCURACY][1].values[9] == pytest.approx((95,))
+    assert family.size == "3 rounds, 2 seeds"
+    none = [replace(one, rounds=one.rounds[:1]) for one in records]
+    (family,) = families([(preset, value, none), *runs[1:]], tmp_path)
+    assert list(family.members) == [1, 4]
+
+
+def test_the_papers_figures_beside_ours(tmp_path, record, drawn):
+    runs = []
+    for traces, gap in ((1, 0.0), (2, 0.05), (4, 0.2)):
+        records = [record(label, order, 0, [0.5 + gap * order] * 3) for order, label in enumerate("ABC")]
+        own = varied(traces, "flexible/table3-synthetic-niid", "|T|")
+        runs.append((f"flexible/table3-synthetic-niid-t{traces}", own, records))
+    (family,) = families(runs, tmp_path)
+    assert family.place.name == "table3-synthetic-niid-over-T.png"
+    assert list(family.panels) == [ACCURACY, POINTS]
+    above, _ = family.panels[POINTS]
+    assert (above.label, above.order) == ("B - A", 1)  # drawn like B
+    assert above.paper == {1: 0.1, 2: 9.6, 4: 38.2}
+    assert above.values == {1: pytest.approx((0,)), 2: pytest.approx((5,)), 4: pytest.approx((20,))}
+    family.place.parent.mkdir()
+    draw_family(family)
+    top, bottom = drawn[-1].axes
+    assert top.containers[1][0].get_color() == bottom.containers[0][0].get_color()
+    papers = [line.get_ydata() for line in bottom.lines if line.get_marker() == "D"]
+    assert list(papers[0]) == [0.1, 9.6, 38.2]
+
+
+def test_where_a_seed_never_gets_there_is_no_mean(tmp_path, record):
+    runs = []
+    for at in (10, 15):
+        below = [record("include", 0, seed, [0.5] * 30) for seed in (0, 1)]
+        above = [record("exclude", 1, seed, [0.4] * 20 + [0.6 if seed or at == 10 else 0.3] * 10) for seed in (0, 1)]
+        own = varied(at, "flexible/table5-1", "round of the departure")
+        runs.append((f"flexible/table5-1-t{at}", own, below + above))
+    (family,) = families(runs, tmp_path)
+    (line,) = family.panels[CROSSING]
+    assert line.values == {10: (9, 9), 15: (None, 4)}
+    assert (line.here(10).mean, line.here(15).mean) == (9, None)
+    _, (_, rows) = family.tables()
+    assert rows == [
+        ["exclude - include", "9.0 ± 0.0", "–"],
+        ["exclude - include, the paper", "10", "9"],
+    ]
+    family.place.parent.mkdir()
+    draw_family(family)
+
+
+def test_a_sweeps_report_has_the_picture(tmp_path, runs):
+    for preset, value, records in runs:
+        folder = tmp_path / preset / "records"
+        folder.mkdir(parents=True)
+        config = {"pictures": {"varied": value.model_dump()}}
+        (folder.parent / "config.json").write_text(json.dumps(config))
+        for record in records:
+            header = replace(record.header, preset=preset)
+            lines = "".join(json.dumps(asdict(line)) + "\n" for line in (header, *record.rounds))
+            (folder / f"{header.algorithm}-{header.seed}.jsonl").write_text(lines)
+    written = write_overview(tmp_path)
+    assert tmp_path / "mine" / "figure-over-p.png" in written.files
+    assert (tmp_path / "mine" / "figure-over-p.png").read_bytes().startswith(b"\x89PNG")
+    assert len(parsed(tmp_path / "overview.html").images) == 4
+    assert "| Test accuracy (%) over p | 1 | 4 | 9 |" in (tmp_path / "overview.md").read_text()
+    with (tmp_path / "overview.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 6
+
+
+def test_an_older_runs_pictures_are_its_presets():
+    assert pictures("mimic/figure6-p30", "{}").varied.value == 0.3
+    assert pictures("mimic/figure6-p30", "").over == "uploadings"
+    assert pictures("mimic/figure6-p30", '{"pictures": {}}').varied is None
+    assert pictures("mine", "{}").over == "rounds"
+    with pytest.raises(MissingDataError, match=r"mine: its config\.json is damaged"):
+        pictures("mine", '{"pictures": {"over": "days"}}')
