@@ -1,7 +1,7 @@
-"""Float64 transcriptions of the methods' papers, which know nothing of the package, and clients to run both on.
+"""Float64 transcriptions of the methods' papers, independent of the package, and clients to run both on.
 
-Each yields x after every round. lr: eta(t). The server's step is the cohort's mean of eta K_i unless the method averages
-models or gamma(t) is given. A client is as often in a cohort as it was drawn.
+Each yields x after every round. lr: eta(t). The server's step is the cohort's mean of eta K_i unless the method
+averages models or gamma(t) is given. A client is as often in a cohort as it was drawn.
 """
 
 from collections import Counter
@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+
+from fedcore import Update
 
 N, n, ROUNDS, K = 12, 257, 100, 5
 
@@ -119,12 +121,19 @@ def follow(server, clients, course, paper, work=None, after=None):
         counts = Counter(course.active[t])
         broadcast = server.broadcast(sorted(counts))
         assert broadcast.round == t
-        with server.open_round() as round:
-            for i in broadcast.ids:
-                done = 1 if broadcast.local_rule == "one minibatch" else course.steps[t][i]
-                answer = (work or clients.work)(broadcast, i, done)
-                round.add(i, **answer, steps=done, examples=clients.examples[i], count=counts[i])
-        assert sorted(round.report.heard) == sorted(counts)
+        updates = []
+        for i in broadcast.ids:
+            done = 1 if broadcast.local_rule == "one minibatch" else course.steps[t][i]
+            answer = (work or clients.work)(broadcast, i, done)
+            updates.append(Update(i, **answer, steps=done, examples=clients.examples[i], count=counts[i]))
+        if t % 2:
+            report = server.round(updates)
+        else:  # folded one by one
+            with server.open_round() as round:
+                for update in updates:
+                    round.add_update(update)
+            report = round.report
+        assert sorted(report.heard) == sorted(counts)
         if after:
             after(broadcast.ids)
         worst = max(worst, float(np.linalg.norm(server.x - x) / np.linalg.norm(x)))
