@@ -166,7 +166,7 @@ def mifa(clients, x, lr, course, wait, warm=None):
 
 
 def mimic(clients, x, lr, course, update_units=False, centred=True):
-    """``centred``: v less C / N, which is zero but where a client was forgotten (or drawn twice)."""
+    """``centred``: v less C / N, which is zero but where a client was forgotten or drawn twice."""
     c = np.zeros((N, n))
     for t, S, steps, forgotten, registered in course.rounds():
         c[forgotten] = 0

@@ -13,9 +13,9 @@ LR = algorithms.rates.Exponential(0.1, 0.98)
 @pytest.mark.parametrize("units", ["gradient", "update"])
 @pytest.mark.parametrize("kind", ["model", "delta", "gradient"])
 def test_mimics_clients_send_h_plus_c_and_keep_v_minus_h(kind, units):
-    """Algorithm 1's "practical implementation", told in each of the ways that an update can be told."""
+    """Algorithm 1's "practical implementation", told in each of the ways of an update; "delta" by draws."""
     seed = 0 if kind == "model" else 1
-    clients, course, x0 = Clients(seed), arbitrary_course(seed), start_of(seed)
+    clients, course, x0 = Clients(seed), arbitrary_course(seed, draws=kind == "delta"), start_of(seed)
     server = Server(algorithms.MimiC(units, placement="client"), x0, N, lr=LR)
     c, h = np.zeros((N, n)), {}
 
