@@ -44,3 +44,22 @@ def test_named_tensors_count_as_one_vector(method, kind):
         np.testing.assert_array_equal(xs, due[0])
         np.testing.assert_array_equal(rows, due[1])
     assert np.ptp(due[0], axis=0).min() > 0  # every element moved
+
+
+def test_float_buffers_are_a_weighted_mean_over_those_who_sent_them():
+    server = Server("FedAvg", net(), clients=3, lr=0.1)
+    first, second = net(), net()
+    with torch.no_grad():
+        first[1].running_mean += 1
+        second[1].running_mean += 5
+    gradient = np.ones(server.layout.n_parameters, np.float32)  # of a client that sends no buffers
+    server.round(
+        [
+            Update(0, first.state_dict(), steps=2, examples=1),
+            Update(1, second.state_dict(), steps=1, examples=3),
+            Update(2, gradient, steps=5, examples=4, kind="gradient"),
+        ]
+    )
+    np.testing.assert_allclose(server.tensors()["1.running_mean"], np.full(7, (1 + 3 * 5) / 4), rtol=1e-6)
+    x = server.layout.flatten(net())[: server.layout.n_parameters]
+    np.testing.assert_allclose(server.x[: len(x)], x - 4 / 8 * 0.1 * 5, rtol=1e-5)
