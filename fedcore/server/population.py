@@ -55,18 +55,23 @@ class Population:
         sizes = {client: int(size) for client, size in named.items()}
         return cls(sizes, {}, {}, sum(sizes.values()))
 
-    def with_client(self, client: ClientId, size: int | None, round: int | None) -> "Population":
+    def with_client(self, client: ClientId, size: int | None, round: int | None, *, sized: bool) -> "Population":
         """The population after a client came, in that round (None: it was there from the start).
 
         One that the objective has kept comes back to its share: it is no newcomer.
 
+        Args:
+            sized: whether the clients have sizes: all of them, or none.
+
         Raises:
-            RangeError: ``size`` is no integer >= 1, or is missing where the others have theirs.
+            RangeError: ``size`` is no integer >= 1 where the others have theirs, or not None where they have none.
         """
         arrived = self.arrived
         if round is not None and client not in self.included:
             arrived = {**arrived, client: round}
-        if size is None and not self.sizes:
+        if not sized and size is not None:
+            raise RangeError(f"examples: expected None for client {client!r}, as for all others, got {size!r}")
+        if not sized:
             return replace(self, arrived=arrived)
         number = _check_size(client, size)
         total = self.total + number - self.included.get(client, 0)

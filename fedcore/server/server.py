@@ -273,11 +273,11 @@ class Server:
         """A client comes; it counts from the next round on.
 
         Args:
-            examples: its n_k, where the other clients' are known.
+            examples: its n_k, where the other clients' are known, and only there.
 
         Raises:
             RoundError: a round is open.
-            RangeError: it is registered already, or its examples are missing.
+            RangeError: it is registered already, or its examples are missing or not expected.
         """
         self._require_no_round()
         self._state.arrive(client, examples)

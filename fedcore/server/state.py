@@ -126,10 +126,11 @@ class State:
         outcome = Outcome()
         if cohort.W > 0 or moves:
             outcome = self._step(cohort, gamma if moves else 0.0, tally, changes)
+            changes["gamma"] = gamma  # also of a round in which x waits: one without clients may come next, and step
             if moves:
                 counters = _largest(now.counters, tally.counters)
                 x_prev = now.x if algorithm.direction.b else changes["x"]  # not kept for those who never send it
-                changes |= {"x_prev": x_prev, "gamma": gamma, "counters": counters}
+                changes |= {"x_prev": x_prev, "counters": counters}
             if algorithm.keeps_history and tally.clients:
                 before = [self.store.round_of(client) for client in tally.clients]
                 history = now.history.after(number, changes["momentum"], len(tally.clients), before)
@@ -249,10 +250,14 @@ class State:
 
     def arrive(self, client: ClientId, examples: int | None) -> None:
         """See ``Server.arrive``."""
-        population = self.now.population.with_client(client, examples, self.now.round_number)
+        now = self.now
+        sized = self.settings.algorithm.needs_shares or bool(now.population.sizes)
+        if not len(self.store.registry):  # all have gone, and with them the sizes that there were
+            sized = sized or examples is not None
+        population = now.population.with_client(client, examples, now.round_number, sized=sized)
         with uninterrupted():
             self.store.add(client)
-            self._become(replace(self.now, population=population), self.now.round_number)
+            self._become(replace(now, population=population), now.round_number)
 
     def depart(self, client: ClientId, from_objective: bool) -> None:
         """See ``Server.depart``."""

@@ -164,6 +164,22 @@ def test_a_device_that_comes_back_to_its_share_is_no_newcomer():
     assert server.x == pytest.approx(12 + 3 * 6 / 2)  # a newcomer: three times its half
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_an_objective_that_all_have_left_can_be_joined(known):
+    """With a size if there were sizes or if it brings one, which the next one then needs too."""
+    server = flexible("B", [1, 2]) if known else Server("FedAvg", vector(0), clients=2, lr=1.0)
+    server.depart(0)
+    server.depart(1)
+    if known:
+        with pytest.raises(RangeError, match="examples: expected an integer >= 1 for client 5, got None"):
+            server.arrive(5)
+    server.arrive(5, examples=3)
+    server.round([Update(5, vector(6), steps=1)])
+    assert server.x == pytest.approx(6 * (3 if known else 1))  # the newcomer's share is 1, and boosted by 3
+    with pytest.raises(RangeError, match="examples"):
+        server.arrive(6)
+
+
 def test_nobody_comes_or_goes_while_a_round_is_open():
     server = Server("MIFA", vector(0), clients=2, lr=1.0)
     with server.open_round():
@@ -175,6 +191,11 @@ def test_nobody_comes_or_goes_while_a_round_is_open():
 def test_methods_that_weigh_by_shares_ask_for_them():
     with pytest.raises(RangeError, match=r"examples: expected n_k of every client"):
         Server("FlexibleFedAvg", vector(0), clients=2, lr=1.0)
+    server = Server("FedAvg", vector(0), clients=2, lr=1.0)
+    with pytest.raises(RangeError, match="examples: expected None for client 2, as for all others, got 5"):
+        server.arrive(2, examples=5)
+    server.arrive(2)
+    server.round([Update(2, vector(1), 1)])
     for wrong in ([1], [1, 2, 3], {0: 1, 5: 2}, [1, 0], [1, True], [1, 2.5]):
         with pytest.raises((RangeError, UnknownClientError), match="examples"):
             Server("FlexibleFedAvg", vector(0), clients=2, lr=1.0, examples=wrong)

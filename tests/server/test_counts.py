@@ -5,6 +5,7 @@ import pytest
 
 from fedcore import Server, Update, algorithms
 from fedcore.errors import RangeError
+from tests.server.papers import Clients, N, arbitrary_course, fedavg, follow, mb_storm, momentum, start_of
 
 x0, y, other = np.float32([1, -2]), np.float32([3, 5]), np.float32([-4, 1])
 METHODS = {
@@ -40,3 +41,30 @@ def test_methods_that_hear_a_client_once_say_so(algorithm):
 def test_methods_of_model_differences_take_no_server_rate(algorithm):
     with pytest.raises(RangeError, match="server_lr: expected None"):
         Server(algorithm, x0, clients=2, lr=0.1, examples=[1, 1], server_lr=0.5)
+
+
+BETA = 0.3
+PAPERS = {
+    "FedAvg": (algorithms.FedAvg(), fedavg, {}),
+    "FedAvg, uniform": (algorithms.FedAvg("uniform"), fedavg, dict(weigh=lambda n_k: 1)),
+    "FedProx": (algorithms.FedProx(mu=0.5), fedavg, dict(mu=0.5)),
+    "FedAvgM": (algorithms.FedAvgM(BETA), momentum, dict(beta=BETA)),
+    "FedAvgMVR": (algorithms.FedAvgMVR(BETA), momentum, dict(beta=BETA, vr=True)),
+    "MBSTORM": (algorithms.MBSTORM(BETA), mb_storm, dict(beta=BETA)),
+    "LocalDescent": (algorithms.LocalDescent(), fedavg, dict(weigh=lambda n_k: 1)),
+}
+
+
+@pytest.mark.parametrize("method", PAPERS)
+def test_draws_with_replacement_follow_the_paper(method):
+    """The paper sums over the draws, the server over the clients, each with its number of draws."""
+    algorithm, paper, options = PAPERS[method]
+    clients, course, start = Clients(0), arbitrary_course(0, draws=True), start_of(0)
+    lr = algorithms.rates.Exponential(0.1, 0.98)
+    server = Server(algorithm, start, N, lr=lr)
+    assert follow(server, clients, course, paper(clients, start.astype(np.float64), lr, course, **options)) < 2e-6
+
+
+def test_every_method_that_takes_counts_is_drawn_for_100_rounds():
+    several = {name for name, method in algorithms.REGISTRY.items() if not method().hears_once}
+    assert {type(algorithm).__name__ for algorithm, *_ in PAPERS.values()} == several

@@ -1,0 +1,272 @@
+"""Float64 transcriptions of the methods' papers, independent of the package, and clients to run both on.
+
+Each yields x after every round. lr: eta(t). The server's step is the cohort's mean of eta K_i unless the method
+averages models or gamma(t) is given. A client is as often in a cohort as it was drawn.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedcore import Update
+
+N, n, ROUNDS, K = 12, 257, 100, 5
+
+
+class Clients:
+    """Least squares with minimisers of their own, full gradients in float64."""
+
+    def __init__(self, seed):
+        rng = np.random.default_rng(seed)
+        self.a = rng.uniform(0.5, 2, size=(N, n))
+        self.optimum = rng.normal(size=(N, n))
+        self.examples = rng.integers(1, 50, size=N).tolist()
+
+    def gradient(self, i, y):
+        return self.a[i] * (y - self.optimum[i])
+
+    def train(self, i, x, lr, steps, direction=None):
+        """y after the steps, and the mean of the gradients at the y's; plain steps unless there is a direction."""
+        y, raw = x.astype(np.float64), 0
+        for _ in range(steps):
+            gradient = self.gradient(i, y)
+            raw = raw + gradient / steps
+            y = y - lr * (gradient if direction is None else direction(y, gradient))
+        return y, raw
+
+    def warm(self, x, seed):
+        """float64[N, n]: the mean of some minibatch gradients of each client at x, its float32 value."""
+        noise = np.random.default_rng([seed, 3]).normal(scale=0.1, size=(N, n))
+        gradients = np.array([self.gradient(i, x.astype(np.float64)) for i in range(N)])
+        return (gradients + noise).astype(np.float32).astype(np.float64)
+
+    def work(self, broadcast, i, steps):
+        """What a client of any method makes of its broadcast, as arguments of ``Round.add``."""
+        y, raw = self.train(i, broadcast.x, broadcast.lr, steps, self.direction(broadcast, i))
+        return dict(y=y.astype(np.float32), control=raw.astype(np.float32) if broadcast.second else None)
+
+    def direction(self, broadcast, i, own=0.0):
+        """What a client steps along; ``own``: its part of the offset, where it keeps it itself."""
+        offset = broadcast.offset(i)
+        constant = own if offset is None else offset + own
+
+        def direction(y, gradient):
+            d = broadcast.a * gradient + broadcast.mu * (y - broadcast.x) + constant
+            return d + broadcast.b * self.gradient(i, broadcast.x_prev.astype(np.float64)) if broadcast.b else d
+
+        return direction
+
+
+@dataclass
+class Course:
+    """Who is drawn and how much each does; who comes and goes.
+
+    Attributes:
+        active: the cohort of each round.
+        steps: K_i, [t][i].
+        start: who is registered from the start.
+        changes: by round, in their order, what happens before it: ("arrive" | "exclude" | "include", client).
+    """
+
+    active: Sequence[Sequence[int]]
+    steps: Sequence[Sequence[int]]
+    start: frozenset[int] = frozenset(range(N))
+    changes: Mapping[int, Sequence[tuple[str, int]]] = field(default_factory=dict)
+
+    def rounds(self):
+        """t, S_t, the steps, who has just been forgotten, and how many are registered."""
+        here = set(self.start)
+        for t, S in enumerate(self.active):
+            for what, i in self.changes.get(t, ()):
+                (here.add if what == "arrive" else here.remove)(i)
+            yield t, S, self.steps[t], [i for what, i in self.changes.get(t, ()) if what != "arrive"], len(here)
+
+
+def arbitrary_course(seed, draws=False):
+    """Arbitrary cohorts and work; some cohorts are empty, full, or one client.
+
+    Args:
+        draws: whether a client may be drawn several times.
+    """
+    rng = np.random.default_rng(seed)
+    active = [np.flatnonzero(rng.random(N) < rng.random()).tolist() for _ in range(ROUNDS)]
+    active[3 if seed else 0], active[9], active[20], active[21] = [], list(range(N)), [4], [7]
+    if draws:
+        active = [sorted(rng.choice(S, size=2 * len(S)).tolist()) if S else [] for S in active]
+    return Course(active, rng.integers(1, K + 1, size=(ROUNDS, N)).tolist())
+
+
+def start_of(seed):
+    """x_0, float32[n]."""
+    return np.random.default_rng([seed, 1]).normal(size=n).astype(np.float32)
+
+
+def follow(server, clients, course, paper, work=None, after=None):
+    """Run the server through a course; returns its largest relative distance from the paper's x.
+
+    Args:
+        paper: the paper's x after each round.
+        work: what a client makes of its broadcast, in the place of ``Clients.work``.
+        after: called with the clients heard when a round is finished.
+    """
+    x0, worst = server.x, 0.0
+    for t, x in enumerate(paper):
+        for what, i in course.changes.get(t, ()):
+            if what == "arrive":
+                server.arrive(i, examples=clients.examples[i] if server.algorithm.needs_shares else None)
+            else:
+                server.depart(i, from_objective=what == "exclude")
+        counts = Counter(course.active[t])
+        broadcast = server.broadcast(sorted(counts))
+        assert broadcast.round == t
+        updates = []
+        for i in broadcast.ids:
+            done = 1 if broadcast.local_rule == "one minibatch" else course.steps[t][i]
+            answer = (work or clients.work)(broadcast, i, done)
+            updates.append(Update(i, **answer, steps=done, examples=clients.examples[i], count=counts[i]))
+        if t % 2:
+            report = server.round(updates)
+        else:  # folded one by one
+            with server.open_round() as round:
+                for update in updates:
+                    round.add_update(update)
+            report = round.report
+        assert sorted(report.heard) == sorted(counts)
+        if after:
+            after(broadcast.ids)
+        worst = max(worst, float(np.linalg.norm(server.x - x) / np.linalg.norm(x)))
+    assert np.linalg.norm(server.x - x0) > 0.1 * np.linalg.norm(x0)  # it went somewhere
+    return worst
+
+
+def fedavg(clients, x, lr, course, weigh=lambda n_k: n_k, mu=0.0):
+    for t, S, steps, *_ in course.rounds():
+        if S:
+            start = x
+            ys = [clients.train(i, x, lr(t), steps[i], lambda y, g, start=start: g + mu * (y - start))[0] for i in S]
+            w = [weigh(clients.examples[i]) for i in S]
+            x = x + sum(w_i / sum(w) * (y - x) for w_i, y in zip(w, ys, strict=True))
+        yield x
+
+
+def mifa(clients, x, lr, course, wait, warm=None):
+    rows, gamma = dict(warm or {}), 0.0
+    for t, S, steps, forgotten, registered in course.rounds():
+        for i in forgotten:
+            rows.pop(i, None)
+        for i in S:
+            rows[i] = (x - clients.train(i, x, lr(t), steps[i])[0]) / (lr(t) * steps[i])
+        if S:
+            gamma = np.mean([lr(t) * steps[i] for i in S])
+        if rows and (not wait or len(rows) == registered):
+            x = x - gamma * sum(rows.values()) / registered
+        yield x
+
+
+def mimic(clients, x, lr, course, update_units=False, centred=True):
+    """``centred``: v less C / N, which is zero but where a client was forgotten or drawn twice."""
+    c = np.zeros((N, n))
+    for t, S, steps, forgotten, registered in course.rounds():
+        c[forgotten] = 0
+        if S:
+            unit = {i: 1 if update_units else lr(t) * steps[i] for i in S}
+            h = {i: (x - clients.train(i, x, lr(t), steps[i])[0]) / unit[i] for i in S}
+            v = sum(h[i] + c[i] for i in S) / len(S)
+            if centred:
+                v = v - c.sum(axis=0) / registered
+            for i in h:
+                c[i] = v - h[i]
+            x = x - np.mean([unit[i] for i in S]) * v
+        yield x
+
+
+def momentum(clients, x, lr, course, beta, controls=False, vr=False, gamma=None, warm=None):
+    """Algorithms 1-4 of Cheng et al.; beta = 1 is FedAvg with a mean of gradients, and with controls SCAFFOLD.
+
+    c is the mean of the c_i of all registered clients, as its increments (1/N) sum (c_i+ - c_i) keep it.
+
+    Args:
+        warm: c_i^0 by client; c^0 is the mean of all, and g^0 = c^0 with ``vr``.
+    """
+    c_i, g, x_prev = np.zeros((N, n)), np.zeros(n), x
+    for i, gradient in (warm or {}).items():
+        c_i[i] = gradient
+    if vr and warm:
+        g = c_i.sum(axis=0) / (len(course.start) if controls else len(warm))
+    for t, S, steps, forgotten, registered in course.rounds():
+        c_i[forgotten] = 0
+        if S:
+            h, c, c_new = [], c_i.sum(axis=0) / registered, c_i.copy()
+            for i in S:
+                correction = c - c_i[i] if controls else 0
+
+                def direction(y, gradient, i=i, correction=correction, g=g, x_prev=x_prev):
+                    if vr:
+                        return gradient + beta * correction + (1 - beta) * (g - clients.gradient(i, x_prev))
+                    return beta * (gradient + correction) + (1 - beta) * g
+
+                y, c_new[i] = clients.train(i, x, lr(t), steps[i], direction)
+                h.append((x - y) / (lr(t) * steps[i]))
+            c_i, g = c_new, sum(h) / len(S)
+            step = np.mean([lr(t) * steps[i] for i in S]) if gamma is None else gamma(t)
+            x_prev, x = x, x - step * g
+        yield x
+
+
+def reparameterised(clients, x, lr, course, beta, gamma=None, controls=False):
+    """Eq. 31-33 of Cheng et al.: g^ = g / beta, eta^ = beta eta, gamma^ = beta gamma; lr and gamma are without hats."""
+    c_i, g_hat = np.zeros((N, n)), np.zeros(n)
+    for t, S, steps, *_ in course.rounds():
+        if S:
+            eta_hat, c, c_new, moved = beta * lr(t), c_i.mean(axis=0), c_i.copy(), 0
+            for i in S:
+                constant = (1 - beta) * g_hat + (c - c_i[i] if controls else 0)
+                y, c_new[i] = clients.train(i, x, eta_hat, steps[i], lambda _, gradient, o=constant: gradient + o)
+                moved = moved + (x - y) / (eta_hat * steps[i])
+            c_i, g_hat = c_new, moved / len(S)
+            step = np.mean([lr(t) * steps[i] for i in S]) if gamma is None else gamma(t)
+            x = x - beta * step * g_hat
+        yield x
+
+
+def mb_storm(clients, x, lr, course, beta, warm=None):
+    """Patel et al. 2022: one gradient of each client at both points, a step of the server's alone."""
+    v, x_prev = sum(warm.values()) / len(warm) if warm else np.zeros(n), x
+    for t, S, *_ in course.rounds():
+        if S:
+            now, before = (np.mean([clients.gradient(i, at) for i in S], axis=0) for at in (x, x_prev))
+            v = now + (1 - beta) * (v - before)
+            x_prev, x = x, x - lr(t) * v
+        yield x
+
+
+def flexible(clients, x, lr, course, scheme, fast=True):
+    """Eq. 2 and Sec. 4 of Ruan et al. Rounds count from 1: t0 of an arrival before ``course``'s round t is t.
+
+    Who was included and comes back has its share already and is no newcomer: nothing restarts, nothing is boosted.
+
+    Args:
+        lr: eta_0 / t, which begins anew at t0 when the objective changes; or eta_0.
+    """
+    sizes, t0s, t0 = {i: clients.examples[i] for i in course.start}, {}, 0
+    for t, S, steps, *_ in course.rounds():
+        for what, i in course.changes.get(t, ()):
+            if what == "arrive" and i not in sizes:
+                sizes[i], t0s[i], t0 = clients.examples[i], t, t
+            elif what == "exclude":
+                del sizes[i]
+                t0 = t
+            if what != "arrive":
+                t0s.pop(i, None)
+        eta = lr(t) if callable(lr) else lr / (t + 1 - t0)
+        complete, change = [i for i in S if steps[i] == K], 0
+        for i in complete if scheme == "A" else S:
+            p = sizes[i] / sum(sizes.values())
+            if fast and i in t0s:
+                p = p * (1 + 2 / (t + 1 - t0s[i]) ** 2)
+            weight = {"A": len(sizes) * p / max(len(complete), 1), "B": p, "C": K / steps[i] * p}[scheme]
+            change = change + weight * (clients.train(i, x, eta, steps[i])[0] - x)
+        x = x + change
+        yield x

@@ -1,0 +1,65 @@
+"""Models of named tensors, which are folded where they lie, give the bits of the same models as flat vectors."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedcore import Server, Update, algorithms
+
+N, ROUNDS = 5, 4
+
+
+def net():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7), torch.nn.Linear(7, 3))
+
+
+def run(method, send, kind):
+    """x of every round and the rows in the end, with replies as ``send(t, i, flat, named)`` chooses."""
+    server, xs = Server(method, net(), N, lr=0.1, examples=range(1, N + 1)), []
+    rng, n, p = np.random.default_rng(1), server.layout.n, server.layout.n_parameters
+    for t in range(ROUNDS):
+        updates = []
+        for i in range(N - t):  # odd and even cohorts
+            delta = rng.normal(scale=0.1, size=n).astype(np.float32)
+            flat = delta if kind == "delta" else server.x + delta
+            named = server.tensors() | {name: value.copy() for name, value in server.layout.unflatten(flat).items()}
+            control = rng.normal(size=p).astype(np.float32) if server.algorithm.second else None
+            updates.append(Update(i, send(t, i, flat, named), steps=1 + i, examples=1 + i, control=control, kind=kind))
+        assert not server.round(updates).refused
+        xs.append(server.x)
+    return np.array(xs), [server.store.read(i) for i in range(N)] if server.algorithm.keeps_rows else []
+
+
+@pytest.mark.parametrize("kind", ["model", "delta"])
+@pytest.mark.parametrize("method", algorithms.REGISTRY)
+def test_named_tensors_count_as_one_vector(method, kind):
+    due = run(method, lambda t, i, flat, named: flat, kind)
+    for send in (
+        lambda t, i, flat, named: named,
+        lambda t, i, flat, named: {name: torch.from_numpy(np.array(value)) for name, value in named.items()},
+        lambda t, i, flat, named: (flat, named)[(t + i) % 2],
+    ):
+        xs, rows = run(method, send, kind)
+        np.testing.assert_array_equal(xs, due[0])
+        np.testing.assert_array_equal(rows, due[1])
+    assert np.ptp(due[0], axis=0).min() > 0  # every element moved
+
+
+def test_float_buffers_are_a_weighted_mean_over_those_who_sent_them():
+    server = Server("FedAvg", net(), clients=3, lr=0.1)
+    first, second = net(), net()
+    with torch.no_grad():
+        first[1].running_mean += 1
+        second[1].running_mean += 5
+    gradient = np.ones(server.layout.n_parameters, np.float32)  # of a client that sends no buffers
+    server.round(
+        [
+            Update(0, first.state_dict(), steps=2, examples=1),
+            Update(1, second.state_dict(), steps=1, examples=3),
+            Update(2, gradient, steps=5, examples=4, kind="gradient"),
+        ]
+    )
+    np.testing.assert_allclose(server.tensors()["1.running_mean"], np.full(7, (1 + 3 * 5) / 4), rtol=1e-6)
+    x = server.layout.flatten(net())[: server.layout.n_parameters]
+    np.testing.assert_allclose(server.x[: len(x)], x - 4 / 8 * 0.1 * 5, rtol=1e-5)
