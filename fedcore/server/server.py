@@ -322,7 +322,7 @@ class Server:
             UnknownClientError: one of them is not registered.
         """
         algorithm, state, number = self.algorithm, self._state, self.round_number
-        known = tuple(self.store.registry.check(client) for client in ids)
+        known = tuple(map(self.store.registry.check, ids.tolist() if isinstance(ids, np.ndarray) else ids))
         if algorithm.keeps_rows:
             self.store.prefetch(known)
         sent = (1 + bool(algorithm.direction.b)) * self.layout.n + algorithm.sends_offset * self.layout.n_parameters

@@ -140,15 +140,13 @@ class Sums:
         tensors = (
             slice(None, self._n_tensors) if span.stop == self._layout.n_parameters else slice(self._n_tensors, None)
         )
-        ys = [y[tensors] if isinstance(y, list) else y[span] for y in batch.ys]
-        return kernels.accumulate(
-            self._value[span] if self._begun else None,
-            _cut(batch.bases, span),
-            ys,
-            scales,
-            batch.weights,
-            out=self._spare[span],
-        )
+        if self._layout.n == self._layout.n_parameters:  # nothing to cut, which would take as long as a small fold
+            ys, bases = batch.ys, batch.bases
+        else:
+            ys = [y[tensors] if isinstance(y, list) else y[span] for y in batch.ys]
+            bases = _cut(batch.bases, span)
+        acc = self._value[span] if self._begun else None
+        return kernels.accumulate(acc, bases, ys, scales, batch.weights, out=self._spare[span])
 
     def _begin(self) -> None:
         """Zeros, if nothing was folded yet: else the first fold makes them itself."""

@@ -185,8 +185,9 @@ class Registry:
         if not isinstance(listed, list | tuple | np.ndarray):
             listed = list(listed)
         found: Numbers = self._index.numbers(listed)
-        for i in np.flatnonzero(found < 0):
-            found[i] = self.number(listed[i])
+        if found.min(initial=0) < 0:  # ids in another form, or of nobody
+            for i in np.flatnonzero(found < 0):
+                found[i] = self.number(listed[i])
         return found
 
     def id_of(self, number: int) -> ClientId:
