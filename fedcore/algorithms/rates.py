@@ -8,7 +8,6 @@ changes from step to step (``InverseStep``).
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from numbers import Real
 from typing import Any, Protocol, SupportsFloat
 
@@ -296,9 +295,21 @@ def rate_at(rate: Rate, round: int) -> float:
 
 
 def rate_of_steps(rate: Rate, round: int) -> Callable[[int], float] | None:
-    """The rates of a round's steps, counted from 0, where they differ; None where all have the round's."""
-    of_step = getattr(rate, "of_step", None)
-    return None if of_step is None else partial(of_step, round)
+    """The rates of a round's steps, counted from 0, where they differ; None where all have the round's.
+
+    What is returned raises RangeError for a step whose rate is no finite number > 0.
+    """
+    if not hasattr(rate, "of_step"):
+        return None
+    of_step = rate.of_step
+
+    def checked(step: int) -> float:
+        value = float(of_step(round, step))
+        if not 0 < value < math.inf:
+            raise RangeError(f"rate: expected a finite number > 0 in step {step} of round {round}, got {value!r}")
+        return value
+
+    return checked
 
 
 def _is_number(value: object) -> bool:

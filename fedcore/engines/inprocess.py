@@ -163,7 +163,8 @@ class InProcess:
     def gradients(self, broadcast: Broadcast) -> dict[ClientId, npt.NDArray[np.float32]]:
         """The mean of each client's minibatch gradients at a broadcast's x, for a warm start.
 
-        As many gradients as a round has local steps, of other minibatches than any round's.
+        As many gradients as a round has local steps (one, where the method takes their minibatches as one), of other
+        minibatches than any round's.
 
         Returns:
             float32[n_parameters] by client.

@@ -27,7 +27,7 @@ class Parts:
         server, engine, pattern: the server, the clients' work, who takes part.
         course: how the objective changes, if the experiment says that it does.
         judges: who evaluates then.
-        uploads: vectors that clients have sent for a warm start.
+        uploads: vectors that clients have sent for a warm start, one each; 0 without one.
     """
 
     server: Server
@@ -84,10 +84,10 @@ def build(trial: Trial, saved: Path | None = None) -> Parts:
     optimizer = experiment.rate.optimizer.make() if experiment.rate.optimizer else None
     lr, algorithm = experiment.rate.lr.make(), trial.method.make()
     lr = lr if course is None else course.rate(lr)
+    present: dict[ClientId, int] = dict(enumerate(sizes)) if course is None else course.start()
     if saved is not None and saved.exists():
         server = Server.load(saved, algorithm=algorithm, server_lr=gamma)  # lr is fedcore's own and saved with it
     else:
-        present: dict[ClientId, int] = dict(enumerate(sizes)) if course is None else course.start()
         # The module, not its flat vector, which does not tell BatchNorm's statistics from parameters.
         # A simulation can afford to read the rows once more: it is less than one local step.
         server = Server(
@@ -102,5 +102,5 @@ def build(trial: Trial, saved: Path | None = None) -> Parts:
         )
         if trial.method.warm_start:
             server.warm_start(engine.gradients(server.broadcast(present)))
-            return Parts(server, engine, pattern, course, judges, uploads=len(present))
-    return Parts(server, engine, pattern, course, judges)
+    uploads = len(present) if trial.method.warm_start else 0
+    return Parts(server, engine, pattern, course, judges, uploads)

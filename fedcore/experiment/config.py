@@ -14,6 +14,7 @@ from pydantic import (
 )
 
 from fedcore import algorithms, data, participation
+from fedcore.algorithms import Algorithm
 from fedcore.data import partitions
 from fedcore.errors import FedcoreError, RangeError, ShapeError, UnknownNameError
 from fedcore.experiment.fields import Count, Section, Seed, Threads, option_problems
@@ -42,6 +43,10 @@ class Method(Named):
     def registry(cls) -> Mapping[str, Callable[..., Any]]:
         """The algorithms."""
         return algorithms.REGISTRY
+
+    def make(self) -> Algorithm:
+        """The algorithm itself."""
+        return algorithms.REGISTRY[self.name](**self.options)
 
     def _try(self) -> None:
         made = self.make()
@@ -110,9 +115,6 @@ class Model(Named):
 
         return nets.REGISTRY
 
-    def _try(self) -> None:
-        """Nothing: ``Experiment`` asks the model, which takes a while to make, once for its scores."""
-
 
 class Local(Section):
     """One client's work in a round: minibatch SGD over ``epochs`` passes, or ``steps`` steps; see ``local.Options``."""
@@ -150,9 +152,6 @@ class Participation(Named):
 
     def _problems(self) -> Mapping[str, str]:
         return pattern_problems(self.name, self.options, beside=("name", "first_round", "among"))
-
-    def _try(self) -> None:
-        """Nothing: a pattern is one of so many clients, whose number ``Experiment`` knows."""
 
 
 class Evaluate(Section):

@@ -16,6 +16,9 @@ from fedcore.experiment.config import Experiment
 from fedcore.experiment.fields import said, unknown_key
 from fedcore.experiment.variants import SCALES, at_scale
 
+OF_FAMILIES = {"data", "objective", "partition", "participation"}
+"""The tables in which the presets of a family differ."""
+
 
 def load_preset(
     name_or_path: str | Path, overrides: Sequence[str] = (), *, scale: Literal["full", "quick"] = "full"
@@ -51,6 +54,9 @@ def load_preset(
     tables.setdefault("name", name.name if name.is_absolute() or ".." in name.parts else name.as_posix())
     for override in overrides:
         _apply(tables, override)
+    changed = {re.split(r"[.=]", key.strip())[0].strip() for key in (*overrides, *tables.get("grid", {}))}
+    if changed & OF_FAMILIES:  # then its value in the family is no longer what the preset says
+        tables.get("pictures", {}).pop("varied", None)
     try:
         return Experiment.model_validate(tables)
     except ValidationError as error:

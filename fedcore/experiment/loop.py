@@ -54,7 +54,7 @@ def rounds(parts: Parts, *, count: int, evaluate_every: int, uploads: int = 0) -
                 "aggregate": folded - start - stream.seconds,
                 "evaluate": done - folded,
             },
-            uploadings=(round + 1) * server.algorithm.uploads,
+            uploadings=(round + 1) * server.algorithm.uploads + (parts.uploads > 0),
             bytes_down=broadcast.bytes,
             diversity=report.diversity,
             correction_norm=report.correction_norm,

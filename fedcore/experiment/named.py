@@ -29,10 +29,6 @@ class Named(Section):
         """What is called with the options, by name."""
         raise NotImplementedError
 
-    def make(self) -> Any:
-        """What is named, with its options."""
-        return self.registry()[self.name](**self.options)
-
     @classmethod
     def own_keys(cls) -> Collection[str]:
         """The table's keys that are no options."""
@@ -45,7 +41,6 @@ class Named(Section):
 
     def _try(self) -> None:
         """Whatever cheap thing fails, with a ``FedcoreError``, if the options do not fit each other."""
-        self.make()
 
     @model_validator(mode="before")
     @classmethod

@@ -35,6 +35,10 @@ class LearningRate(Named):
         """The rates."""
         return rates.REGISTRY
 
+    def make(self) -> Any:
+        """The rate itself."""
+        return rates.REGISTRY[self.name](**self.options)
+
     def _try(self) -> None:
         rate = self.make()
         first = rate(0, 1) if self.per_cohort else rate(0)
@@ -56,6 +60,13 @@ class ServerOptimizer(Named):
     def registry(cls) -> Mapping[str, Callable[..., Any]]:
         """The optimisers."""
         return optimizers.REGISTRY
+
+    def make(self) -> optimizers.Optimizer:
+        """The optimiser itself."""
+        return optimizers.named(self.name, **self.options)
+
+    def _try(self) -> None:
+        self.make()
 
 
 class Rate(Section):

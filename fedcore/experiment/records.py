@@ -57,7 +57,8 @@ class RoundRecord:
         seconds: wall time by what it went to: the only field that two runs of one experiment may disagree on.
             ``broadcast``: who is active, and what they are sent. ``local``: the clients' work, their offsets counted.
             ``aggregate``: the server's round. ``evaluate``: the test set.
-        uploadings: rounds so far times the vectors that a client sends in one, as the MimiC paper counts; this and what
+        uploadings: rounds so far times the vectors that a client sends in one, as the MimiC paper counts, and one for a
+            warm start; this and what
             follows has no value in older records.
         bytes_down: what was sent to the active clients.
         diversity, correction_norm, staleness: those of ``fedcore.RoundReport``.

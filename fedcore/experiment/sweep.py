@@ -29,9 +29,11 @@ class Sweep:
         """All trials: preset by preset, in each seed by seed over all its points.
 
         Raises:
-            ConfigError: a grid is not one that its experiment takes.
+            ConfigError: a grid is not one that its experiment takes, or two experiments have one name.
         """
-        found = []
+        found, names = [], [experiment.name for experiment in self.experiments]
+        if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+            raise ConfigError(f"{twice[0]}: expected one experiment of this name, which is its folder's, got several")
         for experiment in self.experiments:
             # A seed's trials come together, so that a sweep that is stopped has whole comparisons to show.
             own = [

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
+from fedcore.errors import ConfigError
+
 Tables = dict[str, Any]
 Choice = tuple[tuple[str, Tables], ...]
 """One entry of each table of a file's ``variants``, with its name."""
@@ -58,6 +60,9 @@ def variants(file: str, tables: Tables) -> dict[str, Tables]:
         chosen = plain
         for _, changes in choice:
             chosen = merged(chosen, {key: value for key, value in changes.items() if key not in OF_VARIANTS})
+        varying = [place for place, (_, changes) in enumerate(choice) if "varies" in changes]
+        if len(varying) > 1 or any(len(choice[place][1]["varies"]) != 1 for place in varying):
+            raise ConfigError(f"{file}: expected one table of variants that varies, and one number in it")
         for place, (_, changes) in enumerate(choice):
             for label, value in changes.get("varies", {}).items():
                 others = choice[:place] + choice[place + 1 :]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.algorithms.rates import Rate, as_rate, rate_at, rate_of_steps
-from fedcore.errors import ArrayError, CheckpointError, DtypeError, RangeError, RoundError, ShapeError
+from fedcore.errors import ArrayError, CheckpointError, DtypeError, FedcoreError, RangeError, RoundError, ShapeError
 from fedcore.layout import Layout
 from fedcore.network.mixing import mixing_matrix
 from fedcore.network.report import NetworkReport
@@ -166,15 +166,35 @@ class Network:
             if not isinstance(state, dict) or state.get("what") != WHAT:
                 raise CheckpointError(f"{path}: expected the folder of a network, got another store")
             models = [saved.read(node).copy() for node in range(len(saved.registry))]
-        rate = revive("lr", state["lr"], None if lr is None else as_rate(lr))
-        network = cls(models, vectors["W"].reshape(len(models), -1), lr=rate, q=vectors["q"])
-        network.layout = Layout.from_state(state["layout"])
-        network.q = vectors["q"]  # as it was, not scaled once more
-        network.q.flags.writeable = False
-        network._limits = Limits(**state["limits"])
-        counters = {k.removeprefix("counter/"): v for k, v in vectors.items() if k.startswith("counter/")}
-        network._state = Models(models, counters, state["round_number"])
+        try:
+            rate = revive("lr", state["lr"], None if lr is None else as_rate(lr))
+            network = cls(models, vectors["W"].reshape(len(models), -1), lr=rate, q=vectors["q"])
+            network._continue(state, vectors, models)
+        except CheckpointError:
+            raise
+        except (FedcoreError, LookupError, TypeError, ValueError) as error:  # sealed, but by nobody who writes this
+            raise CheckpointError(f"{path}: expected what save wrote, got {error!r}") from None
         return network
+
+    def _continue(self, state: dict[str, Any], vectors: dict[str, npt.NDArray[Any]], models: list[F32]) -> None:
+        """Take over what a new network of these models does not have.
+
+        Raises:
+            RangeError, LookupError, TypeError, ValueError: something is not what ``save`` writes.
+        """
+        layout, number = Layout.from_state(state["layout"]), state["round_number"]
+        counters = {k.removeprefix("counter/"): v for k, v in vectors.items() if k.startswith("counter/")}
+        if (
+            layout.n != self.layout.n
+            or not is_integer(number, 0, 2**63)
+            or counters.keys() != {piece.name for piece in layout.counters}
+        ):
+            raise RangeError(f"layout, counters, round: expected those of {self.layout.n} elements, got others")
+        if not np.allclose(vectors["q"], self.q, rtol=1e-9, atol=0):
+            raise RangeError("q: expected weights with the sum 1")
+        self.layout, self.q, self._limits = layout, vectors["q"], Limits(**state["limits"])  # q not scaled once more
+        self.q.flags.writeable = False
+        self._state = Models(models, counters, number)
 
     def output(self, out: F32 | None = None) -> F32:
         """The network's answer, sum_j q_j y_j.

@@ -61,10 +61,13 @@ def pictures(preset: str, config: str) -> Pictures:
         MissingDataError: the configuration is damaged.
     """
     try:
-        found = json.loads(config or "{}").get("pictures")
+        tables = json.loads(config or "{}")
+        if not isinstance(tables, dict):
+            raise ValueError(f"expected tables at the top, got {type(tables).__name__}")
+        found = tables.get("pictures")
         if found is None and preset in presets.names():
             found = presets.read(preset).get("pictures")
-        return Pictures.model_validate(found or {})
+        return Pictures() if found is None else Pictures.model_validate(found)
     except ValueError as error:
         raise MissingDataError(f"{preset}: its {CONFIG} is damaged: {error}") from None
 

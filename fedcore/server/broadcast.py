@@ -27,7 +27,7 @@ class Broadcast:
         lr: eta, the rate of the local steps; of the first one, where they differ.
         lr_of_step: the rate of step k, counted from 0, where they differ within a round (``rates.InverseStep``), else
             None. A client that follows it says the mean of its rates as ``Update.lr``; one that stays at ``lr`` says
-            nothing.
+            nothing. Its h_i, and a raw_i that follows from it, are then means weighted by the rates.
         a, b, mu: the coefficients above.
         second: whether a client must send the mean of its gradients back, as ``control`` (gradients at y alone, before
             any correction; where clients keep their rows, its difference from the row).

@@ -237,7 +237,7 @@ class Server:
         with ClientStore.open(path, readonly=True) as store:
             state = store.state
         if not isinstance(state, dict) or state.get("what") != "a fedcore server":
-            raise CheckpointError(f"{path}: expected the folder of a server, got a ClientStore that no server wrote")
+            raise CheckpointError(f"{path}: expected the folder of a server, got a store that none wrote")
         given = {
             "algorithm": algorithm,
             "lr": None if lr is None else as_rate(lr),
@@ -273,7 +273,7 @@ class Server:
         """A client comes; it counts from the next round on.
 
         Args:
-            examples: its n_k, where the other clients' are known, and only there.
+            examples: its n_k, where the other clients' are known, and else none; where there are no others, either.
 
         Raises:
             RoundError: a round is open.

@@ -66,7 +66,8 @@ class Settings:
             accumulate=state["accumulate"],
             late_rounds=state["late_rounds"],
             history_rounds=state["history_rounds"],
-            diagnostics=state.get("diagnostics", False),  # older folders have none
+            # Older folders have it under another name, or not at all.
+            diagnostics=state.get("diagnostics", state.get("correction_norms", False)),
             limits=Limits(**state["limits"]),
             **{what: revive(what, state[what], given[what]) for what in given},
         )

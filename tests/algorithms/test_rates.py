@@ -19,6 +19,7 @@ from fedcore.algorithms.rates import (
     largest_alpha,
     largest_full_gradient_rate,
     rate_at,
+    rate_of_steps,
 )
 
 
@@ -55,6 +56,22 @@ def test_inverse_steps_by_hand():
     rate = InverseStep(mu=2, alpha=3, E=2)  # a = 10
     assert [rate.of_step(*t) for t in ((0, 0), (0, 1), (1, 0), (1, 1), (15, 0))] == [0.2, 4 / 22, 4 / 24, 4 / 26, 0.05]
     assert [rate(t) for t in (0, 1, 15)] == [rate.of_step(t, 0) for t in (0, 1, 15)]
+
+
+def test_rates_of_steps_are_checked():
+    class Odd:
+        def __call__(self, round):
+            return 0.1
+
+        def of_step(self, round, step):
+            return [0.1, -0.1, float("nan"), 0.0][step]
+
+    of_step = rate_of_steps(Odd(), 7)
+    assert of_step(0) == 0.1
+    for step in (1, 2, 3):
+        with pytest.raises(errors.RangeError, match=f"rate: expected a finite number > 0 in step {step} of round 7"):
+            of_step(step)
+    assert rate_of_steps(Staircase(1.0), 7) is None
 
 
 def test_the_rate_per_cohort_by_hand():

@@ -108,6 +108,7 @@ def test_a_warm_start_is_sent_by_all_and_asked_of_methods_that_can(tmp_path):
     assert warm.algorithms[0].label == "SCAFFOLD (warm start)"
     run_trial(Trial(warm, 0, 0), tmp_path, lines.append)
     assert [line.uploads for line in lines] == [5 + 3, 5 + 3 + 3]
+    assert [line.uploadings for line in lines] == [1 + 1, 1 + 2]
     with pytest.raises(ConfigError, match=r"warm_start: expected false: FedAvg keeps nothing"):
         load_preset("quickstart", ["algorithms=[{name='FedAvg', warm_start=true}]"])
 

@@ -36,6 +36,17 @@ def test_every_point_is_a_run_of_its_own(tmp_path):
     assert {line.lr for _, lines in found.popitem()[1] for line in lines} == {0.2}
 
 
+def test_two_experiments_of_one_name_are_refused(tmp_path):
+    """Files of two folders, say: one would be taken for the other, which is complete."""
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.toml").write_text('base = "quickstart"')
+    both = [load_preset(tmp_path / folder / "mine.toml", CHANGES) for folder in ("a", "b")]
+    with pytest.raises(ConfigError, match="mine: expected one experiment of this name"):
+        run_sweep(Sweep(both, tmp_path / "runs"), jobs=1)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_what_is_complete_is_not_run_again_and_more_can_be_added(tmp_path):
     run_sweep(Sweep([load_preset("quickstart", CHANGES)], tmp_path), jobs=1)
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.jsonl")}

@@ -41,6 +41,46 @@ def test_what_the_base_varies_is_not_what_the_preset_varies():
     assert all(len(values) == len(set(values)) > 1 for values in families.values())
 
 
+def leaves(tables):
+    for value in tables.values() if isinstance(tables, dict) else tables:
+        if isinstance(value, dict | list | tuple):
+            yield from leaves(value)
+        else:
+            yield value
+
+
+def test_what_a_preset_varies_has_that_value_in_it():
+    for name in presets.names():
+        tables = load_preset(name).model_dump(mode="json")
+        if varied := tables["pictures"]["varied"]:
+            due = varied["value"] / 100 if "%" in varied["label"] else varied["value"]
+            if varied["label"] == "S" and tables["participation"]["name"] == "Always":
+                due = tables["partition"]["clients"]
+            assert due in leaves({key: tables[key] for key in ("partition", "participation")}), name
+
+
+@pytest.mark.parametrize(
+    "change", ["participation.tau_max=500", "partition.clients=20", "grid={'partition.clients'=[5]}"]
+)
+def test_a_preset_that_is_changed_in_what_families_differ_in_is_of_none(change):
+    assert load_preset("mimic/table3-tau20", [change]).pictures.varied is None
+    kept = load_preset("mimic/table3-tau20", ["rounds=3", "rate.lr=0.1", "grid={'rate.lr'=[0.2]}"]).pictures
+    assert kept == load_preset("mimic/table3-tau20").pictures
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        [{"a": {"varies": {"p": 1, "q": 2}}}],
+        [{"a": {"varies": {"p": 1}}}, {"b": {"varies": {"q": 1}}}],
+        [{"a": {"varies": {}}}],
+    ],
+)
+def test_one_table_varies_one_number(axes):
+    with pytest.raises(ConfigError, match="one number in it"):
+        variants("f", {"title": "T", "variants": axes})
+
+
 def test_the_small_scale_lies_on_everything_else():
     tables = {"rounds": 9, "local": {"steps": 3}, "quick": {"local": {"steps": 1}}}
     assert at_scale(tables, "quick") == {"rounds": 9, "local": {"steps": 1}}

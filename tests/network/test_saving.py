@@ -4,17 +4,19 @@ import numpy as np
 import pytest
 from torch import nn
 
+import fedcore
 from fedcore import ClientStore, Network, Server, Update, errors
 from fedcore.algorithms.rates import InverseStep, Staircase
 from fedcore.topology import Topology
 from tests.network.problem import LeastSquares
 
 PROBLEM, NODES = LeastSquares(6, 5), 6
+Q = [0.1, 0.2, 0.3, 0.4, 0.5, 0.7]  # scaled to the sum 1 once, and then once more, they differ in bits
 
 
 def made(lr=0.1, **options):
     start = np.random.default_rng(1).normal(size=(NODES, 5)).astype(np.float32)
-    return Network(list(start), Topology.named("ring", NODES), lr=lr, q=[1, 2, 3, 4, 5, 6.5], **options)
+    return Network(list(start), Topology.named("ring", NODES), lr=lr, q=Q, **options)
 
 
 def go_on(network, rounds):
@@ -35,6 +37,7 @@ def test_it_goes_on_bit_for_bit(tmp_path, lr):
     stopped.save(tmp_path / "network")  # in place of the older copy
     loaded = Network.load(tmp_path / "network")
     assert (loaded.round_number, loaded.lr, loaded.zeta) == (4, stopped.lr, stopped.zeta)
+    assert loaded.q.tobytes() == stopped.q.tobytes() != (stopped.q / stopped.q.sum()).tobytes()
     go_on(loaded, 5)
     np.testing.assert_array_equal(loaded.models, whole.models)
     np.testing.assert_array_equal(loaded.output(), whole.output())
@@ -43,11 +46,13 @@ def test_it_goes_on_bit_for_bit(tmp_path, lr):
 
 def test_counters_names_and_limits_are_kept(tmp_path):
     module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    module[1].num_batches_tracked += 5
     network = Network([module] * 2, [[0.75, 0.25], [0.25, 0.75]], lr=0.1, max_steps=7)
     network.round([Update(0, module.state_dict(), steps=1), Update(1, module.state_dict(), steps=1)])
     network.save(tmp_path / "network")
     loaded = Network.load(tmp_path / "network")
     due, came = network.tensors(1), loaded.tensors(1)
+    assert due["1.num_batches_tracked"] == 5
     assert {name: array.dtype for name, array in came.items()} == {name: array.dtype for name, array in due.items()}
     for name in due:
         np.testing.assert_array_equal(came[name], due[name])
@@ -80,6 +85,46 @@ def test_what_is_no_network_is_refused(tmp_path):
         Server.load(tmp_path / "network")
     with pytest.raises(errors.StoreError):
         Network.load(tmp_path / "nothing")
+
+
+def forged(folder, place, vectors=(), state=(), models=NODES):
+    """A copy of a network's folder, sealed like it, in which some things are not what a network has."""
+    with ClientStore.open(folder, readonly=True) as saved:
+        kept = {name: np.array(saved.vector(name)) for name in saved.vector_names()} | dict(vectors)
+        kept, told = {k: v for k, v in kept.items() if v is not None}, saved.state | dict(state)
+        rows = ClientStore(models, saved.n)
+        for node in range(min(models, NODES)):
+            rows.stage(node)[:] = saved.read(node)
+    rows.commit(round=0)
+    rows.save(place, vectors=kept, state={key: value for key, value in told.items() if value is not None})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        dict(vectors={"W": None}),
+        dict(vectors={"W": np.ones(7)}),
+        dict(vectors={"q": np.arange(1.0, 7.0)}),
+        dict(vectors={"q": None}),
+        dict(vectors={"counter/foreign": np.zeros(1, np.int64)}),
+        dict(state={"lr": None}),
+        dict(state={"lr": {"name": "Foo", "options": {}}}),
+        dict(state={"lr": {"name": "Constant", "options": {"rate": 1}}}),
+        dict(state={"limits": {"most": 1}}),
+        dict(state={"round_number": -5}),
+        dict(state={"round_number": "x"}),
+        dict(state={"layout": fedcore.Layout.of(np.zeros(7, np.float32)).to_state()}),
+        dict(models=3),
+    ],
+    ids=str,
+)
+def test_what_no_network_has_written_is_refused(tmp_path, wrong):
+    made().save(tmp_path / "network")
+    forged(tmp_path / "network", tmp_path / "same")
+    Network.load(tmp_path / "same")
+    forged(tmp_path / "network", tmp_path / "forged", **wrong)
+    with pytest.raises(errors.CheckpointError):
+        Network.load(tmp_path / "forged")
 
 
 def test_rates_of_steps():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, Update, algorithms
+from fedcore.server.settings import Settings
 from tests.server.rounds import METHODS, N, made, n
 
 CORRECTED_AT_SERVER = ["MIFA", "MIFA, at once", "MimiC", "MimiC, update units"]
@@ -99,6 +100,15 @@ def test_it_is_no_part_of_the_arithmetic_and_outlives_a_save(method, tmp_path):
     measured.save(tmp_path / "copy")
     again = one_round(Server.load(tmp_path / "copy"), 4)[-1]
     assert again.correction_norm == one_round(measured, 4)[-1].correction_norm
+
+
+def test_an_older_folder_says_it_in_other_words(tmp_path):
+    state = made("MIFA", diagnostics=True)._settings.to_state()
+    state["correction_norms"] = state.pop("diagnostics")
+    none = dict.fromkeys(("algorithm", "lr", "server_lr", "optimizer"))
+    assert Settings.from_state(state, none).diagnostics
+    del state["correction_norms"]
+    assert not Settings.from_state(state, none).diagnostics
 
 
 def test_nobody_heard_nothing_corrected():
