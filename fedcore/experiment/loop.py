@@ -7,7 +7,7 @@ from time import perf_counter
 import numpy as np
 
 from fedcore.experiment.build import Parts
-from fedcore.experiment.records import RoundRecord
+from fedcore.experiment.records import RoundRecord, finite
 from fedcore.server import Update
 
 
@@ -41,12 +41,12 @@ def rounds(parts: Parts, *, count: int, evaluate_every: int, uploads: int = 0) -
             heard=len(report.heard),
             refused=len(report.refused),
             accuracy=evaluation.accuracy if evaluation else None,
-            loss=evaluation.loss if evaluation else None,
+            loss=finite(evaluation.loss) if evaluation else None,
             lr=broadcast.lr,
             gamma=report.gamma,
             steps=report.steps,
             uploads=uploads,
-            norm=float(np.mean(report.norms)) if len(report.norms) else None,
+            norm=finite(float(np.mean(report.norms))) if len(report.norms) else None,
             bytes=report.bytes,
             seconds={
                 "broadcast": start - begun,
@@ -56,8 +56,8 @@ def rounds(parts: Parts, *, count: int, evaluate_every: int, uploads: int = 0) -
             },
             uploadings=(round + 1) * server.algorithm.uploads + (parts.uploads > 0),
             bytes_down=broadcast.bytes,
-            diversity=report.diversity,
-            correction_norm=report.correction_norm,
+            diversity=finite(report.diversity),
+            correction_norm=finite(report.correction_norm),
             staleness=report.staleness,
             together=parts.engine.together,
         )

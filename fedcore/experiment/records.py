@@ -1,6 +1,7 @@
 """A trial's record: a file of JSON lines, a header and then one line a round, flushed as they are written."""
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ class RoundRecord:
         heard: how many of them sent an update that was used.
         refused: how many sent one that was not.
         accuracy: on the test set, in [0, 1]; None when the round was not evaluated.
-        loss: mean cross-entropy on the test set, or None.
+        loss: mean cross-entropy on the test set, or None; also where a model that is still finite has none that is.
         lr: the clients' rate eta_t.
         gamma: the server's step; 0 where the model stayed.
         steps: local steps of all clients together.
@@ -58,8 +59,7 @@ class RoundRecord:
             ``broadcast``: who is active, and what they are sent. ``local``: the clients' work, their offsets counted.
             ``aggregate``: the server's round. ``evaluate``: the test set.
         uploadings: rounds so far times the vectors that a client sends in one, as the MimiC paper counts, and one for a
-            warm start; this and what
-            follows has no value in older records.
+            warm start; this and what follows has no value in older records.
         bytes_down: what was sent to the active clients.
         diversity, correction_norm, staleness: those of ``fedcore.RoundReport``.
         together: whether the clients of the round were trained together (see ``engines.InProcess``).
@@ -84,6 +84,11 @@ class RoundRecord:
     correction_norm: float | None = None
     staleness: float | None = None
     together: bool | None = None
+
+
+def finite(value: float | None) -> float | None:
+    """The number, if JSON can hold it; else None."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ class Work:
     control: npt.NDArray[np.float32] | None
 
 
+@np.errstate(over="ignore", invalid="ignore")  # the server refuses who diverges, and says it in words
 def sgd(
     model: FlatModel,
     inputs: torch.Tensor,

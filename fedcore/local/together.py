@@ -48,6 +48,7 @@ def in_groups(net: Perceptron, clients: Iterable[tuple[int, Table]]) -> Iterator
 
 
 @torch.no_grad()
+@np.errstate(over="ignore", invalid="ignore")  # as in sgd
 def sgd_together(
     net: Perceptron,
     models: F32,

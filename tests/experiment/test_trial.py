@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedcore.engines.inprocess import Evaluation, InProcess
 from fedcore.experiment import load_preset
 from fedcore.experiment.build import build
 from fedcore.experiment.records import read
@@ -64,6 +65,14 @@ def test_a_record_says_what_happened(tmp_path):
     assert [line.heard for line in record.rounds] == [len(line.active) for line in record.rounds]
     assert [line.lr / record.rounds[0].lr for line in record.rounds] == [1, 0.5, 0.25, 0.125, 0.0625]
     assert all(line.seconds.keys() == {"broadcast", "local", "aggregate", "evaluate"} for line in record.rounds)
+
+
+def test_a_model_without_a_finite_loss_is_recorded(tmp_path, monkeypatch):
+    """It is finite itself, so the trial goes on; JSON has no infinity."""
+    monkeypatch.setattr(InProcess, "evaluate", lambda *_: Evaluation(0.1, float("inf")))
+    first, second = run(tmp_path, "rounds=2")
+    assert (first.accuracy, first.loss, second.loss) == (0.1, None, None)
+    assert first.norm > 0
 
 
 def test_a_round_without_clients_is_a_round(tmp_path):
