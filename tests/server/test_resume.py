@@ -137,7 +137,7 @@ def test_what_is_no_server_is_refused(tmp_path):
     with pytest.raises(StoreError):
         Server.load(tmp_path / "nothing")
     ClientStore(2, 3, medium="mmap", path=tmp_path / "rows").close()
-    with pytest.raises(CheckpointError, match="a ClientStore that no server wrote"):
+    with pytest.raises(CheckpointError, match="a store that none wrote"):
         Server.load(tmp_path / "rows")
     server = made("MIFA", store=f"mmap:{tmp_path / 'busy'}")
     with pytest.raises(LockedError):
