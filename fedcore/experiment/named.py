@@ -1,5 +1,6 @@
 """Tables of the configuration that name something of a registry, and how they refuse it."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, Self
 
@@ -25,9 +26,9 @@ class Named(Section):
     options: Mapping[str, Any] = Field(default_factory=dict)
 
     @classmethod
+    @abstractmethod
     def registry(cls) -> Mapping[str, Callable[..., Any]]:
         """What is called with the options, by name."""
-        raise NotImplementedError
 
     @classmethod
     def own_keys(cls) -> Collection[str]:
