@@ -172,7 +172,8 @@ class InProcess:
         Raises: what ``updates`` does.
         """
         # Steps of length zero, from which the clients send the mean of their gradients as the second vector.
-        standing = replace(broadcast, direction=Direction(a=0.0), second=True, round=NO_ROUND)
+        still = replace(broadcast, direction=Direction(a=0.0), _offset=lambda client, out: None)
+        standing = replace(still, second=True, round=NO_ROUND)
         return {update.client: np.array(update.control) for update in self.updates(standing)}
 
     def evaluate(self, x: npt.NDArray[np.float32]) -> Evaluation:

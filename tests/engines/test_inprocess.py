@@ -196,6 +196,20 @@ def test_together_goes_the_way_of_one_by_one(
 
 
 @pytest.mark.parametrize("together", [False, True])
+def test_gradients_are_those_at_x_whatever_the_offset(
+    dataset: Dataset, parts: list[np.ndarray], together: bool
+) -> None:
+    work = engine(dataset, parts, together=together)
+    server = Server("SCAFFOLD", work.initial, clients=CLIENTS, lr=0.1)
+    server.round(work.updates(server.broadcast([0, 1])))
+    plain = Server("FedAvg", server.x, clients=CLIENTS, lr=0.1)
+    came, due = work.gradients(server.broadcast([0, 2])), work.gradients(plain.broadcast([0, 2]))
+    assert np.abs(server.broadcast([0]).offset(0)).max() > 0
+    for client in (0, 2):
+        np.testing.assert_array_equal(came[client], due[client])
+
+
+@pytest.mark.parametrize("together", [False, True])
 def test_rates_that_change_within_a_round(dataset: Dataset, parts: list[np.ndarray], together: bool) -> None:
     """h_i = (x - y_i) / (the sum of the rates of its K_i steps), which becomes MIFA's row."""
     rate = InverseStep(mu=2.0, alpha=3.0, E=5)
