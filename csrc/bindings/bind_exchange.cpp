@@ -30,12 +30,12 @@ Name part(Name name, const char* what) {
     return {name.argument, name.index, name.second, what};
 }
 
-// Which of the call's arrays a row consists of.
-struct Numbers {
+// Which of the arrays of the call hold a row.
+struct RowArrays {
     std::size_t data = kNothing, scales = kNothing;
 };
 
-Row read_row(Arrays& arrays, const py::object& row, Name name, std::int64_t n, Numbers* numbers) {
+Row read_row(Arrays& arrays, const py::object& row, Name name, std::int64_t n, RowArrays* numbers) {
     if (row.is_none()) return {Codec::f32, nullptr, nullptr};
     if (!py::isinstance<py::tuple>(row)) {
         const auto plain = arrays.input<float>(row, name, n);
@@ -51,7 +51,7 @@ Row read_row(Arrays& arrays, const py::object& row, Name name, std::int64_t n, N
     return {coded.codec, codes.data, const_cast<float*>(scales.data)};
 }
 
-Row writable_row(Arrays& arrays, const py::object& row, Name name, std::int64_t n, const Numbers& replaced) {
+Row writable_row(Arrays& arrays, const py::object& row, Name name, std::int64_t n, const RowArrays& replaced) {
     if (!py::isinstance<py::tuple>(row))
         return {Codec::f32, arrays.output<float>(row, name, n, replaced.data).data, nullptr};
     const Coded coded(row, name);
@@ -89,7 +89,7 @@ py::array_t<double> exchange(const py::object& acc, const py::object& out, const
     const py::sequence anchor = sequence(anchors, "anchors", k);
     const py::sequence new_row = sequence(new_rows, "new_rows", k);
     std::vector<RowSwap> rows(k);
-    std::vector<Numbers> replaced(k);
+    std::vector<RowArrays> replaced(k);
     for (std::int64_t i = 0; i < k; ++i) {
         rows[i].old_row = read_row(arrays, old_row[i], {"old_rows", i}, sum.n, &replaced[i]);
         const py::object added = anchor[i];
