@@ -55,8 +55,8 @@ class Course:
 
     def begin(self, server: Server, round: int) -> None:
         """Tell the server who comes and who goes before this round."""
-        for client in [client for client, at in self.arrivals.items() if at == round]:
-            server.arrive(client, examples=self.sizes[client])
+        arriving = [client for client, at in self.arrivals.items() if at == round]
+        server.arrive_all(arriving, examples=[self.sizes[client] for client in arriving])
         for client in [client for client, at in self.departures.items() if at == round]:
             server.depart(client, from_objective=self.excludes)
 

@@ -8,114 +8,189 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.errors import RangeError, UnknownClientError
-from fedcore.store import ClientId
+from fedcore.store import ClientId, ClientStore, Registry
 
 F64 = npt.NDArray[np.float64]
+Column = npt.NDArray[np.int64]
+Sizes = Mapping[ClientId, int] | Sequence[int]
+
+MOST = 2**53
+"""Examples of one client, up to which a float64 holds the number as it is."""
+_NOBODY, _START = 0, -1
 
 
 @dataclass(frozen=True)
 class Population:
-    """The registered sizes n_k, and the rounds of arrival.
+    """The registered sizes n_k, and the rounds of arrival: columns by the clients' numbers in the registry.
+
+    A population never changes: who comes or goes makes the next one, at the cost of a copy of the columns. A round
+    changes none of them, so that a commit writes them no second time.
 
     Attributes:
-        sizes: n_k of every client that was ever in the objective; empty where the server was told none.
-        arrived: the round in which a client came that was not there from the start.
+        sizes: int64[...], n_k of the clients in the objective, 0 behind a number that no client has; None where the
+            server was told none.
+        arrived: int64[...], the round in which a client came, -1 for one that was there from the start; None where all
+            were.
         included: n_k of those that have departed and whose shares the objective keeps.
         total: n, the sum of the sizes in the objective.
     """
 
-    sizes: Mapping[ClientId, int] = field(default_factory=dict)
-    arrived: Mapping[ClientId, int] = field(default_factory=dict)
+    sizes: Column | None = None
+    arrived: Column | None = None
     included: Mapping[ClientId, int] = field(default_factory=dict)
     total: int = 0
 
     @classmethod
-    def of(cls, examples: Mapping[ClientId, int] | Sequence[int] | None, clients: Iterable[ClientId]) -> "Population":
+    def of(cls, examples: Sizes | None, registry: Registry) -> "Population":
         """The population of a new server.
 
         Args:
             examples: n_k by client id, or a list in the order of the ids; None where no method asks.
-            clients: the registered ids.
+            registry: the clients.
 
         Raises:
-            RangeError: a size is no integer >= 1, or a client's is missing.
+            RangeError: a size is no integer in 1..2^53, or a client's is missing.
             UnknownClientError: a size is for a client that is not registered.
         """
         if examples is None:
             return cls()
-        known = list(clients)
-        named = dict(examples) if isinstance(examples, Mapping) else dict(zip(known, examples, strict=False))
-        if len(named) != len(known) or len(examples) != len(known):
-            raise RangeError(f"examples: expected a size for each of {len(known)} clients, got {len(examples)}")
-        registered = set(known)
-        if strangers := [client for client in named if client not in registered]:
-            raise UnknownClientError(f"examples: expected registered ids, got {strangers[0]!r}")
-        for client, size in named.items():
-            _check_size(client, size)
-        sizes = {client: int(size) for client, size in named.items()}
-        return cls(sizes, {}, {}, sum(sizes.values()))
+        if len(examples) != len(registry):
+            raise RangeError(f"examples: expected a size for each of {len(registry)} clients, got {len(examples)}")
+        clients, sizes = _listed(registry, examples)
+        return cls().with_clients(registry.numbers(clients).tolist(), clients, sizes, None)
 
-    def with_client(self, client: ClientId, size: int | None, round: int | None, *, sized: bool) -> "Population":
-        """The population after a client came, in that round (None: it was there from the start).
+    @property
+    def is_sized(self) -> bool:
+        """Whether the clients have sizes: all of them, or none."""
+        return self.sizes is not None
 
-        One that the objective has kept comes back to its share: it is no newcomer.
+    def with_clients(
+        self, numbers: Sequence[int], clients: Sequence[ClientId], sizes: Sequence[int] | None, round: int | None
+    ) -> "Population":
+        """The population after clients came, in that round (None: they were there from the start).
+
+        One whose share the objective has kept comes back to it: it is no newcomer.
 
         Args:
-            sized: whether the clients have sizes: all of them, or none.
-
-        Raises:
-            RangeError: ``size`` is no integer >= 1 where the others have theirs, or not None where they have none.
+            numbers: in the registry, of ``clients`` in their order.
+            sizes: their n_k; None where the clients have no sizes.
         """
-        arrived = self.arrived
-        if round is not None and client not in self.included:
-            arrived = {**arrived, client: round}
-        if not sized and size is not None:
-            raise RangeError(f"examples: expected None for client {client!r}, as for all others, got {size!r}")
-        if not sized:
-            return replace(self, arrived=arrived)
-        number = _check_size(client, size)
-        total = self.total + number - self.included.get(client, 0)
-        return Population({**self.sizes, client: number}, arrived, _without(self.included, client), total)
+        after = self
+        if round is not None:
+            came = [round if client not in self.included else _START for client in clients]
+            if self.arrived is not None or any(at != _START for at in came):
+                after = replace(after, arrived=_with(self.arrived, numbers, came, _START))
+        if sizes is None:
+            return after
+        kept = dict(self.included)
+        total = self.total + sum(sizes) - sum(kept.pop(client, 0) for client in clients)
+        return replace(after, sizes=_with(self.sizes, numbers, sizes, _NOBODY), included=kept, total=total)
 
-    def without_client(self, client: ClientId, *, from_objective: bool) -> "Population":
+    def without_client(self, number: int, client: ClientId, *, from_objective: bool) -> "Population":
         """The population after a client went; the shares of the others grow if the objective forgets it."""
-        size = self.sizes.get(client, 0)
-        sizes, arrived = _without(self.sizes, client), _without(self.arrived, client)
+        size = 0 if self.sizes is None else int(self.sizes[number])
+        sizes, arrived = _without(self.sizes, number, _NOBODY), _without(self.arrived, number, _START)
         if from_objective or not size:
             return Population(sizes, arrived, self.included, self.total - size)
         return Population(sizes, arrived, {**self.included, client: size}, self.total)
 
-    def shares(self, clients: Sequence[ClientId]) -> F64 | None:
+    def shares(self, registry: Registry, clients: Sequence[ClientId]) -> F64 | None:
         """p^k = n_k / n, float64[k]; None where no sizes are known."""
-        if not self.sizes:
+        if self.sizes is None:
             return None
-        return np.array([self.sizes[client] for client in clients], np.float64) / self.total
+        return self.sizes[registry.numbers(clients)].astype(np.float64) / self.total
 
-    def ages(self, clients: Sequence[ClientId], round: int) -> F64 | None:
+    def ages(self, registry: Registry, clients: Sequence[ClientId], round: int) -> F64 | None:
         """Rounds since each client's arrival (1 in its first), float64[k]; infinite for those of the start, or None for
         all of them."""
-        if not self.arrived:
+        if self.arrived is None:
             return None
-        return np.array([round + 1 - self.arrived.get(client, -np.inf) for client in clients], np.float64)
+        numbers = registry.numbers(clients)
+        came = np.full(len(numbers), float(_START))
+        known = numbers < len(self.arrived)
+        came[known] = self.arrived[numbers[known]]
+        return np.where(came == _START, np.inf, round + 1 - came)
+
+    def vectors(self) -> dict[str, Column]:
+        """The columns by name, as a store keeps them."""
+        columns = {"population/sizes": self.sizes, "population/arrived": self.arrived}
+        return {name: column for name, column in columns.items() if column is not None}
+
+    def on_disk(self, store: ClientStore) -> "Population":
+        """The same population, its columns where the store has just committed them."""
+        found = {name.removeprefix("population/"): store.vector(name) for name in self.vectors()}
+        return replace(self, **found) if found else self
 
     def to_state(self) -> dict[str, Any]:
-        """The population as JSON can hold it."""
-        listed = {name: list(getattr(self, name).items()) for name in ("sizes", "arrived", "included")}
-        return listed | {"total": self.total}
+        """What is no column, as JSON can hold it."""
+        return {"included": list(self.included.items()), "total": self.total}
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> "Population":
-        """The population that ``to_state`` described."""
-        sizes, arrived = (dict(map(tuple, state[name])) for name in ("sizes", "arrived"))
-        included = dict(map(tuple, state.get("included", [])))  # older folders have none
-        return cls(sizes, arrived, included, state["total"])
+    def from_state(
+        cls, state: Mapping[str, Any], vectors: Mapping[str, npt.NDArray[Any]], registry: Registry
+    ) -> "Population":
+        """The population that ``to_state`` and ``vectors`` described."""
+        included = dict(map(tuple, state.get("included", [])))  # the first folders have none
+        if "sizes" in state:  # and older ones list what are columns now
+            sizes, arrived = (dict(map(tuple, state[name])) for name in ("sizes", "arrived"))
+            came = _with(None, registry.numbers(list(arrived)).tolist(), list(arrived.values()), _START)
+            listed = _with(None, registry.numbers(list(sizes)).tolist(), list(sizes.values()), _NOBODY)
+            return cls(listed if sizes else None, came if arrived else None, included, state["total"])
+        return cls(vectors.get("population/sizes"), vectors.get("population/arrived"), included, state["total"])
 
 
-def _check_size(client: ClientId, size: object) -> int:
-    if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
-        raise RangeError(f"examples: expected an integer >= 1 for client {client!r}, got {size!r}")
+def checked_sizes(clients: Sequence[ClientId], examples: Sizes | None, *, sized: bool) -> list[int] | None:
+    """The sizes of clients that arrive, in their order, or None where clients have none.
+
+    Raises:
+        RangeError: one is no integer in 1..2^53 where the others have theirs, or there are some where they have none.
+    """
+    if isinstance(examples, Mapping):
+        if strangers := [client for client in examples if client not in set(clients)]:
+            raise UnknownClientError(f"examples: expected those of the clients that arrive, got {strangers[0]!r}")
+        given: Sequence[object] = [examples.get(client) for client in clients]
+    else:
+        given = [None] * len(clients) if examples is None else examples
+    if len(given) != len(clients):
+        raise RangeError(f"examples: expected a size for each of {len(clients)} clients, got {len(given)}")
+    if sized:
+        return [_checked(client, size) for client, size in zip(clients, given, strict=True)]
+    for client, size in zip(clients, given, strict=True):
+        if size is not None:
+            raise RangeError(f"examples: expected None for client {client!r}, as for all others, got {size!r}")
+    return None
+
+
+def _listed(registry: Registry, examples: Sizes) -> tuple[list[ClientId], list[int]]:
+    """The clients and their sizes, in one order."""
+    named = examples if isinstance(examples, Mapping) else dict(zip(registry, examples, strict=True))
+    if strangers := [client for client in named if client not in registry]:
+        raise UnknownClientError(f"examples: expected registered ids, got {strangers[0]!r}")
+    return list(named), [_checked(client, size) for client, size in named.items()]
+
+
+def _checked(client: ClientId, size: object) -> int:
+    if isinstance(size, bool) or not isinstance(size, int | np.integer) or not 1 <= size <= MOST:
+        raise RangeError(f"examples: expected an integer in 1..2^53 for client {client!r}, got {size!r}")
     return int(size)
 
 
-def _without(numbers: Mapping[ClientId, int], client: ClientId) -> dict[ClientId, int]:
-    return {other: number for other, number in numbers.items() if other != client}
+def _with(column: Column | None, numbers: Iterable[int], values: Iterable[int], absent: int) -> Column:
+    """A copy with these entries. Its length is a power of two, since a store has a file for each size of vector."""
+    numbers = list(numbers)
+    least = max([0 if column is None else len(column), 64, *(number + 1 for number in numbers)])
+    after = np.full(1 << (least - 1).bit_length(), absent, np.int64)
+    if column is not None:
+        after[: len(column)] = column
+    after[numbers] = list(values)
+    return after
+
+
+def _without(column: Column | None, number: int, absent: int) -> Column | None:
+    """A copy without this entry, or None if it was the last."""
+    if column is None:
+        return None
+    after = column.copy()
+    if number < len(after):
+        after[number] = absent
+    return after if (after != absent).any() else None

@@ -290,13 +290,14 @@ class Round:
     def _fold(self, batch: Batch) -> None:
         """Fold some replies; what the sums cannot hold is refused. If it fails, the round is over."""
         population, number = self._state.now.population, self._state.now.round_number
+        registry = self._state.store.registry
         batch.weights = self._settings.algorithm.weigh(
             Claims(
                 batch.steps,
                 batch.examples,
                 batch.counts,
-                population.shares(batch.clients),
-                population.ages(batch.clients, number),
+                population.shares(registry, batch.clients),
+                population.ages(registry, batch.clients, number),
             )
         )
         try:

@@ -1,7 +1,7 @@
 """What a server knows between two rounds, as one value: a round makes the next one, or leaves it alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from fedcore.algorithms import Algorithm
 from fedcore.server.batch import Counters
 from fedcore.server.population import Population
-from fedcore.store import ClientStore, History
+from fedcore.store import ClientStore, History, Registry
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
@@ -60,8 +60,16 @@ class Snapshot:
         named |= {f"moment/{i}": moment for i, moment in enumerate(self.moments)}
         named |= {f"past/{t}": x for t, x in self.past.items()}
         named |= {f"v/{t}": v for t, v in self.history.directions.items()}
+        named |= self.population.vectors()
         named |= {f"counter/{name}": counter for name, counter in self.counters.items()}
         return named
+
+    def on_disk(self, store: ClientStore) -> "Snapshot":
+        """The same snapshot after a commit to a disk: what rounds leave alone lies there now, and not in memory."""
+        found = {t: store.vector(f"v/{t}") for t in self.history}
+        directions = {t: v for t, v in found.items() if v is not None}
+        history = replace(self.history, directions=directions)
+        return replace(self, history=history, population=self.population.on_disk(store))
 
     def numbers(self) -> dict[str, Any]:
         """The rest, as JSON holds it."""
@@ -73,7 +81,9 @@ class Snapshot:
         }
 
     @classmethod
-    def of(cls, vectors: Mapping[str, Vector], numbers: Mapping[str, Any], n_parameters: int) -> "Snapshot":
+    def of(
+        cls, vectors: Mapping[str, Vector], numbers: Mapping[str, Any], n_parameters: int, registry: Registry
+    ) -> "Snapshot":
         """The snapshot that ``vectors`` and ``numbers`` describe. The arrays are taken over."""
 
         def under(folder: str) -> dict[str, Vector]:
@@ -88,7 +98,7 @@ class Snapshot:
             total=vectors.get("total"),
             moments=tuple(moments[str(i)] for i in range(len(moments))),
             counters=under("counter/"),
-            population=Population.from_state(numbers["population"]),
+            population=Population.from_state(numbers["population"], vectors, registry),
             past={int(t): x for t, x in under("past/").items()},
             history=History({int(t): v for t, v in under("v/").items()}, references),
             round_number=int(numbers["round_number"]),
@@ -97,11 +107,11 @@ class Snapshot:
 
 
 def vectors_of(store: ClientStore) -> dict[str, Vector]:
-    """A server's vectors out of a store that was opened: copies, but for the v[t], which are never changed."""
+    """A server's vectors out of a store that was opened: copies, but for those that rounds never change."""
     vectors = {}
     for name in store.vector_names():
         vector = store.vector(name)
         assert vector is not None
-        vectors[name] = vector if name.startswith("v/") else np.array(vector)
+        vectors[name] = vector if name.startswith(("v/", "population/")) else np.array(vector)
         vectors[name].flags.writeable = name == "total" or name == "momentum"
     return vectors

@@ -17,6 +17,7 @@ from fedcore.errors import ArrayError, CorruptionError, DivergedError, RangeErro
 from fedcore.server.batch import Counters
 from fedcore.server.corrections import corrections
 from fedcore.server.folding import fold_history
+from fedcore.server.population import Sizes, checked_sizes
 from fedcore.server.rounding import rounding_keys
 from fedcore.server.settings import Settings
 from fedcore.server.snapshot import Snapshot
@@ -164,9 +165,7 @@ class State:
                 self.store.commit(round)
             return after
         self.store.commit(round, after.vectors(self.settings.algorithm), self.to_state(after))
-        on_disk = {t: self.store.vector(f"v/{t}") for t in after.history}
-        directions = {t: v for t, v in on_disk.items() if v is not None}
-        return replace(after, history=replace(after.history, directions=directions))
+        return after.on_disk(self.store)
 
     def to_state(self, snapshot: Snapshot) -> dict[str, Any]:
         """What is no array, as JSON can hold it."""
@@ -248,15 +247,17 @@ class State:
         )
         return square
 
-    def arrive(self, client: ClientId, examples: int | None) -> None:
-        """See ``Server.arrive``."""
+    def arrive(self, clients: list[ClientId], examples: Sizes | None) -> None:
+        """See ``Server.arrive_all``."""
         now = self.now
-        sized = self.settings.algorithm.needs_shares or bool(now.population.sizes)
+        sized = self.settings.algorithm.needs_shares or now.population.is_sized
         if not len(self.store.registry):  # all have gone, and with them the sizes that there were
             sized = sized or examples is not None
-        population = now.population.with_client(client, examples, now.round_number, sized=sized)
+        sizes = checked_sizes(clients, examples, sized=sized)
         with uninterrupted():
-            self.store.add(client)
+            numbers = self.store.add_all(clients).tolist()
+            ids = [self.store.registry.id_of(number) for number in numbers]
+            population = now.population.with_clients(numbers, ids, sizes, now.round_number)
             self._become(replace(now, population=population), now.round_number)
 
     def depart(self, client: ClientId, from_objective: bool) -> None:
@@ -264,7 +265,8 @@ class State:
         if self.settings.algorithm.placement == "client":
             raise RangeError(f"client: expected a row on the server, but {client!r} keeps its own: leave it registered")
         client, now = self.store.registry.check(client), self.now
-        population = now.population.without_client(client, from_objective=from_objective)
+        number = self.store.registry.number(client)
+        population = now.population.without_client(number, client, from_objective=from_objective)
         after = replace(now, population=population, history=now.history.without([self.store.round_of(client)]))
         if now.total is not None and self.store.round_of(client) is not None:
             after = replace(after, total=self._total_without(client, now.total))

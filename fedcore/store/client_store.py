@@ -299,9 +299,26 @@ class ClientStore:
             RangeError: it is registered already.
         """
         self._session.require_writer()
-        number = self.registry.add(client)
+        self._arrived([self.registry.add(client)])
+
+    def add_all(self, clients: Iterable[ClientId]) -> npt.NDArray[np.int64]:
+        """Register many clients that arrive, or, if one is refused, none of them.
+
+        Returns:
+            int64[k], their numbers in the registry.
+
+        Raises:
+            UnknownClientError, RangeError: as ``add``.
+        """
+        self._session.require_writer()
+        numbers = self.registry.add_all(clients)
+        self._arrived(numbers.tolist())
+        return numbers
+
+    def _arrived(self, numbers: list[int]) -> None:
         self._content.rows.grow(self.registry.capacity)
-        self._journal.arrive(number, stored(self.registry.id_of(number)))
+        for number in numbers:
+            self._journal.arrive(number, stored(self.registry.id_of(number)))
 
     def forget(self, client: ClientId) -> None:
         """A client departs: it is registered no more, and its row goes with the next commit, checkpoint or close."""

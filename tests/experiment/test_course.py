@@ -23,13 +23,15 @@ def departing(*changes):
 
 def test_a_newcomer_counts_from_its_arrival_on():
     parts = build(Trial(arriving(), 0, 0))
-    shares = lambda: parts.server._state.now.population.sizes  # noqa: E731
-    assert sorted(shares()) == [1, 2, 3, 4]
+    clients = lambda: sorted(parts.server.store.registry)  # noqa: E731
+    assert clients() == [1, 2, 3, 4]
     for round in range(3):
         parts.begin(round)
-    assert sorted(shares()) == [1, 2, 3, 4]
+    assert clients() == [1, 2, 3, 4]
+    assert parts.server._state.now.population.total == 4 * 40
     parts.begin(3)
-    assert sorted(shares()) == [0, 1, 2, 3, 4]
+    assert clients() == [0, 1, 2, 3, 4]
+    assert parts.server._state.now.population.total == 5 * 40
 
 
 def test_the_rate_begins_anew_where_the_objective_changes_and_nowhere_else(tmp_path):

@@ -1,0 +1,106 @@
+"""Sizes and arrivals are columns: rounds leave them alone, and many clients come in one commit."""
+
+import numpy as np
+import pytest
+
+from fedcore import Server, Update
+from fedcore.errors import RangeError, UnknownClientError
+from fedcore.server.population import Population
+from fedcore.store import Registry
+
+N = 3000
+
+
+def flexible(store="ram", clients=N, examples=None):
+    sizes = [1 + i % 7 for i in range(N)] if examples is None else examples
+    return Server("FlexibleFedAvg", np.zeros(4, np.float32), clients, lr=0.1, examples=sizes, store=store)
+
+
+def hear(server, *clients):
+    return server.round([Update(client, server.x + np.float32(1), 1) for client in clients])
+
+
+def test_a_commit_of_a_round_writes_no_size_again(tmp_path):
+    server = flexible(f"mmap:{tmp_path / 'state'}")
+    server.arrive_all(["a", "b"], examples=[3, 4])
+    columns = ["population/sizes", "population/arrived"]
+    before = [server.store.vector(name).ctypes.data for name in columns]
+    for t in range(3):
+        hear(server, t, "a")
+    assert [server.store.vector(name).ctypes.data for name in columns] == before
+    assert len(str(server.store.state)) < 3000  # and of the clients there is no list in what each commit writes
+
+
+def test_a_resumed_server_knows_who_has_what_and_when_it_came(tmp_path):
+    servers = [flexible(f"mmap:{tmp_path / 'state'}"), flexible()]
+    for server in servers:
+        hear(server, 0, 1)
+        server.arrive_all(["a", "b"], examples={"b": 4, "a": 3})
+        server.depart(5)
+        server.depart(6, from_objective=False)
+        hear(server, 7, "a")
+    servers[0].store.close()
+    servers[0] = Server.load(tmp_path / "state")
+    for server in servers:
+        server.arrive(6, examples=9)  # its share comes back to it
+        hear(server, "b", 6, 8)
+    assert servers[0].x.tobytes() == servers[1].x.tobytes()
+    assert servers[0]._state.now.population.total == servers[1]._state.now.population.total
+    ages = servers[1]._state.now.population.ages(servers[1].store.registry, ["a", "b", 6, 8], 3)
+    assert ages.tolist() == [3, 3, np.inf, np.inf]
+
+
+def test_many_arrivals_are_what_they_are_one_by_one():
+    together, in_turn = flexible(), flexible()
+    for server in (together, in_turn):
+        server.depart(17)
+    together.arrive_all(["a", 2**64 - 1, np.int64(17)], examples=[3, 4, 5])
+    for client, size in zip(["a", 2**64 - 1, 17], [3, 4, 5], strict=True):
+        in_turn.arrive(client, examples=size)
+    for server in (together, in_turn):
+        hear(server, 17, "a", 2**64 - 1, 0)
+    assert together.x.tobytes() == in_turn.x.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("clients", "examples", "error", "match"),
+    [
+        (["a", 3], [1, 2], RangeError, "3, which is registered already"),
+        (["a", "b"], [1], RangeError, "a size for each of 2 clients, got 1"),
+        (["a", "b"], [1, 0], RangeError, "'b', got 0"),
+        (["a", "b"], {"a": 1}, RangeError, "'b', got None"),
+        (["a"], {"a": 1, "c": 1}, UnknownClientError, "got 'c'"),
+        (["a"], [2**53 + 1], RangeError, "1..2"),
+        (["a", 1.5], [1, 1], UnknownClientError, "1.5"),
+        (["a"], None, RangeError, "'a', got None"),
+    ],
+)
+def test_if_one_arrival_is_refused_nobody_came(clients, examples, error, match):
+    server = flexible()
+    before = server._state.now.population
+    with pytest.raises(error, match=match):
+        server.arrive_all(clients, examples=examples)
+    assert len(server.store.registry) == N
+    assert server._state.now.population is before
+
+
+def test_nobody_arrives_where_nobody_is_named():
+    server = flexible()
+    server.arrive_all([])
+    assert len(server.store.registry) == N
+
+
+def test_folders_that_listed_sizes_and_arrivals_are_read():
+    registry = Registry([10, 20, "x"])
+    listed = {
+        "sizes": [[10, 4], [20, 6], ["x", 5]],
+        "arrived": [["x", 3]],
+        "included": [["gone", 5]],
+        "total": 20,
+    }
+    population = Population.from_state(listed, {}, registry)
+    assert population.shares(registry, ["x", 10]).tolist() == [5 / 20, 4 / 20]
+    assert population.ages(registry, ["x", 10], 5).tolist() == [3, np.inf]
+    assert population.included == {"gone": 5}
+    none = Population.from_state({"sizes": [], "arrived": [], "total": 0}, {}, registry)
+    assert none.shares(registry, [10]) is none.ages(registry, [10], 0) is None
