@@ -1,10 +1,12 @@
 """Where a killed run goes on: a copy of each unfinished trial's server, as old as losing it costs little."""
 
-import shutil
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 
+from fedcore.errors import StoreError
 from fedcore.server import Server
+from fedcore.store.making import remove
 
 SECONDS = 10
 """The least time between two copies."""
@@ -37,4 +39,6 @@ class Checkpoints:
 
     def remove(self) -> None:
         """Forget the copy; the trial is over."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.folder.is_dir():
+            with suppress(StoreError):
+                remove(self.folder)

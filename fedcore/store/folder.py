@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from glob import escape
 from pathlib import Path
 from typing import Literal
 
@@ -10,15 +11,12 @@ from fedcore.store import disk
 from fedcore.store.head import Head
 from fedcore.store.header import Header
 from fedcore.store.index import Index, RowEntries
+from fedcore.store.inventory import INDEX, READERS, ROWS, VECTORS, require_own, vector_files
 from fedcore.store.row_format import RowFormat
-from fedcore.store.sharing import READERS, Pin, WriterLock, oldest_pin
+from fedcore.store.sharing import Pin, WriterLock, oldest_pin
 from fedcore.store.slot_file import SlotFile
 from fedcore.store.slots import Slots
 from fedcore.store.stored_ids import StoredId
-
-ROWS = "rows.slots"
-VECTORS = "vectors-{}.slots"
-INDEX = "index.sqlite"
 
 
 class Folder:
@@ -28,13 +26,13 @@ class Folder:
         path: the folder of a store.
         readonly: open it beside a writer.
         durable: whether what is published survives a loss of power.
-        lock: the right to write, if it is held already.
+        lock: the right to write, if it is held already; it stays the caller's.
 
     Attributes:
         head: the head that was read or published last.
 
     Raises:
-        StoreError: there is no store, or a newer one.
+        StoreError: there is no store, or a newer one, or one with links in place of files.
         LockedError: another process writes to it.
         CorruptionError: one of its files is damaged.
     """
@@ -48,17 +46,21 @@ class Folder:
             raise StoreError(f"{path}: expected the folder of a store, with {INDEX} and {ROWS} in it{_hint(path)}")
         self._sync_failed = False
         self._pin: Pin | None = None
-        self._lock = lock
+        self._lock: WriterLock | None = None
         self._files: dict[int, SlotFile] = {}  # of vectors, by payload
         access: Literal["rw", "ro", "immutable"] = "rw"
-        if not readonly:
-            self._lock = lock or WriterLock(path)
-        elif disk.is_writable(path) and disk.is_writable(path / READERS):
-            self._pin, access = Pin(path), "ro"
-        else:  # nothing can be noted here, so no writer may come
-            self._lock, access = WriterLock(path, shared=True), "immutable"
-            _require_closed(path)
+        with disk.explained("opening", path):
+            require_own(path)
         try:
+            if not readonly:
+                self._lock = None if lock is not None else WriterLock(path)
+                with disk.explained("opening", path):
+                    (path / READERS).mkdir(exist_ok=True)  # a copy by a tool that leaves out empty folders lacks it
+            elif disk.is_writable(path) and disk.is_writable(path / READERS):
+                self._pin, access = Pin(path), "ro"
+            else:  # nothing can be noted here, so no writer may come
+                self._lock, access = WriterLock(path, shared=True), "immutable"
+                _require_closed(path)
             self.index = Index(path / INDEX, durable=durable, access=access)
             self.head = self.index.head()
             self.format = RowFormat(self.head.codec, self.head.n)
@@ -162,7 +164,7 @@ class Folder:
         """Delete files of vectors that no vector is in: one may have been made, and then the power went."""
         named = {VECTORS.format(vector.payload) for vector in self.head.vectors.values()}
         with disk.explained("deleting a file of vectors", self.path):
-            for file in self.path.glob(VECTORS.format("*")):
+            for file in vector_files(self.path):
                 if file.name not in named:
                     file.unlink()
 
@@ -194,6 +196,6 @@ def _require_closed(path: Path) -> None:
 def _hint(path: Path) -> str:
     """What else could have been meant."""
     if not path.exists():
-        drafts = sorted(path.parent.glob(f"{path.name}.previous-*"))
-        return f"; a copy that was being replaced is in {drafts[-1]}" if drafts else ", got nothing there"
+        previous = sorted(path.parent.glob(f"{escape(path.name)}.previous-*"))
+        return f"; a copy that was being replaced is in {previous[-1]}" if previous else ", got nothing there"
     return f", got {sorted(entry.name for entry in path.iterdir())[:8]}" if path.is_dir() else ", got a file"

@@ -1,19 +1,20 @@
 """Making a store's folder beside its place, and then putting it there in one step."""
 
-import shutil
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
 from fedcore.errors import LockedError, StoreError
 from fedcore.store import disk
-from fedcore.store.folder import INDEX, ROWS, Folder, rows_header
+from fedcore.store.folder import Folder, rows_header
 from fedcore.store.head import Head
 from fedcore.store.index import Index
+from fedcore.store.inventory import INDEX, READERS, ROWS, delete, drafts_of, strangers
 from fedcore.store.registry import Registry
 from fedcore.store.row_format import RowFormat
-from fedcore.store.sharing import LOCK, READERS, WriterLock
+from fedcore.store.sharing import WriterLock
 from fedcore.store.slot_file import SlotFile
 from fedcore.store.stored_ids import stored
 
@@ -22,30 +23,29 @@ from fedcore.store.stored_ids import stored
 def draft(path: Path, form: RowFormat, registry: Registry, *, replacing: bool) -> Iterator[Folder]:
     """A new store in a folder beside ``path``, open for writing; it takes its place when the block is done.
 
-    A crash, or an error, leaves what was at ``path``.
+    A crash, or an error, leaves what was at ``path``. A link is followed, and stays.
 
     Args:
         path: where it will be.
         form: of the rows.
         registry: the clients.
-        replacing: whether ``path`` may be a store already.
+        replacing: whether ``path`` may be a store already; nobody can open it for writing meanwhile.
 
     Raises:
         StoreError: ``path`` is taken by something else, or cannot be written to.
         LockedError: the store there is open for writing.
     """
-    _require_free(path, replacing)
-    _sweep(path)
-    place = path.with_name(f"{path.name}.draft-{uuid4().hex[:12]}")
-    with disk.explained("making a store", path):
-        place.mkdir(parents=True)
+    with disk.explained("making a store", path), ExitStack() as locks:
+        path = Path(os.path.realpath(path))
+        old = _old(path, replacing)
+        if old is not None:
+            locks.callback(old.close)
+        _sweep(path)
+        _make_folders(path.parent)
+        place, lock = _claimed(path)
+        locks.callback(lock.close)  # last of all: until the new store is in its place nobody may take it for left over
         try:
-            lock = WriterLock(place)
-            try:
-                _make_files(place, form, registry)
-            except BaseException:
-                lock.close()
-                raise
+            _make_files(place, form, registry)
             folder = Folder(place, readonly=False, durable=True, lock=lock)
             try:
                 yield folder
@@ -55,8 +55,52 @@ def draft(path: Path, form: RowFormat, registry: Registry, *, replacing: bool) -
             _put_in_place(place, path)
             disk.sync_path(path.parent)
         except BaseException:
-            _delete(place)
+            with suppress(OSError):
+                delete(place)
             raise
+
+
+def remove(path: Path) -> None:
+    """Delete the store at ``path``, with what drafts of it were left, and nothing that is not its own.
+
+    Raises:
+        StoreError: it cannot be deleted.
+        LockedError: it is open for writing.
+    """
+    with disk.explained("deleting a store", path):
+        path = Path(os.path.realpath(path))
+        _sweep(path)
+        _delete_unlocked(path)
+
+
+def _delete_unlocked(path: Path) -> None:
+    """Delete a store's own entries, unless somebody writes to it."""
+    lock = WriterLock(path)
+    try:
+        delete(path)
+    finally:
+        lock.close()
+
+
+def _claimed(path: Path) -> tuple[Path, WriterLock]:
+    """A new folder beside ``path``, locked."""
+    while True:
+        place = path.with_name(f"{path.name}.draft-{uuid4().hex[:12]}")
+        place.mkdir()
+        try:
+            return place, WriterLock(place)
+        except StoreError as error:
+            # Who sweeps may have come between, and have taken it for left over.
+            if not isinstance(error, LockedError) and place.exists():
+                raise
+
+
+def _make_folders(folder: Path) -> None:
+    """Make a folder and those above it, durably."""
+    missing = [above for above in (folder, *folder.parents) if not above.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        disk.sync_path(made.parent)
 
 
 def _make_files(place: Path, form: RowFormat, registry: Registry) -> None:
@@ -67,37 +111,28 @@ def _make_files(place: Path, form: RowFormat, registry: Registry) -> None:
     Index.create(place / INDEX, head, [(number, stored(client)) for number, client in listed])
 
 
-def _require_free(path: Path, replacing: bool) -> None:
+def _old(path: Path, replacing: bool) -> WriterLock | None:
+    """The lock of the store that is there and may be replaced; None if nothing is there."""
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        return
+        return None
     if not replacing:
         raise StoreError(f"{path}: expected a new or empty folder, got one in use; ClientStore.open opens a store")
     if not (path / INDEX).exists() or not (path / ROWS).exists():
         raise StoreError(f"{path}: expected a store, an empty folder or nothing, got something else: it stays")
-    WriterLock(path).close()
+    others = strangers(path)
+    if others:
+        raise StoreError(
+            f"{path}: expected a store and nothing else, got {', '.join(others[:8])} in it: move it elsewhere, since "
+            "what is there is deleted once the new store is"
+        )
+    return WriterLock(path)
 
 
 def _sweep(path: Path) -> None:
     """Delete the drafts of processes that have died over them."""
-    for left in path.parent.glob(f"{path.name}.draft-*"):
-        try:
-            if (left / LOCK).exists():
-                WriterLock(left).close()
-        except LockedError:
-            continue
-        _delete(left)
-
-
-def _delete(folder: Path) -> None:
-    """Delete a store, its lock last: whoever comes upon a part of it can tell that nobody is at it any more."""
-    for entry in folder.iterdir():
-        if entry.is_dir():
-            shutil.rmtree(entry, ignore_errors=True)
-        elif entry.name != LOCK:
-            entry.unlink(missing_ok=True)
-    (folder / LOCK).unlink(missing_ok=True)
-    with suppress(OSError):  # another process is making something in it: a draft that is not locked yet is empty
-        folder.rmdir()
+    for left in drafts_of(path):
+        with suppress(StoreError):  # its process lives, or it is not this user's to delete
+            _delete_unlocked(left)
 
 
 def _put_in_place(place: Path, path: Path) -> None:
@@ -106,10 +141,10 @@ def _put_in_place(place: Path, path: Path) -> None:
         disk.rename(place, path)
     elif disk.exchange(place, path):
         disk.sync_path(path.parent)
-        _delete(place)
+        delete(place)
     else:
         previous = path.with_name(f"{path.name}.previous-{uuid4().hex[:12]}")
         disk.rename(path, previous)
         disk.rename(place, path)
         disk.sync_path(path.parent)
-        _delete(previous)
+        delete(previous)

@@ -4,19 +4,58 @@ import errno
 import fcntl
 import os
 import struct
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
+from weakref import WeakSet
 
 from fedcore.errors import LockedError, StoreError
 from fedcore.store import disk
+from fedcore.store.inventory import LOCK, READERS, is_note
 
-LOCK = "lock"
-READERS = "readers"
 _NEWEST = 2**63 - 1
+_NOT_FOLLOWED = os.O_NOFOLLOW | os.O_CLOEXEC
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-class WriterLock:
-    """The right to write to a store, which ends with the process that holds it at the latest.
+class _Held:
+    """A locked file. The lock belongs to the open file, which a forked process would share: there it is closed."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        _held.add(self)
+
+    def forget(self) -> None:
+        """Close this process's copy; the lock stays while another process has the file open."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def release(self) -> None:
+        """Give the lock back, whoever has a copy."""
+        if self._fd >= 0:
+            with suppress(OSError):
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+        self.forget()
+
+    def is_of(self, file: os.stat_result) -> bool:
+        """Whether this is that file, locked by this process."""
+        return self._fd >= 0 and os.path.samestat(os.fstat(self._fd), file)
+
+
+_held: WeakSet[_Held] = WeakSet()
+
+
+def _forget_in_fork() -> None:
+    for held in list(_held):
+        held.forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_fork)
+
+
+class WriterLock(_Held):
+    """The right to write to a store, which ends with the process that holds it at the latest; its forks have no part.
 
     Args:
         folder: the store's.
@@ -24,85 +63,123 @@ class WriterLock:
 
     Raises:
         LockedError: somebody else writes, or holds writers off.
-        StoreError: the lock file cannot be opened.
+        StoreError: the lock file cannot be opened, or is none.
     """
 
     def __init__(self, folder: Path, *, shared: bool = False) -> None:
+        super().__init__()
         path = folder / LOCK
         with disk.explained("locking", path):
             try:
-                self._fd = os.open(path, (os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT) | os.O_CLOEXEC, 0o666)
-            except OSError as error:
-                if shared or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                while not self._locked(path, shared):  # it was deleted before it was locked
+                    self.forget()
+            except BaseException as error:
+                self.forget()
+                if shared or not isinstance(error, OSError) or error.errno not in _READ_ONLY:
                     raise
                 raise StoreError(
                     f"{folder}: expected a folder that can be written to: {error.strerror}; open the store with "
                     "readonly=True, or get the right to write there"
                 ) from error
-            try:
-                fcntl.flock(self._fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(self._fd, 32, 0).decode(errors="replace").strip() or "another process"
-                os.close(self._fd)
-                due, todo = "no other writer", "open with readonly=True to read beside it"
-                if shared:
-                    due, todo = (
-                        "no writer, since readers cannot be noted in this folder",
-                        "get the right to write there",
-                    )
-                raise LockedError(f"{folder}: expected {due}, got {holder}: close that one, or {todo}") from None
             if not shared:
                 os.ftruncate(self._fd, 0)
                 os.pwrite(self._fd, f"process {os.getpid()}\n".encode(), 0)
 
+    def _locked(self, path: Path, shared: bool) -> bool:
+        """Open and lock the file; whether it is still the one at that path."""
+        how = os.O_RDONLY if shared and path.exists() else os.O_RDWR | os.O_CREAT
+        self._fd = os.open(path, how | _NOT_FOLLOWED, 0o666)
+        said = os.pread(self._fd, 32, 0)
+        if said and not said.startswith(b"process "):
+            raise StoreError(f"{path}: expected a lock's content, got other content: it stays as it is")
+        try:
+            fcntl.flock(self._fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LockedError(self._refusal(path.parent, shared, said)) from None
+        return os.fstat(self._fd).st_nlink > 0
+
+    def _refusal(self, folder: Path, shared: bool, said: bytes) -> str:
+        """Why the lock could not be had, and what to do."""
+        due = "no writer, since readers cannot be noted in this folder" if shared else "no other writer"
+        look = 'or look without writing: readonly=True of ClientStore.open, medium="ram" of Server.load'
+        if shared:
+            look = "or get the right to write in that folder"
+        file = os.fstat(self._fd)
+        if any(other.is_of(file) for other in _held if other is not self):
+            return (
+                f"{folder}: expected {due}, got this very process ({os.getpid()}): close() the server or store that "
+                f"has it open (an open round keeps its server's store open too), {look}"
+            )
+        holder = said.decode(errors="replace").strip() or "another process"
+        return f"{folder}: expected {due}, got {holder}: close() the server or store there, {look}"
+
     def close(self) -> None:
-        """Give the right back; a forked process that closes its copy does not."""
-        os.close(self._fd)
+        """Give the right back."""
+        self.release()
 
 
-class Pin:
+class Pin(_Held):
     """A reader's note of the commit that it looks at: until it goes on, no slot of it is used again.
 
-    The note is a file that the reader keeps locked, so that a note whose reader has died can be told.
+    The note is a file that the reader keeps locked, so that a note whose reader has died can be told. A fork of the
+    reader has no part in it.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._process = os.getpid()
+        super().__init__()
         readers = folder / READERS
         with disk.explained("noting a reader", readers):
             while True:
                 self._path = readers / f"{os.getpid()}-{uuid4().hex}"
-                self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+                self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NOT_FOLLOWED, 0o644)
                 fcntl.flock(self._fd, fcntl.LOCK_EX)
                 if os.fstat(self._fd).st_nlink:
                     break
-                os.close(self._fd)  # the writer took it for a dead one before it was locked
+                self.forget()  # the writer took it for a dead one before it was locked
+            with suppress(OSError):
+                os.fchmod(self._fd, 0o644)  # whatever the umask: the writer, who may be another user, has to read it
 
     def set(self, sequence: int) -> None:
         """Say which commit the reader looks at; before it is said, it might be any."""
         os.pwrite(self._fd, struct.pack("<q", sequence), 0)
 
     def close(self) -> None:
-        """The reader is done; a forked process that closes its copy of a pin leaves the reader's."""
-        if self._process == os.getpid():
+        """The reader is done; a fork that closes what it has of a pin leaves the reader's."""
+        if self._fd >= 0:
             self._path.unlink(missing_ok=True)
-        os.close(self._fd)
+            self.release()
 
 
 def oldest_pin(folder: Path) -> int:
-    """The oldest commit that a living reader looks at, 0 if it might be any; past every commit if there is none."""
-    oldest = _NEWEST
-    for entry in os.scandir(folder / READERS):
+    """The oldest commit that a living reader looks at, 0 if it might be any; past every commit if there is none.
+
+    It is asked after commits, which count already, and so raises nothing: of what cannot be looked at now (no file
+    descriptor is left, say) it might be any. Only readers' notes are touched, and those of another user only read.
+    """
+    try:
+        readers = os.open(folder / READERS, os.O_RDONLY | os.O_DIRECTORY | _NOT_FOLLOWED)
         try:
-            fd = os.open(entry.path, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(entry.path)  # its reader has died
-        except BlockingIOError:
-            written = os.pread(fd, 8, 0)
-            oldest = min(oldest, struct.unpack("<q", written)[0] if len(written) == 8 else 0)
+            return min([_pinned(readers, name) for name in os.listdir(readers) if is_note(name)], default=_NEWEST)
         finally:
-            os.close(fd)
-    return oldest
+            os.close(readers)
+    except (OSError, MemoryError):
+        return 0
+
+
+def _pinned(readers: int, name: str) -> int:
+    """The commit of a note, past every commit if its reader has died."""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _NOT_FOLLOWED, dir_fd=readers)
+    except OSError as error:
+        return _NEWEST if error.errno in (errno.ENOENT, errno.ELOOP) else 0  # gone meanwhile; a link is no note
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        written = os.pread(fd, 8, 0)
+        return int(struct.unpack("<q", written)[0]) if len(written) == 8 else 0
+    else:
+        with suppress(OSError):  # a folder, or not this user's to delete
+            os.unlink(name, dir_fd=readers)
+        return _NEWEST
+    finally:
+        os.close(fd)

@@ -39,7 +39,7 @@ class SlotFile(Slots):
         self.path, self.where = path, str(path)
         self._writable = writable
         with disk.explained("opening", path):
-            self._fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+            self._fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             found = Header.read(self._fd, path)
             if found != header:

@@ -91,12 +91,12 @@ def test_ids_and_departures_are_kept(tmp_path):
 
 
 def test_a_second_writer_is_told_who_the_first_is(store):
-    with pytest.raises(errors.LockedError, match=f"got process {os.getpid()}: close that one, or open with"):
+    with pytest.raises(errors.LockedError, match=rf"got this very process \({os.getpid()}\): close\(\) the se"):
         ClientStore.open(store.path)
     program = "import sys; from fedcore import ClientStore; ClientStore.open(sys.argv[1])"
     other = subprocess.run([sys.executable, "-c", program, store.path], capture_output=True, text=True, timeout=60)
     assert other.returncode == 1
-    assert f"LockedError: {store.path}: expected no other writer, got process {os.getpid()}" in other.stderr
+    assert f"LockedError: {store.path}: expected no other writer, got process {os.getpid()}: close()" in other.stderr
     commit(store, 1, "a")
     store.close()
     ClientStore.open(store.path).close()
@@ -209,6 +209,133 @@ def test_a_fork_of_the_writer_does_not_touch_the_store(store):
         ClientStore.open(store.path)
     commit(store, 1, "a")
     assert_is_at(store, 1, a=1, b=0)
+
+
+class Child:
+    """A fork that does nothing but live until it is told to end."""
+
+    def __enter__(self):
+        reading, self._writing = os.pipe()
+        self.number = os.fork()
+        if self.number == 0:
+            os.close(self._writing)
+            os.read(reading, 1)
+            os._exit(0)
+        os.close(reading)
+        return self
+
+    def __exit__(self, *_):
+        os.close(self._writing)
+        os.waitpid(self.number, 0)
+
+
+def test_a_store_is_opened_again_beside_a_child_that_lives(store):
+    with Child():
+        store.close()
+        with ClientStore.open(store.path) as again:
+            commit(again, 1, "a")
+
+
+def test_a_copy_of_the_lock_that_no_fork_knows_of_goes_with_close(store):
+    """A library that forks by itself runs none of Python's hooks; its child shares the open file all the same."""
+    lock = store._content.folder._lock
+    shared = os.dup(lock._fd)
+    store.close()
+    ClientStore.open(store.path).close()
+    os.close(shared)
+
+
+def test_a_store_is_opened_again_beside_the_workers_of_a_loader(store):
+    import torch
+
+    loader = torch.utils.data.DataLoader(
+        torch.zeros(4, 2), num_workers=1, persistent_workers=True, multiprocessing_context="fork"
+    )
+    for _ in loader:
+        pass
+    store.close()
+    with ClientStore.open(store.path) as again:
+        assert_is_at(again, 0, a=0, b=0)
+
+
+ORPHAN = """
+import os, sys
+from fedcore import ClientStore
+store = ClientStore.open(sys.argv[1], readonly=sys.argv[2] == "reader")
+reading, writing = os.pipe()
+child = os.fork()
+if child == 0:
+    os.close(writing)
+    sys.stdin.read(1)  # lives until the test is done
+    os._exit(0)
+print(child, flush=True)
+os.read(reading, 1)  # until it is killed
+"""
+
+
+@pytest.fixture
+def orphan(store):
+    """A function that leaves a living child of a process that had the store open, and was killed."""
+    children = []
+
+    def orphan(kind):
+        program = [sys.executable, "-c", ORPHAN, store.path, kind]
+        parent = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        children.append(parent)
+        assert int(parent.stdout.readline()) > 0
+        parent.kill()
+        assert parent.wait(60) == -9
+        return parent
+
+    yield orphan
+    for parent in children:
+        parent.stdin.close()
+        assert parent.stdout.read() == ""  # the child has ended too
+        parent.stdout.close()
+
+
+def test_the_lock_of_a_process_that_was_killed_does_not_live_on_in_its_child(store, orphan):
+    store.close()
+    orphan("writer")
+    with ClientStore.open(store.path) as again:
+        commit(again, 1, "a")
+
+
+def test_the_note_of_a_reader_that_was_killed_does_not_live_on_in_its_child(store, orphan):
+    orphan("reader")
+    assert len(list((store.path / "readers").iterdir())) == 1
+    for round in range(1, 5):
+        commit(store, round, "a")
+    assert not list((store.path / "readers").iterdir())
+    assert store.info().free == 1  # the old slots take turns
+
+
+def test_a_copy_without_its_empty_folder(store):
+    """As git, zip and object stores make copies."""
+    (store.path / "notes").mkdir()
+    store.close()
+    copy = store.path.with_name("copy")
+    copy.mkdir()
+    for entry in store.path.iterdir():
+        if entry.is_file():
+            (copy / entry.name).write_bytes(entry.read_bytes())
+    with ClientStore.open(copy, readonly=True) as reader, ClientStore.open(copy, readonly=True) as other:
+        for looking in (reader, other):
+            assert_is_at(looking, 0, a=0, b=0)
+        with pytest.raises(errors.LockedError, match="expected no other writer, got this very process"):
+            ClientStore.open(copy)
+    with ClientStore.open(copy) as writer:
+        assert (copy / "readers").is_dir()
+        commit(writer, 1, "a")
+        with ClientStore.open(copy, readonly=True) as reader:
+            assert_is_at(reader, 1, a=1, b=0)
+        (copy / "readers").rmdir()
+        with pytest.raises(errors.LockedError, match="expected no writer, since readers cannot be noted in this fold"):
+            ClientStore.open(copy, readonly=True)
+        commit(writer, 2, "a")
+    (copy / "lock").unlink()
+    with ClientStore.open(copy, readonly=True) as reader:
+        assert_is_at(reader, 2, a=2, b=0)
 
 
 def test_a_fork_of_a_reader_is_a_reader_of_its_own(store):

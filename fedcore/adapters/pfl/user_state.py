@@ -1,6 +1,6 @@
 """Users' states of pfl as rows of a ``ClientStore``."""
 
-import shutil
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,6 +15,7 @@ from fedcore.errors import CheckpointError, DtypeError
 from fedcore.kernels import Codes, quantise
 from fedcore.layout import Layout
 from fedcore.store import ClientStore, Durability
+from fedcore.store.making import remove
 from fedcore.store.row_format import Codec
 
 BLOCK = 64
@@ -22,6 +23,8 @@ BLOCK = 64
 
 
 STATES = "states of pfl's users"
+_KEY = re.compile(r"key(-[\w.~%-]*)?", re.ASCII)  # what _folder makes
+_UNFINISHED = re.compile(r"\.(draft|previous)-[0-9a-f]{12}$")  # a store that was being made
 
 
 class ClientStoreUserState(AbstractUserStateStorage):
@@ -41,8 +44,13 @@ class ClientStoreUserState(AbstractUserStateStorage):
         self._path = None if path is None else Path(path)
         self._codec, self._durability = codec, durability
         self._tables: dict[str, tuple[ClientStore, Layout]] = {}
-        for folder in sorted(self._path.glob("key*")) if self._path is not None else []:
-            self._tables[folder.name] = self._reopened(folder)
+        try:
+            for folder in sorted(self._path.iterdir()) if self._path is not None and self._path.is_dir() else []:
+                if _KEY.fullmatch(folder.name) and not _UNFINISHED.search(folder.name) and folder.is_dir():
+                    self._tables[folder.name] = self._reopened(folder)
+        except BaseException:
+            self.close()
+            raise
 
     def save_state(self, state: Any, user_id: str, key: str | None = None) -> None:
         """Keep a copy of the state.
@@ -81,10 +89,11 @@ class ClientStoreUserState(AbstractUserStateStorage):
         return MappedVectorStatistics(tensors, weight=float(row[-1]))
 
     def clear_states(self) -> None:
-        """Remove all states, from the disk too."""
+        """Remove all states, from the disk too, where nothing else is touched."""
         self.close()
-        for folder in self._path.glob("key*") if self._path is not None else []:
-            shutil.rmtree(folder)
+        if self._path is not None:
+            for folder in self._tables:
+                remove(self._path / folder)
         self._tables.clear()
 
     def checkpoint(self) -> None:

@@ -110,7 +110,30 @@ def test_states_of_other_kinds_are_refused(storage):
         storage.save_state({"n": np.array([1])}, "0")
 
 
-def test_another_store_s_folder_is_refused(tmp_path):
-    ClientStore(1, 2, medium="mmap", path=tmp_path / "key").close()
+def test_another_store_s_folder_is_refused_and_lets_the_others_be(tmp_path):
+    storage = ClientStoreUserState(tmp_path)
+    storage.save_state(state(1), "u", "c")
+    storage.save_state(state(1), "u", "e")
+    storage.close()
+    ClientStore(1, 2, medium="mmap", path=tmp_path / "key-d").close()
     with pytest.raises(errors.CheckpointError, match="got another store"):
         ClientStoreUserState(tmp_path)
+    for key in "ce":
+        ClientStore.open(tmp_path / f"key-{key}").close()
+
+
+def test_what_only_looks_like_states_stays_when_they_are_cleared(tmp_path):
+    for name in ("keys", "keyboard/layouts", "key-a.draft-2024", "key-a/notes", "key-b.draft-0123456789ab"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "thesis.tex").write_text("years of work")
+    (tmp_path / "key.txt").write_text("years of work")
+    (tmp_path / "key-a" / "notes").rename(tmp_path / "notes")
+    (tmp_path / "key-a").rmdir()
+    (tmp_path / "key-a.draft-2024").rename(tmp_path / "key a")
+    before = set(tmp_path.rglob("*"))
+    storage = ClientStoreUserState(tmp_path)
+    storage.save_state(state(1), "u", "a")
+    storage.save_state(state(1), "u")
+    (tmp_path / "key-a" / "thesis.tex").write_text("years of work")
+    storage.clear_states()
+    assert set(tmp_path.rglob("*")) == before | {tmp_path / "key-a", tmp_path / "key-a" / "thesis.tex"}

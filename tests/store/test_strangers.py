@@ -1,0 +1,202 @@
+"""A folder from a stranger: no link is followed, and nothing that is not provably the store's is written or deleted."""
+
+import os
+import resource
+import shutil
+
+import numpy as np
+import pytest
+
+from fedcore import ClientStore, Server, errors
+from tests.store.contents import content, write
+from tests.store.users import as_user, opened_to_all
+
+N = 30
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with ClientStore(["a", "b"], N, medium="mmap", path=tmp_path / "store") as store:
+        write(store, "a", content(N, 0))
+        store.commit(0, {"x": content(N, 1)})
+    return tmp_path / "store"
+
+
+def opened(folder):
+    """What every way of opening it says."""
+    said = []
+    for options in ({}, {"readonly": True}, {"medium": "ram"}):
+        try:
+            with ClientStore.open(folder, **options) as store:
+                said.append(store.round)
+                if not store.readonly and store.medium == "mmap":
+                    store.compact()
+        except errors.StoreError as error:
+            said.append(str(error))
+    return said
+
+
+@pytest.mark.parametrize("name", ["rows.slots", f"vectors-{4 * N}.slots", "index.sqlite", "lock"])
+def test_a_file_that_is_a_link_is_refused(folder, name):
+    target = folder.parent / "precious"
+    shutil.move(folder / name, target)
+    before = target.read_bytes()
+    (folder / name).symlink_to(target)
+    for said in opened(folder):
+        assert said == f"{folder / name}: expected a file of the store's own, got a symbolic link: it is not followed"
+    assert target.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["index.sqlite-wal", "index.sqlite-shm", "index.sqlite-journal"])
+def test_a_log_that_is_a_link_is_refused(folder, name):
+    target = folder.parent / "precious"
+    target.write_bytes(b"precious")
+    (folder / name).symlink_to(target)
+    assert all("got a symbolic link" in said for said in opened(folder))
+    assert target.read_bytes() == b"precious"
+
+
+def test_a_pipe_is_refused_and_not_waited_for(folder):
+    (folder / "rows.slots").unlink()
+    os.mkfifo(folder / "rows.slots")
+    assert all("expected a file of the store's own, got no regular file" in said for said in opened(folder))
+
+
+def test_readers_that_are_a_link_are_refused(folder):
+    keys = folder.parent / "keys"
+    keys.mkdir()
+    for name in ("a.txt", f"77-{'0' * 32}"):
+        (keys / name).write_text("precious")
+    shutil.rmtree(folder / "readers")
+    (folder / "readers").symlink_to(keys)
+    assert all("expected a folder of the store's own, got a symbolic link" in said for said in opened(folder))
+    assert sorted(entry.name for entry in keys.iterdir()) == [f"77-{'0' * 32}", "a.txt"]
+
+
+def test_a_lock_that_is_somebody_elses_file_by_a_hard_link_is_not_written(folder):
+    keys = folder.parent / "authorized_keys"
+    keys.write_text("ssh-rsa precious")
+    (folder / "lock").unlink()
+    os.link(keys, folder / "lock")
+    assert "expected a lock's content, got other content" in opened(folder)[0]
+    assert keys.read_text() == "ssh-rsa precious"
+
+
+def test_a_server_is_not_loaded_through_links(tmp_path):
+    Server("MIFA", np.zeros(4, np.float32), 4, lr=0.1, store=f"mmap:{tmp_path / 'run'}").store.close()
+    (tmp_path / "real").mkdir()
+    shutil.move(tmp_path / "run" / "lock", tmp_path / "real" / "lock")
+    (tmp_path / "run" / "lock").symlink_to(tmp_path / "real" / "lock")
+    with pytest.raises(errors.StoreError, match="got a symbolic link"):
+        Server.load(tmp_path / "run")
+
+
+def test_only_notes_of_readers_are_touched(folder):
+    elsewhere = folder.parent / "elsewhere"
+    elsewhere.write_text("precious")
+    dead = folder / "readers" / f"4321-{'a' * 32}"
+    dead.write_bytes(b"")
+    files = {"notes.txt", ".nfs000000", f"x-{'a' * 32}", f"12-{'A' * 32}"}
+    for name in files:
+        (folder / "readers" / name).touch()
+    folders, link = {".snapshot", f"14-{'c' * 32}"}, f"13-{'b' * 32}"
+    for name in folders:
+        (folder / "readers" / name).mkdir()
+    (folder / "readers" / link).symlink_to(elsewhere)
+    with ClientStore.open(folder) as store:
+        for round in range(1, 9):
+            write(store, "a", content(N, round))
+            store.commit(round)
+        assert store.info().free == 1  # and none of them holds slots back
+    assert {entry.name for entry in (folder / "readers").iterdir()} == files | folders | {link}
+    assert elsewhere.read_text() == "precious"
+
+
+def test_files_that_are_called_nearly_like_vectors_stay(folder):
+    for name in ("vectors-thesis.slots", "vectors-.slots", "vectors-08.slots"):
+        (folder / name).write_text("precious")
+    (folder / "vectors-9.slots").write_bytes(b"")  # made, and then the power went
+    ClientStore.open(folder).close()
+    assert not (folder / "vectors-9.slots").exists()
+    assert all((folder / name).exists() for name in ("vectors-thesis.slots", "vectors-.slots", "vectors-08.slots"))
+
+
+def a_stray_folder(readers):
+    (readers / ".snapshot").mkdir()
+
+
+def a_note_that_nobody_may_read(readers):
+    (readers / f"99-{'d' * 32}").touch(mode=0)
+
+
+def no_folder_at_all(readers):
+    readers.rmdir()
+
+
+@pytest.mark.parametrize("spoil", [a_stray_folder, a_note_that_nobody_may_read, no_folder_at_all])
+def test_what_is_wrong_among_the_readers_fails_no_commit(folder, spoil):
+    with ClientStore.open(folder) as store:
+        spoil(folder / "readers")
+        for round in range(1, 4):
+            write(store, "a", content(N, round))
+            store.commit(round)
+    with ClientStore.open(folder) as store:
+        assert store.round == 3
+        assert store.verify() == []
+
+
+def test_a_commit_without_a_file_descriptor_left(folder):
+    with ClientStore.open(folder) as store:
+        write(store, "a", content(N, 1))
+        store.commit(1)
+        write(store, "a", content(N, 2))
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        last = os.dup(0)
+        os.close(last)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last, limits[1]))
+        try:
+            store.commit(2)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert store.round == 2
+        write(store, "a", content(N, 3))
+        store.commit(3)
+    with ClientStore.open(folder) as store:
+        assert store.round == 3
+
+
+def test_a_reader_of_another_user_holds_its_commit_and_nothing_else(folder):
+    """The writer may read its note, and not write to it."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become two other users")
+
+    with opened_to_all(folder) as shared:
+        reading, writing = os.pipe()
+        done, finish = os.pipe()
+        reader = os.fork()
+        if reader == 0:
+            os.close(finish)
+            with as_user(1002):
+                os.umask(0o077)
+                store = ClientStore.open(shared, readonly=True)
+                view = store.row("a")
+                os.write(writing, b"r")
+                os.read(done, 1)  # until the writer is done
+                os.write(writing, b"y" if (view == content(N, 0)).all() and store.verify() == [] else b"n")
+            os._exit(0)
+        assert os.read(reading, 1) == b"r"
+        writer = os.fork()
+        if writer == 0:
+            status = 1
+            with as_user(1001):
+                store = ClientStore.open(shared)
+                for round in range(1, 6):
+                    write(store, "a", content(N, round))
+                    store.commit(round)
+                status = 0 if store.info().free == 5 else 2  # nothing that the reader might look at was used again
+                store.close()
+            os._exit(status)
+        assert os.waitpid(writer, 0)[1] == 0
+        os.write(finish, b"f")
+        assert os.read(reading, 1) == b"y"
+        os.waitpid(reader, 0)
