@@ -5,6 +5,7 @@ from pathlib import Path
 from time import perf_counter
 
 from fedcore.errors import StoreError
+from fedcore.experiment.records import Writer
 from fedcore.server import Server
 from fedcore.store.making import remove
 
@@ -27,11 +28,12 @@ class Checkpoints:
         self._seconds = seconds
         self._next = perf_counter() + seconds
 
-    def save_when_due(self, server: Server) -> None:
-        """Copy the server, if the last copy is old enough."""
+    def save_when_due(self, server: Server, record: Writer) -> None:
+        """Copy the server, if the last copy is old enough; its rounds are durable in the record before."""
         began = perf_counter()
         if began < self._next:
             return
+        record.sync()
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         server.save(self.folder)
         done = perf_counter()

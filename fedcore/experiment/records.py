@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -126,6 +127,10 @@ class Writer:
         """Write one round and hand it to the operating system."""
         self._line(record)
 
+    def sync(self) -> None:
+        """Make what was written durable: what rests on it must not outlive it in a loss of power."""
+        os.fsync(self._file.fileno())
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
@@ -146,13 +151,15 @@ class Writer:
 def read(path: Path) -> Record:
     """Read one trial's record.
 
-    A last line that was cut off, as a killed process leaves it, is left out and told in ``torn``.
+    A last line that was cut off, as a killed process leaves it, is left out and told in ``torn``. So is all that
+    follows the first NUL byte: a loss of power leaves such bytes in the place of what was not on the disk yet.
 
     Raises:
         MissingDataError: the file has no header, or a line before the last is damaged.
     """
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    torn = lines.pop() != ""
+    text, lost, _ = path.read_text(encoding="utf-8", errors="replace").partition("\0")
+    lines = text.split("\n")
+    torn = lines.pop() != "" or lost != ""
     try:
         header = Header(**_table(path, 1, lines[0]))
     except (IndexError, TypeError):
@@ -184,7 +191,7 @@ def read_folder(folder: Path) -> list[Record]:
 
 def started(path: Path) -> bool:
     """Whether a record has its header."""
-    return b"\n" in path.read_bytes()
+    return b"\n" in path.read_bytes().partition(b"\0")[0]
 
 
 def _table(path: Path, number: int, line: str) -> dict[str, Any]:

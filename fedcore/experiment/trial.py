@@ -88,6 +88,8 @@ def run_trial(
     if before is None:
         Writer(path, header).close()  # a trial that fails at once has a record too
     parts = build(trial, None if before is None else checkpoints.folder)
+    if parts.server.round_number > len(before or []):  # a copy of rounds that the record has lost leads nowhere
+        parts = build(trial, None)
     before = (before or [])[: parts.server.round_number]
     with Writer(path, header, before) as record:
         for line in before:
@@ -96,7 +98,7 @@ def run_trial(
         for line in rounds(parts, count=experiment.rounds, evaluate_every=every, uploads=uploads):
             record.add(line)
             on_round(line)
-            checkpoints.save_when_due(parts.server)
+            checkpoints.save_when_due(parts.server, record)
     checkpoints.remove()
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from fedcore import Server
 from fedcore.errors import ConfigError
 from fedcore.experiment import load_preset, run_experiment
 from fedcore.experiment.folder import prepare
@@ -45,6 +46,56 @@ def test_a_stopped_trial_goes_on_bit_for_bit(tmp_path, method, seconds):
     assert timeless(stopped) == timeless(straight)
     assert [line.round for line in seen] == list(range(9))
     assert not list((tmp_path / "stopped" / "checkpoints").glob("*"))
+
+
+def lines_lost(path, bytes):
+    path.write_bytes(b"\n".join(bytes.split(b"\n")[:4]) + b"\n")
+
+
+def zeros_at_the_end(path, bytes):
+    path.write_bytes(bytes[:-700] + b"\0" * 700)
+
+
+def zeros_in_the_middle(path, bytes):
+    path.write_bytes(bytes[:1500] + b"\0" * 700 + bytes[2200:])
+
+
+def nothing_but_zeros(path, bytes):
+    path.write_bytes(b"\0" * len(bytes))
+
+
+@pytest.mark.parametrize("loss", [lines_lost, zeros_at_the_end, zeros_in_the_middle, nothing_but_zeros])
+def test_a_record_that_a_loss_of_power_left_behind_its_checkpoint_has_no_hole_afterwards(tmp_path, loss):
+    trial = Trial(load_preset("quickstart", ["rounds=9", "algorithms=['MimiC']", "seeds=[0]"]), 0, 0)
+    run_trial(trial, tmp_path / "straight")
+    with pytest.raises(KeyboardInterrupt):
+        run_trial(trial, tmp_path / "stopped", stopped_after(7), checkpoint_seconds=0)
+    path = tmp_path / "stopped" / "records" / trial.file_name
+    loss(path, path.read_bytes())
+    run_trial(trial, tmp_path / "stopped")
+    straight, stopped = (read(tmp_path / name / "records" / trial.file_name) for name in ("straight", "stopped"))
+    assert timeless(stopped) == timeless(straight)
+    assert not stopped.torn
+
+
+def test_rounds_are_durable_in_the_record_before_a_checkpoint_rests_on_them(tmp_path, monkeypatch):
+    durable = []  # bytes of the record at each sync, and rounds of each checkpoint
+    path = tmp_path / "records" / (trial := Trial(load_preset("quickstart", ["rounds=3", "seeds=[0]"]), 0, 0)).file_name
+    sync, save = os.fsync, Server.save
+
+    def synced(fd):
+        sync(fd)
+        if os.path.samestat(os.fstat(fd), path.stat()):
+            durable.append(path.read_bytes().count(b"\n") - 1)
+
+    def saved(server, folder):
+        assert durable[-1:] == [server.round_number]
+        save(server, folder)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Server, "save", saved)
+    run_trial(trial, tmp_path, checkpoint_seconds=0)
+    assert durable == [1, 2, 3]
 
 
 def test_another_experiments_record_is_not_gone_on_with(tmp_path, small):
