@@ -1,8 +1,8 @@
 """How a finished round changes what a server knows: all at once, in memory and in the store."""
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from fedcore import kernels
 from fedcore.algorithms import Cohort
 from fedcore.algorithms.rates import rate_at
 from fedcore.aligned import Recycled
-from fedcore.errors import ArrayError, CorruptionError, DivergedError, RangeError, RoundError
+from fedcore.errors import ArrayError, CorruptionError, DivergedError, RangeError, RoundError, StoreError
 from fedcore.server.batch import Counters
 from fedcore.server.corrections import corrections
 from fedcore.server.folding import fold_history
@@ -149,23 +149,52 @@ class State:
         return history.folded(surplus)
 
     def _become(self, after: Snapshot, round: int) -> None:
-        """Let the store keep the rows of the round and the snapshot, and only then believe it."""
-        before, self.now = self.now, self.keep(after, round)
-        if after.momentum is not before.momentum:
-            in_history = self.settings.algorithm.keeps_history
-            self._spare_v = np.empty_like(before.momentum) if in_history else before.momentum
-        if after.total is not before.total:
-            self._spare_total = before.total
-        self._shared = None
+        """Let the store keep the rows of the round and the snapshot, and then believe it.
 
-    def keep(self, after: Snapshot, round: int) -> Snapshot:
-        """Commit the staged rows, and on a disk the snapshot with them, whose v[t] then lie there and not in memory."""
-        if self.store.medium == "ram":
-            if self.settings.algorithm.keeps_rows:
-                self.store.commit(round)
-            return after
-        self.store.commit(round, after.vectors(self.settings.algorithm), self.to_state(after))
-        return after.on_disk(self.store)
+        What the store has accepted is believed whatever comes after it; what it has not is forgotten here too.
+        """
+        before, commits = self.now, self.store.commits
+        spare_v = before.momentum
+        if after.momentum is not before.momentum and self.settings.algorithm.keeps_history:
+            spare_v = np.empty_like(spare_v)  # the other stays v[t]; now, since after the commit nothing may fail
+        try:
+            self.keep(after, round)
+            self._adopt(before, after, spare_v)
+        except BaseException:
+            if self.store.commits == commits:
+                self.store.rollback()
+            else:
+                self._adopt(before, after, spare_v)
+            raise
+        if self.store.medium == "mmap":
+            with suppress(StoreError, MemoryError):  # else it stays in memory, where it is as good
+                self.now = after.on_disk(self.store)
+
+    def _adopt(self, before: Snapshot, after: Snapshot, spare_v: F32) -> None:
+        """Believe a snapshot. Twice is as once."""
+        spare_v = self._spare_v if after.momentum is before.momentum else spare_v
+        spare_total = self._spare_total if after.total is before.total else before.total
+        # In one statement, within which no exception can come from outside.
+        self.now, self._spare_v, self._spare_total, self._shared = after, spare_v, spare_total, None
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Changes to the store that count together at the block's end, by ``_become``, or not at all."""
+        commits = self.store.commits
+        with uninterrupted():
+            try:
+                yield
+            except BaseException:
+                if self.store.commits == commits:
+                    self.store.rollback()
+                raise
+
+    def keep(self, after: Snapshot, round: int) -> None:
+        """Commit the staged rows and who came or went, and on a disk the snapshot with them."""
+        if self.store.medium == "mmap":
+            self.store.commit(round, after.vectors(self.settings.algorithm), self.to_state(after))
+        elif self.settings.algorithm.keeps_rows or self.store.is_ahead:
+            self.store.commit(round)
 
     def to_state(self, snapshot: Snapshot) -> dict[str, Any]:
         """What is no array, as JSON can hold it."""
@@ -254,8 +283,8 @@ class State:
         if not len(self.store.registry):  # all have gone, and with them the sizes that there were
             sized = sized or examples is not None
         sizes = checked_sizes(clients, examples, sized=sized)
-        with uninterrupted():
-            numbers = self.store.add_all(clients).tolist()
+        with self._changing():
+            numbers = self.store.add_all(clients)
             ids = [self.store.registry.id_of(number) for number in numbers]
             population = now.population.with_clients(numbers, ids, sizes, now.round_number)
             self._become(replace(now, population=population), now.round_number)
@@ -270,7 +299,7 @@ class State:
         after = replace(now, population=population, history=now.history.without([self.store.round_of(client)]))
         if now.total is not None and self.store.round_of(client) is not None:
             after = replace(after, total=self._total_without(client, now.total))
-        with uninterrupted():
+        with self._changing():
             self.store.forget(client)
             self._become(after, now.round_number)
 
@@ -300,7 +329,7 @@ class State:
             bad = clients[int(np.flatnonzero(~np.isfinite(squares))[0])]
             raise ArrayError(f"gradients[{bad!r}]: expected finite numbers, got a NaN or an infinity")
         after = now
-        with uninterrupted():
+        with self._changing():
             if now.total is not None:
                 total = now.total.copy()
                 if algorithm.keeps_rows:

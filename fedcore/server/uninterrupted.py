@@ -1,26 +1,71 @@
-"""Ctrl-C has to wait while a round's changes are made."""
+"""Signals have to wait while a server's changes are made."""
 
+import _signal  # the functions under signal's own, which spend several us a call on making enumerations of numbers
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+_ALL = sorted(int(number) for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
+
+Handler = Callable[[int, FrameType | None], Any]
 
 
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Hold a KeyboardInterrupt back until the block is done, so that it never stops half-way.
+class uninterrupted:  # noqa: N801  # it is used as contextlib's functions are
+    """Hold every signal with a handler in Python back until the block is done, so that none stops it half-way.
 
-    Only the main thread is ever interrupted; in others this does nothing.
+    Ctrl-C, a timeout's SIGALRM, SIGTERM that ends in sys.exit: their handlers run in the main thread, at any line, and
+    may raise there. They run when the block is done, in the order in which the signals came, each as often as it came.
+    In other threads, in which Python runs no handlers, this does nothing.
+
+    Cost: 4 us.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[tuple[int, FrameType | None]] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came and callable(before):
-        before(*came[0])
+
+    def __enter__(self) -> None:
+        self._came: list[tuple[int, FrameType | None]] = []
+        self._before: dict[int, Handler] = {}
+        if threading.current_thread() is not threading.main_thread():
+            return
+        try:
+            for number in _ALL:
+                handler = _signal.getsignal(number)
+                if callable(handler):
+                    self._before[number] = handler
+                    _signal.signal(number, self._hold)
+        except BaseException:
+            self._restore()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._before:
+            try:
+                self._restore()
+            finally:
+                self._deliver(0)
+
+    def _hold(self, number: int, frame: FrameType | None) -> None:
+        self._came.append((number, frame))
+
+    def _restore(self) -> None:
+        """Give every signal its handler back, also when one that has its own again is delivered and raises."""
+        waiting = list(self._before.items())
+        try:
+            while waiting:
+                _signal.signal(*waiting[-1])
+                waiting.pop()
+        except BaseException:
+            for number, handler in waiting:
+                _signal.signal(number, handler)
+            raise
+
+    def _deliver(self, first: int) -> None:
+        """Run what waited; an error of one handler does not keep the others from theirs."""
+        if first < len(self._came):
+            number, frame = self._came[first]
+            try:
+                self._before[number](number, frame)
+            finally:
+                self._deliver(first + 1)

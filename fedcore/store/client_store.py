@@ -20,7 +20,6 @@ from fedcore.store.registry import ClientId, Registry
 from fedcore.store.row_format import Codec, Row, RowFormat
 from fedcore.store.saving import save
 from fedcore.store.session import Durability, Session
-from fedcore.store.stored_ids import stored
 
 Medium = Literal["ram", "mmap"]
 
@@ -291,6 +290,16 @@ class ClientStore:
         """The names of the vectors."""
         return tuple(self._content.vectors.table)
 
+    @property
+    def commits(self) -> int:
+        """How many commits, checkpoints and compactions of this object count: it grows as soon as one does."""
+        return self._journal.commits
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether clients arrived or departed since the last commit."""
+        return self._journal.is_ahead
+
     def add(self, client: ClientId) -> None:
         """Register a client that arrives; the folder knows it with the next commit, checkpoint or close.
 
@@ -298,32 +307,32 @@ class ClientStore:
             UnknownClientError: it is no id.
             RangeError: it is registered already.
         """
-        self._session.require_writer()
-        self._arrived([self.registry.add(client)])
+        self.add_all([client])
 
-    def add_all(self, clients: Iterable[ClientId]) -> npt.NDArray[np.int64]:
+    def add_all(self, clients: Iterable[ClientId]) -> list[int]:
         """Register many clients that arrive, or, if one is refused, none of them.
 
         Returns:
-            int64[k], their numbers in the registry.
+            their numbers in the registry.
 
         Raises:
             UnknownClientError, RangeError: as ``add``.
         """
         self._session.require_writer()
-        numbers = self.registry.add_all(clients)
-        self._arrived(numbers.tolist())
-        return numbers
-
-    def _arrived(self, numbers: list[int]) -> None:
-        self._content.rows.grow(self.registry.capacity)
-        for number in numbers:
-            self._journal.arrive(number, stored(self.registry.id_of(number)))
+        return self._journal.arrive(list(clients))
 
     def forget(self, client: ClientId) -> None:
-        """A client departs: it is registered no more, and its row goes with the next commit, checkpoint or close."""
+        """A client departs: it is registered no more, and its row goes with the next commit, checkpoint or close.
+
+        Raises:
+            UnknownClientError: no such client is registered.
+        """
         self._session.require_writer()
-        self._journal.leave(self.registry.remove(client))
+        self._journal.leave(self.registry.check(client))
+
+    def rollback(self) -> None:
+        """Forget all that came since the last commit: staged rows, clients that arrived, and departures."""
+        self._journal.rollback()
 
     def prefetch(self, clients: Iterable[ClientId]) -> None:
         """Start reading the rows of the next cohort from the disk, while its clients train.
@@ -357,7 +366,7 @@ class ClientStore:
 
         Cost: reads and writes every row once.
         """
-        self._session.require_open()
+        self._session.require_whole()
         save(self._content, Path(path), vectors, state_text(state))
 
     def info(self) -> StoreInfo:

@@ -114,10 +114,10 @@ class Content:
             target.let_go([copy])
         slots = np.fromiter(other.rows.staged.values(), np.int64, len(numbers))
         entries = RowEntries(numbers, slots, self.rows.round[numbers], seals)
-        other.rows.accept(entries)
+        other.rows.accept(entries, len(numbers))
         if vectors is None:
             vectors = {name: self.vectors.get(name) for name in self.vectors.table}
-        other.vectors.accept(*other.vectors.propose(vectors), lambda _: 0)
+        other.vectors.accept(other.vectors.after(*other.vectors.propose(vectors), lambda _: 0))
         other.round, other.state = self.round, self.state
         return entries
 

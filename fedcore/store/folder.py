@@ -103,10 +103,12 @@ class Folder:
     ) -> None:
         """Make the slots durable, and then the index, in one transaction, say what they are."""
         if self._durable:
-            self._sync_failed = True
-            for file in self._slot_files():
-                file.sync()
-            self._sync_failed = False
+            try:
+                for file in self._slot_files():
+                    file.sync()
+            except (OSError, StoreError):
+                self._sync_failed = True
+                raise
         self.head = self.index.write(replace(head, sequence=self.head.sequence + 1), rows, clients, gone)
         if self._durable:  # else the power could take the index, and leave the mark
             self.rows.mark(self.head.sequence)
@@ -115,6 +117,13 @@ class Folder:
     def in_doubt(self) -> bool:
         """Whether something failed after which only opening the folder again tells what is durable."""
         return self._sync_failed or self.index.in_doubt
+
+    def has(self, sequence: int) -> bool:
+        """Whether the files hold this commit, after ``publish`` was left by an error; then ``head`` is its head."""
+        if self.index.head().sequence < sequence:
+            return False
+        self.head, _, _ = self.index.load()
+        return True
 
     def load(self) -> tuple[RowEntries, list[tuple[int, StoredId]]]:
         """The rows and the listed clients as they were published last; sets ``head``.

@@ -162,7 +162,8 @@ class Index:
             except BaseException as error:
                 # After a full disk the log lacks its end, and the transaction with it; after other failures it may
                 # come back when the file is opened again.
-                if _code(error) == sqlite3.SQLITE_FULL:
+                # An error that is not SQLite's came before or after: the file tells which.
+                if _code(error) == sqlite3.SQLITE_FULL or not isinstance(error, sqlite3.Error):
                     self.in_doubt = False
                 if connection.in_transaction:
                     connection.rollback()

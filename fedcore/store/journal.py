@@ -1,25 +1,29 @@
 """How a store's commits become the folder's: what it does not know yet, and the slots that it may still need."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from fedcore.errors import StoreError
+from fedcore.store.acceptance import Acceptance
 from fedcore.store.compaction import lowered_rows
 from fedcore.store.content import Content
 from fedcore.store.index import RowEntries
-from fedcore.store.stored_ids import StoredId
+from fedcore.store.registry import ClientId
+from fedcore.store.stored_ids import StoredId, stored
 from fedcore.store.vectors import Place, Table, places
 
-_AT_ONCE, _EVERYTHING = 0, 2**63 - 1
+_EVERYTHING = 2**63 - 1
 _NONE = np.zeros(0, np.int64)
 
 
 class Journal:
     """Commits to a content, and publishes the commits to its folder if it has one.
+
+    A commit changes the folder and the memory, or neither. What fails before the folder's transaction leaves both as
+    they were; once the folder has it, memory follows whatever comes, and an error that came in between goes on then.
 
     Args:
         content: what is committed to.
@@ -27,13 +31,16 @@ class Journal:
 
     Attributes:
         broken: why nothing can be written any more, or None.
+        commits: how many commits count.
     """
 
     def __init__(self, content: Content, *, every_commit: bool) -> None:
         self._content, self._folder = content, content.folder
         self._every_commit = every_commit and self._folder is not None
         self.broken: str | None = None
+        self.commits = 0
         self._dropped: dict[int, int] = {}  # rows that go with the next commit: number -> slot
+        self._undo: list[Callable[[], object]] = []  # who came and went since the last commit, backwards
         # What the folder does not know yet:
         self._behind = False
         self._changed: set[int] = set()  # numbers whose rows were committed since
@@ -43,26 +50,40 @@ class Journal:
         if self._folder is not None and not self._folder.readonly:
             self._reclaim()  # the slots that were free when it was opened
 
-    def arrive(self, number: int, client: StoredId) -> None:
-        """A client has got this number."""
-        if self._folder is not None and number < self._folder.head.clients:  # a counted one is back
-            self._listed.pop(number, None)
-            self._unlisted.add(number)
-        else:
-            self._listed[number] = client
-            self._unlisted.discard(number)
+    @property
+    def is_ahead(self) -> bool:
+        """Whether anybody came or went since the last commit."""
+        return bool(self._undo)
 
-    def leave(self, number: int) -> None:
-        """The client of this number has left; the row goes with the next commit."""
-        slot = self._content.rows.drop(number)
+    def arrive(self, clients: Sequence[ClientId]) -> list[int]:
+        """Register clients that arrive, all or (after an error) none; return their numbers."""
+        registry = self._content.registry
+        numbers = [registry.add(clients[0])] if len(clients) == 1 else registry.add_all(clients).tolist()
+        for number in numbers:
+            client = registry.id_of(number)
+            self._undo.append(partial(registry.remove, client))
+            # A counted one is back, if the folder's count registers its number.
+            self._note(number, None if self._is_counted(number) else (stored(client),))
+        self._content.rows.grow(registry.capacity)
+        return numbers
+
+    def leave(self, client: ClientId) -> None:
+        """Forget a client that departs; its row goes with the next commit."""
+        registry, rows = self._content.registry, self._content.rows
+        number = registry.remove(client)
+        self._undo.append(partial(registry.put_back, number, client))
+        slot = rows.drop(number)
         if slot:
             self._dropped[number] = slot
-        if self._folder is not None and number < self._folder.head.clients:
-            self._listed[number] = None  # a count registered it
-            self._unlisted.discard(number)
-        else:
-            self._listed.pop(number, None)
-            self._unlisted.add(number)
+            self._undo.append(lambda: rows.put_back(number, self._dropped.pop(number)))
+        self._note(number, (None,) if self._is_counted(number) else None)
+
+    def rollback(self) -> None:
+        """Forget who came and went since the last commit, and every staged row."""
+        while self._undo:
+            self._undo[-1]()
+            self._undo.pop()
+        self._content.rows.discard()
 
     def commit(self, round: int, vectors: Mapping[str, Any] | None, state: str | None) -> None:
         """Make what is staged count, together with the vectors and the state (None: as they were)."""
@@ -70,29 +91,20 @@ class Journal:
         seals = None if self._folder is None else [rows.slots.seal(slot) for slot in rows.staged.values()]
         entries = rows.proposed(round, seals)
         table, taken = (content.vectors.table, []) if vectors is None else content.vectors.propose(vectors)
-        with self._changing():
-            if self._every_commit:
-                try:
-                    self._transact(_with_gone(entries, self._dropped), table, round, state or content.state)
-                except StoreError:
-                    content.vectors.withdraw(taken)
-                    raise
-            self._accept(entries, table, taken, published=self._every_commit)
-            content.round, content.state = round, state or content.state
-            self._behind = not self._every_commit
+        self._change(entries, table, taken, round, state or content.state, published=self._every_commit)
         self._reclaim()
 
     def publish(self) -> None:
         """Bring the folder up to the last commit, and to the clients that there are."""
+        content = self._content
         if self._folder is not None and (self._behind or self._listed or self._unlisted or self._dropped):
-            content = self._content
-            with self._changing():
-                self._accept(
-                    content.rows.entries(_NONE), content.vectors.table, [], published=False
-                )  # what was dropped
-                numbers = np.array(sorted(self._changed), np.int64)
-                self._transact(content.rows.entries(numbers), content.vectors.table, content.round, content.state)
-                self._behind = False
+            nothing = content.rows.entries(_NONE)
+            if self._dropped:
+                self._change(nothing, content.vectors.table, [], content.round, content.state, published=False)
+            behind = content.rows.entries(np.array(sorted(self._changed), np.int64))
+            self._change(
+                nothing, content.vectors.table, [], content.round, content.state, published=True, untold=behind
+            )
             self._reclaim()
 
     def compact(self) -> None:
@@ -104,66 +116,125 @@ class Journal:
         self.publish()
         self._reclaim()
         entries = lowered_rows(content)
-        table, taken = content.vectors.lowered()
-        with self._changing():
-            if self._folder is not None:
-                try:
-                    self._transact(entries, table, content.round, content.state)
-                except StoreError:
-                    content.rows.slots.give(entries.slots.tolist())
-                    content.vectors.withdraw(taken)
-                    raise
-            self._accept(entries, table, taken, published=self._folder is not None)
+        try:
+            table, taken = content.vectors.lowered()
+            self._change(entries, table, taken, content.round, content.state, published=self._folder is not None)
+        except BaseException:
+            moved = set(entries.slots.tolist()) - set(content.rows.slot[entries.numbers].tolist())
+            content.rows.slots.give(moved)  # of a transaction that did not come to be
+            raise
         self._reclaim()
         if self._folder is None or self._folder.unpinned() == self._folder.head.sequence:
             content.rows.slots.shrink()
             content.vectors.shrink()
 
-    def _transact(self, entries: RowEntries, table: Table, round: int | None, state: str | None) -> None:
-        assert self._folder is not None
-        head = replace(self._folder.head, vectors=table, round=round, state=state)
-        self._folder.publish(head, entries, sorted(self._listed.items()), sorted(self._unlisted))
-        self._changed.clear()
-        self._listed.clear()
-        self._unlisted.clear()
-        self._published = places(table)
+    def _change(
+        self,
+        entries: RowEntries,
+        table: Table,
+        taken: list[Place],
+        round: int | None,
+        state: str | None,
+        *,
+        published: bool,
+        untold: RowEntries | None = None,
+    ) -> None:
+        """Make a commit count, in the folder if it is published there, and in memory.
 
-    def _accept(self, entries: RowEntries, table: Table, taken: list[Place], *, published: bool) -> None:
-        """Change what is in memory; a slot that the folder's index names is free only when a later one does not."""
-        # The transaction with which the folder forgets what is replaced here:
-        forgets = 0 if self._folder is None else self._folder.head.sequence + (not published)
-        slots = self._content.rows.slots
-        old = self._content.rows.accept(entries)
-        replaced = [pair for pair in zip(entries.numbers.tolist(), old.tolist(), strict=True) if pair[1]]
-        replaced += self._dropped.items()
-        if self._folder is None:
-            slots.give(slot for _, slot in replaced)
+        Args:
+            untold: what the folder is told of rows that memory knows already; None for what changes now.
+        """
+        content, dropped = self._content, self._dropped
+        late: BaseException | None = None
+        try:
+            acceptance = Acceptance(
+                content,
+                entries,
+                dropped,
+                table,
+                taken,
+                unpublished=() if published else self._changed,
+                published=places(content.vectors.table) if published else self._published,
+                round=round,
+                state=state,
+            )
+            if published:
+                told = _with_gone(entries, dropped) if untold is None else untold
+                late = self._transact(told, table, round, state)
+        except BaseException:
+            content.vectors.withdraw(taken)
+            raise
+        self.broken = "a commit was interrupted"
+        try:
+            self._follow(acceptance, entries, table, published)
+        except BaseException as error:
+            self._follow(acceptance, entries, table, published)
+            late = late or error
+        self.broken = None
+        if late is not None and not isinstance(late, MemoryError):  # which hindered nothing
+            raise late
+
+    def _transact(
+        self, entries: RowEntries, table: Table, round: int | None, state: str | None
+    ) -> BaseException | None:
+        """The folder's transaction; returns an error that came when the folder had it already."""
+        folder = self._folder
+        assert folder is not None
+        head = replace(folder.head, vectors=table, round=round, state=state)
+        due = folder.head.sequence + 1
+        try:
+            folder.publish(head, entries, sorted(self._listed.items()), sorted(self._unlisted))
+        except BaseException as error:
+            self.broken = f"a commit failed, and only the files tell if it is durable ({error})"
+            if folder.in_doubt:
+                raise
+            if folder.has(due):
+                return error
+            self.broken = None
+            raise
+        return None
+
+    def _follow(self, acceptance: Acceptance, entries: RowEntries, table: Table, published: bool) -> None:
+        """Change what is in memory, after what can fail. Twice is as once."""
+        acceptance.apply()
+        if published:
+            self._published = places(table)
+            self._changed.clear()
+            self._listed.clear()
+            self._unlisted.clear()
         else:
-            slots.give(slot for number, slot in replaced if number in self._changed)
-            slots.retire([slot for number, slot in replaced if number not in self._changed], forgets)
-        if not published:
             self._changed.update(entries.numbers.tolist(), self._dropped)
         self._dropped.clear()
-        self._content.vectors.accept(
-            table, taken, lambda place: forgets if published or place in self._published else _AT_ONCE
-        )
+        self._undo.clear()
+        self._behind = not published and self._folder is not None
+        self.commits += 1
+
+    def _is_counted(self, number: int) -> bool:
+        return self._folder is not None and number < self._folder.head.clients
+
+    def _note(self, number: int, listed: tuple[StoredId] | None) -> None:
+        """Note how the folder's list of clients has to change: an entry, or (None) none."""
+        if self._folder is None:
+            return
+        self._undo.append(partial(self._restore, number, self._listed.get(number, ...), number in self._unlisted))
+        if listed is None:
+            self._listed.pop(number, None)
+            self._unlisted.add(number)
+        else:
+            self._listed[number] = listed[0]
+            self._unlisted.discard(number)
+
+    def _restore(self, number: int, listed: Any, was_unlisted: bool) -> None:
+        if listed is ...:
+            self._listed.pop(number, None)
+        else:
+            self._listed[number] = listed
+        (self._unlisted.add if was_unlisted else self._unlisted.discard)(number)
 
     def _reclaim(self) -> None:
         through = _EVERYTHING if self._folder is None else self._folder.unpinned()
         self._content.rows.slots.reclaim(through)
         self._content.vectors.reclaim(through)
-
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Whatever stops half-way here leaves memory and folder apart, unless nothing was published yet."""
-        self.broken = "a commit was interrupted"
-        try:
-            yield
-        except StoreError as error:
-            doubt = self._folder is not None and self._folder.in_doubt
-            self.broken = f"a commit failed, and only the files tell if it is durable ({error})" if doubt else None
-            raise
-        self.broken = None
 
 
 def _with_gone(entries: RowEntries, dropped: Iterable[int]) -> RowEntries:

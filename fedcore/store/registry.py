@@ -242,6 +242,14 @@ class Registry:
         self._whole = self._index.whole
         return number
 
+    def put_back(self, number: int, client: ClientId) -> None:
+        """Undo ``remove``, which returned this number and has it free still."""
+        if number < self._index.count:
+            self._index.add(client)  # one of 0 .. count - 1 gets no other number
+        else:
+            self._index.add_at([client], np.array([number], np.int64))
+        self._whole = self._index.whole
+
     def _unknown(self, client: object) -> UnknownClientError:
         whole = self._whole == self.capacity and self._whole > 0
         due = f"0..{self._whole - 1}" if whole else f"{len(self)} are registered"

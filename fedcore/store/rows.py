@@ -95,18 +95,16 @@ class Rows:
             np.zeros(k, np.uint64) if seals is None else np.array(seals, np.uint64),
         )
 
-    def accept(self, entries: RowEntries) -> I64:
-        """Make entries the clients' rows, staged no more; return the slots of those that they replace, 0 for none."""
-        old = self.slot[entries.numbers]
+    def accept(self, entries: RowEntries, written: int) -> None:
+        """Make entries the clients' rows, staged no more; ``written`` clients have a row then. Twice is as once."""
         self.slot[entries.numbers] = entries.slots
         self.round[entries.numbers] = entries.rounds
         self.seal[entries.numbers] = entries.seals
         self.trusted[entries.numbers] = True
-        self.written += int((old == 0).sum())
+        self.written = written
         for number in entries.numbers.tolist():
             self.staged.pop(number, None)
             self.dated.pop(number, None)
-        return old
 
     def of_round(self, round: int) -> I64:
         """The numbers of the clients whose rows are of that round."""
@@ -121,6 +119,12 @@ class Rows:
         self.slot[number] = 0
         self.written -= slot > 0
         return slot
+
+    def put_back(self, number: int, slot: int) -> None:
+        """Undo ``drop``, which returned this slot."""
+        if slot:
+            self.slot[number] = slot
+            self.written += 1
 
     def entries(self, numbers: I64) -> RowEntries:
         """The entries of these clients, also of those without a row."""

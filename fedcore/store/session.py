@@ -46,6 +46,11 @@ class Session:
         self.require_open()
         if self.folder is not None and self.folder.readonly:
             raise StoreError(f"{self._name}: expected a store open for writing, got one opened with readonly=True")
+        self.require_whole()
+
+    def require_whole(self) -> None:
+        """Raise a StoreError if what is in memory may be no commit."""
+        self.require_open()
         if self.journal.broken is not None:
             raise StoreError(f"{self._name}: {self.journal.broken}: open it again")
 

@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -108,17 +108,20 @@ class Vectors:
         for payload, slots in _by_payload(taken).items():
             self._slots(payload).give(slots)
 
-    def accept(self, table: Table, taken: list[Place], retire: Callable[[Place], int]) -> None:
-        """Make the proposed table the table.
+    def after(self, table: Table, taken: list[Place], retire: Callable[[Place], int]) -> "After":
+        """What ``accept`` makes of the vectors; nothing changes yet.
 
         Args:
             table, taken: from ``propose``.
             retire: the number with which a place that is no longer used is retired.
         """
         gone = places(self.table) - places(table)
-        self.table = table
-        self._trusted = (self._trusted | set(taken)) - gone
-        self._retired += [(retire(place), place) for place in gone]
+        retired = self._retired + [(retire(place), place) for place in gone]
+        return After(table, (self._trusted | set(taken)) - gone, retired)
+
+    def accept(self, after: "After") -> None:
+        """Make the proposed table the table."""
+        self.table, self._trusted, self._retired = after
 
     def reclaim(self, sequence: int) -> None:
         """Let places be used again that were retired with this number or before, and that nobody has a view of."""
@@ -187,6 +190,14 @@ class Vectors:
         entry = StoredVector(payload, slot, vector.dtype.str, vector.shape, 0)
         slots.memory(slot)[: vector.nbytes].view(vector.dtype).reshape(vector.shape)[...] = vector
         return replace(entry, seal=slots.seal(slot)) if self._sealed else entry
+
+
+class After(NamedTuple):
+    """What vectors are once a proposed table counts: the table, the places that are trusted, and those retired."""
+
+    table: Table
+    trusted: set[Place]
+    retired: list[tuple[int, Place]]
 
 
 def _place(entry: StoredVector) -> Place:

@@ -1,0 +1,67 @@
+"""What memory becomes once a commit counts: worked out before the commit, so that hardly anything can fail after it."""
+
+from collections.abc import Iterable
+
+from fedcore.store.content import Content
+from fedcore.store.index import RowEntries
+from fedcore.store.vectors import Place, Table
+
+_AT_ONCE = 0
+
+
+class Acceptance:
+    """One commit's changes to a content.
+
+    A slot that the folder's index names is free only when a later index does not name it.
+
+    Args:
+        content: what changes.
+        entries: the rows that are new or moved.
+        dropped: rows that go: number -> slot.
+        table, taken: the vectors, from ``Vectors.propose``.
+        unpublished: numbers whose rows the folder does not know, so that their slots are free at once.
+        published: the places of vectors that the folder knows.
+        round, state: of the commit.
+
+    Cost: O(rows of the commit).
+    """
+
+    def __init__(
+        self,
+        content: Content,
+        entries: RowEntries,
+        dropped: dict[int, int],
+        table: Table,
+        taken: list[Place],
+        *,
+        unpublished: Iterable[int],
+        published: set[Place],
+        round: int | None,
+        state: str | None,
+    ) -> None:
+        self._content, self._entries, self._round, self._state = content, entries, round, state
+        rows, folder = content.rows, content.folder
+        # The transaction with which the folder forgets what is replaced here, be it this one or the next:
+        forgets = _AT_ONCE if folder is None else folder.head.sequence + 1
+        old = rows.slot[entries.numbers]
+        self._written = rows.written + int((old == 0).sum())
+        replaced = [pair for pair in zip(entries.numbers.tolist(), old.tolist(), strict=True) if pair[1]]
+        replaced += dropped.items()
+        free_at_once = set(unpublished)
+        self._free = [slot for number, slot in replaced if folder is None or number in free_at_once]
+        self._retired = [slot for number, slot in replaced if folder is not None and number not in free_at_once]
+        self._forgets = forgets
+        self._vectors = content.vectors.after(table, taken, lambda place: forgets if place in published else _AT_ONCE)
+
+    def apply(self) -> None:
+        """Make it so. After an error (of an allocation, say) it is called again, and goes on where it stopped."""
+        content, slots = self._content, self._content.rows.slots
+        content.rows.accept(self._entries, self._written)
+        while self._free:
+            slots.give(self._free[-1:])
+            self._free.pop()
+        if self._retired:
+            slots.retire(self._retired, self._forgets)
+            self._retired = []
+        content.vectors.accept(self._vectors)
+        content.round, content.state = self._round, self._state

@@ -1,0 +1,196 @@
+"""Memory and store never part: whatever stops a change, both are as before it, or both as after it."""
+
+import os
+import signal
+import sys
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from fedcore import Server, Update, algorithms
+from fedcore.errors import FedcoreError
+from fedcore.server.invariant import contradictions
+
+METHODS = ["MIFA", "MimiC", "SCAFFOLDM", "FlexibleFedAvg"]
+KINDS = [signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGUSR1]
+N, P = 4, 6
+
+
+class Stopped(BaseException):
+    """What a handler raises."""
+
+
+def a_server(method, store):
+    algorithm = algorithms.MIFA(wait=False) if method == "MIFA" else method
+    sizes = [1, 2, 3, 4] if method == "FlexibleFedAvg" else None
+    server = Server(algorithm, np.zeros(P, np.float32), N, lr=0.1, store=store, examples=sizes)
+    a_round(server)
+    return server
+
+
+def a_round(server):
+    number = server.round_number
+    return server.round([Update(client, server.x + 1 + number, 1) for client in list(server.store.registry)[:3]])
+
+
+def a_departure(server):
+    server.depart(list(server.store.registry)[-1])
+
+
+def an_arrival(server):
+    sized = server._state.now.population.is_sized
+    server.arrive(1000 + max(server.store.registry), examples=3 if sized else None)
+
+
+OPERATIONS = [a_round, a_departure, an_arrival]
+
+
+def seen(server):
+    """All that can be asked of a server."""
+    rows = {client: server.store.read(client).tobytes() for client in server.store.registry}
+    total = server._state.now.total
+    population = server._state.now.population
+    shares = population.shares(server.store.registry, list(rows))
+    return (
+        server.round_number,
+        server.x.tobytes(),
+        server.v.tobytes(),
+        None if total is None else total.tobytes(),
+        rows,
+        None if shares is None else shares.tobytes(),
+    )
+
+
+def in_the_folder(server):
+    """The same, of the server that a process would find that looked now."""
+    with Server.load(server.store.path, medium="ram").store as store:
+        del store
+    return seen(Server.load(server.store.path, medium="ram"))
+
+
+def expected(make, operation):
+    """What there is to be seen before an operation and after it."""
+    server = make()
+    before = seen(server)
+    operation(server)
+    return before, seen(server)
+
+
+def check(server, before, after):
+    """Both sides are old or both new; returns which."""
+    assert contradictions(server._state) == []
+    now = seen(server)
+    assert now in (before, after)
+    if server.store.medium == "mmap":
+        assert in_the_folder(server) == now
+    a_round(server)  # and it goes on
+    assert contradictions(server._state) == []
+    server.store.close()
+    return now == after
+
+
+def each_line(operation, server, at, action):
+    """Run an operation, with the action before the line ``at`` of those that it runs in fedcore; were there so many?"""
+    lines = 0
+
+    def trace(frame, event, argument):
+        nonlocal lines
+        if "fedcore" not in frame.f_code.co_filename or "tests" in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            lines += 1
+            if lines == at:
+                sys.settrace(None)
+                action()
+        return trace
+
+    sys.settrace(trace)
+    try:
+        operation(server)
+    finally:
+        sys.settrace(None)
+    return lines >= at
+
+
+def stores(tmp_path, medium):
+    """Places for new stores."""
+    number = 0
+    while True:
+        number += 1
+        yield "ram" if medium == "ram" else f"mmap:{tmp_path / str(number)}"
+
+
+@pytest.fixture
+def raising_handlers():
+    def stop(number, frame):
+        raise Stopped(number)
+
+    before = {kind: signal.signal(kind, stop) for kind in KINDS}
+    yield
+    for kind, handler in before.items():
+        signal.signal(kind, handler)
+
+
+STRIDE = int(os.environ.get("FEDCORE_EVERY", "7"))
+"""Every so many-th line or allocation is tried; 1 for all of them."""
+
+
+@pytest.mark.usefixtures("raising_handlers")
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("medium", ["ram", "mmap"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_signal_at_any_line(tmp_path, method, medium, operation):
+    places = stores(tmp_path, medium)
+    before, after = expected(lambda: a_server(method, next(places)), operation)
+    at, goes_on, ends = 1 + STRIDE // 2, True, set()
+    while goes_on:
+        server = a_server(method, next(places))
+        kind = KINDS[at % len(KINDS)]
+        with suppress(Stopped):
+            goes_on = each_line(operation, server, at, lambda kind=kind: signal.raise_signal(kind))
+        ends.add(check(server, before, after))
+        at += STRIDE
+    assert ends == {False, True}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("medium", ["ram", "mmap"])
+@pytest.mark.parametrize("method", ["MIFA", "MimiC"])
+def test_an_exception_from_outside_at_any_line(tmp_path, method, medium, operation):
+    """As a thread's PyThreadState_SetAsyncExc raises, which nothing can hold back."""
+
+    def stop():
+        raise Stopped
+
+    places = stores(tmp_path, medium)
+    before, after = expected(lambda: a_server(method, next(places)), operation)
+    at, goes_on = 1 + STRIDE // 2, True
+    while goes_on:
+        server = a_server(method, next(places))
+        with suppress(Stopped):
+            goes_on = each_line(operation, server, at, stop)
+        check(server, before, after)
+        at += STRIDE
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("medium", ["ram", "mmap"])
+@pytest.mark.parametrize("method", METHODS)
+def test_no_memory_left_at_any_allocation(tmp_path, method, medium, operation):
+    testing = pytest.importorskip("_testcapi")
+    places = stores(tmp_path, medium)
+    before, after = expected(lambda: a_server(method, next(places)), operation)
+    at, failed = 1, True
+    while failed:
+        server = a_server(method, next(places))
+        failed = False
+        testing.set_nomemory(at, at + 1)
+        try:
+            operation(server)
+        except (MemoryError, FedcoreError):
+            failed = True
+        finally:
+            testing.remove_mem_hooks()
+        check(server, before, after)
+        at += STRIDE
