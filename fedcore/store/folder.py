@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedcore.errors import CorruptionError, StoreError
-from fedcore.store import disk
+from fedcore.store import disk, file_system
 from fedcore.store.head import Head
 from fedcore.store.header import Header
 from fedcore.store.index import Index, RowEntries
@@ -53,10 +53,12 @@ class Folder:
             require_own(path)
         try:
             if not readonly:
+                if lock is None:
+                    file_system.require_local(path)
                 self._lock = None if lock is not None else WriterLock(path)
                 with disk.explained("opening", path):
                     (path / READERS).mkdir(exist_ok=True)  # a copy by a tool that leaves out empty folders lacks it
-            elif disk.is_writable(path) and disk.is_writable(path / READERS):
+            elif disk.is_writable(path) and disk.is_writable(path / READERS) and not file_system.is_network(path):
                 self._pin, access = Pin(path), "ro"
             else:  # nothing can be noted here, so no writer may come
                 self._lock, access = WriterLock(path, shared=True), "immutable"
@@ -103,10 +105,12 @@ class Folder:
     ) -> None:
         """Make the slots durable, and then the index, in one transaction, say what they are."""
         if self._durable:
-            self._sync_failed = True
-            for file in self._slot_files():
-                file.sync()
-            self._sync_failed = False
+            try:
+                for file in self._slot_files():
+                    file.sync()
+            except StoreError:  # after which the system may take for written what is not
+                self._sync_failed = True
+                raise
         self.head = self.index.write(replace(head, sequence=self.head.sequence + 1), rows, clients, gone)
         if self._durable:  # else the power could take the index, and leave the mark
             self.rows.mark(self.head.sequence)
@@ -115,6 +119,10 @@ class Folder:
     def in_doubt(self) -> bool:
         """Whether something failed after which only opening the folder again tells what is durable."""
         return self._sync_failed or self.index.in_doubt
+
+    def settled(self) -> None:
+        """What was published is in the caller's memory too."""
+        self.index.settled()
 
     def load(self) -> tuple[RowEntries, list[tuple[int, StoredId]]]:
         """The rows and the listed clients as they were published last; sets ``head``.

@@ -60,7 +60,7 @@ class Index:
 
     def __init__(self, path: Path, *, durable: bool, access: Literal["rw", "ro", "immutable"]) -> None:
         self.path = path
-        self.in_doubt = False  # whether a transaction failed in a way that leaves open if it happened
+        self.in_doubt = False  # whether a transaction may have happened of which the caller does not know
         self._durable, self._access = durable, access
         self._owner = 0
         self._shared: sqlite3.Connection | None = None
@@ -131,6 +131,8 @@ class Index:
     def write(self, head: Head, rows: RowEntries, clients: Sequence[tuple[int, StoredId]], gone: Sequence[int]) -> Head:
         """One transaction; returns the head that it wrote.
 
+        From its end on ``in_doubt`` is set, until the caller says by ``settled`` that it knows of it.
+
         Args:
             head: what it is now; the sums are seen to here.
             rows: entries that are new or changed, or (slot 0) go.
@@ -158,7 +160,6 @@ class Index:
                 connection.execute("UPDATE head SET content = ?", (head.text(),))
                 self.in_doubt = True
                 disk.commit(connection)
-                self.in_doubt = False
             except BaseException as error:
                 # After a full disk the log lacks its end, and the transaction with it; after other failures it may
                 # come back when the file is opened again.
@@ -169,6 +170,10 @@ class Index:
                 raise
         self._digests[rows.numbers] = digests
         return head
+
+    def settled(self) -> None:
+        """Whoever wrote the last transaction has made it his own state."""
+        self.in_doubt = False
 
     def check(self) -> list[str]:
         """What SQLite finds wrong with its file."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.errors import StoreError
 from fedcore.store.compaction import lowered_rows
 from fedcore.store.content import Content
 from fedcore.store.index import RowEntries
@@ -70,16 +69,16 @@ class Journal:
         seals = None if self._folder is None else [rows.slots.seal(slot) for slot in rows.staged.values()]
         entries = rows.proposed(round, seals)
         table, taken = (content.vectors.table, []) if vectors is None else content.vectors.propose(vectors)
+        state = state or content.state
         with self._changing():
             if self._every_commit:
                 try:
-                    self._transact(_with_gone(entries, self._dropped), table, round, state or content.state)
-                except StoreError:
+                    self._transact(_with_gone(entries, self._dropped), table, round, state)
+                except BaseException:
                     content.vectors.withdraw(taken)
                     raise
-            self._accept(entries, table, taken, published=self._every_commit)
-            content.round, content.state = round, state or content.state
             self._behind = not self._every_commit
+            self._accept(entries, table, taken, round, state, published=self._every_commit)
         self._reclaim()
 
     def publish(self) -> None:
@@ -87,9 +86,8 @@ class Journal:
         if self._folder is not None and (self._behind or self._listed or self._unlisted or self._dropped):
             content = self._content
             with self._changing():
-                self._accept(
-                    content.rows.entries(_NONE), content.vectors.table, [], published=False
-                )  # what was dropped
+                none = content.rows.entries(_NONE)  # but what was dropped
+                self._accept(none, content.vectors.table, [], content.round, content.state, published=False)
                 numbers = np.array(sorted(self._changed), np.int64)
                 self._transact(content.rows.entries(numbers), content.vectors.table, content.round, content.state)
                 self._behind = False
@@ -109,11 +107,11 @@ class Journal:
             if self._folder is not None:
                 try:
                     self._transact(entries, table, content.round, content.state)
-                except StoreError:
+                except BaseException:
                     content.rows.slots.give(entries.slots.tolist())
                     content.vectors.withdraw(taken)
                     raise
-            self._accept(entries, table, taken, published=self._folder is not None)
+            self._accept(entries, table, taken, content.round, content.state, published=self._folder is not None)
         self._reclaim()
         if self._folder is None or self._folder.unpinned() == self._folder.head.sequence:
             content.rows.slots.shrink()
@@ -128,8 +126,18 @@ class Journal:
         self._unlisted.clear()
         self._published = places(table)
 
-    def _accept(self, entries: RowEntries, table: Table, taken: list[Place], *, published: bool) -> None:
+    def _accept(
+        self,
+        entries: RowEntries,
+        table: Table,
+        taken: list[Place],
+        round: int | None,
+        state: str | None,
+        *,
+        published: bool,
+    ) -> None:
         """Change what is in memory; a slot that the folder's index names is free only when a later one does not."""
+        self.broken = "a commit was interrupted"  # if this does not get to its end
         # The transaction with which the folder forgets what is replaced here:
         forgets = 0 if self._folder is None else self._folder.head.sequence + (not published)
         slots = self._content.rows.slots
@@ -147,6 +155,8 @@ class Journal:
         self._content.vectors.accept(
             table, taken, lambda place: forgets if published or place in self._published else _AT_ONCE
         )
+        self._content.round, self._content.state = round, state
+        self.broken = None
 
     def _reclaim(self) -> None:
         through = _EVERYTHING if self._folder is None else self._folder.unpinned()
@@ -155,15 +165,19 @@ class Journal:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Whatever stops half-way here leaves memory and folder apart, unless nothing was published yet."""
-        self.broken = "a commit was interrupted"
+        """Whatever stops between the transaction and the end of the block leaves memory and folder apart.
+
+        What stops before the transaction has changed nothing: it may be tried again.
+        """
         try:
             yield
-        except StoreError as error:
-            doubt = self._folder is not None and self._folder.in_doubt
-            self.broken = f"a commit failed, and only the files tell if it is durable ({error})" if doubt else None
+        except BaseException as error:
+            if self._folder is not None and self._folder.in_doubt:
+                said = str(error) or type(error).__name__
+                self.broken = f"a commit failed, and only the files tell if it is durable ({said})"
             raise
-        self.broken = None
+        if self._folder is not None:
+            self._folder.settled()
 
 
 def _with_gone(entries: RowEntries, dropped: Iterable[int]) -> RowEntries:
