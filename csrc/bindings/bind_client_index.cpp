@@ -16,7 +16,8 @@ namespace {
 // Every call holds the GIL, so that an index is used by one thread at a time.
 using Numbers = py::array_t<std::int64_t>;
 
-// A client's id as Python holds it: an int in 0 .. 2^64 - 1 or a str, exactly; the face makes others into these.
+// A client's id as Python holds it: an int in 0 .. 2^64 - 1 or a str of Unicode characters, exactly; the face makes others
+// into these, and refuses what is none: a str with lone surrogates is no text that a file could hold.
 class ReadId {
   public:
     explicit ReadId(py::handle object) {
@@ -25,17 +26,15 @@ class ReadId {
             valid_ = id_.number != static_cast<std::uint64_t>(-1) || PyErr_Occurred() == nullptr;
             if (!valid_) PyErr_Clear();
         } else if (PyUnicode_CheckExact(object.ptr())) {
-            id_.is_text = valid_ = true;
             Py_ssize_t size = 0;
             const char* bytes = PyUnicode_AsUTF8AndSize(object.ptr(), &size);
-            if (bytes == nullptr) {  // it has lone surrogates, which UTF-8 proper cannot hold
+            valid_ = bytes != nullptr;
+            if (!valid_) {
+                if (!PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) throw py::error_already_set();
                 PyErr_Clear();
-                encoded_ = py::reinterpret_steal<py::object>(
-                    PyUnicode_AsEncodedString(object.ptr(), "utf-8", "surrogatepass"));
-                if (!encoded_) throw py::error_already_set();
-                bytes = PyBytes_AS_STRING(encoded_.ptr());
-                size = PyBytes_GET_SIZE(encoded_.ptr());
+                return;
             }
+            id_.is_text = true;
             id_.text = {bytes, static_cast<std::size_t>(size)};
         }
     }
@@ -45,12 +44,11 @@ class ReadId {
   private:
     ClientId id_{false, 0, {}};
     bool valid_ = false;
-    py::object encoded_;
 };
 
 py::object made(const ClientId& id) {
     if (!id.is_text) return py::reinterpret_steal<py::object>(PyLong_FromUnsignedLongLong(id.number));
-    PyObject* text = PyUnicode_DecodeUTF8(id.text.data(), static_cast<Py_ssize_t>(id.text.size()), "surrogatepass");
+    PyObject* text = PyUnicode_DecodeUTF8(id.text.data(), static_cast<Py_ssize_t>(id.text.size()), "strict");
     if (text == nullptr) throw py::error_already_set();
     return py::reinterpret_steal<py::object>(text);
 }

@@ -31,9 +31,9 @@ def is_writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK, effective_ids=True)
 
 
-def write(fd: int, content: bytes) -> None:
-    """Write to the beginning of a file."""
-    if os.pwrite(fd, content, 0) != len(content):
+def write(fd: int, content: bytes, start: int = 0) -> None:
+    """Write to a file. What it has mapped there sees it too: both are the system's one cache of the file."""
+    if os.pwrite(fd, content, start) != len(content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedcore.errors import CorruptionError, StoreError
-from fedcore.store import disk
+from fedcore.store import disk, file_system
 from fedcore.store.head import Head
 from fedcore.store.header import Header
 from fedcore.store.index import Index, RowEntries
@@ -53,10 +53,12 @@ class Folder:
             require_own(path)
         try:
             if not readonly:
+                if lock is None:
+                    file_system.require_local(path)
                 self._lock = None if lock is not None else WriterLock(path)
                 with disk.explained("opening", path):
                     (path / READERS).mkdir(exist_ok=True)  # a copy by a tool that leaves out empty folders lacks it
-            elif disk.is_writable(path) and disk.is_writable(path / READERS):
+            elif disk.is_writable(path) and disk.is_writable(path / READERS) and not file_system.is_network(path):
                 self._pin, access = Pin(path), "ro"
             else:  # nothing can be noted here, so no writer may come
                 self._lock, access = WriterLock(path, shared=True), "immutable"
@@ -106,7 +108,7 @@ class Folder:
             try:
                 for file in self._slot_files():
                     file.sync()
-            except (OSError, StoreError):
+            except StoreError:  # after which the system may take for written what is not
                 self._sync_failed = True
                 raise
         self.head = self.index.write(replace(head, sequence=self.head.sequence + 1), rows, clients, gone)

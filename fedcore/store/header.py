@@ -15,7 +15,7 @@ KINDS = ("rows", "vectors")
 
 _FORMAT = struct.Struct("<8sII16s8sQQQQ")
 _DIGEST = 8
-_SEQUENCE_AT = 512
+SEQUENCE_AT = 512
 _SEQUENCE = struct.Struct("<Q8s")
 
 
@@ -81,19 +81,14 @@ class Header:
 
 
 def packed_sequence(sequence: int) -> bytes:
-    """A sequence number as it stands in the header."""
+    """A sequence number as it stands in the header, at ``SEQUENCE_AT``."""
     number = struct.pack("<Q", sequence)
     return number + digest(number)
 
 
-def write_sequence(page: memoryview, sequence: int) -> None:
-    """Note in a header that the index has reached this number."""
-    page[_SEQUENCE_AT : _SEQUENCE_AT + _SEQUENCE.size] = packed_sequence(sequence)
-
-
 def read_sequence(fd: int) -> int:
     """The number that the index had reached at least; 0 where that cannot be told."""
-    number, check = _SEQUENCE.unpack(os.pread(fd, _SEQUENCE.size, _SEQUENCE_AT))
+    number, check = _SEQUENCE.unpack(os.pread(fd, _SEQUENCE.size, SEQUENCE_AT))
     return int(number) if check == digest(struct.pack("<Q", number)) else 0
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from fedcore.errors import LockedError, StoreError
-from fedcore.store import disk
+from fedcore.store import disk, file_system
 from fedcore.store.folder import Folder, rows_header
 from fedcore.store.head import Head
 from fedcore.store.index import Index
@@ -32,11 +32,13 @@ def draft(path: Path, form: RowFormat, registry: Registry, *, replacing: bool) -
         replacing: whether ``path`` may be a store already; nobody can open it for writing meanwhile.
 
     Raises:
-        StoreError: ``path`` is taken by something else, or cannot be written to.
+        StoreError: ``path`` is taken by something else, or cannot be written to, or not commit by commit.
         LockedError: the store there is open for writing.
     """
     with disk.explained("making a store", path), ExitStack() as locks:
         path = Path(os.path.realpath(path))
+        if not replacing:  # it will be written to in its place, and is no copy
+            file_system.require_local(path)
         old = _old(path, replacing)
         if old is not None:
             locks.callback(old.close)
@@ -87,6 +89,7 @@ def _claimed(path: Path) -> tuple[Path, WriterLock]:
     while True:
         place = path.with_name(f"{path.name}.draft-{uuid4().hex[:12]}")
         place.mkdir()
+        file_system.write_in_place(place)
         try:
             return place, WriterLock(place)
         except StoreError as error:

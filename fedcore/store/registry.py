@@ -24,8 +24,8 @@ _KEY = os.urandom(16)
 class Registry:
     """The registered clients: their ids, and for each a number that stays until it leaves.
 
-    An id is any int in 0 .. 2**64 - 1 or a str; 7 and "7" are two clients. NumPy's integers count as ints. The numbers
-    are dense, so that what belongs to the clients can lie in arrays: a count registers the ids 0 .. count - 1, each
+    An id is any int in 0 .. 2**64 - 1 or a str that UTF-8 can hold (no lone surrogates, as undecodable names of files
+    have); 7 and "7" are two clients. NumPy's integers count as ints. The numbers are dense, so that what belongs to the clients can lie in arrays: a count registers the ids 0 .. count - 1, each
     its own number, and keeps no list of them; every other id gets the lowest free number >= count, and 0, 1, 2, ... in
     turn where the registry begins with a list. A client that leaves gives its number back, one of 0 .. count - 1 for
     its own return alone.
@@ -35,7 +35,7 @@ class Registry:
 
     Raises:
         RangeError: ``clients`` is neither, the count is out of range, or an id comes twice.
-        UnknownClientError: an id is neither an int in 0 .. 2**64 - 1 nor a str.
+        UnknownClientError: an id is neither an int in 0 .. 2**64 - 1 nor a str that UTF-8 can hold.
         ShapeError: an array is not a vector.
 
     Determinism: numbers depend on the ids and their order alone. After departures they depend on which numbers are
@@ -206,7 +206,7 @@ class Registry:
         """Register a client that arrives, and return its number.
 
         Raises:
-            UnknownClientError: it is neither an int in 0 .. 2**64 - 1 nor a str.
+            UnknownClientError: it is neither an int in 0 .. 2**64 - 1 nor a str that UTF-8 can hold.
             RangeError: it is registered already.
         """
         number: int = self._index.add(canonical(client))
@@ -260,10 +260,17 @@ def canonical(client: object) -> ClientId:
     """A client id as a plain int or str.
 
     Raises:
-        UnknownClientError: it is neither an int in 0..2**64 - 1 nor a str.
+        UnknownClientError: it is neither an int in 0..2**64 - 1 nor a str that UTF-8 can hold.
     """
     if isinstance(client, str):
-        return str.__str__(client)  # the text itself, whatever its class shows instead
+        text = str.__str__(client)  # the text itself, whatever its class shows instead
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                got = f"{_shown(client)}, whose lone surrogates UTF-8 cannot hold"
+                raise UnknownClientError(f"client: expected an int in 0..2**64 - 1 or a str, got {got}") from None
+        return text
     if _is_whole(client):
         known = index(client)
         if 0 <= known < 2**64:

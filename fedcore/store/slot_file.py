@@ -4,13 +4,15 @@ import errno
 import mmap
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from fedcore.errors import CorruptionError
 from fedcore.store import disk
-from fedcore.store.header import Header, read_sequence, write_sequence
+from fedcore.store.header import SEQUENCE_AT, Header, packed_sequence, read_sequence
 from fedcore.store.slots import PAGE, Memory, Slots, padded
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14
@@ -23,6 +25,8 @@ class SlotFile(Slots):
 
     A slot gets its place on the disk when it is first taken, and its pages are made writable in one call: a full
     disk is an error there, not a signal in the middle of a write, and it is quicker than a fault for each page.
+    Checksums and the mark are written by calls, not through the mapping: by then the system may have written the page
+    back, and a file system that copies on writing needs new room for it.
 
     Args:
         path: an existing file.
@@ -45,8 +49,6 @@ class SlotFile(Slots):
             if found != header:
                 raise CorruptionError(f"{path}: expected the header {header}, got {found}: files of two stores?")
             self._size = os.fstat(self._fd).st_size
-            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-            self._header = mmap.mmap(self._fd, PAGE, access=access)
         except BaseException:
             os.close(self._fd)
             raise
@@ -74,8 +76,12 @@ class SlotFile(Slots):
         return read_sequence(self._fd)
 
     def mark(self, sequence: int) -> None:
-        """Note in the header that the index has durably reached this number."""
-        write_sequence(memoryview(self._header), sequence)
+        """Note in the header that the index has durably reached this number.
+
+        The index counts already: that the disk is full, or fails, is no error here. The next mark says more.
+        """
+        with suppress(OSError):
+            disk.write(self._fd, packed_sequence(sequence), SEQUENCE_AT)
 
     def sync(self) -> None:
         """Make durable what the slots hold."""
@@ -162,6 +168,10 @@ class SlotFile(Slots):
             self._maps[number] = mmap.mmap(self._fd, size, offset=start, access=access)
         return np.frombuffer(self._maps[number], np.uint8)
 
+    def _put(self, slot: int, start: int, sums: npt.NDArray[np.uint64]) -> None:
+        with disk.explained("writing checksums", self.path):
+            disk.write(self._fd, sums.tobytes(), self._end(slot - 1) + start)
+
     def _prepare(self, slot: int) -> None:
         if slot >= len(self._reserved):
             self._reserved.extend(bytes(max(_RESERVE // self.stride + 2, slot + 1)))
@@ -176,6 +186,8 @@ class SlotFile(Slots):
             try:
                 self._advise([slot], _POPULATE_WRITE)
             except OSError as error:
+                if error.errno == errno.EFAULT:  # what would have been a signal, and "Bad address" to nobody's help
+                    raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, or the disk fails") from error
                 if error.errno != errno.EINVAL:  # an older kernel, on which each page is its own fault
                     raise
 

@@ -122,14 +122,15 @@ class Slots:
     def copy(self, slot: int) -> int:
         """A new slot with the same payload, and with its checksums if they were kept."""
         copy = self.take()
-        self._whole(copy)[:] = self._whole(slot)
+        self.memory(copy)[:] = self.memory(slot)
+        sums = self._whole(slot)[self._sums_at : self._sums_at + 8 * self._blocks]
+        self._put(copy, self._sums_at, sums.view(np.uint64))
         return copy
 
     def seal(self, slot: int) -> int:
         """Write the checksums of the slot's blocks behind them, and return the checksum of them all."""
-        whole = self._whole(slot)
-        sums = checksums(whole[: self.payload], BLOCK)
-        whole[self._sums_at : self._sums_at + sums.nbytes].view(np.uint64)[:] = sums
+        sums = checksums(self.memory(slot), BLOCK)
+        self._put(slot, self._sums_at, sums)
         return folded(sums)
 
     def damage(self, slot: int, seal: int) -> str | None:
@@ -163,6 +164,10 @@ class Slots:
         """Let go of all but the first chunks."""
         for number in [number for number in self._chunks if number >= chunks]:
             del self._chunks[number]
+
+    def _put(self, slot: int, start: int, sums: npt.NDArray[np.uint64]) -> None:
+        """Write checksums into a slot."""
+        self._whole(slot)[start : start + sums.nbytes].view(np.uint64)[:] = sums
 
     def _prepare(self, slot: int) -> None:
         """Make sure that the slot can be written to."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,43 @@ def test_every_call_fails_in_turn(tmp_path, monkeypatch, failure):
         if len(called) < call:
             break
     assert failed == set(CALLS)
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, MemoryError, UnicodeEncodeError])
+def test_an_error_before_the_transaction_ends_nothing(tmp_path, monkeypatch, failure):
+    """Whatever it is: the store goes on, and only where the transaction may have happened it has to be opened again."""
+
+    def raised(name):
+        return failure("utf-8", name, 0, 1, "no") if failure is UnicodeEncodeError else failure(name)
+
+    with ClientStore(60, N, medium="mmap", path=tmp_path / "start") as store:
+        attempt(store, 0)
+    for call in range(1, 100):
+        path = tmp_path / "store"
+        shutil.copytree(tmp_path / "start", path)
+        store = ClientStore.open(path)
+        called = fail_at(monkeypatch, call, raised, CALLS)
+        with suppress(failure):
+            attempt(store, 1)
+        monkeypatch.undo()
+        if "commit" in called[:call]:
+            if len(called) >= call:
+                with pytest.raises(errors.StoreError, match=r"only the files tell if it is durable .*: open it again"):
+                    store.stage(1)
+                store.close()
+                store = ClientStore.open(path)
+            assert_is_at(store, int(called[call - 1 : call] != ["commit"]))
+        else:
+            assert_is_at(store, 0)
+            store.discard()
+        attempt(store, 1)
+        store.close()
+        with ClientStore.open(path) as store:
+            assert_is_at(store, 1)
+        shutil.rmtree(path)
+        if len(called) < call:
+            break
+    assert call > 8
 
 
 @pytest.mark.parametrize("failure", [full, broken])

@@ -8,11 +8,11 @@ import sys
 import numpy as np
 import pytest
 
-from fedcore import _core, errors
+from fedcore import ClientStore, _core, errors
 from fedcore.store import Registry, reference
 
 MILLION = 1_000_000
-IDS = [0, 7, 2**64 - 1, "", "7", "client", "zürich", "\0", "\ud800", "x" * 5000]
+IDS = [0, 7, 2**64 - 1, "", "7", "client", "zürich", "\0", "\ue000", "x" * 5000]
 
 
 class Loud(str):
@@ -116,6 +116,7 @@ def test_ids_come_in_arrays_and_iterables(clients):
 
 NO_IDS = [-1, 2**64, True, False, np.True_, 1.0, np.float32(1), None, b"7", (7,), [7], {7}, 10**5000, -(10**5000)]
 NO_IDS += [np.array(7), np.int64(-1), np.datetime64(7, "s"), Unshowable(), object]
+NO_IDS += ["\ud800", "site-\udcff", "\ud83d\ude00", Loud("\udfff")]  # lone surrogates: no file could hold them
 
 
 @pytest.mark.parametrize("client", NO_IDS, ids=range(len(NO_IDS)))  # some have no name that could be printed
@@ -375,3 +376,22 @@ def test_siphash_known_answers():
     due = [0xABAC0158050FC4DC, 0xC9F49BF37D57CA93, 0xD3927D989BB11140, 0x369095118D299A8E, 0x25A48EB36C063DE4]
     assert [_core.siphash(key, bytes(range(n))) for n in (0, 1, 7, 8, 9)] == due
     assert _core.siphash(key, bytes(range(63))) == 0x9D199062B7BBB3A8
+
+
+@pytest.mark.parametrize("medium", ["ram", "mmap"])
+def test_an_id_that_no_file_could_hold_is_refused_where_it_is_registered(tmp_path, medium):
+    where = {"medium": medium} | ({"path": tmp_path / "store"} if medium == "mmap" else {})
+    with pytest.raises(errors.UnknownClientError, match=r"got 'site-\\udcff', whose lone surrogates UTF-8 cannot hold"):
+        ClientStore(["site-\udcff"], 4, **where)
+    with ClientStore(["a"], 4, durability="checkpoint", **where) as store:
+        for round in range(3):
+            store.stage("a")[:] = round
+            store.commit(round)
+        with pytest.raises(errors.UnknownClientError, match="whose lone surrogates UTF-8 cannot hold"):
+            store.add("site-\udcff")
+        store.add("site-é")
+        store.checkpoint()
+        assert list(store.registry) == ["a", "site-é"]
+    if medium == "mmap":
+        with ClientStore.open(tmp_path / "store") as store:
+            assert store.round == 2
