@@ -1,5 +1,6 @@
 """One round: updates come in one at a time, are folded into the sums, and are forgotten."""
 
+import logging
 import math
 import time
 from threading import Lock
@@ -20,7 +21,7 @@ from fedcore.errors import (
 )
 from fedcore.server.batch import Batch, Counters, Reply
 from fedcore.server.judge import Judge, Verdict
-from fedcore.server.report import RoundReport
+from fedcore.server.report import RoundReport, warn_if_unheard
 from fedcore.server.settings import Settings
 from fedcore.server.state import Outcome, State
 from fedcore.server.tally import Tally
@@ -39,6 +40,7 @@ from fedcore.server.update import (
 from fedcore.store import ClientId
 
 NO_COUNTERS: Counters = {}
+LOGGER = logging.getLogger("fedcore.server")
 
 
 class Round:
@@ -157,6 +159,8 @@ class Round:
     def finish(self) -> RoundReport:
         """Take the server's step and close the round.
 
+        A round that heard nobody and refused somebody is a warning of the logger "fedcore.server".
+
         Raises:
             RoundError: the round is closed.
             DivergedError: x would become infinite or NaN; the server stays as it was before the round.
@@ -175,7 +179,9 @@ class Round:
             finally:
                 if self.is_open:
                     self._abort()
-            return self.report
+            report = self.report
+        warn_if_unheard(report, LOGGER)  # outside of the turn: a handler may look at the round
+        return report
 
     def abort(self) -> None:
         """Close the round and leave the server as it was before ``open_round``; a closed round stays as it is."""
