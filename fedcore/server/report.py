@@ -26,7 +26,8 @@ class RoundReport:
         norms: float64[len(heard)], |h_i|, the lengths of the clients' mean gradients.
         diversity: sum q_i |h_i|^2 / |sum q_i h_i|^2 with q_i = w_i / W, and h_i = x - y_i where models are averaged:
             the weighted gradient diversity (Haddadpour and Mahdavi 2019, eq. 7). None for an empty cohort, for a mean
-            of zero, and for MIFA and MimiC, which never form the mean, unless ``Server(diagnostics=True)`` asks for it.
+            of zero, and for methods that sum h_i - r_i (MIFA, MimiC) and so never form the mean, unless
+            ``Server(diagnostics=True)`` asks for it.
         staleness: the mean over the clients heard of the rounds since each one's row was written; None where no client
             heard has a row of an earlier round.
         correction_norm: the length of what the method adds to the cohort's plain mean: |v - mean h_i| where the server
