@@ -10,6 +10,7 @@ import numpy.typing as npt
 from fedcore import kernels
 
 if TYPE_CHECKING:
+    from fedcore.algorithms import Cohort, Step
     from fedcore.server.state import State
     from fedcore.server.tally import Tally
 
@@ -46,28 +47,67 @@ def corrections(state: "State", tally: "Tally", v: npt.NDArray[np.float32]) -> C
         return Corrections(_length(shared))
     if not algorithm.keeps_rows or not state.settings.diagnostics:
         return Corrections()
-    mean_row = _mean_row(state, tally)
+    if not state.sums.weight > 0:
+        return Corrections()
     if at_clients:
+        mean_row = _mean_row(state, tally)
         return Corrections(_length(direction.from_row * mean_row + (0 if shared is None else shared)))
-    # A = sum of (h_i - r_i + v[t_i]), so mean h = A / S + mean r - mean v[t].
-    mean_h = mean_row
-    mean_h += state.sums.parameters / len(tally.clients)
-    if algorithm.keeps_history:
-        for client in tally.clients:
-            past = state.now.history.get(state.store.round_of(client))
-            if past is not None:
-                mean_h -= past.astype(np.float64) / len(tally.clients)
+    mean_h = _mean_of_sums(state)
+    if mean_h is None:  # A = sum of w_i (h_i - r_i + v[t_i]), so mean h = A / W + mean r - mean v[t]
+        mean_h = _mean_row(state, tally)
+        mean_h += state.sums.parameters / state.sums.weight
+        if algorithm.keeps_history:
+            for client, weight in zip(tally.clients, tally.column("weights").tolist(), strict=True):
+                past = state.now.history.get(state.store.round_of(client))
+                if past is not None:
+                    mean_h -= weight * past.astype(np.float64) / state.sums.weight
     mean_square = _length(mean_h) ** 2
     mean_h -= v
     return Corrections(_length(mean_h), mean_square)
 
 
+def mean_square(state: "State", cohort: "Cohort", step: "Step", v_square: float) -> float | None:
+    """|sum_i (w_i / W) h_i|^2 as the sums tell it; None where the rows would have to be read.
+
+    Args:
+        v_square: |v|^2, which is that, or as many times that, in most methods.
+
+    Cost: nothing there; for a method whose v is another one a pass over A.
+    """
+    algorithm, W = state.settings.algorithm, cohort.W
+    d = algorithm.direction
+    if not W > 0:
+        return None
+    if algorithm.adds == "h" and step.from_sum and not step.from_total and not step.from_momentum:
+        return v_square / (step.from_sum * W) ** 2
+    if algorithm.adds == "raw - r" and (
+        (step.from_sum, step.from_total, step.from_momentum) == (d.a / W, d.from_mean / cohort.N, d.from_momentum)
+    ):
+        return v_square
+    mean = _mean_of_sums(state)
+    return None if mean is None else _length(mean) ** 2
+
+
+def _mean_of_sums(state: "State") -> F64 | None:
+    """sum_i (w_i / W) h_i, float64[n_parameters], where it follows from A alone; else None."""
+    algorithm, W = state.settings.algorithm, state.sums.weight
+    if algorithm.adds not in ("h", "raw - r"):
+        return None
+    A = state.sums.parameters.astype(np.float64)
+    if algorithm.adds == "h":
+        return np.asarray(A / W)
+    shared = state.shared_offset()  # from_mean c + from_momentum g, so that h_i = a (raw_i - r_i) + that
+    return np.asarray(A * (algorithm.direction.a / W) + (0 if shared is None else shared))
+
+
 def _mean_row(state: "State", tally: "Tally") -> F64:
+    """sum_i (w_i / W) r_i, float64[n_parameters]."""
     mean, clients = np.zeros(state.settings.layout.n_parameters), tally.clients
+    shares = tally.column("weights") / state.sums.weight
     for start in range(0, len(clients), AT_ONCE):
         rows = [state.store.read(client) for client in clients[start : start + AT_ONCE]]
         k = len(rows)
-        kernels.accumulate(mean, [None] * k, rows, -np.ones(k), np.full(k, 1 / len(clients)), out=mean)
+        kernels.accumulate(mean, [None] * k, rows, -np.ones(k), shares[start : start + k], out=mean)
     return mean
 
 

@@ -15,7 +15,7 @@ from fedcore.algorithms.rates import rate_at
 from fedcore.aligned import Recycled
 from fedcore.errors import ArrayError, CorruptionError, DivergedError, RangeError, RoundError, StoreError
 from fedcore.server.batch import Counters
-from fedcore.server.corrections import corrections
+from fedcore.server.corrections import corrections, mean_square
 from fedcore.server.folding import fold_history
 from fedcore.server.population import Sizes, checked_sizes
 from fedcore.server.rounding import rounding_keys
@@ -109,8 +109,12 @@ class State:
             rows=rows,
         )
 
-    def commit(self, tally: Tally) -> Outcome:
+    def commit(self, tally: Tally, norms: Mapping[str, F32]) -> Outcome:
         """Take the round's step with the cohort's sums, and make everything that the round changed count.
+
+        Args:
+            tally: the cohort.
+            norms: of the replies heard lately, those of the round among them.
 
         Raises:
             DivergedError: x would become infinite or NaN; nothing was changed.
@@ -123,7 +127,8 @@ class State:
         # x of every round, whether it moved or not: a client may have started from it.
         late = self.settings.late_rounds
         past = {t: x for t, x in {**now.past, number: now.x}.items() if t > number - late} if late else {}
-        changes: dict[str, Any] = {"round_number": number + 1, "past": past}  # gathered: a snapshot takes time to make
+        # Gathered: a snapshot takes time to make.
+        changes: dict[str, Any] = {"round_number": number + 1, "past": past, "norms": norms}
         outcome = Outcome()
         if cohort.W > 0 or moves:
             outcome = self._step(cohort, gamma if moves else 0.0, tally, changes)
@@ -219,8 +224,8 @@ class State:
 
     def _step(self, cohort: Cohort, gamma: float, tally: Tally, changes: dict[str, Any]) -> Outcome:
         """Put the x, v, T and moments that the sums lead to into the changes of the snapshot."""
-        now, algorithm, p = self.now, self.settings.algorithm, self.settings.layout.n_parameters
-        step = algorithm.step(cohort)
+        now, p = self.now, self.settings.layout.n_parameters
+        step = self.settings.algorithm.step(cohort)
         x = self._vectors.take()  # never in place: a client may still train on the x of this round
         v_square, x_square = kernels.server_step(
             self.sums.parameters,
@@ -253,10 +258,8 @@ class State:
             )
         x.flags.writeable = False
         corrected = corrections(self, tally, self._spare_v)
-        mean_square = corrected.mean_square
-        if cohort.W > 0 and algorithm.adds in ("h", "raw - r"):  # v is the mean, or as many times it
-            mean_square = v_square / (step.from_sum * cohort.W if algorithm.adds == "h" else 1.0) ** 2
-        outcome = Outcome(gamma, mean_square, corrected.norm)
+        square = mean_square(self, cohort, step, v_square)
+        outcome = Outcome(gamma, corrected.mean_square if square is None else square, corrected.norm)
         x = x if gamma else now.x
         changes |= {"x": x, "momentum": self._spare_v, "total": self._spare_total, "moments": moments}
         return outcome

@@ -5,6 +5,7 @@ import pytest
 
 from fedcore import ClientStore, Server, Update, algorithms
 from fedcore.server.settings import Settings
+from tests.algorithms import outsiders
 from tests.server.rounds import METHODS, N, made, n
 
 CORRECTED_AT_SERVER = ["MIFA", "MIFA, at once", "MimiC", "MimiC, update units"]
@@ -68,6 +69,30 @@ def test_diversity_of_every_method(method):
         h = [(broadcast.x.astype(np.float64) - update.y) / u for update, u in zip(updates, unit, strict=True)]
         squares, q = np.sum(np.square(h), axis=1), q / q.sum()
         assert report.diversity == pytest.approx(q @ squares / np.sum((q @ h) ** 2), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", outsiders.METHODS)
+def test_diversity_of_a_method_that_nobody_has_seen_is_right_or_none(name):
+    method = outsiders.METHODS[name]
+    server, plain = (
+        Server(method(), np.zeros(n, np.float32), clients=N, lr=0.1, diagnostics=diagnostics)
+        for diagnostics in (True, False)
+    )
+    known = {True: 0, False: 0}
+    for t in range(6):
+        broadcast, _, updates, report = one_round(server, t)
+        reports = {True: report, False: one_round(plain, t)[-1]}
+        q = np.array([u.examples if name in ("HeavyBall", "WeighedMIFA") else 1.0 for u in updates])
+        unit = [1 if server.averages_models else broadcast.lr * u.steps for u in updates]
+        h = [(broadcast.x.astype(np.float64) - u.y) / each for u, each in zip(updates, unit, strict=True)]
+        due = (q @ np.sum(np.square(h), axis=1)) * q.sum() / np.sum((q @ h) ** 2)
+        for diagnostics, one in reports.items():
+            assert one.diversity is None or one.diversity == pytest.approx(due, rel=1e-4)
+            known[diagnostics] += one.diversity is not None
+        if name in ("FedVARP", "WeighedMIFA", "Remembered"):
+            correction = np.linalg.norm(server.v - q @ h / q.sum())
+            assert report.correction_norm == pytest.approx(correction, rel=1e-3, abs=1e-4)
+    assert known == {True: 6, False: 0 if method.adds == "h - r" else 6}  # without rows nobody knows the mean there
 
 
 @pytest.mark.parametrize("codec", ["bf16", "int8"])
