@@ -3,7 +3,6 @@
 import logging
 import math
 import time
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from fedcore.server.report import RoundReport, warn_if_unheard
 from fedcore.server.settings import Settings
 from fedcore.server.state import Outcome, State
 from fedcore.server.tally import Tally
+from fedcore.server.turn import Turn
 from fedcore.server.uninterrupted import uninterrupted
 from fedcore.server.update import (
     KINDS,
@@ -47,8 +47,8 @@ class Round:
     """An open round of a server; get it from ``Server.open_round``, and use it as a context manager.
 
     Leaving the block by an exception, or ``abort()``, leaves the server as it was before ``open_round``. Leaving it
-    normally finishes the round if nobody did. Ctrl-C while the round's changes are made waits until they are. Several
-    threads may add at once; they take turns.
+    normally finishes the round if nobody did. Signals that come while the round's changes are made wait until they are.
+    Several threads may add at once; they take turns.
 
     Attributes:
         report: the RoundReport once the round is finished, else None.
@@ -60,7 +60,7 @@ class Round:
         self.is_open = True
         self._settings, self._state, self._fold_at, self._may_hold = settings, state, fold, may_hold
         self._lr = rate_at(settings.lr, state.now.round_number)
-        self._turn = Lock()
+        self._turn = Turn(self._abort)
         self._held: list[Reply] = []
         unit = "|x - y|" if settings.averages_models else "|x - y| / (eta K)"
         self._judge = Judge(settings.limits, unit, state.now.norms)
@@ -77,7 +77,7 @@ class Round:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            self.abort()
+            self._turn.end(at_once=True)
         elif self.is_open:
             self.finish()
 
@@ -184,16 +184,18 @@ class Round:
         return report
 
     def abort(self) -> None:
-        """Close the round and leave the server as it was before ``open_round``; a closed round stays as it is."""
-        with self._turn:
-            if self.is_open:
-                self._abort()
+        """Close the round and leave the server as it was before ``open_round``; a closed round stays as it is.
+
+        The handler of a signal may call it too: in the middle of ``add`` the round is aborted when that is done.
+        """
+        self._turn.end()
 
     def _abort(self) -> None:
-        self.is_open = False
-        self._held.clear()
-        self._undecided = None
-        self._state.store.discard()
+        if self.is_open:
+            self.is_open = False
+            self._held.clear()
+            self._undecided = None
+            self._state.store.discard()
 
     def _require_open(self) -> None:
         if not self.is_open:
