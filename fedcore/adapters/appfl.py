@@ -9,13 +9,14 @@ import torch
 from appfl.algorithm.aggregator import BaseAggregator
 from appfl.misc.utils import create_instance_from_file
 
-from fedcore.adapters.opening import open_server, with_plain_steps
+from fedcore.adapters.opening import open_server
+from fedcore.adapters.order import with_plain_steps
 from fedcore.errors import FedcoreError, RangeError
 from fedcore.server import RoundReport, Server
 
 
 class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
-    """FedAvg, FedProx, MIFA, MimiC or FlexibleFedAvg under APPFL's server agent and its ``SyncScheduler``.
+    """FedAvg, MIFA, MimiC, FlexibleFedAvg or LocalDescent under APPFL's server agent and its ``SyncScheduler``.
 
     The file that ``aggregator_path`` names holds one line, ``from fedcore.adapters.appfl import Aggregator``. A reply
     that cannot be believed is left out, by client and reason in ``reports`` and in the agent's log, and the round goes
@@ -35,7 +36,7 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
         reports: the ``RoundReport`` of each round.
 
     Raises:
-        RangeError: the method's clients take no plain steps.
+        RangeError: the method's clients take no plain steps, or ``lr`` differs between the steps of a round.
     """
 
     def __init__(self, aggregator_configs: Mapping[str, Any], logger: Any = None) -> None:
@@ -43,7 +44,7 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
         options.pop("num_clients", None)  # which the agent adds of itself
         source = [options.pop("model_path"), options.pop("model_name", None)]
         self.model = create_instance_from_file(*source, **options.pop("model_kwargs", {}))
-        self.algorithm = with_plain_steps(options.pop("algorithm"))
+        self.algorithm = with_plain_steps(options.pop("algorithm"), options.get("lr"))
         self.server: Server | None = None
         self.reports: list[RoundReport] = []
         self._steps, self._clients = options.pop("steps", 1), list(options.pop("clients", []))

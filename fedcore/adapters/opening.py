@@ -4,23 +4,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedcore.algorithms import Algorithm, Direction, named
+from fedcore.algorithms import Algorithm, named
 from fedcore.errors import CheckpointError, RangeError
 from fedcore.layout import Layout
 from fedcore.server import Server
 from fedcore.store import ClientId, ClientStore
-
-
-def with_plain_steps(algorithm: Algorithm | str) -> Algorithm:
-    """The algorithm, if its clients need nothing but the model: their steps are y -= lr grad(y), or FedProx's.
-
-    Raises:
-        RangeError: its clients step along more.
-    """
-    method = named(algorithm) if isinstance(algorithm, str) else algorithm
-    if method.second or method.direction != Direction(mu=method.direction.mu):
-        raise RangeError(f"algorithm: expected one of plain local steps, got {type(method).__name__}")
-    return method
 
 
 def load_server(path: str | Path, algorithm: Algorithm | str, x0: Any, **options: Any) -> Server:

@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord, RecordDict
 from fedcore.adapters.flower.asked import Asked
 from fedcore.adapters.flower.instructions import METHOD
 from fedcore.adapters.flower.records import CONTROL, Wire, read_vector
+from fedcore.adapters.order import steps_of
 from fedcore.errors import ArrayError, DuplicateUpdateError, FedcoreError
 from fedcore.server import Round, Server
 
@@ -23,10 +24,18 @@ class Reader:
     Args:
         weight: the metric that says how many examples a client used.
         lost: by round and name, what x lost when it was sent: y gets it back, so that x - y is what the client did.
+        steps: K of replies that do not say it, or the metric that holds it.
     """
 
-    def __init__(self, server: Server, wire: Wire, weight: str, lost: Mapping[int, Mapping[str, F32]]) -> None:
-        self._server, self._wire, self._weight, self._lost = server, wire, weight, lost
+    def __init__(
+        self,
+        server: Server,
+        wire: Wire,
+        weight: str,
+        lost: Mapping[int, Mapping[str, F32]],
+        steps: int | str | None,
+    ) -> None:
+        self._server, self._wire, self._weight, self._lost, self._steps = server, wire, weight, lost, steps
 
     def add(self, round: Round, asked: Asked, content: RecordDict) -> RecordDict:
         """Fold a reply in, or refuse it; returns what is left of its content without arrays."""
@@ -50,13 +59,13 @@ class Reader:
         if len(rest.metric_records) != 1:
             raise ArrayError(f"metrics: expected one record, got {len(rest.metric_records)}")
         done: Mapping[str, Any] = rest.config_records.get(METHOD, {})
-        examples = next(iter(rest.metric_records.values())).get(self._weight)
+        [metrics] = rest.metric_records.values()
+        examples = metrics.get(self._weight)
         if isinstance(examples, float) and examples.is_integer():
             examples = int(examples)
-        steps = done.get("steps", 1 if self._server.averages_models else None)  # stock ClientApps
         return {
             "y": self._wire.read(models[0]),
-            "steps": steps,
+            "steps": steps_of(done.get("steps"), metrics, self._steps, self._server),
             "examples": examples,
             "lr": done.get("lr"),
             "control": read_vector(CONTROL, controls[CONTROL]) if CONTROL in controls else None,

@@ -16,10 +16,11 @@ from flwr.serverapp.strategy import Result
 
 from fedcore.adapters.flower.asked import Asked, Failure
 from fedcore.adapters.flower.grid import StreamingGrid
-from fedcore.adapters.flower.instructions import instructions
+from fedcore.adapters.flower.instructions import instructions, model_alone
 from fedcore.adapters.flower.population import Sizes, ask_sizes
 from fedcore.adapters.flower.records import Wire
 from fedcore.adapters.flower.replies import Reader, usual_metrics
+from fedcore.adapters.order import beyond_plain_steps, require_rate_of_rounds, require_steps
 from fedcore.algorithms import Algorithm
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import Rate
@@ -27,6 +28,9 @@ from fedcore.errors import CheckpointError, RangeError, RoundError, UnknownNameE
 from fedcore.layout import Layout
 from fedcore.sampling import without_replacement
 from fedcore.server import RoundReport, Server
+
+UNKNOWN = 1.0
+"""The rate of a server that is told none: the norms of its reports are then lengths of models, for each step."""
 
 
 class ServerStrategy(FlowerFedAvg):
@@ -37,7 +41,10 @@ class ServerStrategy(FlowerFedAvg):
 
     Args:
         lr, server_lr, optimizer, late_rounds, fold, accumulate, max_steps, max_examples, max_lr: ``fedcore.Server``'s.
-            The rate goes to the clients as "lr" of their configuration.
+            The rate goes to the clients as "lr" of their configuration. Where a method averages the models of plain
+            local steps it may be left out: then messages are those of Flower's FedAvg, to ClientApps of any rate.
+        steps: K of replies that do not say it, of ClientApps that know nothing of fedcore: a number, or the metric that
+            holds it. For methods of plain local steps, with ``lr`` the rate at which the ClientApps take them.
         store: "ram", or "mmap:PATH", which ``start`` goes on with if a server is there already.
         resume: a folder of ``Server.save``, which ``start`` goes on from.
         examples: n_k by node id, or a function of it; None asks the nodes by a query where the method needs to know.
@@ -55,6 +62,8 @@ class ServerStrategy(FlowerFedAvg):
 
     Raises:
         UnknownNameError: there is no such option.
+        RangeError: ``lr`` is missing, or differs between the steps of a round; or ``steps`` is given where clients must
+            do more than plain steps.
     """
 
     method: ClassVar[type[Algorithm]]
@@ -62,12 +71,13 @@ class ServerStrategy(FlowerFedAvg):
     def __init__(
         self,
         *,
-        lr: float | Rate,
+        lr: float | Rate | None = None,
         server_lr: float | Rate | None = None,
         optimizer: Optimizer | None = None,
         store: str = "ram",
         resume: str | Path | None = None,
         examples: Sizes = None,
+        steps: int | str | None = None,
         late_rounds: int = 0,
         seed: int = 0,
         poll: float = 0.1,
@@ -82,13 +92,20 @@ class ServerStrategy(FlowerFedAvg):
             known += signature(FlowerFedAvg).parameters
             raise UnknownNameError.of(f"option of {type(self).__name__}", next(iter(options)), known)
         super().__init__(**of_flower)
-        self.algorithm = self.method(**of_method)
+        self.algorithm = method = self.method(**of_method)
+        require_rate_of_rounds(lr)
+        require_steps(steps, method)
+        averages = method.averages_models and server_lr is None and not beyond_plain_steps(method)
+        if lr is None and not averages:
+            raise RangeError(
+                f"lr: expected the rate of the clients' steps, which {type(self).__name__} needs, got None"
+            )
         self.reports: list[RoundReport] = []
         self.failures: list[Failure] = []
         self._rates: dict[str, Any] = {"lr": lr, "server_lr": server_lr, "optimizer": optimizer}
         self._settings: dict[str, Any] = {"late_rounds": late_rounds, **of_server}
         self._store, self._resume, self._examples, self._late_rounds = store, resume, examples, late_rounds
-        self._seed, self._poll = seed, poll
+        self._seed, self._poll, self._steps = seed, poll, steps
         self._server: Server | None = None
         self._asked: list[Asked] = []
         self._lost: dict[int, Mapping[str, Any]] = {}
@@ -110,7 +127,8 @@ class ServerStrategy(FlowerFedAvg):
         """Log what the strategy does."""
         options = {name: getattr(self.algorithm, name) for name in signature(self.method).parameters}
         said = ", ".join(f"{name}={value!r}" for name, value in options.items())
-        log(INFO, "\t├──> fedcore: %s(%s), lr %s, store %s", self.method.__name__, said, self._rates["lr"], self._store)
+        lr = "of the clients' own" if self._rates["lr"] is None else self._rates["lr"]
+        log(INFO, "\t├──> fedcore: %s(%s), lr %s, store %s", self.method.__name__, said, lr, self._store)
         super().summary()
 
     def start(
@@ -184,7 +202,9 @@ class ServerStrategy(FlowerFedAvg):
         model = self._write_model()
         if self._wire.is_narrow:
             self._lost[sent.round] = self._wire.lost(self.server.tensors(copy=False), self.server.layout)
-        for node, content in instructions(sent, model, config, self.arrayrecord_key, self.configrecord_key):
+        keys = self.arrayrecord_key, self.configrecord_key
+        orders = instructions if self._rates["lr"] is not None else model_alone
+        for node, content in orders(sent, model, config, *keys):
             message = Message(content, node, "train")
             self._asked.append(Asked(message.metadata, node, sent.round, chosen[node]))
             yield message
@@ -201,7 +221,7 @@ class ServerStrategy(FlowerFedAvg):
         contents: dict[int, RecordDict] = {}
         self.failures = []
         with self.server.open_round() as round:
-            reader = Reader(self.server, self._wire, self.weighted_by_key, self._lost)
+            reader = Reader(self.server, self._wire, self.weighted_by_key, self._lost, self._steps)
             for reply in replies:
                 who = asked.pop(reply.metadata.reply_to_message_id, None)
                 if who is None:
@@ -268,7 +288,7 @@ class ServerStrategy(FlowerFedAvg):
                 new,
                 store=self._store,
                 examples=None if sizes is None else [sizes[node] for node in new],
-                **self._rates,
+                **{**self._rates, "lr": UNKNOWN if self._rates["lr"] is None else self._rates["lr"]},
                 **self._settings,
             )
         else:

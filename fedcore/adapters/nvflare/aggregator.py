@@ -11,14 +11,15 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedcore.adapters.nvflare.wire import update_of
-from fedcore.adapters.opening import open_server, with_plain_steps
+from fedcore.adapters.opening import open_server
+from fedcore.adapters.order import with_plain_steps
 from fedcore.algorithms import Algorithm
 from fedcore.errors import ArrayError, FedcoreError, RoundError
 from fedcore.server import Round, RoundReport, Server
 
 
 class Aggregator(ModelAggregator):
-    """The methods whose clients take plain steps (FedAvg, FedProx, MIFA, MimiC, FlexibleFedAvg), for NVFlare's FedAvg
+    """The methods whose clients take plain steps (FedAvg, MIFA, MimiC, LocalDescent), for NVFlare's FedAvg
     and ScatterAndGather workflows and clients as they are.
 
     ``reset_stats`` opens a round, ``accept_model`` folds a reply in, ``aggregate_model`` finishes the round. A reply
@@ -38,7 +39,8 @@ class Aggregator(ModelAggregator):
         reports: the ``RoundReport`` of each round of this job.
 
     Raises:
-        RangeError: the method's clients take no plain steps; ``Controller`` has it.
+        RangeError: the method's clients take no plain steps, and ``Controller`` has it; or ``lr`` differs between the
+            steps of a round.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class Aggregator(ModelAggregator):
         super().__init__()
         self.algorithm, self.lr, self.server_lr, self.optimizer = algorithm, lr, server_lr, optimizer
         self.store, self.model, self.clients = store, model, clients
-        with_plain_steps(algorithm)
+        with_plain_steps(algorithm, lr)
         self.server: Server | None = None
         self.reports: list[RoundReport] = []
         self._round: Round | None = None

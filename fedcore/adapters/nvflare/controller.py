@@ -7,8 +7,9 @@ from typing import Any
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.workflows.model_controller import ModelController
 
-from fedcore.adapters.nvflare.wire import model_of, update_of
+from fedcore.adapters.nvflare.wire import knows_the_order, model_of, update_of
 from fedcore.adapters.opening import open_server
+from fedcore.adapters.order import beyond_plain_steps, require_rate_of_rounds
 from fedcore.algorithms import Algorithm
 from fedcore.errors import FedcoreError
 from fedcore.sampling import without_replacement
@@ -41,6 +42,9 @@ class Controller(ModelController):
     Attributes:
         server: the ``fedcore.Server``; the store of one on a disk is closed when the job ends.
         reports: the ``RoundReport`` of each round of this job.
+
+    Raises:
+        RangeError: ``lr`` differs between the steps of a round, where a task carries one rate.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Controller(ModelController):
         **kwargs: Any,
     ) -> None:
         super().__init__(ignore_result_error=ignore_result_error, **kwargs)
+        require_rate_of_rounds(lr)
         # A job's configuration is made from the attributes that are named like the arguments.
         self.algorithm, self.lr, self.server_lr, self.optimizer = algorithm, lr, server_lr, optimizer
         self.num_rounds, self.num_clients, self.store, self.timeout = num_rounds, num_clients, store, timeout
@@ -141,7 +146,13 @@ class Controller(ModelController):
     def _heard(self, opened: Round, model: FLModel) -> bool:
         """Fold a reply in; whether it was taken (a held one may still turn out not to be finite)."""
         name = model.meta["client_name"]
+        assert self.server is not None
+        method = self.server.algorithm
         try:
+            if (more := beyond_plain_steps(method)) and not knows_the_order(model):
+                due = f"steps: expected those of fedcore's reply, since {type(method).__name__} is a method {more}"
+                opened.refuse(name, f"{due}, got an answer of a client that has not looked at them")
+                return False
             opened.add_update(update_of(name, model))
         except FedcoreError as error:
             self.warning(f"{name}: {error}")

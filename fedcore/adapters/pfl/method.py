@@ -11,14 +11,15 @@ from pfl.metrics import Metrics
 from pfl.postprocessor.base import Postprocessor
 from pfl.stats import MappedVectorStatistics
 
-from fedcore.adapters.opening import open_server, with_plain_steps
+from fedcore.adapters.opening import open_server
+from fedcore.adapters.order import with_plain_steps
 from fedcore.algorithms import Algorithm
 from fedcore.errors import RoundError
 from fedcore.server import Round, RoundReport, Server
 
 
 class Method(Postprocessor, SumAggregator):
-    """FedAvg, MIFA, MimiC or FlexibleFedAvg under pfl's own FederatedAveraging, in one process.
+    """FedAvg, MIFA, MimiC, FlexibleFedAvg or LocalDescent under pfl's own FederatedAveraging, in one process.
 
     It is a postprocessor, which hears of each user by its id, and the aggregator, since its rounds do the summing:
     ``SimulatedBackend(train, val, postprocessors=[method], aggregator=method)``. Each user's update is folded in as it
@@ -39,7 +40,7 @@ class Method(Postprocessor, SumAggregator):
         reports: the ``RoundReport`` of each central iteration.
 
     Raises:
-        RangeError: the method's clients take no plain steps.
+        RangeError: the method's clients take no plain steps, or ``lr`` differs between the steps of a round.
     """
 
     def __init__(
@@ -51,7 +52,12 @@ class Method(Postprocessor, SumAggregator):
         steps: int | Callable[[UserContext], int],
         **options: Any,
     ) -> None:
-        self._algorithm, self._users, self._lr, self._options = with_plain_steps(algorithm), list(users), lr, options
+        self._algorithm, self._users, self._lr, self._options = (
+            with_plain_steps(algorithm, lr),
+            list(users),
+            lr,
+            options,
+        )
         self._steps = steps
         self.server: Server | None = None
         self.reports: list[RoundReport] = []

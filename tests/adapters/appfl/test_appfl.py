@@ -12,6 +12,7 @@ pytest.importorskip("appfl")
 import torch
 
 from fedcore import Server, errors
+from tests.adapters.orders import OF_STEPS, ORDERS, PLAIN
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "appfl_mimic.py"
 pytestmark = [
@@ -107,3 +108,21 @@ def test_chunks_and_methods_of_other_local_steps_are_refused(example, tmp_path):
     good = example.train(agent.get_parameters(init_model=False), 0)
     with pytest.raises(errors.RangeError, match="whole models"):
         agent.global_update("client-0", good, _chunk_idx=0, _total_chunks=2)
+
+
+def told(algorithm, lr=0.1):
+    return {"algorithm": algorithm, "lr": lr, "model_path": str(EXAMPLE), "model_name": "Net"}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_method_has_plain_steps_or_is_refused_by_name(name, example):
+    if name in PLAIN:
+        example.Aggregator(told(ORDERS[name]))
+    else:
+        with pytest.raises(errors.RangeError, match="plain local steps"):
+            example.Aggregator(told(ORDERS[name]))
+
+
+def test_a_rate_of_each_step_is_refused_by_name(example):
+    with pytest.raises(errors.RangeError, match="lr: expected one rate for all steps of a round"):
+        example.Aggregator(told("FedAvg", lr=OF_STEPS))

@@ -14,6 +14,7 @@ from fedlab.core.standalone import StandalonePipeline
 
 from fedcore import Server, errors
 from fedcore.adapters.fedlab import ServerHandler
+from tests.adapters.orders import OF_STEPS, ORDERS, PLAIN
 
 CLIENTS, LR = 4, 0.1
 
@@ -108,3 +109,17 @@ def test_lying_clients_are_refused_by_name_and_the_round_goes_on():
 def test_methods_whose_steps_need_more_are_refused():
     with pytest.raises(errors.RangeError, match="plain local steps"):
         ServerHandler(net(), 1, 1.0, "SCAFFOLD", lr=LR)
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_method_has_plain_steps_or_is_refused_by_name(name):
+    if name in PLAIN:
+        ServerHandler(net(), 1, 1.0, ORDERS[name], lr=LR)
+    else:
+        with pytest.raises(errors.RangeError, match="plain local steps"):
+            ServerHandler(net(), 1, 1.0, ORDERS[name], lr=LR)
+
+
+def test_a_rate_of_each_step_is_refused_by_name():
+    with pytest.raises(errors.RangeError, match="lr: expected one rate for all steps of a round"):
+        ServerHandler(net(), 1, 1.0, "FedAvg", lr=OF_STEPS)

@@ -12,6 +12,7 @@ from pfl.stats import MappedVectorStatistics
 
 from fedcore import Server, errors
 from fedcore.adapters.pfl import ClientStoreUserState, Method
+from tests.adapters.orders import OF_STEPS, ORDERS, PLAIN
 
 OPTIMUM = 10 / 11
 
@@ -84,3 +85,17 @@ def test_without_the_postprocessor_nothing_is_summed():
     method = Method("FedAvg", ["0", "1"], lr=0.05, steps=10)
     with pytest.raises(errors.RoundError, match="as postprocessor too"):
         method.postprocess_server(stats=None, central_context=None, aggregate_metrics=None)
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_method_has_plain_steps_or_is_refused_by_name(name):
+    if name in PLAIN:
+        Method(ORDERS[name], ["0"], lr=0.1, steps=1)
+    else:
+        with pytest.raises(errors.RangeError, match="plain local steps"):
+            Method(ORDERS[name], ["0"], lr=0.1, steps=1)
+
+
+def test_a_rate_of_each_step_is_refused_by_name():
+    with pytest.raises(errors.RangeError, match="lr: expected one rate for all steps of a round"):
+        Method("FedAvg", ["0"], lr=OF_STEPS, steps=1)
