@@ -98,13 +98,14 @@ def require_rate_of_rounds(lr: float | Rate | None) -> None:
         )
 
 
-def steps_of(said: object, metrics: Mapping[str, Any], told: int | str | None, server: Server) -> Any:
+def steps_of(said: object, metrics: Mapping[str, Any], told: int | str | None, server: Server, *, by: str) -> Any:
     """K of a reply: what it says in fedcore's own words, else what its server was told, else 1 where K does not matter.
 
     Args:
         said: its number of steps; None if it says none.
         metrics: what else it says, by name.
         told: K of all replies that do not say it, or the metric that holds it.
+        by: how a client of fedcore's says it.
 
     Returns:
         What stands there, which nobody has checked.
@@ -117,7 +118,7 @@ def steps_of(said: object, metrics: Mapping[str, Any], told: int | str | None, s
     due = "steps: expected the number of local steps, got a reply that does not say it"
     algorithm = server.algorithm
     if more := beyond_plain_steps(algorithm):  # whoever does not know fedcore's words has not followed the order
-        raise RangeError(f"{due}: {type(algorithm).__name__} is a method {more}, and they answer by Task.reply")
+        raise RangeError(f"{due}: {type(algorithm).__name__} is a method {more}, and they {by}")
     if isinstance(told, str):
         value = metrics.get(told)
         if value is None:
@@ -128,7 +129,7 @@ def steps_of(said: object, metrics: Mapping[str, Any], told: int | str | None, s
     if server.averages_models and not algorithm.needs_shares:  # FlexibleFedAvg weighs by the steps
         return 1
     other = ', or take units="update"' if hasattr(algorithm, "units") else ""
-    raise RangeError(f"{due}: answer by Task.reply, or tell the strategy steps= (a number, or a metric's name){other}")
+    raise RangeError(f"{due}: {by}, or tell the strategy steps= (a number, or a metric's name){other}")
 
 
 def require_steps(steps: int | str | None, algorithm: Algorithm) -> None:

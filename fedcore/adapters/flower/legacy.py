@@ -126,7 +126,8 @@ class LegacyStrategy(FlowerFedAvg):
             if len(result.parameters.tensors) != len(self._model):
                 raise ArrayError(f"parameters: expected {len(self._model)}, got {len(result.parameters.tensors)}")
             control: Any = says.get("control")
-            steps = steps_of(says.get("steps"), result.metrics, self._steps, self.server)
+            by = f"say {PREFIX}steps among the metrics"
+            steps = steps_of(says.get("steps"), result.metrics, self._steps, self.server, by=by)
             round.add(
                 client,
                 [npy.as_float32(npy.read(tensor)) for tensor in result.parameters.tensors],

@@ -65,7 +65,7 @@ class Reader:
             examples = int(examples)
         return {
             "y": self._wire.read(models[0]),
-            "steps": steps_of(done.get("steps"), metrics, self._steps, self._server),
+            "steps": steps_of(done.get("steps"), metrics, self._steps, self._server, by="answer by Task.reply"),
             "examples": examples,
             "lr": done.get("lr"),
             "control": read_vector(CONTROL, controls[CONTROL]) if CONTROL in controls else None,
