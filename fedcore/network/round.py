@@ -1,5 +1,6 @@
 """One round of a network: the nodes' models come in one at a time, and are mixed when the round is finished."""
 
+import logging
 import math
 import time
 from dataclasses import replace
@@ -23,6 +24,7 @@ from fedcore.layout import Layout
 from fedcore.network.mixing import among
 from fedcore.network.report import NetworkReport
 from fedcore.server import Update
+from fedcore.server.report import warn_if_unheard
 from fedcore.server.sums import LONGEST
 from fedcore.server.uninterrupted import uninterrupted
 from fedcore.server.update import (
@@ -39,6 +41,7 @@ from fedcore.topology.topology import second_eigenvalue
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
+LOGGER = logging.getLogger("fedcore.network")
 
 
 class Models:
@@ -130,6 +133,8 @@ class NetworkRound:
     def finish(self) -> NetworkReport:
         """Mix the models of the nodes heard, and close the round.
 
+        A round that heard nobody and refused somebody is a warning of the logger "fedcore.network".
+
         Raises:
             RoundError: the round is closed.
             DivergedError: a model would become infinite; the network stays as it was before the round.
@@ -164,7 +169,9 @@ class NetworkRound:
                 self._count()
                 self._state.round_number += 1
                 self.report = replace(report, seconds=self._seconds + time.perf_counter() - began)
-            return self.report
+            report = self.report
+        warn_if_unheard(report, LOGGER)
+        return report
 
     def abort(self) -> None:
         """Close the round and leave the network as it was before ``open_round``; a closed round stays as it is."""

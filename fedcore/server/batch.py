@@ -1,7 +1,7 @@
 """The replies of a cohort that a fold takes at once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,14 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.clients)
+
+    def joined(self, later: "Batch") -> "Batch":
+        """The replies, and then the later ones."""
+        columns: list[Any] = []
+        for column in fields(self):
+            first, second = getattr(self, column.name), getattr(later, column.name)
+            columns.append(np.concatenate([first, second]) if isinstance(first, np.ndarray) else [*first, *second])
+        return Batch(*columns)
 
     def chosen(self, which: npt.NDArray[np.bool_]) -> "Batch":
         """The replies that ``which``, bool[k], says."""

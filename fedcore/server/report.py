@@ -1,11 +1,17 @@
 """What a round did."""
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from logging import Logger
 
 import numpy as np
 import numpy.typing as npt
 
 from fedcore.store import ClientId
+
+KINDS_TOLD = 5
+"""Kinds of refusals that a summary tells apart: clients can make as many as they like."""
 
 
 @dataclass(frozen=True)
@@ -44,3 +50,31 @@ class RoundReport:
     gamma: float = 0.0
     seconds: float = 0.0
     bytes: int = 0
+
+
+def refusal_summary(refused: Iterable[tuple[ClientId, str]]) -> str:
+    """The reasons of ``RoundReport.refused`` in one line, those of one kind counted, the most frequent first.
+
+    Reasons are of one kind if they differ in numbers and in what came alone; the first one stands for all.
+
+    >>> refusal_summary([(7, "steps: expected an integer in 1..10, got None"), (1, "y: expected finite numbers"),
+    ...                  (8, "steps: expected an integer in 1..10, got 0")])
+    '2 x steps: expected an integer in 1..10, got None (or the like); 1 x y: expected finite numbers'
+    """
+    kinds: dict[str, list[str]] = {}
+    for _, reason in refused:
+        due = reason.rpartition(", got ")[0] or reason
+        kinds.setdefault(re.sub(r"\d[\d.e+-]*", "0", due), []).append(reason)
+    listed = sorted(kinds.values(), key=len, reverse=True)
+    told = [f"{len(k)} x {k[0]}{' (or the like)' if len(set(k)) > 1 else ''}" for k in listed[:KINDS_TOLD]]
+    others = sum(map(len, listed[KINDS_TOLD:]))
+    return "; ".join([*told, f"{others} x other reasons"] if others else told)
+
+
+def warn_if_unheard(report: RoundReport, logger: Logger) -> None:
+    """Log a warning of a round that refused everybody who replied, which nothing else would tell."""
+    if report.refused and not report.heard:
+        refused = len(report.refused)
+        logger.warning(
+            "round %d heard nobody and refused %d: %s", report.round, refused, refusal_summary(report.refused)
+        )

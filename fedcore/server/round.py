@@ -1,5 +1,6 @@
 """One round: updates come in one at a time, are folded into the sums, and are forgotten."""
 
+import logging
 import math
 import time
 from threading import Lock
@@ -19,7 +20,8 @@ from fedcore.errors import (
     UnknownNameError,
 )
 from fedcore.server.batch import Batch, Counters, Reply
-from fedcore.server.report import RoundReport
+from fedcore.server.judge import Judge, Verdict
+from fedcore.server.report import RoundReport, warn_if_unheard
 from fedcore.server.settings import Settings
 from fedcore.server.state import Outcome, State
 from fedcore.server.tally import Tally
@@ -31,12 +33,14 @@ from fedcore.server.update import (
     as_vector,
     check_claims,
     is_integer,
+    lasting,
     read_counters,
     read_vector,
 )
 from fedcore.store import ClientId
 
 NO_COUNTERS: Counters = {}
+LOGGER = logging.getLogger("fedcore.server")
 
 
 class Round:
@@ -58,6 +62,9 @@ class Round:
         self._lr = rate_at(settings.lr, state.now.round_number)
         self._turn = Lock()
         self._held: list[Reply] = []
+        unit = "|x - y|" if settings.averages_models else "|x - y| / (eta K)"
+        self._judge = Judge(settings.limits, unit, state.now.norms)
+        self._undecided: Batch | None = None
         self._tally = Tally()
         self._known: set[ClientId] = set()  # held or heard
         self._refused: list[tuple[ClientId, str]] = []
@@ -152,6 +159,8 @@ class Round:
     def finish(self) -> RoundReport:
         """Take the server's step and close the round.
 
+        A round that heard nobody and refused somebody is a warning of the logger "fedcore.server".
+
         Raises:
             RoundError: the round is closed.
             DivergedError: x would become infinite or NaN; the server stays as it was before the round.
@@ -160,17 +169,19 @@ class Round:
             began = time.perf_counter()
             self._require_open()
             self._seconds -= began
-            self._fold_held()
+            self._fold_held(last=True)
             number, staleness = self._state.now.round_number, self._staleness()
             try:
                 with uninterrupted():
-                    outcome = self._state.commit(self._tally)
+                    outcome = self._state.commit(self._tally, self._judge.heard())
                     self.is_open = False
                     self.report = self._make_report(number, outcome, staleness)
             finally:
                 if self.is_open:
                     self._abort()
-            return self.report
+            report = self.report
+        warn_if_unheard(report, LOGGER)  # outside of the turn: a handler may look at the round
+        return report
 
     def abort(self) -> None:
         """Close the round and leave the server as it was before ``open_round``; a closed round stays as it is."""
@@ -181,6 +192,7 @@ class Round:
     def _abort(self) -> None:
         self.is_open = False
         self._held.clear()
+        self._undecided = None
         self._state.store.discard()
 
     def _require_open(self) -> None:
@@ -282,14 +294,16 @@ class Round:
             controls=[None] * k,
         )
 
-    def _fold_held(self) -> None:
-        if self._held:
-            held, self._held = self._held, []
-            self._fold(Batch.of(held))
+    def _fold_held(self, *, last: bool = False) -> None:
+        held, self._held = self._held, []
+        if held or (last and self._undecided is not None):
+            self._fold(Batch.of(held), last=last)
 
-    def _fold(self, batch: Batch) -> None:
-        """Fold some replies; what the sums cannot hold is refused. If it fails, the round is over."""
+    def _fold(self, batch: Batch, *, last: bool = False) -> None:
+        """Fold some replies, those that are still undecided first; if it fails, the round is over."""
         population, number = self._state.now.population, self._state.now.round_number
+        if self._undecided is not None:
+            batch = self._undecided.joined(batch)
         batch.weights = self._settings.algorithm.weigh(
             Claims(
                 batch.steps,
@@ -300,20 +314,27 @@ class Round:
             )
         )
         try:
-            squares = self._state.sums.fold(batch)
+            squares, verdict = self._state.sums.fold(batch, lambda lengths: self._judge.judge(lengths, last=last))
         except BaseException:
             self._abort()
             raise
-        if not math.isfinite(squares.sum()):
-            finite = np.isfinite(squares)
-            for client, good in zip(batch.clients, finite, strict=True):
-                if not good:
-                    self._known.discard(client)
-                    why = "y: expected finite numbers, got a NaN, an infinity, or an update past float32's range"
-                    self._refused.append((client, why))
-            batch, squares = batch.chosen(finite), squares[finite]
+        self._undecided = None
+        if verdict is not None:
+            self._leave_out(batch, verdict)
+            batch, squares = batch.chosen(verdict.accepted), squares[verdict.accepted]
         if len(batch):
             self._tally.add(batch, squares)
+
+    def _leave_out(self, batch: Batch, verdict: Verdict) -> None:
+        """Refuse what does not count, and keep what is undecided: a copy, unless nobody can change it."""
+        for i, reason in sorted(verdict.refused.items()):
+            self._known.discard(batch.clients[i])
+            self._refused.append((batch.clients[i], reason))
+        if verdict.undecided.any():
+            self._undecided = batch.chosen(verdict.undecided)
+            if not self._may_hold:
+                self._undecided.ys = [lasting(y) for y in self._undecided.ys]
+                self._undecided.controls = [lasting(control) for control in self._undecided.controls]
 
     def _make_report(self, number: int, outcome: Outcome, staleness: float | None) -> RoundReport:
         tally, norms = self._tally, np.sqrt(self._tally.squares)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 from weakref import ReferenceType, ref
 
 import numpy as np
@@ -21,13 +21,10 @@ from fedcore.server.settings import Settings
 from fedcore.server.snapshot import Snapshot, vectors_of
 from fedcore.server.state import State
 from fedcore.server.sums import Precision
-from fedcore.server.update import Limits, Update, held_together, is_integer
+from fedcore.server.update import Limits, Update, held_together
 from fedcore.store import ClientId, ClientStore, Durability
 
 F32 = npt.NDArray[np.float32]
-
-FOLD, FOLD_BYTES = 8, 1 << 20
-"""Updates that are folded in one pass: so many, or as many as weigh so much."""
 
 
 class Server:
@@ -53,13 +50,20 @@ class Server:
         accumulate: what a round's sums are kept in; always float64 where the method keeps a total (MIFA, MimiC).
         diagnostics: whether reports have ``diversity`` and ``correction_norm`` also where that takes a reading of rows.
         max_steps, max_examples, max_lr: an update that claims more is refused.
+        max_norm: an update that is longer is refused. What is measured is what the sums take in: |x - y| where models
+            are averaged, so that a claim of many steps makes it no shorter; elsewhere the mean gradient
+            |x - y| / (eta K), and a second vector's own length. Float buffers, whose unit is another, have no limit.
+        max_norm_ratio: >= 1; an update is refused that is so many times longer than the median of those heard before
+            it, the last 1,000 over all rounds (of an even number the lower one in the middle; zeros say nothing).
+            Until 8 were heard, updates wait, at most until the round's end, and are judged by the median of them all.
+            Parameters, float buffers and second vectors each have a median of their own.
 
     Raises:
         UnknownNameError, RangeError, UnknownClientError, ShapeError, DtypeError, ArrayError: an argument is not what is
             said above.
 
     Cost: 20 n bytes (44 n where the method keeps a total), and 4 n for each row (MimiC: and for at most history_rounds
-        directions).
+        directions). With max_norm_ratio a copy of up to 7 updates, until 8 were heard.
 
     >>> server = Server("FedAvg", np.zeros(2, np.float32), clients=2, lr=0.1)
     >>> with server.open_round() as round:
@@ -88,39 +92,28 @@ class Server:
         max_steps: int = 10**6,
         max_examples: int = 10**9,
         max_lr: float = 100.0,
+        max_norm: float | None = None,
+        max_norm_ratio: float | None = None,
     ) -> None:
-        for name, value, low, bits in (
-            ("fold", 1 if fold is None else fold, 1, 53),
-            ("max_steps", max_steps, 1, 53),
-            ("max_examples", max_examples, 1, 53),
-            ("late_rounds", late_rounds, 0, 31),
-            ("history_rounds", history_rounds, 1, 31),
-        ):
-            if not is_integer(value, low, 2**bits):
-                raise RangeError(f"{name}: expected an integer in {low}..2**{bits}, got {value!r}")
         if isinstance(algorithm, str):
             algorithm = named(algorithm)
         if not isinstance(algorithm, Algorithm):
             raise UnknownNameError(f"algorithm: expected an Algorithm or the name of one, got {algorithm!r}")
-        if server_lr is not None and not algorithm.takes_server_rate:
-            raise RangeError("server_lr: expected None, since the method's sums are lengths of models, got a rate")
-        if accumulate not in get_args(Precision):
-            raise UnknownNameError.of("accumulate", accumulate, get_args(Precision))
         layout = Layout.of(x0)
         if layout.n_parameters < 1:
             raise ShapeError(f"x0: expected at least one parameter, got {layout.n_parameters}")
-        self._settings = Settings(
-            algorithm=algorithm,
-            layout=layout,
-            lr=as_rate(lr),
-            server_lr=None if server_lr is None else as_rate(server_lr),
+        self._settings = Settings.of(
+            algorithm,
+            layout,
+            lr=lr,
+            server_lr=server_lr,
             optimizer=optimizer,
-            late_rounds=int(late_rounds),
-            history_rounds=int(history_rounds),
-            fold=max(FOLD, FOLD_BYTES // (4 * layout.n)) if fold is None else int(fold),
+            late_rounds=late_rounds,
+            history_rounds=history_rounds,
+            fold=fold,
             accumulate=accumulate,
-            diagnostics=bool(diagnostics),
-            limits=Limits(int(max_steps), int(max_examples), as_rate(max_lr)(0)),
+            diagnostics=diagnostics,
+            limits=Limits.of(max_steps, max_examples, max_lr, max_norm, max_norm_ratio),
         )
         x = layout.flatten(x0)
         if not np.isfinite(x).all():

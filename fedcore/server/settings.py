@@ -2,15 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 from fedcore.algorithms import Algorithm
 from fedcore.algorithms.optimizers import Optimizer
-from fedcore.algorithms.rates import Rate
+from fedcore.algorithms.rates import Rate, as_rate
+from fedcore.errors import RangeError, UnknownNameError
 from fedcore.layout import Layout
 from fedcore.server.description import describe, revive
 from fedcore.server.sums import Precision
-from fedcore.server.update import Limits
+from fedcore.server.update import Limits, is_integer
+
+FOLD, FOLD_BYTES = 8, 1 << 20
+"""Updates that are folded in one pass: so many, or as many as weigh so much."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,58 @@ class Settings:
     def averages_models(self) -> bool:
         """Whether h is x - y and gamma 1, so that the step is the plain average of the clients' models."""
         return self.server_lr is None and self.algorithm.averages_models
+
+    @classmethod
+    def of(
+        cls,
+        algorithm: Algorithm,
+        layout: Layout,
+        *,
+        lr: float | Rate,
+        server_lr: float | Rate | None,
+        optimizer: Optimizer | None,
+        late_rounds: int,
+        history_rounds: int,
+        fold: int | None,
+        accumulate: Precision,
+        diagnostics: bool,
+        limits: Limits,
+    ) -> "Settings":
+        """The settings of a new server; the arguments are ``Server``'s.
+
+        Raises:
+            UnknownNameError, RangeError: an argument is not what is said there.
+        """
+        for name, value, low, bits in (
+            ("fold", 1 if fold is None else fold, 1, 53),
+            ("late_rounds", late_rounds, 0, 31),
+            ("history_rounds", history_rounds, 1, 31),
+        ):
+            if not is_integer(value, low, 2**bits):
+                raise RangeError(f"{name}: expected an integer in {low}..2**{bits}, got {value!r}")
+        if server_lr is not None and not algorithm.takes_server_rate:
+            raise RangeError("server_lr: expected None, since the method's sums are lengths of models, got a rate")
+        if accumulate not in get_args(Precision):
+            raise UnknownNameError.of("accumulate", accumulate, get_args(Precision))
+        settings = cls(
+            algorithm=algorithm,
+            layout=layout,
+            lr=as_rate(lr),
+            server_lr=None if server_lr is None else as_rate(server_lr),
+            optimizer=optimizer,
+            late_rounds=int(late_rounds),
+            history_rounds=int(history_rounds),
+            fold=max(FOLD, FOLD_BYTES // (4 * layout.n)) if fold is None else int(fold),
+            accumulate=accumulate,
+            diagnostics=bool(diagnostics),
+            limits=limits,
+        )
+        if limits.norm is not None and algorithm.second and settings.averages_models:
+            raise RangeError(
+                "max_norm: expected None, since models are averaged and second vectors are none, got "
+                f"{limits.norm:g}: give a server_lr, or max_norm_ratio, which measures each by its own kind"
+            )
+        return settings
 
     def to_state(self) -> dict[str, Any]:
         """The settings as JSON can hold them; what is the caller's own code is only named."""

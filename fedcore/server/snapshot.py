@@ -33,6 +33,7 @@ class Snapshot:
         history: v[t] while rows refer to it, where the method keeps them.
         counters: the integer counters by name.
         population: the clients' shares and arrivals.
+        norms: of the replies heard lately, where a limit asks for them; see ``Judge.heard``.
         gamma: the last one, for a round without clients.
     """
 
@@ -43,6 +44,7 @@ class Snapshot:
     moments: tuple[F32, ...]
     counters: Counters
     population: Population
+    norms: Mapping[str, F32] = field(default_factory=dict)
     past: Mapping[int, F32] = field(default_factory=dict)
     history: History = field(default_factory=History)
     round_number: int = 0
@@ -61,6 +63,7 @@ class Snapshot:
         named |= {f"past/{t}": x for t, x in self.past.items()}
         named |= {f"v/{t}": v for t, v in self.history.directions.items()}
         named |= {f"counter/{name}": counter for name, counter in self.counters.items()}
+        named |= {f"norms/{sum}": norms for sum, norms in self.norms.items()}
         return named
 
     def numbers(self) -> dict[str, Any]:
@@ -89,6 +92,7 @@ class Snapshot:
             moments=tuple(moments[str(i)] for i in range(len(moments))),
             counters=under("counter/"),
             population=Population.from_state(numbers["population"]),
+            norms=under("norms/"),
             past={int(t): x for t, x in under("past/").items()},
             history=History({int(t): v for t, v in under("v/").items()}, references),
             round_number=int(numbers["round_number"]),

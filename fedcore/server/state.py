@@ -108,8 +108,12 @@ class State:
             rows=rows,
         )
 
-    def commit(self, tally: Tally) -> Outcome:
+    def commit(self, tally: Tally, norms: Mapping[str, F32]) -> Outcome:
         """Take the round's step with the cohort's sums, and make everything that the round changed count.
+
+        Args:
+            tally: the cohort.
+            norms: of the replies heard lately, those of the round among them.
 
         Raises:
             DivergedError: x would become infinite or NaN; nothing was changed.
@@ -122,7 +126,8 @@ class State:
         # x of every round, whether it moved or not: a client may have started from it.
         late = self.settings.late_rounds
         past = {t: x for t, x in {**now.past, number: now.x}.items() if t > number - late} if late else {}
-        changes: dict[str, Any] = {"round_number": number + 1, "past": past}  # gathered: a snapshot takes time to make
+        # Gathered: a snapshot takes time to make.
+        changes: dict[str, Any] = {"round_number": number + 1, "past": past, "norms": norms}
         outcome = Outcome()
         if cohort.W > 0 or moves:
             outcome = self._step(cohort, gamma if moves else 0.0, tally, changes)

@@ -1,6 +1,6 @@
 """The sums of the open round, which a bad update cannot spoil."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +12,7 @@ from fedcore.aligned import aligned
 from fedcore.kernels.exchange import Form
 from fedcore.layout import Layout
 from fedcore.server.batch import Batch
+from fedcore.server.judge import Lengths, Verdict
 from fedcore.server.rounding import rounding_keys
 from fedcore.store import ClientStore, History
 
@@ -27,7 +28,7 @@ LONGEST = 1e30
 class Sums:
     """A and B, the sums over the cohort of what its updates add, for the parameters and for the float buffers.
 
-    A fold reads a sum and writes a spare, and the two change places if every row was finite.
+    A fold reads a sum and writes a spare, and the two change places once a judge has let every reply of it in.
 
     The sums are float64 where the method keeps a total, which must see exactly what the rows store.
 
@@ -84,32 +85,39 @@ class Sums:
         self._store, self._history, self._known, self._round = store, history, known, round
         self.weight = self.buffer_weight = 0.0
 
-    def fold(self, batch: Batch) -> F64:
+    def fold(self, batch: Batch, judge: Callable[[Lengths], Verdict | None]) -> tuple[F64, Verdict | None]:
         """Add the replies in one pass, in their order, and stage their rows.
 
+        Args:
+            judge: which replies count, by the lengths of what they add: the others are left out as if they had never
+                come, for which those that do are folded once more.
+
         Returns:
-            float64[k], |h_i|^2; NaN for a reply that held a NaN or an infinity, or is too long for the sums: it was
-            left out as if it had never come.
+            float64[k], |h_i|^2, and what the judge said.
         """
-        squares = self._fold_parameters(batch)
-        if self._layout.n > self._layout.n_parameters:
-            squares[~self._fold_buffers(batch)] = np.nan
-        if self._algorithm.second:
-            squares[~np.isfinite(self._fold_controls(batch))] = np.nan
-        finite = np.isfinite(squares) & self._holds(squares, batch.weights)
-        if finite.all():
+        lengths = self._write(batch)
+        verdict = judge(lengths)
+        if verdict is not None:
+            for i in np.flatnonzero(~verdict.accepted).tolist():
+                self._store.unstage(batch.clients[i])
+            batch = batch.chosen(verdict.accepted)
+            if len(batch):
+                self._write(batch)
+        if len(batch):
             self._value, self._spare, self._begun = self._spare, self._value, True
             self._controls, self._spare_controls = self._spare_controls, self._controls
-            self.weight += float(batch.weights.sum())
-            self.buffer_weight += float(batch.weights[batch.has_buffers].sum())
-            return squares
-        squares[~finite] = np.nan
-        for client, good in zip(batch.clients, finite, strict=True):
-            if not good:
-                self._store.unstage(client)
-        if finite.any():
-            squares[finite] = self.fold(batch.chosen(finite))
-        return squares
+            self.weight = _added(self.weight, batch.weights)
+            self.buffer_weight = _added(self.buffer_weight, batch.weights[batch.has_buffers])
+        return lengths.parameters, verdict
+
+    def _write(self, batch: Batch) -> Lengths:
+        """The sums with the replies into the spares, and the replies' rows into staged ones."""
+        has_buffers = self._layout.n > self._layout.n_parameters
+        return Lengths(
+            self._held(self._fold_parameters(batch), batch.weights),
+            self._fold_buffers(batch) if has_buffers else None,
+            self._fold_controls(batch) if self._algorithm.second else None,
+        )
 
     def _fold_parameters(self, batch: Batch) -> F64:
         algorithm, k, p = self._algorithm, len(batch), self._layout.n_parameters
@@ -186,19 +194,26 @@ class Sums:
     def _keys(self, batch: Batch) -> npt.NDArray[np.uint64] | None:
         return rounding_keys(self._store, "a reply", self._round, batch.clients)
 
-    def _fold_buffers(self, batch: Batch) -> npt.NDArray[np.bool_]:
-        """Fold x - y of the float buffers, and tell whose the sums can hold (a gradient has none, which is well)."""
-        chosen = batch.chosen(batch.has_buffers)
-        squares = self._accumulate(chosen, slice(self._layout.n_parameters, self._layout.n), np.ones(len(chosen)))
-        good = np.ones(len(batch), np.bool_)
-        good[batch.has_buffers] = self._holds(squares, chosen.weights)
-        return good
+    def _fold_buffers(self, batch: Batch) -> F64:
+        """Fold x - y of the float buffers; a gradient has none."""
+        chosen, squares = batch.chosen(batch.has_buffers), np.zeros(len(batch))
+        span = slice(self._layout.n_parameters, self._layout.n)
+        folded = self._accumulate(chosen, span, np.ones(len(chosen)))
+        squares[batch.has_buffers] = self._held(folded, chosen.weights)
+        return squares
 
-    def _holds(self, squares: F64, weights: F64) -> npt.NDArray[np.bool_]:
-        """Which updates are finite, and not so long that one of them could carry a float32 sum past its range."""
-        if self._value.dtype == np.float64:
-            return np.isfinite(squares)
-        return np.asarray(np.sqrt(squares) * weights < LONGEST)  # as a NaN is not
+    def _held(self, squares: F64, weights: F64) -> F64:
+        """The squares; infinite for an update so long that one of them could carry a float32 sum past its range."""
+        if self._value.dtype != np.float64:
+            squares[~(np.sqrt(squares) * weights < LONGEST)] = np.inf  # as a NaN is not
+        return squares
+
+
+def _added(total: float, weights: F64) -> float:
+    """A sum and weights, added one after another: fractions too have the same bits however many come at once."""
+    for weight in weights.tolist():  # sum() and numpy.sum add otherwise
+        total += weight
+    return total
 
 
 def _cut(vectors: Sequence[Any], span: slice) -> list[Any]:

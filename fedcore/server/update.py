@@ -1,6 +1,8 @@
 """What a client sends back, and whether it can be believed."""
 
+import sys
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from reprlib import repr as short_repr
 from typing import Any, Literal, NamedTuple, get_args
@@ -8,6 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.algorithms.rates import as_rate
 from fedcore.errors import ArrayError, DtypeError, RangeError, ShapeError
 from fedcore.layout import Layout
 from fedcore.store import ClientId
@@ -16,6 +19,7 @@ Kind = Literal["model", "delta", "gradient"]
 KINDS: tuple[str, ...] = get_args(Kind)
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 CPU = 1  # in DLPack
+LARGEST = sys.float_info.max
 
 
 class Update(NamedTuple):
@@ -53,11 +57,36 @@ class Update(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a client may claim; an update that claims more is refused."""
+    """What a client may claim, and how long what it sends may be; an update past it is refused."""
 
     steps: int
     examples: int
     lr: float
+    norm: float | None = None
+    norm_ratio: float | None = None
+    """Times the median of the norms heard."""
+
+    @classmethod
+    def of(cls, steps: int, examples: int, lr: float, norm: float | None, norm_ratio: float | None) -> "Limits":
+        """The limits of ``Server``'s arguments, ``max_steps`` and so on.
+
+        Raises:
+            RangeError: one is not what is said there.
+        """
+        for name, count in (("max_steps", steps), ("max_examples", examples)):
+            if not is_integer(count, 1, 2**53):
+                raise RangeError(f"{name}: expected an integer in 1..2**53, got {count!r}")
+        if norm is not None and not (is_number(norm) and 0 < norm <= LARGEST):
+            raise RangeError(f"max_norm: expected None or a finite number > 0, got {norm!r}")
+        if norm_ratio is not None and not (is_number(norm_ratio) and 1 <= norm_ratio <= LARGEST):
+            raise RangeError(f"max_norm_ratio: expected None or a finite number >= 1, got {norm_ratio!r}")
+        return cls(
+            int(steps),
+            int(examples),
+            as_rate(lr)(0),
+            None if norm is None else float(norm),
+            None if norm_ratio is None else float(norm_ratio),
+        )
 
 
 def held_together(updates: Iterable[Update], most: int) -> Iterator[list[Update]]:
@@ -163,9 +192,13 @@ def check_claims(update: Update, limits: Limits, rounds: range) -> None:
         raise RangeError(f"round: expected {rounds[-1]}, the open one{earlier}, got {shown(update.round)}")
     if update.lr is None:
         return
-    is_number = isinstance(update.lr, float | int | np.floating | np.integer) and not isinstance(update.lr, bool)
-    if not is_number or not 0 < update.lr <= limits.lr:
+    if not is_number(update.lr) or not 0 < update.lr <= limits.lr:
         raise RangeError(f"lr: expected a number in (0, {limits.lr:g}], got {shown(update.lr)}")
+
+
+def is_number(value: object) -> bool:
+    """Whether value is a real number, and no bool."""
+    return isinstance(value, float | int | np.floating | np.integer) and not isinstance(value, bool)
 
 
 def is_integer(value: object, low: int, high: int) -> bool:
@@ -208,3 +241,12 @@ def is_immutable(y: Any) -> bool:
     while isinstance(base, np.ndarray | memoryview):
         base = base.base if isinstance(base, np.ndarray) else base.obj
     return isinstance(base, bytes)
+
+
+def lasting(y: Any) -> Any:
+    """A vector that ``read_vector`` gave, or tensors, or None: itself where nobody can change it, else a copy."""
+    if y is None:
+        return None
+    if isinstance(y, list):
+        return [lasting(piece) for piece in y]
+    return y if is_immutable(y) else deepcopy(y)

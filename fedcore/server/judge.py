@@ -1,0 +1,159 @@
+"""Which of the replies that a fold has measured may be part of the sums."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.server.norms import Norms
+from fedcore.server.update import Limits
+
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+Columns = Mapping[str, list[float]]
+"""Norms by the sum that they go into: ``Lengths``'s names."""
+
+FEW = 8
+"""Replies that a median is taken of at least, as soon as there are so many."""
+
+NOT_FINITE = "y: expected finite numbers, got a NaN, an infinity, or an update past float32's range"
+
+
+class Lengths(NamedTuple):
+    """The squared lengths of what k replies add to each sum, float64[k]; not finite where the sum cannot hold it."""
+
+    parameters: F64
+    """|h_i|^2."""
+    buffers: F64 | None = None
+    """|x - y_i|^2 over the float buffers, where there are any; 0 for a gradient."""
+    controls: F64 | None = None
+    """|control_i|^2, where clients send a second vector."""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What becomes of k replies."""
+
+    accepted: Mask
+    """bool[k], those that count."""
+    undecided: Mask
+    """bool[k], those that are to be judged with the next: always the last ones that were not refused."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """The reasons of those that do not count."""
+
+    def refuse(self, i: int, reason: str) -> None:
+        """Leave a reply out; the first reason is the one that is told."""
+        self.accepted[i] = False
+        self.refused.setdefault(i, reason)
+
+
+class Judge:
+    """Refuses what is not finite, what a sum cannot hold, and what is longer than the limits allow.
+
+    Replies are judged in their order, each by those before it, so that it makes no difference how many come at once.
+    With ``norm_ratio`` a reply may be so many times as long as the median of the norms that counted before it. While
+    fewer than ``FEW`` ever did, replies wait until there are so many, or the round ends, and are judged by the median
+    of all of them: else the first reply of all would be believed whatever it is, and the others be refused.
+
+    Each sum has norms, and a median, of its own. Buffers have no limit in numbers: their unit is not that of the rest.
+    Norms are compared as they are remembered, in float32.
+
+    Args:
+        limits: the server's.
+        unit: what |h_i| is, in a formula, for messages.
+        heard: what ``heard`` was when the last round was finished.
+    """
+
+    def __init__(self, limits: Limits, unit: str, heard: Mapping[str, F32]) -> None:
+        self._limits = limits
+        self._due = {
+            "parameters": f"y: expected a length {unit}",
+            "buffers": "y: expected a length |x - y| of the float buffers",
+            "controls": "control: expected a length",
+        }
+        self._norms = {name: Norms() for name in Lengths._fields} | {
+            name: Norms.unpacked(v) for name, v in heard.items()
+        }
+
+    def heard(self) -> dict[str, F32]:
+        """The norms that counted, float32[WINDOW] by sum; empty where no limit asks for them."""
+        return {name: norms.packed() for name, norms in self._norms.items() if len(norms)}
+
+    def judge(self, lengths: Lengths, *, last: bool) -> Verdict | None:
+        """What becomes of some replies; None where all of them count.
+
+        Args:
+            lengths: of the replies that were undecided, and then of those that came since.
+            last: whether no more will come, so that none may stay undecided.
+        """
+        limited = self._limits.norm is not None or self._limits.norm_ratio is not None
+        columns = [column for column in lengths if column is not None]
+        if not limited and all(math.isfinite(column.sum()) for column in columns):
+            return None
+        k = len(lengths.parameters)
+        verdict = Verdict(np.ones(k, np.bool_), np.zeros(k, np.bool_))
+        for column in columns:
+            for i in np.flatnonzero(~np.isfinite(column)).tolist():
+                verdict.refuse(i, NOT_FINITE)
+        if limited:
+            norms = {name: _norms(squares) for name, squares in lengths._asdict().items() if squares is not None}
+            self._judge_by_number(norms, verdict)
+            self._judge_by_median(norms, verdict, last=last)
+        return None if verdict.accepted.all() else verdict
+
+    def _judge_by_number(self, norms: Columns, verdict: Verdict) -> None:
+        if (most := self._limits.norm) is None:
+            return
+        for i in np.flatnonzero(verdict.accepted).tolist():
+            for name, column in norms.items():
+                if name != "buffers" and column[i] > _as_float32(most):
+                    verdict.refuse(i, f"{self._due[name]} of at most {most:g} (max_norm), got {column[i]:g}")
+
+    def _judge_by_median(self, norms: Columns, verdict: Verdict, *, last: bool) -> None:
+        if self._limits.norm_ratio is None:
+            return
+        together: list[int] = []  # so few were heard that these wait for each other
+        for i in np.flatnonzero(verdict.accepted).tolist():
+            together.append(i)
+            heard = len(self._norms["parameters"])
+            if heard >= FEW:
+                self._decide(self._limits.norm_ratio, norms, together, (), verdict)
+            elif heard + len(together) >= FEW:
+                self._decide(self._limits.norm_ratio, norms, together, together, verdict)
+            else:
+                continue
+            together = []
+        if last:
+            self._decide(self._limits.norm_ratio, norms, together, together, verdict)
+        else:
+            verdict.undecided[together], verdict.accepted[together] = True, False
+
+    def _decide(
+        self, ratio: float, norms: Columns, which: Sequence[int], beside: Sequence[int], verdict: Verdict
+    ) -> None:
+        """Judge some replies by the median of the norms heard and of some of their own, and take in those that stay."""
+        medians = {name: self._norms[name].median([column[i] for i in beside]) for name, column in norms.items()}
+        for i in which:
+            for name, median in medians.items():
+                if median is not None and norms[name][i] > _as_float32(ratio * median):
+                    most = f"{ratio:g} x {median:g}, the median of those heard (max_norm_ratio)"
+                    verdict.refuse(i, f"{self._due[name]} of at most {most}, got {norms[name][i]:g}")
+            if verdict.accepted[i]:
+                for name, column in norms.items():
+                    self._norms[name].add(column[i])
+
+
+def _norms(squares: F64) -> list[float]:
+    with np.errstate(over="ignore", invalid="ignore"):
+        norms: list[float] = np.sqrt(squares).astype(np.float32).tolist()
+    return norms
+
+
+def _as_float32(number: float) -> float:
+    """As norms are compared; past float32's range infinite."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(number))
