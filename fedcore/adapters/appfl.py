@@ -11,6 +11,7 @@ from appfl.misc.utils import create_instance_from_file
 
 from fedcore.adapters.opening import open_server
 from fedcore.adapters.order import with_plain_steps
+from fedcore.adapters.refusals import refusal_line
 from fedcore.errors import FedcoreError, RangeError
 from fedcore.server import RoundReport, Server
 
@@ -76,9 +77,9 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
                     round.refuse(client, str(error))
         assert round.report is not None
         self.reports.append(round.report)
-        for client, reason in round.report.refused:
-            if self._logger is not None:
-                self._logger.warning(f"round {round.report.round}: refused {client}: {reason}")
+        line = refusal_line(round.report)
+        if line and self._logger is not None:
+            self._logger.warning(line)
         return self._tensors()
 
     def _open(self, came: list[Any]) -> Server:

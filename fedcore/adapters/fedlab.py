@@ -9,6 +9,7 @@ from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 
 from fedcore.adapters.opening import open_server
 from fedcore.adapters.order import with_plain_steps
+from fedcore.adapters.refusals import refusal_line
 from fedcore.algorithms import Algorithm
 from fedcore.errors import FedcoreError
 from fedcore.server import Round, RoundReport, Server, Update
@@ -96,7 +97,9 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         """Finish the round; the uploads are folded in already."""
         if self._round is not None and self.server is not None:
             opened, self._round, self._uploads = self._round, None, 0
-            self.reports.append(opened.finish())
+            self.reports.append(report := opened.finish())
+            if line := refusal_line(report):
+                self._LOGGER.warning(line)
             self.round = self.server.round_number
             self.set_model(torch.from_numpy(self.server.x.copy()))
 

@@ -6,7 +6,7 @@ try:
     import flwr.serverapp.strategy  # noqa: F401
 except ImportError as error:
     raise MissingDependencyError(
-        f"fedcore.adapters.flower: expected flwr >= 1.41 (fedcore[flower]): {error}"
+        f"fedcore.adapters.flower: expected flwr >= 1.41; pip install \"fedcore-fl[flower]\": {error}"
     ) from error
 
 from fedcore.adapters.flower.client import Task, examples_reply

@@ -1,11 +1,13 @@
 """fedcore's methods for Flower's older API: ``flwr.server.strategy.Strategy``, ``NumPyClient`` and their kin."""
 
 from collections.abc import Mapping
+from logging import ERROR, WARNING
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.common import FitIns, FitRes, Parameters, Scalar
+from flwr.common.logger import log
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg as FlowerFedAvg
@@ -13,6 +15,7 @@ from flwr.server.strategy import FedAvg as FlowerFedAvg
 from fedcore.adapters import npy
 from fedcore.adapters.opening import load_server, open_server
 from fedcore.adapters.order import beyond_plain_steps, fields_of, require_rate_of_rounds, require_steps, steps_of
+from fedcore.adapters.refusals import refusal_line
 from fedcore.algorithms import Algorithm, named
 from fedcore.errors import ArrayError, DuplicateUpdateError, FedcoreError, RangeError
 from fedcore.server import Broadcast, Round, RoundReport, Server
@@ -112,6 +115,8 @@ class LegacyStrategy(FlowerFedAvg):
                 self._add(round, _key(proxy), result)
         assert round.report is not None
         self.reports.append(round.report)
+        if line := refusal_line(round.report):
+            log(WARNING if round.report.heard else ERROR, "aggregate_fit: %s", line)
         heard = set(round.report.heard)
         metrics = [(result.num_examples, result.metrics) for proxy, result in results if _key(proxy) in heard]
         aggregate = self.fit_metrics_aggregation_fn

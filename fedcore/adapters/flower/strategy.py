@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import signature
-from logging import INFO, WARNING
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +20,9 @@ from fedcore.adapters.flower.instructions import instructions, model_alone
 from fedcore.adapters.flower.population import Sizes, ask_sizes
 from fedcore.adapters.flower.records import Wire
 from fedcore.adapters.flower.replies import Reader, usual_metrics
+from fedcore.adapters.opening import require_same_limits
 from fedcore.adapters.order import beyond_plain_steps, require_rate_of_rounds, require_steps
+from fedcore.adapters.refusals import refusal_line
 from fedcore.algorithms import Algorithm
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import Rate
@@ -40,7 +42,8 @@ class ServerStrategy(FlowerFedAvg):
     fails, or sends nonsense did not take part in the round. Sampling, evaluation, metrics and logs are Flower's.
 
     Args:
-        lr, server_lr, optimizer, late_rounds, fold, accumulate, max_steps, max_examples, max_lr: ``fedcore.Server``'s.
+        lr, server_lr, optimizer, late_rounds, fold, accumulate, max_steps, max_examples, max_lr, max_norm,
+            max_norm_ratio: ``fedcore.Server``'s.
             The rate goes to the clients as "lr" of their configuration. Where a method averages the models of plain
             local steps it may be left out: then messages are those of Flower's FedAvg, to ClientApps of any rate.
         steps: K of replies that do not say it, of ClientApps that know nothing of fedcore: a number, or the metric that
@@ -243,8 +246,8 @@ class ServerStrategy(FlowerFedAvg):
         self._asked = [asked for asked in unheard if asked.round > first]
         self._lost = {round: lost for round, lost in self._lost.items() if round > first}
         log(INFO, "aggregate_train: Received %s results and %s failures", len(report.heard), len(self.failures))
-        for node, reason in report.refused:
-            log(WARNING, "\t> Refused the reply of node %s: %s", node, reason)
+        if line := refusal_line(report):
+            log(WARNING if report.heard else ERROR, "\t> %s", line)
         for failure in self.failures:
             log(INFO, "\t> Received error in reply from node %d: %s", failure.node, failure.reason)
         metrics = usual_metrics(
@@ -306,4 +309,5 @@ class ServerStrategy(FlowerFedAvg):
         due, got = loaded.layout, Layout.of(self._wire.read(initial))
         if (due.slices, due.counters) != (got.slices, got.counters):
             raise CheckpointError(f"{folder}: expected a server of the model that is given, got one of another model")
+        require_same_limits(loaded, folder, self._settings)
         self._server = loaded

@@ -1,5 +1,6 @@
 """fedcore's averaging methods in the place of pfl's sum over a cohort."""
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,9 +14,12 @@ from pfl.stats import MappedVectorStatistics
 
 from fedcore.adapters.opening import open_server
 from fedcore.adapters.order import with_plain_steps
+from fedcore.adapters.refusals import refusal_line
 from fedcore.algorithms import Algorithm
 from fedcore.errors import RoundError
 from fedcore.server import Round, RoundReport, Server
+
+LOGGER = logging.getLogger("fedcore.adapters.pfl")
 
 
 class Method(Postprocessor, SumAggregator):
@@ -99,7 +103,9 @@ class Method(Postprocessor, SumAggregator):
             raise RoundError("postprocess_server: expected an open round; give the method as postprocessor too")
         opened, self._round = self._round, None
         before = self.server.x
-        self.reports.append(opened.finish())
+        self.reports.append(report := opened.finish())
+        if line := refusal_line(report):
+            LOGGER.warning(line)
         step = self.server.layout.unflatten(self.server.x - before)
         to_tensor = get_default_framework_module().to_tensor
         return MappedVectorStatistics({name: to_tensor(view) for name, view in step.items()}, weight=1.0), Metrics()
