@@ -5,8 +5,9 @@ from fedcore.errors import MissingDependencyError
 try:
     import flwr.serverapp.strategy  # noqa: F401
 except ImportError as error:
-    needed = f"flwr >= 1.41 ({error})"
-    raise MissingDependencyError.of("fedcore.adapters.flower", needed, extra="flower") from error
+    raise MissingDependencyError(
+        f"fedcore.adapters.flower: expected flwr >= 1.41 (fedcore[flower]): {error}"
+    ) from error
 
 from fedcore.adapters.flower.client import Task, examples_reply
 from fedcore.adapters.flower.grid import StreamingGrid
