@@ -1,9 +1,19 @@
 """What an adapter says in its framework's log of the replies that a round refused."""
 
+from collections.abc import Sequence
+
 from fedcore.server import RoundReport, refusal_summary
+from fedcore.store import ClientId
 
 NAMED = 5
 """Clients that are named in the line; all are in the report."""
+
+
+def refusals(refused: Sequence[tuple[ClientId, str]], heard: int) -> str:
+    """How many replies were refused beside those heard, whose, and why."""
+    whose = [repr(client) for client, _ in refused[:NAMED]] + ["..."] * (len(refused) > NAMED)
+    others = f"heard {heard}" if heard else "HEARD NOBODY"
+    return f"refused {len(refused)} ({', '.join(whose)}) and {others}: {refusal_summary(refused)}"
 
 
 def refusal_line(report: RoundReport) -> str | None:
@@ -14,7 +24,4 @@ def refusal_line(report: RoundReport) -> str | None:
     """
     if not report.refused:
         return None
-    whose = [repr(client) for client, _ in report.refused[:NAMED]] + ["..."] * (len(report.refused) > NAMED)
-    heard = f"heard {len(report.heard)}" if report.heard else "HEARD NOBODY"
-    counts = f"refused {len(report.refused)} ({', '.join(whose)}) and {heard}"
-    return f"round {report.round}: {counts}: {refusal_summary(report.refused)}"
+    return f"round {report.round}: {refusals(report.refused, len(report.heard))}"

@@ -1,7 +1,6 @@
 """What comes back from the clients of a round, read without believing any of it."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ from flwr.app import ArrayRecord, RecordDict
 
 from fedcore.adapters.flower.asked import Asked
 from fedcore.adapters.flower.instructions import METHOD
+from fedcore.adapters.flower.metrics import only_record, whole
 from fedcore.adapters.flower.records import CONTROL, Wire, read_vector
 from fedcore.adapters.order import steps_of
 from fedcore.errors import ArrayError, DuplicateUpdateError, FedcoreError
@@ -56,17 +56,12 @@ class Reader:
         models = [record for name, record in controls.items() if name != CONTROL]
         if len(models) != 1:
             raise ArrayError(f"arrays: expected one record of the model, got {len(models)}")
-        if len(rest.metric_records) != 1:
-            raise ArrayError(f"metrics: expected one record, got {len(rest.metric_records)}")
+        metrics = only_record(rest)
         done: Mapping[str, Any] = rest.config_records.get(METHOD, {})
-        [metrics] = rest.metric_records.values()
-        examples = metrics.get(self._weight)
-        if isinstance(examples, float) and examples.is_integer():
-            examples = int(examples)
         return {
             "y": self._wire.read(models[0]),
             "steps": steps_of(done.get("steps"), metrics, self._steps, self._server, by="answer by Task.reply"),
-            "examples": examples,
+            "examples": whole(metrics.get(self._weight)),
             "lr": done.get("lr"),
             "control": read_vector(CONTROL, controls[CONTROL]) if CONTROL in controls else None,
         }
@@ -75,15 +70,3 @@ class Reader:
 def _moved(y: Any, residue: F32) -> Any:
     """y + residue; y as it is where the shapes differ, for which the round will refuse it."""
     return y + residue if y.shape == residue.shape else y
-
-
-def usual_metrics(contents: Sequence[RecordDict], weight: str) -> list[RecordDict]:
-    """The contents whose metrics have the names and forms that most have, so that nobody's can spoil the mean."""
-
-    def form(content: RecordDict) -> tuple[tuple[str, int], ...]:
-        [record] = content.metric_records.values()
-        return tuple(sorted((name, len(value) if isinstance(value, list) else -1) for name, value in record.items()))
-
-    forms = Counter(map(form, contents))
-    usual = max(forms, key=lambda found: forms[found], default=None)
-    return [content for content in contents if form(content) == usual]

@@ -17,12 +17,13 @@ from flwr.serverapp.strategy import Result
 from fedcore.adapters.flower.asked import Asked, Failure
 from fedcore.adapters.flower.grid import StreamingGrid
 from fedcore.adapters.flower.instructions import instructions, model_alone
+from fedcore.adapters.flower.metrics import Refused, usual_metrics
 from fedcore.adapters.flower.population import Sizes, ask_sizes
 from fedcore.adapters.flower.records import Wire
-from fedcore.adapters.flower.replies import Reader, usual_metrics
+from fedcore.adapters.flower.replies import Reader
 from fedcore.adapters.opening import require_same_limits
 from fedcore.adapters.order import beyond_plain_steps, require_rate_of_rounds, require_steps
-from fedcore.adapters.refusals import refusal_line
+from fedcore.adapters.refusals import refusal_line, refusals
 from fedcore.algorithms import Algorithm
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import Rate
@@ -62,6 +63,7 @@ class ServerStrategy(FlowerFedAvg):
     Attributes:
         reports: a RoundReport of each round since ``start``.
         failures: of the last round, the nodes that answered with an error.
+        left_out: of the last evaluation, (node, reason) of the replies that are not part of the means.
 
     Raises:
         UnknownNameError: there is no such option.
@@ -105,12 +107,14 @@ class ServerStrategy(FlowerFedAvg):
             )
         self.reports: list[RoundReport] = []
         self.failures: list[Failure] = []
+        self.left_out: Refused = []
         self._rates: dict[str, Any] = {"lr": lr, "server_lr": server_lr, "optimizer": optimizer}
         self._settings: dict[str, Any] = {"late_rounds": late_rounds, **of_server}
         self._store, self._resume, self._examples, self._late_rounds = store, resume, examples, late_rounds
         self._seed, self._poll, self._steps = seed, poll, steps
         self._server: Server | None = None
         self._asked: list[Asked] = []
+        self._evaluating: list[Asked] = []
         self._lost: dict[int, Mapping[str, Any]] = {}
         self._written: tuple[int, ArrayRecord] | None = None
         self._first = 0
@@ -250,16 +254,41 @@ class ServerStrategy(FlowerFedAvg):
             log(WARNING if report.heard else ERROR, "\t> %s", line)
         for failure in self.failures:
             log(INFO, "\t> Received error in reply from node %d: %s", failure.node, failure.reason)
-        metrics = usual_metrics(
-            [contents[int(node)] for node in report.heard if node in contents], self.weighted_by_key
-        )
+        heard = {int(node): contents[int(node)] for node in report.heard if node in contents}
+        metrics, odd = usual_metrics(heard, self.weighted_by_key)
+        if odd:
+            log(WARNING, "\t> Of the metrics alone: %s", refusals(odd, len(metrics)))
         return self._write_model(), self.train_metrics_aggr_fn(metrics, self.weighted_by_key) if metrics else None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Flower's, with the round's own number also after a resumption."""
-        return super().configure_evaluate(server_round + self._first, arrays, config, grid)
+        messages = list(super().configure_evaluate(server_round + self._first, arrays, config, grid))
+        number = server_round + self._first - 1
+        self._evaluating = [Asked(one.metadata, one.metadata.dst_node_id, number, 1) for one in messages]
+        return messages
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """The means of what the nodes say of the model; a reply that cannot be believed is left out by name."""
+        asked = {one.message_id: one.node for one in self._evaluating}
+        contents: dict[int, RecordDict] = {}
+        failures: list[Failure] = []
+        for reply in replies:
+            node = asked.pop(reply.metadata.reply_to_message_id, None)
+            if node is None:
+                log(WARNING, "aggregate_evaluate: a reply to no message that is waited for, left out")
+            elif reply.has_error():
+                failures.append(Failure(node, reply.error.code, reply.error.reason or ""))
+            else:
+                contents[node] = reply.content
+        metrics, self.left_out = usual_metrics(contents, self.weighted_by_key)
+        log(INFO, "aggregate_evaluate: Received %s results and %s failures", len(contents), len(failures))
+        for failure in failures:
+            log(INFO, "\t> Received error in reply from node %d: %s", failure.node, failure.reason)
+        if self.left_out:
+            log(WARNING if metrics else ERROR, "\t> %s", refusals(self.left_out, len(metrics)))
+        return self.evaluate_metrics_aggr_fn(metrics, self.weighted_by_key) if metrics else None
 
     def _write_model(self) -> ArrayRecord:
         """The server's model as a record, made once a round."""
