@@ -9,13 +9,15 @@ import torch
 from appfl.algorithm.aggregator import BaseAggregator
 from appfl.misc.utils import create_instance_from_file
 
-from fedcore.adapters.opening import open_server, with_plain_steps
+from fedcore.adapters.opening import open_server
+from fedcore.adapters.order import with_plain_steps
+from fedcore.adapters.refusals import refusal_line
 from fedcore.errors import FedcoreError, RangeError
 from fedcore.server import RoundReport, Server
 
 
 class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
-    """FedAvg, FedProx, MIFA, MimiC or FlexibleFedAvg under APPFL's server agent and its ``SyncScheduler``.
+    """FedAvg, MIFA, MimiC, FlexibleFedAvg or LocalDescent under APPFL's server agent and its ``SyncScheduler``.
 
     The file that ``aggregator_path`` names holds one line, ``from fedcore.adapters.appfl import Aggregator``. A reply
     that cannot be believed is left out, by client and reason in ``reports`` and in the agent's log, and the round goes
@@ -35,7 +37,7 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
         reports: the ``RoundReport`` of each round.
 
     Raises:
-        RangeError: the method's clients take no plain steps.
+        RangeError: the method's clients take no plain steps, or ``lr`` differs between the steps of a round.
     """
 
     def __init__(self, aggregator_configs: Mapping[str, Any], logger: Any = None) -> None:
@@ -43,7 +45,7 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
         options.pop("num_clients", None)  # which the agent adds of itself
         source = [options.pop("model_path"), options.pop("model_name", None)]
         self.model = create_instance_from_file(*source, **options.pop("model_kwargs", {}))
-        self.algorithm = with_plain_steps(options.pop("algorithm"))
+        self.algorithm = with_plain_steps(options.pop("algorithm"), options.get("lr"))
         self.server: Server | None = None
         self.reports: list[RoundReport] = []
         self._steps, self._clients = options.pop("steps", 1), list(options.pop("clients", []))
@@ -75,9 +77,9 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
                     round.refuse(client, str(error))
         assert round.report is not None
         self.reports.append(round.report)
-        for client, reason in round.report.refused:
-            if self._logger is not None:
-                self._logger.warning(f"round {round.report.round}: refused {client}: {reason}")
+        line = refusal_line(round.report)
+        if line and self._logger is not None:
+            self._logger.warning(line)
         return self._tensors()
 
     def _open(self, came: list[Any]) -> Server:

@@ -7,14 +7,16 @@ import numpy as np
 import torch
 from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 
-from fedcore.adapters.opening import open_server, with_plain_steps
+from fedcore.adapters.opening import open_server
+from fedcore.adapters.order import with_plain_steps
+from fedcore.adapters.refusals import refusal_line
 from fedcore.algorithms import Algorithm
 from fedcore.errors import FedcoreError
 from fedcore.server import Round, RoundReport, Server, Update
 
 
 class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
-    """FedAvg, FedProx, MIFA, MimiC or FlexibleFedAvg under FedLab's pipelines and network managers.
+    """FedAvg, MIFA, MimiC, FlexibleFedAvg or LocalDescent under FedLab's pipelines and network managers.
 
     Each upload is folded in as it comes and forgotten; one that cannot be believed is left out, by client and reason in
     ``reports``, and the round goes on. An upload is ``[parameters]`` of FedLab's own trainers, or
@@ -38,7 +40,7 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         reports: the ``RoundReport`` of each round.
 
     Raises:
-        RangeError: the method's clients take no plain steps.
+        RangeError: the method's clients take no plain steps, or ``lr`` differs between the steps of a round.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         **options: Any,
     ) -> None:
         super().__init__(model, global_round, sample_ratio, logger=logger)
-        self._algorithm, self._steps, self._evaluate = with_plain_steps(algorithm), steps, evaluate
+        self._algorithm, self._steps, self._evaluate = with_plain_steps(algorithm, lr), steps, evaluate
         self._options = {"lr": lr, "store": store, **options}
         self.server: Server | None = None
         self.reports: list[RoundReport] = []
@@ -95,7 +97,9 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         """Finish the round; the uploads are folded in already."""
         if self._round is not None and self.server is not None:
             opened, self._round, self._uploads = self._round, None, 0
-            self.reports.append(opened.finish())
+            self.reports.append(report := opened.finish())
+            if line := refusal_line(report):
+                self._LOGGER.warning(line)
             self.round = self.server.round_number
             self.set_model(torch.from_numpy(self.server.x.copy()))
 

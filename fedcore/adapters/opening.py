@@ -1,30 +1,52 @@
 """A server for a framework's job: a new one, or the one that an earlier job left on the disk."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcore.algorithms import Algorithm, Direction, named
-from fedcore.errors import CheckpointError, RangeError
+from fedcore.algorithms import Algorithm, named
+from fedcore.errors import CheckpointError, RangeError, UnknownNameError
 from fedcore.layout import Layout
 from fedcore.server import Server
 from fedcore.store import ClientId, ClientStore
 
+LIMITS = ("max_steps", "max_examples", "max_lr", "max_norm", "max_norm_ratio")
+"""Arguments of ``Server`` that say what a client may claim and send."""
 
-def with_plain_steps(algorithm: Algorithm | str) -> Algorithm:
-    """The algorithm, if its clients need nothing but the model: their steps are y -= lr grad(y), or FedProx's.
+
+def check_limits(limits: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The limits of a job that says them by name.
 
     Raises:
-        RangeError: its clients step along more.
+        UnknownNameError: there is no such limit.
     """
-    method = named(algorithm) if isinstance(algorithm, str) else algorithm
-    if method.second or method.direction != Direction(mu=method.direction.mu):
-        raise RangeError(f"algorithm: expected one of plain local steps, got {type(method).__name__}")
-    return method
+    for name in limits or {}:
+        if name not in LIMITS:
+            raise UnknownNameError.of("limits", name, LIMITS)
+    return dict(limits or {})
+
+
+def require_same_limits(server: Server, path: str | Path, options: Mapping[str, Any]) -> None:
+    """Refuse limits that a server on the disk does not have: it goes on with its own, and nobody would know.
+
+    Raises:
+        CheckpointError: one of ``options`` is another; the store is closed.
+    """
+    saved = server.store.state["settings"]["limits"]
+    for name in LIMITS:
+        if name in options and options[name] != (had := saved.get(name.removeprefix("max_"))):
+            server.store.close()
+            raise CheckpointError(
+                f"{name}: expected {had!r}, with which the server in {path} was made, got {options[name]!r}:"
+                " leave it out, or start a new server from its model"
+            )
 
 
 def load_server(path: str | Path, algorithm: Algorithm | str, x0: Any, **options: Any) -> Server:
     """The server that was saved there, or that lies on a store, if it is of that algorithm and of a model like ``x0``.
+
+    Args:
+        options: of ``Server``: rates and optimizer are said again, limits compared, and the others stay as they were.
 
     Raises:
         CheckpointError: it is not.
@@ -35,6 +57,7 @@ def load_server(path: str | Path, algorithm: Algorithm | str, x0: Any, **options
     if server.layout.to_state() != Layout.of(x0).to_state():
         server.store.close()
         raise CheckpointError(f"{path}: expected the store of a model like the job's, got other tensors or shapes")
+    require_same_limits(server, path, options)
     return server
 
 

@@ -136,8 +136,8 @@ class Horizon:
 class InverseStep:
     """eta_t = 4 / (mu (t + a)), a = alpha E + 4, where t counts local steps.
 
-    It changes within a round (``of_step``). As a rate of the round it is that of the round's first step, t = round * E,
-    at which clients stay that are told the round's rate alone, as those of other frameworks are.
+    It changes within a round (``of_step``). As a rate of the round it is that of the round's first step, t = round * E;
+    the adapters of other frameworks, whose messages tell clients one rate a round, refuse it.
 
     Args:
         mu: the Polyak-Lojasiewicz constant.

@@ -2,7 +2,7 @@
 
 from fedcore.local.descent import Options
 from fedcore.local.flat import FlatModel
-from fedcore.local.minibatches import Table, by_rule, minibatch_table, minibatches
+from fedcore.local.minibatches import RULES, Table, by_rule, minibatch_table, minibatches
 from fedcore.local.nets import build
 from fedcore.local.seeded import seeded
 from fedcore.local.sgd import Work, sgd
@@ -20,7 +20,3 @@ __all__ = [
     "seeded",
     "sgd",
 ]
-
-RULES = ("sgd", "full gradient", "one minibatch")
-"""The local rules that algorithms name in ``local_rule``: steps along minibatches, or along the whole of the data; or
-one step along all the examples that the minibatches would have."""

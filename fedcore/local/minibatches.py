@@ -7,10 +7,14 @@ from itertools import count, islice
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.errors import RangeError
+from fedcore.errors import RangeError, UnknownNameError
 from fedcore.randomness import generator
 
 Indices = npt.NDArray[np.int64]
+
+RULES = ("sgd", "full gradient", "one minibatch")
+"""The local rules that algorithms name in ``local_rule``: steps along minibatches, or along the whole of the data; or
+one step along all the examples that the minibatches would have."""
 
 
 def minibatches(
@@ -59,9 +63,14 @@ def minibatches(
 def by_rule(batches: Iterable[Indices], local_rule: str) -> Iterator[Indices]:
     """The minibatches that a local rule takes steps along: all as one for "one minibatch", else as they are.
 
+    Raises:
+        UnknownNameError: there is no such rule.
+
     >>> [indices.tolist() for indices in by_rule([np.array([0, 1]), np.array([2])], "one minibatch")]
     [[0, 1, 2]]
     """
+    if local_rule not in RULES:
+        raise UnknownNameError.of("local_rule", local_rule, RULES)
     return iter([np.concatenate(list(batches))]) if local_rule == "one minibatch" else iter(batches)
 
 

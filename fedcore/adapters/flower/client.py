@@ -12,7 +12,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from fedcore.adapters.flower.instructions import METHOD, OFFSET, X_PREV
 from fedcore.adapters.flower.population import EXAMPLES
 from fedcore.adapters.flower.records import CONTROL, Wire, read_vector, write_vector
-from fedcore.errors import ArrayError
+from fedcore.adapters.order import read_fields
+from fedcore.algorithms import Placement
+from fedcore.errors import ArrayError, ConfigError, RangeError
 from fedcore.layout import Layout
 
 F32 = npt.NDArray[np.float32]
@@ -29,6 +31,9 @@ class Task:
         second: whether to send the mean of the gradients at the y's, before any correction, as ``control``.
         local_rule: "sgd", "full gradient" for steps along the gradient over all examples, or "one minibatch" for one
             step along all that its minibatches hold.
+        placement: "server", or "client" where the client keeps its own row, whose part the offset is short of.
+        plain: whether the steps must be plain, without local momentum or clipping, since the server derives the
+            client's mean gradient from its model.
         offset: float32[n_parameters], or None for zero.
         x_prev: float32[n], the model of the round before; None where ``b`` is 0.
     """
@@ -41,6 +46,8 @@ class Task:
     mu: float
     second: bool
     local_rule: str
+    placement: Placement
+    plain: bool
     offset: F32 | None
     x_prev: F32 | None
     _arrays: str
@@ -53,22 +60,21 @@ class Task:
             arrays: the strategy's ``arrayrecord_key``.
 
         Raises:
-            ArrayError: the message is of another strategy.
+            ArrayError: the message is of another strategy, or has no ``x_prev`` where ``b`` asks for it.
+            ConfigError: a field of the order is missing or unknown, as between two versions of fedcore.
         """
         content = message.content
         if METHOD not in content.config_records or arrays not in content.array_records:
-            raise ArrayError(f"message: expected the records {METHOD!r} and {arrays!r}, got {[*content]}")
-        says: Mapping[str, Any] = content.config_records[METHOD]
-        vectors = content.array_records
+            due = f"expected the records {METHOD!r} and {arrays!r} of a fedcore strategy that was told lr="
+            raise ArrayError(f"message: {due}, got {[*content]}")
+        fields, vectors = read_fields(content.config_records[METHOD]), content.array_records
+        if unknown := [name for name in content if name.startswith(f"{METHOD}.") and name not in (OFFSET, X_PREV)]:
+            raise ConfigError(f"order: expected no records but {METHOD!r}, {OFFSET!r} and {X_PREV!r}, got {unknown}")
+        if fields["b"] and X_PREV not in vectors:
+            raise ArrayError(f"{X_PREV}: expected the model of the round before, since b is {fields['b']}, got none")
         return cls(
             message,
-            round=says["round"],
-            lr=says["lr"],
-            a=says["a"],
-            b=says["b"],
-            mu=says["mu"],
-            second=says["second"],
-            local_rule=says["local-rule"],
+            **fields,
             offset=read_vector(OFFSET, vectors[OFFSET]) if OFFSET in vectors else None,
             x_prev=read_vector(X_PREV, vectors[X_PREV]) if X_PREV in vectors else None,
             _arrays=arrays,
@@ -94,7 +100,7 @@ class Task:
         """The model, float32[n]."""
         return self.layout.flatten(self.tensors)
 
-    def correct(self, module: Any, previous: Any = None) -> None:
+    def correct(self, module: Any, previous: Any = None, own: F32 | None = None) -> None:
         """Turn the gradients of a torch module into the method's direction, between ``backward`` and a plain SGD step.
 
         grad <- a grad + b previous.grad + offset + mu (y - x). A step of ``torch.optim.SGD(..., lr=task.lr)`` without
@@ -103,12 +109,18 @@ class Task:
         Args:
             module: whose parameters are named as the model's arrays; a parameter without a gradient has one of zero.
             previous: where ``b`` is not 0, a module at ``x_prev`` with its gradients of the same minibatch.
+            own: where ``placement`` is "client", float32[n_parameters]: what the client's own row adds to the offset,
+                -c_i for SCAFFOLD; zeros for MimiC, whose rows come in after the steps.
 
         Raises:
-            ArrayError: ``previous`` is missing.
+            ArrayError: ``previous`` or ``own`` is missing.
         """
         if self.b and previous is None:
             raise ArrayError(f"previous: expected a module at x_prev, since b is {self.b}, got None")
+        if self.placement == "client" and own is None:
+            raise ArrayError(
+                "own: expected what the client's row adds to the offset, since the client keeps it, got None"
+            )
         olds = dict(previous.named_parameters()) if self.b else {}
         pieces = {piece.name: piece for piece in self.layout.slices}
         for name, parameter in module.named_parameters():
@@ -116,8 +128,9 @@ class Task:
             grad = y.new_zeros(y.shape) if parameter.grad is None else parameter.grad.mul_(self.a)
             if self.b and olds[name].grad is not None:
                 grad.add_(olds[name].grad, alpha=self.b)
-            if self.offset is not None:
-                grad.add_(y.new_tensor(self.offset[piece.start : piece.stop]).view(y.shape))
+            for part in (self.offset, own if self.placement == "client" else None):
+                if part is not None:
+                    grad.add_(y.new_tensor(part[piece.start : piece.stop]).view(y.shape))
             if self.mu:
                 grad.add_(y - y.new_tensor(self.x[piece.start : piece.stop]).view(y.shape), alpha=self.mu)
             parameter.grad = grad
@@ -145,7 +158,10 @@ class Task:
 
         Raises:
             ArrayError, DtypeError, ShapeError: ``y`` is no such model.
+            RangeError: ``steps`` is not 1, where the local rule is one step.
         """
+        if self.local_rule == "one minibatch" and steps != 1:
+            raise RangeError(f"steps: expected 1, since the local rule is {self.local_rule!r}, got {steps!r}")
         wire = Wire.of(self.arrays)
         done: dict[str, Any] = {"steps": steps, **({} if lr is None else {"lr": lr})}
         content = RecordDict(

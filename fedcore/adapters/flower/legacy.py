@@ -1,23 +1,27 @@
 """fedcore's methods for Flower's older API: ``flwr.server.strategy.Strategy``, ``NumPyClient`` and their kin."""
 
 from collections.abc import Mapping
+from logging import ERROR, WARNING
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.common import FitIns, FitRes, Parameters, Scalar
+from flwr.common.logger import log
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg as FlowerFedAvg
 
 from fedcore.adapters import npy
 from fedcore.adapters.opening import load_server, open_server
-from fedcore.algorithms import Algorithm
+from fedcore.adapters.order import beyond_plain_steps, fields_of, require_rate_of_rounds, require_steps, steps_of
+from fedcore.adapters.refusals import refusal_line
+from fedcore.algorithms import Algorithm, named
 from fedcore.errors import ArrayError, DuplicateUpdateError, FedcoreError, RangeError
 from fedcore.server import Broadcast, Round, RoundReport, Server
 
 PREFIX = "fedcore."
-"""What the config and metrics of fedcore's methods begin with: round, lr, a, b, mu, second, steps; as `.npy` bytes
+"""What the config and metrics of fedcore's methods begin with: the fields of ``order.FIELDS``, steps; as `.npy` bytes
 offset, x_prev, control."""
 
 
@@ -25,12 +29,16 @@ class LegacyStrategy(FlowerFedAvg):
     """Flower's older FedAvg, but that the model, the method and its state are a ``fedcore.Server``'s.
 
     A client finds the method's coefficients in its config: ``fedcore.lr``, ``fedcore.a``, ``fedcore.b``,
-    ``fedcore.mu``, ``fedcore.second``, and as `.npy` bytes of flat vectors ``fedcore.offset`` and ``fedcore.x_prev``.
-    In its metrics it says ``fedcore.steps`` and, where ``second`` asks for it, ``fedcore.control``.
+    ``fedcore.mu``, ``fedcore.second``, ``fedcore.plain`` (whether it must do without local momentum and clipping), and
+    as `.npy` bytes of flat vectors ``fedcore.offset`` and ``fedcore.x_prev``. In its metrics it says ``fedcore.steps``
+    and, where ``second`` asks for it, ``fedcore.control``. Its steps are along minibatches and its row is the server's:
+    this API has no client of fedcore's own, that could be held to anything else.
 
     Args:
-        algorithm: one of ``fedcore.algorithms``, or its name.
-        lr: as for ``fedcore.Server``.
+        algorithm: one of ``fedcore.algorithms``, or its name: of the local rule "sgd", with rows on the server.
+        lr: as for ``fedcore.Server``, the same for all steps of a round.
+        steps: K of results that do not say ``fedcore.steps``: a number, or the metric that holds it; for methods of
+            plain local steps, whose clients need not know fedcore.
         server: further arguments of it; on the store "mmap:PATH" every finished round is durable, and a strategy that
             finds an earlier one's store goes on after its last finished round.
         resume: a folder that ``server.save`` wrote, to go on from.
@@ -40,7 +48,7 @@ class LegacyStrategy(FlowerFedAvg):
         reports: a RoundReport of each round.
 
     Raises:
-        RangeError: there are no initial parameters.
+        RangeError: there are no initial parameters; or the method's clients do what this API cannot tell them.
         CheckpointError: there is a server to go on with, of another algorithm, rate or model.
     """
 
@@ -49,6 +57,7 @@ class LegacyStrategy(FlowerFedAvg):
         algorithm: Algorithm | str,
         *,
         lr: Any,
+        steps: int | str | None = None,
         server: Mapping[str, Any] | None = None,
         resume: str | Path | None = None,
         **options: Any,
@@ -56,6 +65,10 @@ class LegacyStrategy(FlowerFedAvg):
         super().__init__(**options)
         if self.initial_parameters is None:
             raise RangeError("initial_parameters: expected the model to start from, got None")
+        algorithm = _told(algorithm)
+        require_rate_of_rounds(lr)
+        require_steps(steps, algorithm)
+        self._steps = steps
         self.server: Server | None = None
         self.reports: list[RoundReport] = []
         self._model = [npy.read(tensor) for tensor in self.initial_parameters.tensors]
@@ -102,6 +115,8 @@ class LegacyStrategy(FlowerFedAvg):
                 self._add(round, _key(proxy), result)
         assert round.report is not None
         self.reports.append(round.report)
+        if line := refusal_line(round.report):
+            log(WARNING if round.report.heard else ERROR, "aggregate_fit: %s", line)
         heard = set(round.report.heard)
         metrics = [(result.num_examples, result.metrics) for proxy, result in results if _key(proxy) in heard]
         aggregate = self.fit_metrics_aggregation_fn
@@ -116,10 +131,12 @@ class LegacyStrategy(FlowerFedAvg):
             if len(result.parameters.tensors) != len(self._model):
                 raise ArrayError(f"parameters: expected {len(self._model)}, got {len(result.parameters.tensors)}")
             control: Any = says.get("control")
+            by = f"say {PREFIX}steps among the metrics"
+            steps = steps_of(says.get("steps"), result.metrics, self._steps, self.server, by=by)
             round.add(
                 client,
                 [npy.as_float32(npy.read(tensor)) for tensor in result.parameters.tensors],
-                steps=says.get("steps", 1 if self.server.averages_models else None),  # type: ignore[arg-type]
+                steps=steps,
                 examples=result.num_examples,
                 lr=says.get("lr"),  # type: ignore[arg-type]
                 control=npy.read(control).copy() if isinstance(control, bytes) else None,
@@ -133,6 +150,17 @@ class LegacyStrategy(FlowerFedAvg):
         return Parameters([npy.write(tensors[str(i)]) for i in range(len(self._model))], "numpy.ndarray")
 
 
+def _told(algorithm: Algorithm | str) -> Algorithm:
+    """The algorithm, if clients of this API can be told what it has them do."""
+    method = named(algorithm) if isinstance(algorithm, str) else algorithm
+    if method.local_rule != "sgd" or method.placement != "server":
+        raise RangeError(
+            "algorithm: expected one of the local rule 'sgd' and rows on the server over Flower's older API, got"
+            f" {type(method).__name__}, {beyond_plain_steps(method)}: fedcore.adapters.flower has it"
+        )
+    return method
+
+
 def _key(proxy: ClientProxy) -> int | str:
     """The node's id, or the client's where there are no nodes."""
     return getattr(proxy, "node_id", None) or proxy.cid
@@ -141,7 +169,7 @@ def _key(proxy: ClientProxy) -> int | str:
 def _says(sent: Broadcast, client: int | str) -> dict[str, Scalar]:
     """What a client's config says of the method."""
     says: dict[str, Scalar] = {"lr": sent.lr}
-    says |= {PREFIX + name: getattr(sent, name) for name in ("round", "lr", "a", "b", "mu", "second")}
+    says |= {PREFIX + name: value for name, value in fields_of(sent).items()}
     for name, vector in (("offset", sent.offset(client)), ("x_prev", sent.x_prev)):
         if vector is not None:
             says[PREFIX + name] = npy.write(np.asarray(vector))

@@ -1,16 +1,20 @@
 """How many examples each node has, where a method weighs by them."""
 
 from collections.abc import Callable, Iterable, Mapping
+from logging import WARNING
 from typing import TypeAlias
 
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedcore.server.update import is_integer
+from fedcore.adapters.flower.metrics import MOST, Refused, only_record, whole
+from fedcore.adapters.refusals import refusals
+from fedcore.errors import FedcoreError, RangeError
+from fedcore.server.update import is_integer, shown
 
 Sizes: TypeAlias = Mapping[int, int] | Callable[[int], int] | None
 EXAMPLES = "num-examples"
-MOST = 10**9
 
 
 def ask_sizes(grid: Grid, nodes: Iterable[int], known: Sizes, config_key: str) -> dict[int, int]:
@@ -21,12 +25,22 @@ def ask_sizes(grid: Grid, nodes: Iterable[int], known: Sizes, config_key: str) -
     if known is not None:
         return {node: known[node] for node in nodes if node in known}
     question = RecordDict({config_key: ConfigRecord({"fedcore": EXAMPLES})})
-    sizes = {}
-    for reply in grid.send_and_receive([Message(question, node, "query") for node in nodes], timeout=60.0):
-        if reply.has_error():
+    messages = [Message(question, node, "query") for node in nodes]
+    replies = list(grid.send_and_receive(messages, timeout=60.0))
+    asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
+    sizes: dict[int, int] = {}
+    refused: Refused = []
+    for reply in replies:
+        node = asked.pop(reply.metadata.reply_to_message_id, None)  # not whom the reply says that it is from
+        if node is None or reply.has_error():
             continue
-        for record in reply.content.metric_records.values():
-            size = record.get(EXAMPLES)
-            if is_integer(size, 1, MOST):
-                sizes[reply.metadata.src_node_id] = int(size)  # type: ignore[arg-type]
+        try:
+            size = whole(only_record(reply.content).get(EXAMPLES))
+            if not is_integer(size, 1, MOST):
+                raise RangeError(f"{EXAMPLES}: expected an integer in 1..{MOST}, got {shown(size)}")
+            sizes[node] = int(size)
+        except FedcoreError as error:
+            refused.append((node, str(error)))
+    if refused:
+        log(WARNING, "query: %s", refusals(refused, len(sizes)))
     return sizes

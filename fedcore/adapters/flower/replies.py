@@ -1,7 +1,6 @@
 """What comes back from the clients of a round, read without believing any of it."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,9 @@ from flwr.app import ArrayRecord, RecordDict
 
 from fedcore.adapters.flower.asked import Asked
 from fedcore.adapters.flower.instructions import METHOD
+from fedcore.adapters.flower.metrics import only_record, whole
 from fedcore.adapters.flower.records import CONTROL, Wire, read_vector
+from fedcore.adapters.order import steps_of
 from fedcore.errors import ArrayError, DuplicateUpdateError, FedcoreError
 from fedcore.server import Round, Server
 
@@ -23,10 +24,18 @@ class Reader:
     Args:
         weight: the metric that says how many examples a client used.
         lost: by round and name, what x lost when it was sent: y gets it back, so that x - y is what the client did.
+        steps: K of replies that do not say it, or the metric that holds it.
     """
 
-    def __init__(self, server: Server, wire: Wire, weight: str, lost: Mapping[int, Mapping[str, F32]]) -> None:
-        self._server, self._wire, self._weight, self._lost = server, wire, weight, lost
+    def __init__(
+        self,
+        server: Server,
+        wire: Wire,
+        weight: str,
+        lost: Mapping[int, Mapping[str, F32]],
+        steps: int | str | None,
+    ) -> None:
+        self._server, self._wire, self._weight, self._lost, self._steps = server, wire, weight, lost, steps
 
     def add(self, round: Round, asked: Asked, content: RecordDict) -> RecordDict:
         """Fold a reply in, or refuse it; returns what is left of its content without arrays."""
@@ -47,17 +56,12 @@ class Reader:
         models = [record for name, record in controls.items() if name != CONTROL]
         if len(models) != 1:
             raise ArrayError(f"arrays: expected one record of the model, got {len(models)}")
-        if len(rest.metric_records) != 1:
-            raise ArrayError(f"metrics: expected one record, got {len(rest.metric_records)}")
+        metrics = only_record(rest)
         done: Mapping[str, Any] = rest.config_records.get(METHOD, {})
-        examples = next(iter(rest.metric_records.values())).get(self._weight)
-        if isinstance(examples, float) and examples.is_integer():
-            examples = int(examples)
-        steps = done.get("steps", 1 if self._server.averages_models else None)  # stock ClientApps
         return {
             "y": self._wire.read(models[0]),
-            "steps": steps,
-            "examples": examples,
+            "steps": steps_of(done.get("steps"), metrics, self._steps, self._server, by="answer by Task.reply"),
+            "examples": whole(metrics.get(self._weight)),
             "lr": done.get("lr"),
             "control": read_vector(CONTROL, controls[CONTROL]) if CONTROL in controls else None,
         }
@@ -66,15 +70,3 @@ class Reader:
 def _moved(y: Any, residue: F32) -> Any:
     """y + residue; y as it is where the shapes differ, for which the round will refuse it."""
     return y + residue if y.shape == residue.shape else y
-
-
-def usual_metrics(contents: Sequence[RecordDict], weight: str) -> list[RecordDict]:
-    """The contents whose metrics have the names and forms that most have, so that nobody's can spoil the mean."""
-
-    def form(content: RecordDict) -> tuple[tuple[str, int], ...]:
-        [record] = content.metric_records.values()
-        return tuple(sorted((name, len(value) if isinstance(value, list) else -1) for name, value in record.items()))
-
-    forms = Counter(map(form, contents))
-    usual = max(forms, key=lambda found: forms[found], default=None)
-    return [content for content in contents if form(content) == usual]

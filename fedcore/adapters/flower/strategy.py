@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import signature
-from logging import INFO, WARNING
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,10 +16,14 @@ from flwr.serverapp.strategy import Result
 
 from fedcore.adapters.flower.asked import Asked, Failure
 from fedcore.adapters.flower.grid import StreamingGrid
-from fedcore.adapters.flower.instructions import instructions
+from fedcore.adapters.flower.instructions import instructions, model_alone
+from fedcore.adapters.flower.metrics import Refused, usual_metrics
 from fedcore.adapters.flower.population import Sizes, ask_sizes
 from fedcore.adapters.flower.records import Wire
-from fedcore.adapters.flower.replies import Reader, usual_metrics
+from fedcore.adapters.flower.replies import Reader
+from fedcore.adapters.opening import require_same_limits
+from fedcore.adapters.order import beyond_plain_steps, require_rate_of_rounds, require_steps
+from fedcore.adapters.refusals import refusal_line, refusals
 from fedcore.algorithms import Algorithm
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import Rate
@@ -27,6 +31,9 @@ from fedcore.errors import CheckpointError, RangeError, RoundError, UnknownNameE
 from fedcore.layout import Layout
 from fedcore.sampling import without_replacement
 from fedcore.server import RoundReport, Server
+
+UNKNOWN = 1.0
+"""The rate of a server that is told none: the norms of its reports are then lengths of models, for each step."""
 
 
 class ServerStrategy(FlowerFedAvg):
@@ -36,8 +43,12 @@ class ServerStrategy(FlowerFedAvg):
     fails, or sends nonsense did not take part in the round. Sampling, evaluation, metrics and logs are Flower's.
 
     Args:
-        lr, server_lr, optimizer, late_rounds, fold, accumulate, max_steps, max_examples, max_lr: ``fedcore.Server``'s.
-            The rate goes to the clients as "lr" of their configuration.
+        lr, server_lr, optimizer, late_rounds, fold, accumulate, max_steps, max_examples, max_lr, max_norm,
+            max_norm_ratio: ``fedcore.Server``'s.
+            The rate goes to the clients as "lr" of their configuration. Where a method averages the models of plain
+            local steps it may be left out: then messages are those of Flower's FedAvg, to ClientApps of any rate.
+        steps: K of replies that do not say it, of ClientApps that know nothing of fedcore: a number, or the metric that
+            holds it. For methods of plain local steps, with ``lr`` the rate at which the ClientApps take them.
         store: "ram", or "mmap:PATH", which ``start`` goes on with if a server is there already.
         resume: a folder of ``Server.save``, which ``start`` goes on from.
         examples: n_k by node id, or a function of it; None asks the nodes by a query where the method needs to know.
@@ -52,9 +63,12 @@ class ServerStrategy(FlowerFedAvg):
     Attributes:
         reports: a RoundReport of each round since ``start``.
         failures: of the last round, the nodes that answered with an error.
+        left_out: of the last evaluation, (node, reason) of the replies that are not part of the means.
 
     Raises:
         UnknownNameError: there is no such option.
+        RangeError: ``lr`` is missing, or differs between the steps of a round; or ``steps`` is given where clients must
+            do more than plain steps.
     """
 
     method: ClassVar[type[Algorithm]]
@@ -62,12 +76,13 @@ class ServerStrategy(FlowerFedAvg):
     def __init__(
         self,
         *,
-        lr: float | Rate,
+        lr: float | Rate | None = None,
         server_lr: float | Rate | None = None,
         optimizer: Optimizer | None = None,
         store: str = "ram",
         resume: str | Path | None = None,
         examples: Sizes = None,
+        steps: int | str | None = None,
         late_rounds: int = 0,
         seed: int = 0,
         poll: float = 0.1,
@@ -82,15 +97,24 @@ class ServerStrategy(FlowerFedAvg):
             known += signature(FlowerFedAvg).parameters
             raise UnknownNameError.of(f"option of {type(self).__name__}", next(iter(options)), known)
         super().__init__(**of_flower)
-        self.algorithm = self.method(**of_method)
+        self.algorithm = method = self.method(**of_method)
+        require_rate_of_rounds(lr)
+        require_steps(steps, method)
+        averages = method.averages_models and server_lr is None and not beyond_plain_steps(method)
+        if lr is None and not averages:
+            raise RangeError(
+                f"lr: expected the rate of the clients' steps, which {type(self).__name__} needs, got None"
+            )
         self.reports: list[RoundReport] = []
         self.failures: list[Failure] = []
+        self.left_out: Refused = []
         self._rates: dict[str, Any] = {"lr": lr, "server_lr": server_lr, "optimizer": optimizer}
         self._settings: dict[str, Any] = {"late_rounds": late_rounds, **of_server}
         self._store, self._resume, self._examples, self._late_rounds = store, resume, examples, late_rounds
-        self._seed, self._poll = seed, poll
+        self._seed, self._poll, self._steps = seed, poll, steps
         self._server: Server | None = None
         self._asked: list[Asked] = []
+        self._evaluating: list[Asked] = []
         self._lost: dict[int, Mapping[str, Any]] = {}
         self._written: tuple[int, ArrayRecord] | None = None
         self._first = 0
@@ -110,7 +134,8 @@ class ServerStrategy(FlowerFedAvg):
         """Log what the strategy does."""
         options = {name: getattr(self.algorithm, name) for name in signature(self.method).parameters}
         said = ", ".join(f"{name}={value!r}" for name, value in options.items())
-        log(INFO, "\t├──> fedcore: %s(%s), lr %s, store %s", self.method.__name__, said, self._rates["lr"], self._store)
+        lr = "of the clients' own" if self._rates["lr"] is None else self._rates["lr"]
+        log(INFO, "\t├──> fedcore: %s(%s), lr %s, store %s", self.method.__name__, said, lr, self._store)
         super().summary()
 
     def start(
@@ -184,7 +209,9 @@ class ServerStrategy(FlowerFedAvg):
         model = self._write_model()
         if self._wire.is_narrow:
             self._lost[sent.round] = self._wire.lost(self.server.tensors(copy=False), self.server.layout)
-        for node, content in instructions(sent, model, config, self.arrayrecord_key, self.configrecord_key):
+        keys = self.arrayrecord_key, self.configrecord_key
+        orders = instructions if self._rates["lr"] is not None else model_alone
+        for node, content in orders(sent, model, config, *keys):
             message = Message(content, node, "train")
             self._asked.append(Asked(message.metadata, node, sent.round, chosen[node]))
             yield message
@@ -201,7 +228,7 @@ class ServerStrategy(FlowerFedAvg):
         contents: dict[int, RecordDict] = {}
         self.failures = []
         with self.server.open_round() as round:
-            reader = Reader(self.server, self._wire, self.weighted_by_key, self._lost)
+            reader = Reader(self.server, self._wire, self.weighted_by_key, self._lost, self._steps)
             for reply in replies:
                 who = asked.pop(reply.metadata.reply_to_message_id, None)
                 if who is None:
@@ -223,20 +250,45 @@ class ServerStrategy(FlowerFedAvg):
         self._asked = [asked for asked in unheard if asked.round > first]
         self._lost = {round: lost for round, lost in self._lost.items() if round > first}
         log(INFO, "aggregate_train: Received %s results and %s failures", len(report.heard), len(self.failures))
-        for node, reason in report.refused:
-            log(WARNING, "\t> Refused the reply of node %s: %s", node, reason)
+        if line := refusal_line(report):
+            log(WARNING if report.heard else ERROR, "\t> %s", line)
         for failure in self.failures:
             log(INFO, "\t> Received error in reply from node %d: %s", failure.node, failure.reason)
-        metrics = usual_metrics(
-            [contents[int(node)] for node in report.heard if node in contents], self.weighted_by_key
-        )
+        heard = {int(node): contents[int(node)] for node in report.heard if node in contents}
+        metrics, odd = usual_metrics(heard, self.weighted_by_key)
+        if odd:
+            log(WARNING, "\t> Of the metrics alone: %s", refusals(odd, len(metrics)))
         return self._write_model(), self.train_metrics_aggr_fn(metrics, self.weighted_by_key) if metrics else None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Flower's, with the round's own number also after a resumption."""
-        return super().configure_evaluate(server_round + self._first, arrays, config, grid)
+        messages = list(super().configure_evaluate(server_round + self._first, arrays, config, grid))
+        number = server_round + self._first - 1
+        self._evaluating = [Asked(one.metadata, one.metadata.dst_node_id, number, 1) for one in messages]
+        return messages
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """The means of what the nodes say of the model; a reply that cannot be believed is left out by name."""
+        asked = {one.message_id: one.node for one in self._evaluating}
+        contents: dict[int, RecordDict] = {}
+        failures: list[Failure] = []
+        for reply in replies:
+            node = asked.pop(reply.metadata.reply_to_message_id, None)
+            if node is None:
+                log(WARNING, "aggregate_evaluate: a reply to no message that is waited for, left out")
+            elif reply.has_error():
+                failures.append(Failure(node, reply.error.code, reply.error.reason or ""))
+            else:
+                contents[node] = reply.content
+        metrics, self.left_out = usual_metrics(contents, self.weighted_by_key)
+        log(INFO, "aggregate_evaluate: Received %s results and %s failures", len(contents), len(failures))
+        for failure in failures:
+            log(INFO, "\t> Received error in reply from node %d: %s", failure.node, failure.reason)
+        if self.left_out:
+            log(WARNING if metrics else ERROR, "\t> %s", refusals(self.left_out, len(metrics)))
+        return self.evaluate_metrics_aggr_fn(metrics, self.weighted_by_key) if metrics else None
 
     def _write_model(self) -> ArrayRecord:
         """The server's model as a record, made once a round."""
@@ -268,7 +320,7 @@ class ServerStrategy(FlowerFedAvg):
                 new,
                 store=self._store,
                 examples=None if sizes is None else [sizes[node] for node in new],
-                **self._rates,
+                **{**self._rates, "lr": UNKNOWN if self._rates["lr"] is None else self._rates["lr"]},
                 **self._settings,
             )
         else:
@@ -286,4 +338,5 @@ class ServerStrategy(FlowerFedAvg):
         due, got = loaded.layout, Layout.of(self._wire.read(initial))
         if (due.slices, due.counters) != (got.slices, got.counters):
             raise CheckpointError(f"{folder}: expected a server of the model that is given, got one of another model")
+        require_same_limits(loaded, folder, self._settings)
         self._server = loaded

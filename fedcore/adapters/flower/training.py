@@ -10,6 +10,7 @@ from flwr.app import Message
 from torch import nn
 
 from fedcore.adapters.flower.client import Task
+from fedcore.adapters.order import require_followed
 from fedcore.local import FlatModel, Options, by_rule, minibatches, sgd
 
 
@@ -42,10 +43,13 @@ def train(
         metrics, arrays: as for ``Task.reply`` and ``Task.of``.
 
     Raises:
-        ArrayError, DtypeError, ShapeError: message or module are not what is said above.
-        RangeError: a number is out of range.
+        ArrayError, DtypeError, ShapeError, ConfigError: message or module are not what is said above.
+        RangeError: a number is out of range; the method derives gradients from plain steps, and ``options`` has
+            momentum or clipping; or it has clients keep their own rows, which is left to a loop of one's own.
+        UnknownNameError: there is no such local rule.
     """
     task = Task.of(message, arrays=arrays)
+    require_followed(vars(task), plain=options is None or options.plain)
     model = _at(task, module, task.x)
     previous = None if task.x_prev is None else _at(task, copy.deepcopy(module), task.x_prev)
     batches = minibatches(

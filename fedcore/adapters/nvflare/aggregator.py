@@ -1,5 +1,6 @@
 """fedcore's averaging methods in the place of an NVFlare workflow's aggregator."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from nvflare.apis.fl_context import FLContext
@@ -11,14 +12,16 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedcore.adapters.nvflare.wire import update_of
-from fedcore.adapters.opening import open_server, with_plain_steps
+from fedcore.adapters.opening import check_limits, open_server
+from fedcore.adapters.order import with_plain_steps
+from fedcore.adapters.refusals import refusal_line
 from fedcore.algorithms import Algorithm
 from fedcore.errors import ArrayError, FedcoreError, RoundError
 from fedcore.server import Round, RoundReport, Server
 
 
 class Aggregator(ModelAggregator):
-    """The methods whose clients take plain steps (FedAvg, FedProx, MIFA, MimiC, FlexibleFedAvg), for NVFlare's FedAvg
+    """The methods whose clients take plain steps (FedAvg, MIFA, MimiC, LocalDescent), for NVFlare's FedAvg
     and ScatterAndGather workflows and clients as they are.
 
     ``reset_stats`` opens a round, ``accept_model`` folds a reply in, ``aggregate_model`` finishes the round. A reply
@@ -28,6 +31,7 @@ class Aggregator(ModelAggregator):
         algorithm: one of ``fedcore.algorithms``, or its name.
         lr: eta, the rate of the clients' steps, which only methods in gradient units use.
         server_lr, optimizer: as for ``fedcore.Server``.
+        limits: those of ``fedcore.Server`` by name: max_steps, max_examples, max_lr, max_norm, max_norm_ratio.
         store: "ram", or "mmap:PATH" so that a later job goes on after the last finished round: with the rows, and with
             the model, which takes the place of the one that the job starts from.
         model: the first model by name; None for the job's own.
@@ -38,7 +42,8 @@ class Aggregator(ModelAggregator):
         reports: the ``RoundReport`` of each round of this job.
 
     Raises:
-        RangeError: the method's clients take no plain steps; ``Controller`` has it.
+        RangeError: the method's clients take no plain steps, and ``Controller`` has it; or ``lr`` differs between the
+            steps of a round.
     """
 
     def __init__(
@@ -50,11 +55,13 @@ class Aggregator(ModelAggregator):
         store: str = "ram",
         model: dict[str, Any] | None = None,
         clients: list[str] | None = None,
+        limits: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.algorithm, self.lr, self.server_lr, self.optimizer = algorithm, lr, server_lr, optimizer
-        self.store, self.model, self.clients = store, model, clients
-        with_plain_steps(algorithm)
+        self.store, self.model, self.clients, self.limits = store, model, clients, limits
+        with_plain_steps(algorithm, lr)
+        check_limits(limits)
         self.server: Server | None = None
         self.reports: list[RoundReport] = []
         self._round: Round | None = None
@@ -91,8 +98,8 @@ class Aggregator(ModelAggregator):
             raise RoundError("aggregate_model: expected an open round, got none")
         opened, self._round = self._round, None
         self.reports.append(report := opened.finish())
-        for name, reason in report.refused:
-            self._warn(f"round {report.round}: refused {name}: {reason}")
+        if line := refusal_line(report):
+            self._warn(line)
         meta = {"nr_aggregated": len(report.heard)}
         return FLModel(params_type=ParamsType.FULL, params=self.server.tensors(), meta=meta)
 
@@ -114,6 +121,7 @@ class Aggregator(ModelAggregator):
             lr=self.lr,
             server_lr=self.server_lr,
             optimizer=self.optimizer,
+            **check_limits(self.limits),
         )
         if server.round_number:
             weights.update(server.tensors())  # in place: it is the workflow's own model, and about to be sent

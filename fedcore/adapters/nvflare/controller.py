@@ -7,8 +7,10 @@ from typing import Any
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.workflows.model_controller import ModelController
 
-from fedcore.adapters.nvflare.wire import model_of, update_of
-from fedcore.adapters.opening import open_server
+from fedcore.adapters.nvflare.wire import knows_the_order, model_of, update_of
+from fedcore.adapters.opening import check_limits, open_server
+from fedcore.adapters.order import beyond_plain_steps, require_rate_of_rounds
+from fedcore.adapters.refusals import refusal_line
 from fedcore.algorithms import Algorithm
 from fedcore.errors import FedcoreError
 from fedcore.sampling import without_replacement
@@ -32,6 +34,7 @@ class Controller(ModelController):
         server_lr, optimizer: as for ``fedcore.Server``.
         examples: n_k of each client by its name, for FlexibleFedAvg, whose shares are of all clients' examples and not
             of what a reply claims; a client that is not in it does not take part. Steps are those that it says it did.
+        limits: those of ``fedcore.Server`` by name: max_steps, max_examples, max_lr, max_norm, max_norm_ratio.
         store: "ram" or "mmap:PATH", on the server's machine.
         timeout: seconds that a round waits for its clients; 0 for as long as it takes.
         seed: of the draws.
@@ -41,6 +44,9 @@ class Controller(ModelController):
     Attributes:
         server: the ``fedcore.Server``; the store of one on a disk is closed when the job ends.
         reports: the ``RoundReport`` of each round of this job.
+
+    Raises:
+        RangeError: ``lr`` differs between the steps of a round, where a task carries one rate.
     """
 
     def __init__(
@@ -53,6 +59,7 @@ class Controller(ModelController):
         server_lr: float | None = None,
         optimizer: Any = None,
         examples: Mapping[str, int] | None = None,
+        limits: Mapping[str, Any] | None = None,
         store: str = "ram",
         timeout: int = 0,
         seed: int = 0,
@@ -61,10 +68,12 @@ class Controller(ModelController):
         **kwargs: Any,
     ) -> None:
         super().__init__(ignore_result_error=ignore_result_error, **kwargs)
+        require_rate_of_rounds(lr)
+        check_limits(limits)
         # A job's configuration is made from the attributes that are named like the arguments.
         self.algorithm, self.lr, self.server_lr, self.optimizer = algorithm, lr, server_lr, optimizer
         self.num_rounds, self.num_clients, self.store, self.timeout = num_rounds, num_clients, store, timeout
-        self.seed, self.task_name, self.examples = seed, task_name, examples
+        self.seed, self.task_name, self.examples, self.limits = seed, task_name, examples, limits
         self.server: Server | None = None
         self.reports: list[RoundReport] = []
 
@@ -80,6 +89,7 @@ class Controller(ModelController):
             lr=self.lr,
             server_lr=self.server_lr,
             optimizer=self.optimizer,
+            **check_limits(self.limits),
         )
         self.info(f"{type(server.algorithm).__name__} starts at round {server.round_number} of {self.num_rounds}")
         try:
@@ -141,7 +151,13 @@ class Controller(ModelController):
     def _heard(self, opened: Round, model: FLModel) -> bool:
         """Fold a reply in; whether it was taken (a held one may still turn out not to be finite)."""
         name = model.meta["client_name"]
+        assert self.server is not None
+        method = self.server.algorithm
         try:
+            if (more := beyond_plain_steps(method)) and not knows_the_order(model):
+                due = f"steps: expected those of fedcore's reply, since {type(method).__name__} is a method {more}"
+                opened.refuse(name, f"{due}, got an answer of a client that has not looked at them")
+                return False
             opened.add_update(update_of(name, model))
         except FedcoreError as error:
             self.warning(f"{name}: {error}")
@@ -150,6 +166,6 @@ class Controller(ModelController):
 
     def _tell(self, report: RoundReport) -> None:
         self.reports.append(report)
-        for name, reason in report.refused:
-            self.warning(f"round {report.round}: refused {name}: {reason}")
+        if line := refusal_line(report):
+            self.warning(line) if report.heard else self.error(line)
         self.info(f"round {report.round}: heard {len(report.heard)}, refused {len(report.refused)}")

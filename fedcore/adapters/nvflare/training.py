@@ -1,7 +1,7 @@
 """A client's local work for an NVFlare task, along whatever the server's method asks for."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,8 @@ import numpy.typing as npt
 from nvflare.app_common.abstract.fl_model import FLModel
 
 from fedcore.adapters.nvflare.wire import reply, terms
+from fedcore.adapters.order import require_followed
+from fedcore.errors import RangeError
 from fedcore.layout import Layout
 from fedcore.local import FlatModel, Options, by_rule, sgd
 
@@ -34,13 +36,21 @@ class Trainer:
 
         Args:
             inputs, labels: torch.float32[m, ...] and torch.int64[m], the client's examples.
-            batches: indices into them, int64[b] each; a method of the local rule "one minibatch" takes them as one.
+            batches: indices into them, int64[b] each; a method of the local rule "one minibatch" takes them as one, for
+                one of "full gradient" each must be of all examples.
             more: as for ``reply``: ``metrics``, say.
 
         Raises:
             ArrayError: the model is not of a fedcore ``Controller``, or not of this module's tensors.
+            ConfigError: a term is missing or unknown, as between two versions of fedcore.
+            RangeError: the method derives gradients from plain steps, and there is momentum or clipping; it has clients
+                keep their own rows, which is left to a loop of one's own; or a minibatch is not of all examples.
+            UnknownNameError: there is no such local rule.
         """
         told, layout = terms(received), self.model.layout
+        require_followed(vars(told), plain=self._options is None or self._options.plain)
+        if told.local_rule == "full gradient":
+            batches = _whole(batches, len(labels))
         self.model.load(layout.flatten(received.params))
         self.model.module.train()
         previous = None
@@ -69,6 +79,14 @@ class Trainer:
         params = tensors if torch_tensors else {name: tensor.numpy() for name, tensor in tensors.items()}
         control = _reordered(work.control, layout, told.layout)
         return reply(params, steps=work.steps, examples=len(labels), control=control, **more)
+
+
+def _whole(batches: Iterable[npt.NDArray[np.int64]], examples: int) -> Iterator[npt.NDArray[np.int64]]:
+    for batch in batches:
+        if len(batch) != examples:
+            due = f"minibatches of all {examples} examples, since the local rule is 'full gradient'"
+            raise RangeError(f"batches: expected {due}, got one of {len(batch)}")
+        yield batch
 
 
 def _reordered(vector: F32 | None, came: Layout, due: Layout) -> F32 | None:

@@ -9,13 +9,16 @@ import numpy.typing as npt
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
-from fedcore.errors import ArrayError
+from fedcore.adapters.order import fields_of, read_fields
+from fedcore.algorithms import Placement
+from fedcore.errors import ArrayError, ConfigError
 from fedcore.layout import Layout
 from fedcore.server import Broadcast, Server, Update
 from fedcore.store import ClientId
 
 KEY = "fedcore"
 """Where in ``FLModel.meta`` it stands."""
+VECTORS = ("offset", "x_prev")
 
 F32 = npt.NDArray[np.float32]
 
@@ -25,7 +28,7 @@ class Terms:
     """What a client's steps are: y -= lr (a grad(y) + b grad(x_prev) + offset + mu (y - x)); see ``fedcore.Broadcast``.
 
     Attributes:
-        lr, a, b, mu, second, local_rule, round: as of a Broadcast.
+        round, lr, a, b, mu, second, local_rule, placement, plain: as of a Broadcast.
         layout: of the parameters that came with it; the two vectors are in its order.
         offset: float32[n_parameters], or None for zero.
         x_prev: float32[n], where ``b`` is not 0; else None.
@@ -38,6 +41,8 @@ class Terms:
     mu: float
     second: bool
     local_rule: str
+    placement: Placement
+    plain: bool
     layout: Layout
     offset: F32 | None
     x_prev: F32 | None
@@ -53,11 +58,18 @@ def terms(model: FLModel) -> Terms:
 
     Raises:
         ArrayError: there are none; the model is not of a fedcore ``Controller``.
+        ConfigError: a term is missing or unknown, as between two versions of fedcore.
     """
     sent = (model.meta or {}).get(KEY)
     if not isinstance(sent, Mapping):
         raise ArrayError(f"model: expected meta[{KEY!r}], as fedcore's Controller sends it, got none")
-    return Terms(layout=Layout.of(model.params), **sent)
+    vectors = {name: sent[name] for name in VECTORS if name in sent}
+    if len(vectors) != len(VECTORS):
+        raise ConfigError(f"order: expected the vectors {VECTORS}, each of which may be None, got {[*vectors]}")
+    fields = read_fields({name: value for name, value in sent.items() if name not in VECTORS})
+    if fields["b"] and vectors["x_prev"] is None:
+        raise ArrayError(f"x_prev: expected the model of the round before, since b is {fields['b']}, got None")
+    return Terms(layout=Layout.of(model.params), **fields, **vectors)
 
 
 def reply(
@@ -83,17 +95,16 @@ def model_of(server: Server, sent: Broadcast, client: ClientId | None) -> FLMode
     Cost: one copy of x, and an offset.
     """
     told = {
-        "round": sent.round,
-        "lr": sent.lr,
-        "a": sent.a,
-        "b": sent.b,
-        "mu": sent.mu,
-        "second": sent.second,
-        "local_rule": sent.local_rule,
+        **fields_of(sent),
         "offset": sent.offset(sent.ids[0] if client is None else client),
         "x_prev": sent.x_prev,
     }
     return FLModel(params=server.tensors(), current_round=sent.round, meta={KEY: told})
+
+
+def knows_the_order(model: FLModel) -> bool:
+    """Whether a client answered by ``reply``; one that did not has not looked at the terms either."""
+    return isinstance(model.meta, Mapping) and isinstance(model.meta.get(KEY), Mapping)
 
 
 def update_of(client: ClientId, model: FLModel) -> Update:

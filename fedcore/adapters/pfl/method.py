@@ -1,5 +1,6 @@
 """fedcore's averaging methods in the place of pfl's sum over a cohort."""
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,14 +12,18 @@ from pfl.metrics import Metrics
 from pfl.postprocessor.base import Postprocessor
 from pfl.stats import MappedVectorStatistics
 
-from fedcore.adapters.opening import open_server, with_plain_steps
+from fedcore.adapters.opening import open_server
+from fedcore.adapters.order import with_plain_steps
+from fedcore.adapters.refusals import refusal_line
 from fedcore.algorithms import Algorithm
 from fedcore.errors import RoundError
 from fedcore.server import Round, RoundReport, Server
 
+LOGGER = logging.getLogger("fedcore.adapters.pfl")
+
 
 class Method(Postprocessor, SumAggregator):
-    """FedAvg, MIFA, MimiC or FlexibleFedAvg under pfl's own FederatedAveraging, in one process.
+    """FedAvg, MIFA, MimiC, FlexibleFedAvg or LocalDescent under pfl's own FederatedAveraging, in one process.
 
     It is a postprocessor, which hears of each user by its id, and the aggregator, since its rounds do the summing:
     ``SimulatedBackend(train, val, postprocessors=[method], aggregator=method)``. Each user's update is folded in as it
@@ -39,7 +44,7 @@ class Method(Postprocessor, SumAggregator):
         reports: the ``RoundReport`` of each central iteration.
 
     Raises:
-        RangeError: the method's clients take no plain steps.
+        RangeError: the method's clients take no plain steps, or ``lr`` differs between the steps of a round.
     """
 
     def __init__(
@@ -51,7 +56,12 @@ class Method(Postprocessor, SumAggregator):
         steps: int | Callable[[UserContext], int],
         **options: Any,
     ) -> None:
-        self._algorithm, self._users, self._lr, self._options = with_plain_steps(algorithm), list(users), lr, options
+        self._algorithm, self._users, self._lr, self._options = (
+            with_plain_steps(algorithm, lr),
+            list(users),
+            lr,
+            options,
+        )
         self._steps = steps
         self.server: Server | None = None
         self.reports: list[RoundReport] = []
@@ -93,7 +103,9 @@ class Method(Postprocessor, SumAggregator):
             raise RoundError("postprocess_server: expected an open round; give the method as postprocessor too")
         opened, self._round = self._round, None
         before = self.server.x
-        self.reports.append(opened.finish())
+        self.reports.append(report := opened.finish())
+        if line := refusal_line(report):
+            LOGGER.warning(line)
         step = self.server.layout.unflatten(self.server.x - before)
         to_tensor = get_default_framework_module().to_tensor
         return MappedVectorStatistics({name: to_tensor(view) for name, view in step.items()}, weight=1.0), Metrics()

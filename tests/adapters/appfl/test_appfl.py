@@ -12,6 +12,7 @@ pytest.importorskip("appfl")
 import torch
 
 from fedcore import Server, errors
+from tests.adapters.orders import OF_STEPS, ORDERS, PLAIN
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "appfl_mimic.py"
 pytestmark = [
@@ -58,7 +59,10 @@ def test_rounds_are_fedcore_s_own_and_the_liar_is_refused_by_name(example, algor
         [(client, reason)] = report.refused
         assert client == "client-2"
         assert "finite" in reason
-    assert sum("refused client-2: y: expected finite" in record.message for record in caplog.records) == 4
+    assert (
+        sum("refused 1 ('client-2') and heard 2: 1 x y: expected finite" in record.message for record in caplog.records)
+        == 4
+    )
 
 
 def test_replies_that_are_no_models_are_refused_and_the_round_goes_on(example, tmp_path):
@@ -107,3 +111,39 @@ def test_chunks_and_methods_of_other_local_steps_are_refused(example, tmp_path):
     good = example.train(agent.get_parameters(init_model=False), 0)
     with pytest.raises(errors.RangeError, match="whole models"):
         agent.global_update("client-0", good, _chunk_idx=0, _total_chunks=2)
+
+
+def told(algorithm, lr=0.1):
+    return {"algorithm": algorithm, "lr": lr, "model_path": str(EXAMPLE), "model_name": "Net"}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_method_has_plain_steps_or_is_refused_by_name(name, example):
+    if name in PLAIN:
+        example.Aggregator(told(ORDERS[name]))
+    else:
+        with pytest.raises(errors.RangeError, match="plain local steps"):
+            example.Aggregator(told(ORDERS[name]))
+
+
+def test_a_rate_of_each_step_is_refused_by_name(example):
+    with pytest.raises(errors.RangeError, match="lr: expected one rate for all steps of a round"):
+        example.Aggregator(told("FedAvg", lr=OF_STEPS))
+
+
+@pytest.mark.parametrize("algorithm", ["FedAvg", "MIFA", "MimiC"])
+def test_a_client_that_scales_its_model_is_refused_by_name_and_the_others_result_stands(example, algorithm, tmp_path):
+    agent = example.make_agent(algorithm, tmp_path, rounds=1, max_norm_ratio=30)
+    x0 = {name: tensor.clone() for name, tensor in agent.get_parameters(init_model=False).items()}
+    models = {f"client-{i}": example.train(x0, i) for i in range(3)}
+    for name, x in x0.items():
+        models["client-2"][name] = x + 1000 * (models["client-2"][name] - x)
+    futures = [agent.global_update(client, model) for client, model in models.items()]
+    model, server = futures[0].result(), Server(algorithm, x0, [*models], lr=example.LR)
+    with server.open_round() as opened:
+        for client in ("client-0", "client-1"):
+            opened.add(client, models[client], steps=example.STEPS)
+    [(client, reason)] = agent.aggregator.reports[0].refused
+    assert (client, "max_norm_ratio" in reason) == ("client-2", True)
+    for name, array in server.tensors().items():
+        np.testing.assert_array_equal(model[name].numpy(), array)

@@ -14,6 +14,7 @@ from fedlab.core.standalone import StandalonePipeline
 
 from fedcore import Server, errors
 from fedcore.adapters.fedlab import ServerHandler
+from tests.adapters.orders import OF_STEPS, ORDERS, PLAIN
 
 CLIENTS, LR = 4, 0.1
 
@@ -108,3 +109,38 @@ def test_lying_clients_are_refused_by_name_and_the_round_goes_on():
 def test_methods_whose_steps_need_more_are_refused():
     with pytest.raises(errors.RangeError, match="plain local steps"):
         ServerHandler(net(), 1, 1.0, "SCAFFOLD", lr=LR)
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_method_has_plain_steps_or_is_refused_by_name(name):
+    if name in PLAIN:
+        ServerHandler(net(), 1, 1.0, ORDERS[name], lr=LR)
+    else:
+        with pytest.raises(errors.RangeError, match="plain local steps"):
+            ServerHandler(net(), 1, 1.0, ORDERS[name], lr=LR)
+
+
+def test_a_rate_of_each_step_is_refused_by_name():
+    with pytest.raises(errors.RangeError, match="lr: expected one rate for all steps of a round"):
+        ServerHandler(net(), 1, 1.0, "FedAvg", lr=OF_STEPS)
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "MIFA", "MimiC"])
+def test_a_client_that_scales_its_upload_is_refused_by_name_and_the_others_result_stands(name, caplog):
+    handler = ServerHandler(net(), 3, 1.0, name, lr=LR, steps=2, max_norm_ratio=30)
+    handler.num_clients = 4
+    server = Server(name, handler.model_parameters.numpy(), 4, lr=LR)
+    for _ in range(3):
+        clients = handler.sample_clients()
+        with server.open_round() as opened:
+            for client in clients:
+                y = handler.model_parameters - 0.1 * (client + 1) * (1000 if client == 0 else 1)
+                if client != 0:
+                    opened.add(client, y.numpy(), steps=2)
+                handler.load([y])
+    assert [[client for client, _ in report.refused] for report in handler.reports] == [[0]] * 3
+    lines = [
+        record.message for record in caplog.records if "refused 1 (0) and heard 3: 1 x y: expected" in record.message
+    ]
+    assert len(lines) == 3
+    np.testing.assert_array_equal(handler.server.x, server.x)

@@ -1,4 +1,4 @@
-"""FedAvg inside Flower against Flower's own, on client apps that know neither."""
+"""FedAvg inside Flower against Flower's own, and other methods, on client apps that know nothing of fedcore."""
 
 import numpy as np
 import pytest
@@ -6,14 +6,19 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 
+from fedcore import Server
 from fedcore.adapters import flower
+from fedcore.adapters.flower import Task
+from fedcore.errors import ArrayError, RangeError
 from tests.adapters.flower.local_grid import LocalGrid
 
-ROUNDS = 3
+ROUNDS, STEPS = 3, 4
 MODEL = {"w": np.ones((7, 12), np.float32), "b": np.zeros(7, np.float32), "scale": np.float32([2, 3])}
+results = []
+"""Of the runs of this file, the last one last."""
 
 
-def app_of(seed):
+def app_of(seed, seen):
     """A client app that goes half-way to a model of its own, with seed + 1 examples."""
     rng, app = np.random.default_rng(seed), ClientApp()
     target = {name: rng.normal(size=x.shape).astype(np.float32) for name, x in MODEL.items()}
@@ -21,23 +26,29 @@ def app_of(seed):
     @app.train()
     def train(message, context):
         sent = message.content["arrays"]
+        seen.append({name: dict(record) for name, record in message.content.config_records.items()})
         record = ArrayRecord({name: Array((sent[name].numpy() + target[name]) / 2) for name in sent})
-        metrics = MetricRecord({"num-examples": seed + 1})
+        metrics = MetricRecord({"num-examples": seed + 1, "batches": STEPS, "loss": float(seed)})
         return Message(RecordDict({"arrays": record, "metrics": metrics}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message, context):
+        metrics = MetricRecord({"num-examples": seed + 1, "accuracy": 1 / (1 + seed)})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     return app
 
 
-def run(strategy, nodes):
-    """The model of each round."""
-    models = []
+def run(strategy, nodes, seen=None):
+    """The model of each round; ``seen`` takes the configurations that the client apps get."""
+    models, seen = [], [] if seen is None else seen
 
     def keep(_, arrays):
         models.append(np.concatenate([array.ravel() for array in arrays.to_numpy_ndarrays()]))
 
-    grid = LocalGrid({17 + seed: (app_of(seed), {}) for seed in range(nodes)})
+    grid = LocalGrid({17 + seed: (app_of(seed, seen), {}) for seed in range(nodes)})
     first = ArrayRecord({name: Array(x) for name, x in MODEL.items()})
-    strategy.start(grid, first, ROUNDS, evaluate_fn=keep)
+    results.append(strategy.start(grid, first, ROUNDS, evaluate_fn=keep))
     return np.array(models)
 
 
@@ -49,3 +60,85 @@ def test_fedavg_is_flower_s_own(nodes, fold):
     assert len(theirs) == 1 + ROUNDS
     assert np.abs(np.diff(theirs, axis=0)).max(axis=0).min() > 1e-3  # each element went somewhere
     np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("nodes", [2, 5])
+def test_without_arguments_it_is_flower_s_fedavg(nodes):
+    theirs, ours = FedAvg(), flower.FedAvg()
+    assert {name: getattr(ours, name) for name in vars(theirs)} == vars(theirs)
+    sent_by_them, sent_by_us = [], []
+    due = run(theirs, nodes, sent_by_them)
+    np.testing.assert_allclose(run(ours, nodes, sent_by_us), due, rtol=1e-6, atol=1e-6)
+    assert sent_by_us == sent_by_them
+    mine, flowers = results[-1], results[-2]
+    for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp"):
+        got, due = getattr(mine, name), getattr(flowers, name)
+        assert got.keys() == due.keys() == {1, 2, 3}
+        for number in got:
+            assert dict(got[number]) == pytest.approx(dict(due[number]))
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "LocalDescent", "FlexibleFedAvg", "MimiC"])
+def test_averaging_needs_no_rate(method):
+    how = {"FlexibleFedAvg": {"examples": lambda node: 5, "steps": 1}, "MimiC": {"units": "update"}}.get(method, {})
+    strategy = getattr(flower, method)(poll=0.001, **how)
+    assert np.isfinite(run(strategy, 3)).all()
+    assert [len(report.heard) for report in strategy.reports] == [3] * ROUNDS
+
+
+@pytest.mark.parametrize(
+    ("method", "how"),
+    [("MimiC", {}), ("MIFA", {}), ("SCAFFOLD", {}), ("FedProx", {}), ("FedAvg", {"server_lr": 1.0})],
+)
+def test_other_methods_say_that_they_need_one(method, how):
+    with pytest.raises(
+        RangeError, match=f"lr: expected the rate of the clients' steps, which {method} needs, got None"
+    ):
+        getattr(flower, method)(**how)
+
+
+def test_a_client_of_fedcore_s_is_told_that_there_is_no_rate():
+    def look(message, context):
+        with pytest.raises(ArrayError, match="of a fedcore strategy that was told lr="):
+            Task.of(message)
+        return Message(RecordDict(), reply_to=message)
+
+    app = ClientApp()
+    app.train()(look)
+    strategy = flower.FedAvg(fraction_evaluate=0.0, poll=0.001)
+    strategy.start(LocalGrid({1: (app, {}), 2: (app, {})}), ArrayRecord([MODEL["w"]]), 1)
+    assert strategy.failures == []
+
+
+@pytest.mark.parametrize("steps", [STEPS, "batches"])
+@pytest.mark.parametrize("method", ["MimiC", "MIFA"])
+def test_steps_of_client_apps_that_do_not_say_them(method, steps):
+    strategy = getattr(flower, method)(lr=0.5, steps=steps, poll=0.001)
+    x = run(strategy, 3)
+    assert [len(report.heard) for report in strategy.reports] == [3] * ROUNDS
+    server = Server(method, x[0], [17, 18, 19], lr=0.5)
+    targets = [np.random.default_rng(seed) for seed in range(3)]
+    targets = [np.concatenate([rng.normal(size=value.shape).ravel() for value in MODEL.values()]) for rng in targets]
+    for t in range(ROUNDS):
+        with server.open_round() as opened:
+            for node, target in zip((17, 18, 19), targets, strict=True):
+                opened.add(node, ((server.x + target.astype(np.float32)) / 2).astype(np.float32), steps=STEPS)
+        np.testing.assert_allclose(x[t + 1], server.x, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        (
+            {},
+            'answer by Task.reply, or tell the strategy steps= (a number, or a metric\'s name), or take units="update"',
+        ),
+        ({"steps": "num-batches"}, "no metric 'num-batches'"),
+        ({"steps": "loss"}, "steps: expected an integer in 1..1000000, got 0"),
+    ],
+)
+def test_a_refusal_for_want_of_steps_names_the_way_out(how, reason):
+    strategy = flower.MimiC(lr=0.5, poll=0.001, **how)
+    run(strategy, 2)
+    for report in strategy.reports:
+        assert report.refused[0][1].endswith(reason)

@@ -144,3 +144,23 @@ def test_a_bad_result_is_refused_and_a_new_client_arrives():
 def test_needs_a_model():
     with pytest.raises(RangeError, match="initial_parameters"):
         LegacyStrategy("MIFA", lr=0.1)
+
+
+@pytest.mark.parametrize("steps", [STEPS, "batches"])
+def test_steps_of_clients_that_do_not_say_them(steps):
+    manager = SimpleClientManager()
+    for cid in "123":
+        manager.register(Proxy(cid))
+    strategies = [legacy("MimiC"), legacy("MimiC", steps=steps), legacy("MimiC")]
+    for t in range(3):
+        for number, strategy in enumerate(strategies):
+            results = [(proxy, proxy.fit(ins)) for proxy, ins in strategy.configure_fit(t + 1, None, manager)]
+            results.sort(key=lambda pair: pair[0].cid)
+            for _, result in results if number else []:
+                result.metrics["batches"] = result.metrics.pop("fedcore.steps")
+            strategy.aggregate_fit(t + 1, results, [])
+    np.testing.assert_array_equal(strategies[1].server.x, strategies[0].server.x)
+    for report in strategies[2].reports:
+        assert report.heard == ()
+        due = "say fedcore.steps among the metrics, or tell the strategy steps= (a number, or a metric's name)"
+        assert all(due in reason for _, reason in report.refused)

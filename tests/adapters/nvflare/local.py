@@ -49,3 +49,5 @@ class LocalController(Controller):
 
     def warning(self, message):
         self.warnings.append(message)
+
+    error = warning

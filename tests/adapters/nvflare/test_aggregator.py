@@ -91,3 +91,25 @@ def test_out_of_order():
         Aggregator("SCAFFOLD")
     with pytest.raises(errors.ArrayError, match="first model"):
         Aggregator(clients=NAMES).reset_stats()
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "MIFA", "MimiC", "LocalDescent"])
+def test_a_site_that_scales_its_update_is_refused_by_name_and_the_others_result_stands(name):
+    limits = {"max_norm_ratio": 30}
+    aggregator = Aggregator(name, lr=0.2, model=x0(), clients=NAMES, limits=limits)
+    server = Server(name, x0(), NAMES, lr=0.2)
+    for round in range(3):
+        aggregator.reset_stats()
+        with server.open_round() as opened:
+            for seed, client in enumerate(NAMES):
+                model = answer(client, 10 * round + seed)
+                if client == "site-1":
+                    model.params = {key: np.float32(1000) * array for key, array in model.params.items()}
+                else:
+                    opened.add(client, model.params, steps=5)
+                aggregator.accept_model(model)
+        aggregator.aggregate_model()
+    assert [[client for client, _ in report.refused] for report in aggregator.reports] == [["site-1"]] * 3
+    np.testing.assert_array_equal(aggregator.server.x, server.x)
+    with pytest.raises(errors.UnknownNameError, match="limits: 'norm' is unknown"):
+        Aggregator(name, limits={"norm": 3})

@@ -253,7 +253,9 @@ def test_lying_clients_are_refused_by_name_and_the_round_goes_on(method):
     # A float64 sum holds 3e38; such an update is far off, and finite.
     due = {name: about for name, (_, about) in LIES.items() if name in reasons or name != "huge"}
     assert {name: reason.split(":")[0] for name, reason in reasons.items()} == due
-    assert len([w for w in controller.warnings if "refused" in w]) == len(reasons)
+    [line] = [w for w in controller.warnings if "refused" in w]  # one a round, however many they are
+    assert line.startswith(f"round 0: refused {len(reasons)} (")
+    assert f"heard {len(report.heard)}: " in line
     assert np.isfinite(controller.server.x).all()
 
 
@@ -315,3 +317,34 @@ def test_terms_by_name():
 def test_a_model_of_somebody_else_has_no_terms():
     with pytest.raises(errors.ArrayError, match="fedcore's Controller"):
         terms(FLModel(params=x0()))
+
+
+@pytest.mark.parametrize("name", WITHOUT_SIZES)
+def test_a_site_that_scales_its_update_is_refused_by_name_and_the_others_result_stands(name):
+    def scaled(received):
+        answer = honest(received)
+        x = received.params
+        answer.params = {key: x[key] + np.float32(1000) * (y - x[key]) for key, y in answer.params.items()}
+        return answer
+
+    clients = sites()
+    honest, clients["site-1"] = clients["site-1"], scaled
+    controller = LocalController(clients, x0(), name, lr=0.1, num_rounds=3, limits={"max_norm_ratio": 30})
+    controller.run()
+    assert [[site for site, _ in report.refused] for report in controller.reports] == [["site-1"]] * 3
+    assert "the median of those heard (max_norm_ratio)" in controller.reports[0].refused[0][1]
+    np.testing.assert_array_equal(controller.server.x, straight(name, 3, [[1, 2]] * 3).x)
+    refused = "refused 1 ('site-1') and heard 2: 1 x y: expected a length"
+    assert [f"round {t}: {refused}" in line for t, line in enumerate(controller.warnings)] == [True] * 3
+
+
+def test_a_limit_that_nobody_knows_is_refused_by_name():
+    with pytest.raises(errors.UnknownNameError, match="limits: 'max_nrom' is unknown; did you mean 'max_norm'"):
+        LocalController(sites(), x0(), "MIFA", limits={"max_nrom": 3})
+
+
+def test_a_round_that_heard_nobody_shouts():
+    controller = LocalController({"a": lie(steps=-3), "b": lie(steps=0)}, x0(), "MimiC", lr=0.1, num_rounds=1)
+    controller.run()
+    [line] = controller.warnings
+    assert line.startswith("round 0: refused 2 ('a', 'b') and HEARD NOBODY: 2 x steps: expected")

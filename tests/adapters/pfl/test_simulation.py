@@ -12,6 +12,7 @@ from pfl.stats import MappedVectorStatistics
 
 from fedcore import Server, errors
 from fedcore.adapters.pfl import ClientStoreUserState, Method
+from tests.adapters.orders import OF_STEPS, ORDERS, PLAIN
 
 OPTIMUM = 10 / 11
 
@@ -84,3 +85,34 @@ def test_without_the_postprocessor_nothing_is_summed():
     method = Method("FedAvg", ["0", "1"], lr=0.05, steps=10)
     with pytest.raises(errors.RoundError, match="as postprocessor too"):
         method.postprocess_server(stats=None, central_context=None, aggregate_metrics=None)
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_method_has_plain_steps_or_is_refused_by_name(name):
+    if name in PLAIN:
+        Method(ORDERS[name], ["0"], lr=0.1, steps=1)
+    else:
+        with pytest.raises(errors.RangeError, match="plain local steps"):
+            Method(ORDERS[name], ["0"], lr=0.1, steps=1)
+
+
+def test_a_rate_of_each_step_is_refused_by_name():
+    with pytest.raises(errors.RangeError, match="lr: expected one rate for all steps of a round"):
+        Method("FedAvg", ["0"], lr=OF_STEPS, steps=1)
+
+
+def test_a_user_who_scales_the_update_is_refused_by_name_and_the_others_result_stands(caplog):
+    method = Method("MIFA", ["a", "b", "c"], lr=0.1, steps=2, max_norm_ratio=30)
+    server = Server("MIFA", np.zeros(3, np.float32), ["a", "b", "c"], lr=0.1)
+    with server.open_round() as opened:
+        for name, value in (("a", 1000.0), ("b", 1.5), ("c", 0.5)):
+            stats = MappedVectorStatistics({"w": torch.full((3,), value)})
+            method.postprocess_one_user(stats=stats, user_context=UserContext(5, 0, name))
+            if name != "a":
+                opened.add(name, np.full(3, value, np.float32), steps=2, kind="delta")
+    method.postprocess_server(stats=stats, central_context=None, aggregate_metrics=None)
+    [(user, reason)] = method.reports[0].refused
+    assert (user, "max_norm_ratio" in reason) == ("a", True)
+    np.testing.assert_array_equal(method.server.x, server.x)
+    [line] = [record.message for record in caplog.records if record.name == "fedcore.adapters.pfl"]
+    assert line.startswith("round 0: refused 1 ('a') and heard 2: 1 x y: expected a length")

@@ -11,8 +11,10 @@ def make_module():
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
 
 
-def load_data(partition, partitions=10):
+def load_data(node_config):
+    """The digits of a node: mostly of one class."""
+    number, nodes = node_config["partition-id"], node_config.get("num-partitions", 10)
     digits = load("digits")
-    part = np.array_split(np.argsort(digits.train_y, kind="stable"), partitions)[partition]
-    part = np.random.default_rng(partition).permutation(part)
+    part = np.array_split(np.argsort(digits.train_y, kind="stable"), nodes)[number]
+    part = np.random.default_rng(number).permutation(part)
     return torch.from_numpy(digits.train_x[part]), torch.from_numpy(digits.train_y[part])

@@ -1,8 +1,9 @@
 import torch
+from flwr.app import Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from model import load_data, make_module
 from torch.nn.functional import cross_entropy
 
+from digits_app.model import load_data, make_module
 from fedcore.adapters.flower import Task
 
 app = ClientApp()
@@ -13,7 +14,7 @@ def train(message, context):
     task, module = Task.of(message), make_module()
     module.load_state_dict(task.arrays.to_torch_state_dict())
     optimizer = torch.optim.SGD(module.parameters(), lr=task.lr)
-    inputs, labels = load_data(context.node_config["partition-id"])
+    inputs, labels = load_data(context.node_config)
     batches = torch.arange(len(labels)).split(16)
     for batch in batches:
         optimizer.zero_grad()
@@ -21,3 +22,13 @@ def train(message, context):
         task.correct(module)  # SCAFFOLD's offset, FedProx's proximal term, ...: whatever the server's method asks for
         optimizer.step()
     return task.reply(module, steps=len(batches), examples=len(labels))
+
+
+@app.evaluate()
+def evaluate(message, context):
+    module = make_module()
+    module.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    inputs, labels = load_data(context.node_config)
+    right = (module(inputs).argmax(1) == labels).float().mean().item()
+    metrics = MetricRecord({"accuracy": right, "num-examples": len(labels)})
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)

@@ -1,0 +1,1 @@
+"""The digits over Flower, by fedcore's MimiC: what ``flwr run`` starts."""

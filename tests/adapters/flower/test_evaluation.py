@@ -1,0 +1,125 @@
+"""Replies to *evaluate* and to the query for examples are read as strictly as those to *train*."""
+
+import numpy as np
+import pytest
+from flwr.app import Message, MetricRecord, RecordDict
+
+from tests.adapters.flower.federation import NODES, make_app, make_data, run
+from tests.adapters.flower.local_grid import LocalGrid
+
+BAD = NODES[2]
+_, PARTS = make_data()
+SIZES = {node: len(part) for node, part in zip(NODES, PARTS, strict=True)}
+OTHERS = [node for node in NODES if node != BAD]
+
+
+def make_grid(kind, spoil):
+    """Five nodes whose accuracies are 0.1 to 0.5; ``spoil`` changes what one of them answers to messages of a kind."""
+
+    def app_of(i):
+        app = make_app(i, *make_data())
+
+        @app.evaluate()
+        def _(message, context):
+            metrics = MetricRecord({"num-examples": len(PARTS[i]), "accuracy": (i + 1) / 10})
+            return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+        return app
+
+    def change(node, reply):
+        if node == BAD and reply.metadata.message_type == kind:
+            spoil(reply.content)
+
+    return LocalGrid({NODES[i]: (app_of(i), {}) for i in range(5)}, change)
+
+
+def say(**numbers):
+    named = {name.replace("_", "-"): number for name, number in numbers.items()}
+    return lambda content: content["metrics"].update(named)
+
+
+def mean(nodes):
+    weights = np.array([SIZES[node] for node in nodes])
+    return float(weights @ [(NODES.index(node) + 1) / 10 for node in nodes] / weights.sum())
+
+
+WRONG = {
+    "two records": (
+        lambda content: content.update({"again": MetricRecord({"num-examples": 1})}),
+        "expected one record",
+    ),
+    "none": (lambda content: [content.pop(name) for name in [*content]], "expected one record, got 0"),
+    "a record of another name": (lambda content: content.update(m=content.pop("metrics")), "other names or lengths"),
+    "a metric too many": (say(loss=1), "other names or lengths"),
+    "a metric too few": (lambda content: content["metrics"].pop("accuracy"), "other names or lengths"),
+    "a list for a number": (say(accuracy=[0.5]), "other names or lengths"),
+    "no examples": (lambda content: content["metrics"].pop("num-examples"), "num-examples: expected an integer"),
+    "examples in a list": (say(num_examples=[1]), "num-examples: expected an integer"),
+    "zero examples": (say(num_examples=0), "num-examples: expected an integer"),
+    "examples below zero": (say(num_examples=-sum(SIZES.values()) + SIZES[BAD]), "num-examples: expected an integer"),
+    "too many examples": (say(num_examples=2**62), "num-examples: expected an integer"),
+    "half an example": (say(num_examples=0.5), "num-examples: expected an integer"),
+    "NaN examples": (say(num_examples=float("nan")), "num-examples: expected an integer"),
+    "a NaN": (say(accuracy=float("nan")), "metrics: expected finite numbers, got nan for 'accuracy'"),
+    "an infinity": (say(accuracy=float("inf")), "metrics: expected finite numbers, got inf for 'accuracy'"),
+}
+
+
+@pytest.mark.parametrize("why", WRONG)
+def test_a_wrong_reply_to_evaluate_is_left_out_by_name_and_the_run_goes_on(why, caplog):
+    spoil, reason = WRONG[why]
+    strategy, result = run("MIFA", make_grid("evaluate", spoil), 2, fraction_evaluate=1.0)
+    assert [len(report.heard) for report in strategy.reports] == [5, 5]
+    [(node, said)] = strategy.left_out
+    assert node == BAD
+    assert reason in said
+    for number in (1, 2):
+        assert dict(result.evaluate_metrics_clientapp[number]) == {"accuracy": pytest.approx(mean(OTHERS))}
+    lines = [record.message for record in caplog.records if f"refused 1 ({BAD}) and heard 4: 1 x" in record.message]
+    assert len(lines) == 2
+
+
+def test_honest_replies_all_count_and_whole_floats_too():
+    strategy, result = run("MIFA", make_grid("evaluate", say(num_examples=float(SIZES[BAD]))), 1, fraction_evaluate=1.0)
+    assert strategy.left_out == []
+    assert dict(result.evaluate_metrics_clientapp[1]) == {"accuracy": pytest.approx(mean(NODES))}
+
+
+def test_an_evaluation_that_believes_nobody_is_none_and_shouts(caplog):
+    grid = make_grid("evaluate", lambda content: None)
+    grid.spoil = lambda node, reply: say(num_examples=0)(reply.content) if "accuracy" in str(reply.content) else None
+    strategy, result = run("MIFA", grid, 1, fraction_evaluate=1.0)
+    assert result.evaluate_metrics_clientapp == {}
+    assert sorted(node for node, _ in strategy.left_out) == sorted(NODES)
+    [line] = [record for record in caplog.records if "refused" in record.message]
+    assert (line.levelname, "HEARD NOBODY: 5 x num-examples" in line.message) == ("ERROR", True)
+
+
+def test_a_nan_among_the_metrics_of_training_is_left_out_of_the_means_and_not_of_the_model(caplog):
+    strategy, result = run("FedAvg", make_grid("train", say(loss=float("nan"))), 1)
+    assert len(strategy.reports[0].heard) == 5
+    weights = np.array([SIZES[node] for node in OTHERS])
+    due = weights @ [NODES.index(node) for node in OTHERS] / weights.sum()
+    assert result.train_metrics_clientapp[1]["loss"] == pytest.approx(due)
+    assert any(f"Of the metrics alone: refused 1 ({BAD})" in record.message for record in caplog.records)
+
+
+def test_a_node_answers_the_query_for_itself_alone():
+    def in_another_s_name(node, reply):
+        if node == BAD and reply.metadata.message_type == "query":
+            reply.content["metrics"]["num-examples"] = 1
+            reply.metadata.__dict__["_src_node_id"] = NODES[0]
+
+    grid = make_grid("query", lambda content: None)
+    grid.spoil = in_another_s_name
+    strategy, _ = run("FlexibleFedAvg", grid, 1)
+    total = sum(SIZES.values()) - SIZES[BAD] + 1
+    shares = dict(zip(sorted(NODES), strategy.server._state.now.population.shares(sorted(NODES)), strict=True))
+    assert shares == {node: pytest.approx((1 if node == BAD else SIZES[node]) / total) for node in NODES}
+
+
+def test_a_wrong_answer_to_the_query_is_named(caplog):
+    strategy, _ = run("FlexibleFedAvg", make_grid("query", say(num_examples=-3)), 1)
+    assert set(strategy.reports[0].heard) == set(OTHERS)
+    [line] = [record.message for record in caplog.records if record.message.startswith("query: refused 1")]
+    assert f"({BAD}) and heard 4: 1 x num-examples: expected an integer" in line

@@ -1,0 +1,208 @@
+"""Every field of every method's order reaches the ClientApp, or the method is refused by name; so in the older API."""
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.clientapp import ClientApp
+from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
+from flwr.server.client_manager import SimpleClientManager
+from flwr.server.client_proxy import ClientProxy
+
+from fedcore.adapters import flower, npy
+from fedcore.adapters.flower import Task
+from fedcore.adapters.flower.legacy import PREFIX, LegacyStrategy
+from fedcore.adapters.flower.training import train
+from fedcore.errors import ArrayError, ConfigError, RangeError
+from fedcore.local import Options
+from tests.adapters.flower.federation import BATCH, NODES, make_data, make_module, make_strategy, run
+from tests.adapters.flower.local_grid import LocalGrid
+from tests.adapters.orders import CROSS, OF_STEPS, ORDERS, assert_crossed
+
+MODEL = np.float32([1, -2, 3])
+
+
+def strategy_of(name, **options):
+    class Mine(getattr(flower, type(ORDERS[name]).__name__)):
+        def __init__(self, **how):
+            super().__init__(**how)
+            self.algorithm = ORDERS[name]
+
+    return Mine(lr=0.1, fraction_evaluate=0.0, min_available_nodes=1, min_train_nodes=1, poll=0.001, **options)
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_every_field_crosses_over_messages(name):
+    strategy, seen = strategy_of(name, examples={1: 5, 2: 7}), []
+
+    def app_of(node):
+        app = ClientApp()
+
+        @app.train()
+        def _(message, context):
+            task = Task.of(message)
+            np.testing.assert_array_equal(task.x, strategy.server.x)
+            assert_crossed(strategy.server.broadcast([node]), node, vars(task))
+            seen.append(node)
+            steps = 1 if task.local_rule == "one minibatch" else 2
+            return task.reply(task.x - np.float32(node), steps=steps, examples=1, control=np.float32([node, 2, 1]))
+
+        return app
+
+    strategy.start(LocalGrid({node: (app_of(node), {}) for node in (1, 2)}), ArrayRecord([MODEL]), 3)
+    assert strategy.failures == []
+    assert seen == [1, 2] * 3
+    assert [len(report.heard) for report in strategy.reports] == [2, 2, 2]
+
+
+def test_a_rate_of_each_step_is_refused_by_name():
+    with pytest.raises(RangeError, match="lr: expected one rate for all steps of a round"):
+        flower.LocalDescent(lr=OF_STEPS)
+    with pytest.raises(RangeError, match="lr: expected one rate for all steps of a round"):
+        legacy("LocalDescent", lr=OF_STEPS)
+
+
+def one_app(work, nodes=2):
+    app = ClientApp()
+    app.train()(lambda message, context: work(message))
+    return LocalGrid({node: (app, {}) for node in NODES[:nodes]})
+
+
+@pytest.mark.parametrize("options", [Options(momentum=0.9), Options(clip=1.0)], ids=["momentum", "clip"])
+@pytest.mark.parametrize(
+    ("method", "how", "plain"),
+    [("SCAFFOLD", {}, True), ("SCAFFOLDM", {}, True), ("SCAFFOLD", {"control": "sent"}, False), ("MIFA", {}, False)],
+)
+def test_momentum_and_clipping_are_refused_where_the_server_derives_gradients(method, how, plain, options):
+    dataset, _ = make_data()
+    x, y = torch.from_numpy(dataset.train_x[:20]), torch.from_numpy(dataset.train_y[:20])
+    grid = one_app(lambda message: train(message, make_module(), x, y, batch=BATCH, steps=2, options=options))
+    strategy, _ = run(method, grid, 1, **how)
+    [report] = strategy.reports
+    assert len(report.heard) == (0 if plain else 2)
+    assert all("options: expected no momentum and no clip" in failure.reason for failure in strategy.failures)
+    assert len(strategy.failures) == (2 if plain else 0)
+
+
+@pytest.mark.parametrize("method", ["SCAFFOLD", "MimiC"])
+def test_rows_on_clients_are_refused_by_who_keeps_none(method):
+    dataset, _ = make_data()
+    x, y = torch.from_numpy(dataset.train_x[:20]), torch.from_numpy(dataset.train_y[:20])
+    grid = one_app(lambda message: train(message, make_module(), x, y, batch=BATCH, steps=2))
+    strategy, _ = run(method, grid, 1, placement="client")
+    assert ["placement: expected 'server'" in failure.reason for failure in strategy.failures] == [True, True]
+    assert strategy.reports[0].heard == ()
+
+
+def test_one_s_own_loop_is_asked_for_what_its_row_adds():
+    def work(message):
+        task, module = Task.of(message), make_module()
+        module.load_state_dict(task.arrays.to_torch_state_dict())
+        for parameter in module.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        with pytest.raises(ArrayError, match="own: expected what the client's row adds to the offset"):
+            task.correct(module)
+        task.correct(module, own=np.full(task.layout.n_parameters, 2, np.float32))
+        assert all((parameter.grad == 3).all() for parameter in module.parameters())
+        return task.reply(module, steps=1, examples=1, control=np.zeros(task.layout.n_parameters, np.float32))
+
+    strategy, _ = run("SCAFFOLD", one_app(work), 1, placement="client")
+    assert strategy.failures == []
+    assert len(strategy.reports[0].heard) == 2
+
+
+ODD = {
+    "a field too few": (lambda content: content["fedcore"].pop("plain"), ConfigError, r"without \['plain'\]"),
+    "a field too many": (lambda content: content["fedcore"].update({"clip": 1.0}), ConfigError, r"with \['clip'\]"),
+    "a record too many": (
+        lambda content: content.update({"fedcore.mask": ConfigRecord()}),
+        ConfigError,
+        r"got \['fedcore.mask'\]",
+    ),
+    "no x_prev": (lambda content: content.pop("fedcore.x_prev"), ArrayError, "x_prev: expected the model of the round"),
+}
+
+
+@pytest.mark.parametrize("why", ODD)
+def test_an_order_of_another_version_is_refused_by_name(why):
+    change, error, match = ODD[why]
+
+    def work(message):
+        task = Task.of(message)
+        change(message.content)
+        with pytest.raises(error, match=match):
+            Task.of(message)
+        return task.reply(task.x, steps=1, examples=1)
+
+    strategy, _ = run("MBSTORM", one_app(work, nodes=1), 1)  # nodes of one process share the records
+    assert strategy.failures == []
+
+
+def test_a_client_says_that_it_took_the_one_step_of_its_rule():
+    def work(message):
+        task = Task.of(message)
+        with pytest.raises(RangeError, match="steps: expected 1, since the local rule is 'one minibatch', got 4"):
+            task.reply(task.x, steps=4, examples=1)
+        return task.reply(task.x, steps=1, examples=1)
+
+    strategy, _ = run("MBSTORM", one_app(work), 1)
+    assert strategy.failures == []
+
+
+def test_stock_client_apps_are_not_believed_to_have_added_a_proximal_term():
+    """FedProx averages models, but a client that does not know its order has trained something else."""
+    grid = one_app(lambda message: Task.of(message).reply(Task.of(message).x, steps=1, examples=1))
+    grid.spoil = lambda node, reply: reply.content.pop("fedcore") and None
+    strategy, _ = run("FedProx", grid, 1)
+    for _, reason in strategy.reports[0].refused:
+        assert reason.startswith("steps: expected the number of local steps, got a reply that does not say it: FedProx")
+        assert reason.endswith("and they answer by Task.reply")
+    assert strategy.reports[0].heard == ()
+    with pytest.raises(RangeError, match="steps: expected None, since SCAFFOLD is a method"):
+        make_strategy("SCAFFOLD", steps=4)
+
+
+class Proxy(ClientProxy):
+    get_properties = get_parameters = evaluate = reconnect = fit = None
+
+
+Proxy.__abstractmethods__ = frozenset()
+
+
+def legacy(algorithm, lr=0.1, **more):
+    return LegacyStrategy(
+        algorithm,
+        lr=lr,
+        initial_parameters=ndarrays_to_parameters([MODEL]),
+        min_available_clients=2,
+        min_fit_clients=2,
+        **more,
+    )
+
+
+NOT_IN_THE_OLDER_API = {name for name, it in ORDERS.items() if it.local_rule != "sgd" or it.placement != "server"}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_every_field_crosses_in_the_older_api_or_the_method_is_refused_by_name(name):
+    if name in NOT_IN_THE_OLDER_API:
+        with pytest.raises(RangeError, match=f"Flower's older API, got {type(ORDERS[name]).__name__}, whose clients"):
+            legacy(ORDERS[name])
+        return
+    sizes = {"examples": {"1": 5, "2": 7}} if ORDERS[name].needs_shares else {}
+    strategy, manager = legacy(ORDERS[name], server=sizes), SimpleClientManager()
+    for cid in "12":
+        manager.register(Proxy(cid))
+    for t in range(3):
+        results = []
+        for proxy, ins in sorted(strategy.configure_fit(t + 1, None, manager), key=lambda pair: pair[0].cid):
+            got = {key.removeprefix(PREFIX): value for key, value in ins.config.items() if key.startswith(PREFIX)}
+            assert got.keys() <= CROSS | {"offset", "x_prev"}
+            for vector in ("offset", "x_prev"):
+                got[vector] = npy.read(got[vector]) if vector in got else None
+            assert_crossed(strategy.server.broadcast([proxy.cid]), proxy.cid, got)
+            y = strategy.server.x - np.float32(int(proxy.cid))
+            says = {"fedcore.steps": 2, "fedcore.control": npy.write(np.float32([int(proxy.cid), 2, 1]))}
+            results.append((proxy, FitRes(Status(Code.OK, ""), ndarrays_to_parameters([y]), 5, says)))
+        strategy.aggregate_fit(t + 1, results, [])
+    assert [report.heard for report in strategy.reports] == [("1", "2")] * 3
