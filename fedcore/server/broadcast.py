@@ -29,8 +29,9 @@ class Broadcast:
             None. A client that follows it says the mean of its rates as ``Update.lr``; one that stays at ``lr`` says
             nothing. Its h_i, and a raw_i that follows from it, are then means weighted by the rates.
         a, b, mu: the coefficients above.
-        second: whether a client must send the mean of its gradients back, as ``control`` (gradients at y alone, before
-            any correction; where clients keep their rows, its difference from the row).
+        second_vector: what a client must send back as ``control``, or None: "mean gradient", that of its gradients at y
+            alone, before any correction; "change of the row", its difference from the row, where clients keep their
+            rows; or what a method of one's own says.
         local_rule: what the clients do, by its name in ``fedcore.local``.
         placement: who keeps the clients' rows; where they do it themselves, an offset is short of their part.
         plain: whether the steps must be plain, without local momentum or clipping, because the server derives a
@@ -45,7 +46,7 @@ class Broadcast:
     lr: float
     lr_of_step: Callable[[int], float] | None = field(repr=False)
     direction: Direction = field(repr=False)
-    second: bool
+    second_vector: str | None
     local_rule: str
     placement: Placement
     plain: bool
@@ -66,6 +67,11 @@ class Broadcast:
     def mu(self) -> float:
         """The coefficient of y - x."""
         return self.direction.mu
+
+    @property
+    def second(self) -> bool:
+        """Whether a client must send a second vector."""
+        return self.second_vector is not None
 
     def offset(self, client: ClientId, out: Any = None) -> Any:
         """The part of a client's direction that stays the same over its steps: float32[n_parameters], or None for zero.

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.algorithms import Cohort
+from fedcore.algorithms import Cohort, check_step
 from fedcore.algorithms.rates import rate_at
 from fedcore.aligned import Recycled
 from fedcore.errors import ArrayError, CorruptionError, DivergedError, RangeError, RoundError
@@ -178,7 +178,7 @@ class State:
         return {
             "what": "a fedcore server",
             "medium": self.store.medium,
-            "settings": self.settings.to_state(),
+            "settings": self.settings.to_state(snapshot.round_number),
             "numbers": snapshot.numbers(),
         }
 
@@ -197,7 +197,7 @@ class State:
     def _step(self, cohort: Cohort, gamma: float, tally: Tally, changes: dict[str, Any]) -> Outcome:
         """Put the x, v, T and moments that the sums lead to into the changes of the snapshot."""
         now, p = self.now, self.settings.layout.n_parameters
-        step = self.settings.algorithm.step(cohort)
+        step = check_step(self.settings.algorithm, self.settings.algorithm.step(cohort))
         x = self._vectors.take()  # never in place: a client may still train on the x of this round
         v_square, x_square = kernels.server_step(
             self.sums.parameters,
