@@ -194,7 +194,7 @@ class InProcess:
         Raises: what ``updates`` does.
         """
         # Steps of length zero, from which the clients send the mean of their gradients as the second vector.
-        still = replace(broadcast, direction=Direction(a=0.0), _offset=lambda client, out: None)
+        still = replace(broadcast, direction=Direction(a=0.0), has_offset=False)
         standing = replace(still, second_vector=MEAN_GRADIENT, round=NO_ROUND)
         return {update.client: np.array(update.control) for update in self.updates(standing)}
 
@@ -244,7 +244,7 @@ class InProcess:
                     a=broadcast.a,
                     b=broadcast.b,
                     mu=broadcast.mu,
-                    offset=broadcast.offset(client),
+                    offset=broadcast.offset(client) if broadcast.has_offset else None,
                     x=broadcast.x[: self._model.layout.n_parameters],
                     previous=previous,
                     second=broadcast.second,
@@ -267,7 +267,7 @@ class InProcess:
                 a=broadcast.a,
                 b=broadcast.b,
                 mu=broadcast.mu,
-                offsets=[broadcast.offset(client) for client, _ in group],
+                offsets=[broadcast.offset(client) for client, _ in group] if broadcast.has_offset else None,
                 x=broadcast.x,
                 x_prev=broadcast.x_prev,
                 second=broadcast.second,

@@ -34,6 +34,7 @@ class Broadcast:
             rows; or what a method of one's own says.
         local_rule: what the clients do, by its name in ``fedcore.local``.
         placement: who keeps the clients' rows; where they do it themselves, an offset is short of their part.
+        has_offset: whether the method has offsets; else all are zero, and need not be sent.
         plain: whether the steps must be plain, without local momentum or clipping, because the server derives a
             client's mean gradient from its y.
         bytes: what it weighs for all of ``ids``: x, x_prev and the offset, as far as there are any, in float32.
@@ -49,6 +50,7 @@ class Broadcast:
     second_vector: str | None
     local_rule: str
     placement: Placement
+    has_offset: bool
     plain: bool
     bytes: int
     _offset: Callable[[ClientId, Any], Any] = field(repr=False)
@@ -74,9 +76,10 @@ class Broadcast:
         return self.second_vector is not None
 
     def offset(self, client: ClientId, out: Any = None) -> Any:
-        """The part of a client's direction that stays the same over its steps: float32[n_parameters], or None for zero.
+        """The part of a client's direction that stays the same over its steps, float32[n_parameters].
 
-        It is made when asked for, so that a cohort costs one vector and not S.
+        Zeros where the method has none (``has_offset``), so that the formula above always holds. It is made when asked
+        for, so that a cohort costs one vector and not S.
 
         Args:
             out: float32[n_parameters], written in place; else a new array, or one that is shared and read-only.

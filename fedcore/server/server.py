@@ -338,6 +338,7 @@ class Server:
             algorithm.second,
             algorithm.local_rule,
             algorithm.placement,
+            algorithm.sends_offset,
             algorithm.needs_plain_steps,
             4 * sent * len(known),
             offset,
