@@ -44,6 +44,10 @@ class ConfigError(FedcoreError, ValueError):
     """A configuration has a misspelt key or a value out of range."""
 
 
+class AlgorithmError(FedcoreError, ValueError):
+    """An algorithm's table contradicts itself, or its step or weights are not what was due."""
+
+
 class UnknownClientError(FedcoreError, KeyError):
     """A client id is not registered."""
 

@@ -4,7 +4,17 @@ from inspect import signature
 from typing import Any
 
 from fedcore.algorithms import rates
-from fedcore.algorithms.algorithm import Algorithm, Claims, Cohort, Direction, Placement, Step
+from fedcore.algorithms.algorithm import (
+    MEAN_GRADIENT,
+    ROW_CHANGE,
+    Algorithm,
+    Claims,
+    Cohort,
+    Direction,
+    Placement,
+    Step,
+)
+from fedcore.algorithms.checks import check_step, check_table, check_weights
 from fedcore.algorithms.fedavg import FedAvg
 from fedcore.algorithms.fedavg_m import FedAvgM, FedAvgMVR
 from fedcore.algorithms.fedprox import FedProx
@@ -50,8 +60,10 @@ def named(name: str, **options: Any) -> Algorithm:
 
 __all__ = [
     "MBSTORM",
+    "MEAN_GRADIENT",
     "MIFA",
     "REGISTRY",
+    "ROW_CHANGE",
     "SCAFFOLD",
     "SCAFFOLDM",
     "SCAFFOLDMVR",
@@ -68,6 +80,9 @@ __all__ = [
     "MimiC",
     "Placement",
     "Step",
+    "check_step",
+    "check_table",
+    "check_weights",
     "named",
     "rates",
 ]

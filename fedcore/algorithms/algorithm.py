@@ -90,16 +90,26 @@ class Step:
     keep_v: float = 0.0
 
 
+MEAN_GRADIENT = "mean gradient"
+"""The second vector that is the mean of the client's gradients at y alone, before any correction: a row of raw_i."""
+ROW_CHANGE = "change of the row"
+"""The second vector that is raw_i - r_i, from a client that keeps its own row r_i and then puts raw_i in its place."""
+
+
 class Algorithm(ABC):
     """A server algorithm. Subclasses set the table's entries and say how v follows from the sums.
 
-    The options of a subclass are the arguments of its ``__init__``, each kept as an attribute of its name.
+    The options of a subclass are the arguments of its ``__init__``, each kept as an attribute of its name. Its entries
+    stay as they are, and ``weigh`` and ``step`` depend on their arguments and the options alone. A table that
+    contradicts itself is refused when a ``Server`` is made of it (``fedcore.algorithms.checks``).
     """
 
     adds: Added = "h"
     """What one update adds to A. "raw - r" makes raw_i the client's row, the others with r make h_i its row."""
-    second: bool = False
-    """Whether clients send a second vector, ``control``: B sums it and it becomes the row, if there are rows."""
+    second: str | None = None
+    """What clients send as a second vector, ``control``: B sums it and it becomes the row, if there are rows. None for
+    no such vector, ``MEAN_GRADIENT`` or ``ROW_CHANGE``; or words of one's own for a vector that only one's own clients
+    can make, which then nobody else pretends to make."""
     placement: Placement = "server"
     """Who keeps the rows. Where clients do, B sums what they send as it is."""
     keeps_total: bool = False
@@ -136,12 +146,12 @@ class Algorithm(ABC):
     @property
     def keeps_rows(self) -> bool:
         """Whether the server has a row for each client."""
-        return self.placement == "server" and ("r" in self.adds.split() or self.second)
+        return self.placement == "server" and ("r" in self.adds.split() or self.second is not None)
 
     @property
     def hears_once(self) -> bool:
         """Whether a client has one reply in a round, so that it cannot have been drawn twice."""
-        return self.keeps_rows or self.second or self.needs_shares
+        return self.keeps_rows or self.second is not None or self.needs_shares
 
     @property
     def needs_plain_steps(self) -> bool:

@@ -5,7 +5,16 @@ Written as in Cheng et al., "Momentum Benefits Non-IID Federated Learning Simply
 
 from typing import Literal
 
-from fedcore.algorithms.algorithm import Algorithm, Cohort, Direction, Placement, Step, choose
+from fedcore.algorithms.algorithm import (
+    MEAN_GRADIENT,
+    ROW_CHANGE,
+    Algorithm,
+    Cohort,
+    Direction,
+    Placement,
+    Step,
+    choose,
+)
 
 Control = Literal["derived", "sent"]
 
@@ -31,7 +40,10 @@ class SCAFFOLD(Algorithm):
         choose("control", control, ("derived", "sent"))
         choose("placement", placement, ("server", "client"))
         self.control, self.placement = control, placement
-        self.second = control == "sent" or placement == "client"
+        if placement == "client":
+            self.second = ROW_CHANGE
+        elif control == "sent":
+            self.second = MEAN_GRADIENT
         self.adds = "h" if self.second else "raw - r"
         self.direction = Direction(from_row=-1, from_mean=1)
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedcore.algorithms import Direction
+from fedcore.algorithms import MEAN_GRADIENT, Algorithm, Direction
 from fedcore.data import Dataset
 from fedcore.errors import RangeError, UnknownClientError, UnknownNameError
 from fedcore.local import RULES, FlatModel, Options, Table, Work, by_rule, minibatch_table, minibatches, seeded, sgd
@@ -42,6 +42,30 @@ class Evaluation:
 
     accuracy: float
     loss: float
+
+
+def check_method(algorithm: Algorithm) -> None:
+    """Refuse a method that asks clients for what these ones cannot do.
+
+    Raises:
+        UnknownNameError: there is no such local rule.
+        RangeError: clients would have to keep rows, or send a second vector that nobody here knows how to make.
+    """
+    _check(algorithm.placement, algorithm.second, algorithm.local_rule)
+
+
+def _check(placement: str, second: str | None, local_rule: str) -> None:
+    if placement == "client":
+        raise RangeError(
+            "placement: expected 'server', which goes the same way: simulated clients keep nothing, got 'client'"
+        )
+    if second not in (None, MEAN_GRADIENT):
+        raise RangeError(
+            f"second: expected None or {MEAN_GRADIENT!r}, which is all that simulated clients can send beside y, got "
+            f"{second!r}: train in a loop of your own"
+        )
+    if local_rule not in RULES:
+        raise UnknownNameError.of("local_rule", local_rule, RULES)
 
 
 class InProcess:
@@ -131,14 +155,12 @@ class InProcess:
             UnknownNameError: there is no such local rule.
             UnknownClientError: an id is no index into ``parts``.
             RangeError: ``active`` is of other clients than the broadcast; or the method asks for clients that keep
-                rows, as these do not, or for plain steps beside local momentum or clipping.
+                rows, as these do not, for a second vector that they do not know, or for plain steps beside local
+                momentum or clipping.
         """
-        if broadcast.placement == "client":
-            raise RangeError("placement: expected 'server', which goes the same way, got clients that keep their rows")
+        _check(broadcast.placement, broadcast.second_vector, broadcast.local_rule)
         if broadcast.plain and not self._options.plain:
             raise RangeError("options: expected no momentum and no clip: the server derives gradients from plain steps")
-        if broadcast.local_rule not in RULES:
-            raise UnknownNameError.of("local_rule", broadcast.local_rule, RULES)
         ids = [self._known(client) for client in broadcast.ids]
         steps_due, counts = self._full_steps(ids, broadcast.local_rule), np.ones(len(ids), np.int64)
         if active is not None:
@@ -172,8 +194,8 @@ class InProcess:
         Raises: what ``updates`` does.
         """
         # Steps of length zero, from which the clients send the mean of their gradients as the second vector.
-        still = replace(broadcast, direction=Direction(a=0.0), _offset=lambda client, out: None)
-        standing = replace(still, second=True, round=NO_ROUND)
+        still = replace(broadcast, direction=Direction(a=0.0), has_offset=False)
+        standing = replace(still, second_vector=MEAN_GRADIENT, round=NO_ROUND)
         return {update.client: np.array(update.control) for update in self.updates(standing)}
 
     def evaluate(self, x: npt.NDArray[np.float32]) -> Evaluation:
@@ -222,7 +244,7 @@ class InProcess:
                     a=broadcast.a,
                     b=broadcast.b,
                     mu=broadcast.mu,
-                    offset=broadcast.offset(client),
+                    offset=broadcast.offset(client) if broadcast.has_offset else None,
                     x=broadcast.x[: self._model.layout.n_parameters],
                     previous=previous,
                     second=broadcast.second,
@@ -245,7 +267,7 @@ class InProcess:
                 a=broadcast.a,
                 b=broadcast.b,
                 mu=broadcast.mu,
-                offsets=[broadcast.offset(client) for client, _ in group],
+                offsets=[broadcast.offset(client) for client, _ in group] if broadcast.has_offset else None,
                 x=broadcast.x,
                 x_prev=broadcast.x_prev,
                 second=broadcast.second,

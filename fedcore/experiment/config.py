@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from fedcore import algorithms, data, participation
-from fedcore.algorithms import Algorithm
+from fedcore.algorithms import Algorithm, check_table
 from fedcore.data import partitions
 from fedcore.errors import FedcoreError, RangeError, ShapeError, UnknownNameError
 from fedcore.experiment.fields import Count, Section, Seed, Threads, option_problems
@@ -49,9 +49,11 @@ class Method(Named):
         return algorithms.REGISTRY[self.name](**self.options)
 
     def _try(self) -> None:
+        from fedcore.engines import check_method  # here, because it imports torch, and not every reader has it
+
         made = self.make()
-        if made.placement == "client":
-            raise RangeError("placement: expected 'server', which goes the same way: simulated clients keep nothing")
+        check_table(made)
+        check_method(made)
         if self.warm_start and not made.takes_warm_start:
             raise RangeError(f"warm_start: expected false: {self.name} keeps nothing that could start from gradients")
 

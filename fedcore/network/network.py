@@ -17,7 +17,7 @@ from fedcore.network.mixing import mixing_matrix
 from fedcore.network.report import NetworkReport
 from fedcore.network.round import Models, NetworkRound
 from fedcore.server import Update
-from fedcore.server.description import describe, revive
+from fedcore.server.description import check_rate, describe, next_rate, revive
 from fedcore.server.update import Limits, is_integer
 from fedcore.store import ClientStore
 
@@ -143,6 +143,7 @@ class Network:
                 "what": WHAT,
                 "layout": self.layout.to_state(),
                 "lr": describe("lr", self._lr),
+                "next_rate": next_rate("lr", self._lr, state.round_number),
                 "limits": asdict(self._limits),
                 "round_number": state.round_number,
             },
@@ -168,6 +169,7 @@ class Network:
             models = [saved.read(node).copy() for node in range(len(saved.registry))]
         try:
             rate = revive("lr", state["lr"], None if lr is None else as_rate(lr))
+            check_rate("lr", rate, state.get("next_rate"), state["round_number"])
             network = cls(models, vectors["W"].reshape(len(models), -1), lr=rate, q=vectors["q"])
             network._continue(state, vectors, models)
         except CheckpointError:

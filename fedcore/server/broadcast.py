@@ -29,10 +29,12 @@ class Broadcast:
             None. A client that follows it says the mean of its rates as ``Update.lr``; one that stays at ``lr`` says
             nothing. Its h_i, and a raw_i that follows from it, are then means weighted by the rates.
         a, b, mu: the coefficients above.
-        second: whether a client must send the mean of its gradients back, as ``control`` (gradients at y alone, before
-            any correction; where clients keep their rows, its difference from the row).
+        second_vector: what a client must send back as ``control``, or None: "mean gradient", that of its gradients at y
+            alone, before any correction; "change of the row", its difference from the row, where clients keep their
+            rows; or what a method of one's own says.
         local_rule: what the clients do, by its name in ``fedcore.local``.
         placement: who keeps the clients' rows; where they do it themselves, an offset is short of their part.
+        has_offset: whether the method has offsets; else all are zero, and need not be sent.
         plain: whether the steps must be plain, without local momentum or clipping, because the server derives a
             client's mean gradient from its y.
         bytes: what it weighs for all of ``ids``: x, x_prev and the offset, as far as there are any, in float32.
@@ -45,9 +47,10 @@ class Broadcast:
     lr: float
     lr_of_step: Callable[[int], float] | None = field(repr=False)
     direction: Direction = field(repr=False)
-    second: bool
+    second_vector: str | None
     local_rule: str
     placement: Placement
+    has_offset: bool
     plain: bool
     bytes: int
     _offset: Callable[[ClientId, Any], Any] = field(repr=False)
@@ -67,10 +70,16 @@ class Broadcast:
         """The coefficient of y - x."""
         return self.direction.mu
 
-    def offset(self, client: ClientId, out: Any = None) -> Any:
-        """The part of a client's direction that stays the same over its steps: float32[n_parameters], or None for zero.
+    @property
+    def second(self) -> bool:
+        """Whether a client must send a second vector."""
+        return self.second_vector is not None
 
-        It is made when asked for, so that a cohort costs one vector and not S.
+    def offset(self, client: ClientId, out: Any = None) -> Any:
+        """The part of a client's direction that stays the same over its steps, float32[n_parameters].
+
+        Zeros where the method has none (``has_offset``), so that the formula above always holds. It is made when asked
+        for, so that a cohort costs one vector and not S.
 
         Args:
             out: float32[n_parameters], written in place; else a new array, or one that is shared and read-only.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedcore import _core
-from fedcore.algorithms import Claims
+from fedcore.algorithms import Claims, check_weights
 from fedcore.algorithms.rates import rate_at
 from fedcore.errors import (
     DtypeError,
@@ -307,16 +307,16 @@ class Round:
         registry = self._state.store.registry
         if self._undecided is not None:
             batch = self._undecided.joined(batch)
-        batch.weights = self._settings.algorithm.weigh(
-            Claims(
-                batch.steps,
-                batch.examples,
-                batch.counts,
-                population.shares(registry, batch.clients),
-                population.ages(registry, batch.clients, number),
-            )
+        claims = Claims(
+            batch.steps,
+            batch.examples,
+            batch.counts,
+            population.shares(registry, batch.clients),
+            population.ages(registry, batch.clients, number),
         )
+        algorithm = self._settings.algorithm
         try:
+            batch.weights = check_weights(algorithm, algorithm.weigh(claims), claims)
             squares, verdict = self._state.sums.fold(batch, lambda lengths: self._judge.judge(lengths, last=last))
         except BaseException:
             self._abort()

@@ -47,7 +47,8 @@ class Server:
             their rows (r - v[t] in place of r and v[t]): fewer take less memory, and rewrite more rows.
         fold: how many updates a round may hold to fold them in one pass, where they may be held at all. None is 8, or
             for a small model as many as weigh 1 MiB.
-        accumulate: what a round's sums are kept in; always float64 where the method keeps a total (MIFA, MimiC).
+        accumulate: what a round's sums are kept in; always float64 where the method keeps a total or sums what rows
+            are short of (MIFA, MimiC).
         diagnostics: whether reports have ``diversity`` and ``correction_norm`` also where that takes a reading of rows.
         max_steps, max_examples, max_lr: an update that claims more is refused.
         max_norm: an update that is longer is refused. What is measured is what the sums take in: |x - y| where models
@@ -61,6 +62,7 @@ class Server:
     Raises:
         UnknownNameError, RangeError, UnknownClientError, ShapeError, DtypeError, ArrayError: an argument is not what is
             said above.
+        AlgorithmError: the table of a method of one's own contradicts itself.
 
     Cost: 20 n bytes (44 n where the method keeps a total), and 4 n for each row (MimiC: and for at most history_rounds
         directions). With max_norm_ratio a copy of up to 7 updates, until 8 were heard.
@@ -356,6 +358,7 @@ class Server:
             algorithm.second,
             algorithm.local_rule,
             algorithm.placement,
+            algorithm.sends_offset,
             algorithm.needs_plain_steps,
             4 * sent * len(known),
             offset,

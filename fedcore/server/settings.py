@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
-from fedcore.algorithms import Algorithm
+from fedcore.algorithms import Algorithm, check_table
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import Rate, as_rate
 from fedcore.errors import RangeError, UnknownNameError
 from fedcore.layout import Layout
-from fedcore.server.description import describe, revive
+from fedcore.server.description import check_rate, describe, next_rate, revive
 from fedcore.server.sums import Precision
 from fedcore.server.update import Limits, is_integer
 
@@ -58,7 +58,9 @@ class Settings:
 
         Raises:
             UnknownNameError, RangeError: an argument is not what is said there.
+            AlgorithmError: the method's table contradicts itself.
         """
+        check_table(algorithm)
         for name, value, low, bits in (
             ("fold", 1 if fold is None else fold, 1, 53),
             ("late_rounds", late_rounds, 0, 31),
@@ -90,14 +92,20 @@ class Settings:
             )
         return settings
 
-    def to_state(self) -> dict[str, Any]:
-        """The settings as JSON can hold them; what is the caller's own code is only named."""
+    def to_state(self, round: int = 0) -> dict[str, Any]:
+        """The settings as JSON can hold them; what is the caller's own code is only named, and told by its options.
+
+        Args:
+            round: the one to come.
+        """
+        rates = {"lr": self.lr, "server_lr": self.server_lr}
         return {
             "algorithm": describe("algorithm", self.algorithm),
             "layout": self.layout.to_state(),
             "lr": describe("lr", self.lr),
             "server_lr": describe("server_lr", self.server_lr),
             "optimizer": describe("optimizer", self.optimizer),
+            "next_rates": {"round": round} | {what: next_rate(what, rate, round) for what, rate in rates.items()},
             "fold": self.fold,
             "accumulate": self.accumulate,
             "late_rounds": self.late_rounds,
@@ -115,7 +123,13 @@ class Settings:
 
         Raises:
             CheckpointError: one is needed and missing, or is not what was saved.
+            AlgorithmError: the table of a method that is given contradicts itself.
         """
+        own = {what: revive(what, state[what], given[what]) for what in given}
+        check_table(own["algorithm"])
+        next_rates = state.get("next_rates", {})
+        for what in ("lr", "server_lr"):
+            check_rate(what, own[what], next_rates.get(what), next_rates.get("round", 0))
         return cls(
             layout=Layout.from_state(state["layout"]),
             fold=state["fold"],
@@ -125,5 +139,5 @@ class Settings:
             # Older folders have it under another name, or not at all.
             diagnostics=state.get("diagnostics", state.get("correction_norms", False)),
             limits=Limits(**state["limits"]),
-            **{what: revive(what, state[what], given[what]) for what in given},
+            **own,
         )

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.algorithms import Cohort
+from fedcore.algorithms import Cohort, check_step
 from fedcore.algorithms.rates import rate_at
 from fedcore.aligned import Recycled
 from fedcore.errors import ArrayError, CorruptionError, DivergedError, RangeError, RoundError, StoreError
@@ -52,6 +52,7 @@ class State:
         self.sums = Sums(settings.algorithm, settings.layout, settings.accumulate)
         self.settings = settings
         self._shared: F32 | None = None
+        self._zeros: F32 | None = None
         self._vectors = Recycled(settings.layout.n)
         self._spare_v = np.empty(p, np.float32)
         self._spare_total = None if snapshot.total is None else np.empty(p, np.float64)
@@ -81,10 +82,22 @@ class State:
         """A client's offset; see ``Broadcast.offset``."""
         shared, from_row = self.shared_offset(), self.settings.algorithm.direction.from_row
         row = self.store.read(client) if from_row and self.settings.algorithm.keeps_rows else None
+        if shared is None and row is None:
+            return self._no_offset(out)
         if row is None and out is None:
             return shared
         terms = [(vector, c) for vector, c in ((shared, 1.0), (row, from_row)) if vector is not None]
         return kernels.direction_offset([vector for vector, _ in terms], [c for _, c in terms], out)
+
+    def _no_offset(self, out: Any) -> Any:
+        """Zeros, float32[n_parameters] and read-only: of the system's own page of zeros, and made once for all."""
+        if out is not None:
+            out[:] = 0
+            return out
+        if self._zeros is None:
+            self._zeros = np.zeros(self.settings.layout.n_parameters, np.float32)
+            self._zeros.flags.writeable = False
+        return self._zeros
 
     def correction(self, client: ClientId) -> F64:
         """c_i = v[t_i] - r_i, float64[n_parameters]; zero for a client without a row."""
@@ -206,7 +219,7 @@ class State:
         return {
             "what": "a fedcore server",
             "medium": self.store.medium,
-            "settings": self.settings.to_state(),
+            "settings": self.settings.to_state(snapshot.round_number),
             "numbers": snapshot.numbers(),
         }
 
@@ -225,7 +238,7 @@ class State:
     def _step(self, cohort: Cohort, gamma: float, tally: Tally, changes: dict[str, Any]) -> Outcome:
         """Put the x, v, T and moments that the sums lead to into the changes of the snapshot."""
         now, p = self.now, self.settings.layout.n_parameters
-        step = self.settings.algorithm.step(cohort)
+        step = check_step(self.settings.algorithm, self.settings.algorithm.step(cohort))
         x = self._vectors.take()  # never in place: a client may still train on the x of this round
         v_square, x_square = kernels.server_step(
             self.sums.parameters,

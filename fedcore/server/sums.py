@@ -30,17 +30,17 @@ class Sums:
 
     A fold reads a sum and writes a spare, and the two change places once a judge has let every reply of it in.
 
-    The sums are float64 where the method keeps a total, which must see exactly what the rows store.
+    The sums are float64 where the method keeps a total, which must see exactly what the rows store, or takes rows off.
 
     Args:
-        accumulate: the dtype of A where the method keeps no total.
+        accumulate: the dtype of A elsewhere.
 
     Cost: 8 n or 16 n bytes, 16 n more with second vectors, allocated once and used again every round.
     """
 
     def __init__(self, algorithm: Algorithm, layout: Layout, accumulate: Precision) -> None:
         self._algorithm, self._layout = algorithm, layout
-        dtype = np.float64 if algorithm.keeps_total else np.dtype(accumulate)
+        dtype = np.float64 if algorithm.keeps_total or algorithm.adds != "h" else np.dtype(accumulate)
         self._value: Sum = aligned(np.zeros, layout.n, dtype)
         self._spare: Sum = aligned(np.empty, layout.n, dtype)
         self._controls = aligned(np.zeros, layout.n_parameters, np.float64) if algorithm.second else None

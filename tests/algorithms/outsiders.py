@@ -1,6 +1,6 @@
 """Methods that fedcore does not have, as somebody who knows nothing but the table would write them."""
 
-from fedcore.algorithms import Algorithm, Direction, Step
+from fedcore.algorithms import MEAN_GRADIENT, Algorithm, Direction, Step
 
 
 class FedVARP(Algorithm):
@@ -72,7 +72,7 @@ class HalfSCAFFOLD(Algorithm):
 class Remembered(Algorithm):
     """v = mean h + the mean of all second vectors of before, with which no client corrects itself."""
 
-    second = True
+    second = MEAN_GRADIENT
     keeps_total = True
 
     def step(self, cohort):

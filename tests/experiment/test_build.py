@@ -4,8 +4,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedcore import Server
-from fedcore.algorithms import SCAFFOLD, optimizers
+from fedcore import Server, algorithms
+from fedcore.algorithms import SCAFFOLD, Algorithm, Direction, FedAvg, Step, optimizers
+from fedcore.engines import check_method
 from fedcore.engines.inprocess import NO_ROUND
 from fedcore.errors import ConfigError, RangeError
 from fedcore.experiment import load_preset
@@ -111,6 +112,50 @@ def test_a_warm_start_is_sent_by_all_and_asked_of_methods_that_can(tmp_path):
     assert [line.uploadings for line in lines] == [1 + 1, 1 + 2]
     with pytest.raises(ConfigError, match=r"warm_start: expected false: FedAvg keeps nothing"):
         load_preset("quickstart", ["algorithms=[{name='FedAvg', warm_start=true}]"])
+
+
+class OwnVector(Algorithm):
+    """Exact FedDyn's clients send g_i + alpha (x - y) beside y."""
+
+    second = "g + alpha (x - y)"
+    keeps_total = True
+
+    def step(self, cohort):
+        return Step(from_sum=1 / cohort.S, keep_control=1)
+
+
+class OwnRule(FedAvg):
+    local_rule = "extragradient"
+
+
+class Contradictory(FedAvg):
+    direction = Direction(from_row=-1)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (OwnVector, r"second: expected None or 'mean gradient', .* got 'g \+ alpha \(x - y\)'"),
+        (OwnRule, r"local_rule: 'extragradient' is unknown"),
+        (Contradictory, r"Contradictory.direction: expected from_row = 0"),
+    ],
+)
+def test_a_method_of_ones_own_that_cannot_be_simulated_is_refused_when_the_experiment_is_read(
+    method, message, monkeypatch
+):
+    monkeypatch.setitem(algorithms.REGISTRY, method.__name__, method)
+    with pytest.raises(ConfigError, match=message):
+        load_preset("quickstart", [f"algorithms=['FedAvg', '{method.__name__}']"])
+
+
+def test_the_engine_refuses_a_second_vector_that_it_does_not_know():
+    engine = build(Trial(load_preset("quickstart"), 0, 0)).engine
+    server = Server(OwnVector(), engine.initial, clients=30, lr=0.1)
+    assert server.broadcast([0]).second
+    with pytest.raises(RangeError, match="second: expected None or 'mean gradient'"):
+        server.round(engine.updates(server.broadcast([0])))
+    with pytest.raises(RangeError, match="second: expected None or 'mean gradient'"):
+        check_method(server.algorithm)
 
 
 def test_what_simulated_clients_cannot_do_is_refused():

@@ -149,7 +149,7 @@ def test_bytes_are_those_of_the_vectors_that_are_sent(method):
         broadcast, offsets, updates, report = one_round(server, t)
         down = [broadcast.x, *([] if broadcast.x_prev is None else [broadcast.x_prev])]
         sent = sum(vector.nbytes for vector in down) * len(updates)
-        sent += sum(offset.nbytes for offset in offsets.values() if offset is not None)
+        sent += sum(offset.nbytes for offset in offsets.values() if broadcast.has_offset)
         assert broadcast.bytes == sent
         assert report.bytes == 4 * n * server.algorithm.uploads * len(updates)
         vectors = [v for update in updates for v in (update.y, update.control) if v is not None]

@@ -5,6 +5,7 @@ import pytest
 
 import fedcore
 from fedcore import Server, Update
+from tests.server.rounds import METHODS, N, go_on, made, n
 
 LR, K = 0.5, 2  # eta K = 1: h_i = x - y_i
 
@@ -117,3 +118,24 @@ def test_the_clients_own_rate_makes_its_gradient():
     server.round([Update(0, vector(-3), steps=2, lr=0.25)])
     assert server.store.read(0) == [6]
     assert server.x == [-3]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_formula_of_a_clients_step_holds_for_every_method(method):
+    """As README has it: y -= lr (a grad(y) + b grad(x_prev) + offset + mu (y - x))."""
+    server = made(method)
+    go_on(server, 2)
+    sent = server.broadcast(range(N))
+    assert sent.has_offset == server.algorithm.sends_offset
+    for i in sent.ids:
+        y, offset = sent.x.copy(), sent.offset(i)
+        y -= sent.lr * (sent.a * y + offset + sent.mu * (y - sent.x))
+        assert (offset.shape, offset.dtype, offset.flags.c_contiguous) == ((n,), np.float32, True)
+        assert offset.any() == sent.has_offset
+        out = np.full(n, np.nan, np.float32)
+        assert sent.offset(i, out) is out
+        np.testing.assert_array_equal(out, offset)
+    if not sent.has_offset:
+        assert sent.offset(0) is sent.offset(1)
+        with pytest.raises(ValueError, match="read-only"):
+            sent.offset(0)[:] = 1

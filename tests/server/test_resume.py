@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import fedcore
-from fedcore import ClientStore, Server, Update
+from fedcore import ClientStore, Server, Update, algorithms, errors
 from fedcore.algorithms import optimizers, rates
 from fedcore.errors import CheckpointError, LockedError, StoreError
+from fedcore.server.settings import Settings
 from tests.server.rounds import METHODS, N, everything, go_on, made, n
 
 ROOT = Path(__file__).parents[2]
@@ -131,6 +132,87 @@ def test_code_of_the_callers_own_is_asked_for(tmp_path):
     assert Server.load(tmp_path / "t", lr=rates.Exponential(0.1, 0.9)).round_number == 0
     made("FedAvg", lr=rates.Staircase(0.1, restarts=[3])).save(tmp_path / "u")
     assert Server.load(tmp_path / "u", lr=rates.Staircase(0.1, restarts=[3])).broadcast([0]).lr == 0.1
+
+
+class Own(algorithms.FedAvg):
+    """A method, a rate or an optimiser of the caller's own, with options."""
+
+    def __init__(self, alpha=0.1, names=("a", "b"), array=None):
+        super().__init__()
+        self.alpha, self.names, self.array = alpha, names, np.zeros(2) if array is None else array
+
+    def __call__(self, round):
+        return self.alpha / (round + 1)
+
+    def start(self, n):
+        return ()
+
+    def turn(self, v, moments):
+        return v, moments
+
+
+class Other(Own):
+    pass
+
+
+@pytest.mark.parametrize("what", ["algorithm", "lr", "server_lr", "optimizer"])
+def test_code_of_the_callers_own_is_asked_for_as_it_was(what, tmp_path):
+    options = dict(algorithm="FedAvg", lr=0.5) | {what: Own(np.float32(0.25), ["a", "c"])}
+    server = Server(options.pop("algorithm"), np.zeros(2, np.float32), clients=2, **options)
+    server.round([Update(0, server.x + 1, 1)])
+    server.save(tmp_path / "s")
+    for other, message in (
+        (Own(0.3, ["a", "c"]), f"{what}: expected alpha=0.25 of Own, as it was saved, got 0.3"),
+        (Own(0.25), rf"{what}: expected names=\['a', 'c'\] of Own, as it was saved, got \['a', 'b'\]"),
+        (Other(0.25, ["a", "c"]), f"{what}: expected Own, as it was saved, got Other"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            Server.load(tmp_path / "s", **{what: other})
+    again = Server.load(tmp_path / "s", **{what: Own(0.25, ("a", "c"))})
+    assert again.round([Update(1, again.x + 1, 1)]).heard == (1,)
+
+
+@pytest.mark.parametrize("what", ["lr", "server_lr"])
+def test_a_function_is_known_by_its_rate_of_the_round_to_come(what, tmp_path):
+    options = {"lr": 0.5, what: lambda t: 0.5 / (t + 1)}
+    server = Server("FedAvg", np.zeros(2, np.float32), clients=2, **options)
+    for _ in range(3):
+        server.round([])
+    server.save(tmp_path / "s")
+    for other in (lambda t: 0.5 / (t + 2), 0.5, rates.Exponential(0.5, 0.5)):
+        with pytest.raises(CheckpointError, match=rf"{what}: expected 0.125 in round 3, as it was saved, got 0\."):
+            Server.load(tmp_path / "s", **{what: other})
+    assert Server.load(tmp_path / "s", **{what: lambda t: 0.5 * 2.0 ** -(t - 1)}).round_number == 3
+
+
+def test_a_rate_that_has_run_out_can_be_replaced(tmp_path):
+    server = Server("FedAvg", np.zeros(2, np.float32), clients=2, lr=lambda t: [0.1][t])
+    server.round([])
+    server.save(tmp_path / "s")
+    assert Server.load(tmp_path / "s", lr=lambda t: 0.2).broadcast([0]).lr == 0.2
+
+
+@pytest.mark.parametrize("given", [dict(server_lr=0.1), dict(optimizer=optimizers.Adam())])
+def test_what_was_not_there_cannot_be_given_later(given, tmp_path):
+    made("FedAvg").save(tmp_path / "s")
+    with pytest.raises(CheckpointError, match="expected nothing, since the server was saved without one, got"):
+        Server.load(tmp_path / "s", **given)
+
+
+def test_a_table_that_contradicts_itself_is_refused_on_loading_too(tmp_path):
+    server = Server(Own(), np.zeros(2, np.float32), clients=2, lr=0.1)
+    server.save(tmp_path / "s")
+    contradictory = Own()
+    contradictory.adds = "median"
+    with pytest.raises(errors.UnknownNameError, match=r"Own\.adds: 'median' is unknown"):
+        Server.load(tmp_path / "s", algorithm=contradictory)
+
+
+def test_an_older_folder_says_nothing_of_the_options_of_ones_own(tmp_path):
+    none = dict.fromkeys(("algorithm", "lr", "server_lr", "optimizer"))
+    state = Server(Own(), np.zeros(2, np.float32), clients=2, lr=0.1)._settings.to_state()
+    del state["algorithm"]["class"], state["algorithm"]["options"], state["next_rates"]
+    assert Settings.from_state(state, none | {"algorithm": Own(0.7)}).algorithm.alpha == 0.7
 
 
 def test_what_is_no_server_is_refused(tmp_path):

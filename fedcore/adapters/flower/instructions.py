@@ -37,8 +37,8 @@ def instructions(
     shared: tuple[Any, ArrayRecord] | None = None
     for client in sent.ids:
         content = RecordDict({arrays_key: model, config_key: config, METHOD: order})
-        offset = sent.offset(client)
-        if offset is not None:
+        if sent.has_offset:
+            offset = sent.offset(client)
             if shared is None or offset is not shared[0]:
                 shared = offset, write_vector(np.asarray(offset))
             content[OFFSET] = shared[1]

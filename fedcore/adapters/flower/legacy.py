@@ -170,7 +170,7 @@ def _says(sent: Broadcast, client: int | str) -> dict[str, Scalar]:
     """What a client's config says of the method."""
     says: dict[str, Scalar] = {"lr": sent.lr}
     says |= {PREFIX + name: value for name, value in fields_of(sent).items()}
-    for name, vector in (("offset", sent.offset(client)), ("x_prev", sent.x_prev)):
+    for name, vector in (("offset", sent.offset(client) if sent.has_offset else None), ("x_prev", sent.x_prev)):
         if vector is not None:
             says[PREFIX + name] = npy.write(np.asarray(vector))
     return says

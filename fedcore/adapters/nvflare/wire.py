@@ -96,7 +96,7 @@ def model_of(server: Server, sent: Broadcast, client: ClientId | None) -> FLMode
     """
     told = {
         **fields_of(sent),
-        "offset": sent.offset(sent.ids[0] if client is None else client),
+        "offset": sent.offset(sent.ids[0] if client is None else client) if sent.has_offset else None,
         "x_prev": sent.x_prev,
     }
     return FLModel(params=server.tensors(), current_round=sent.round, meta={KEY: told})
