@@ -60,9 +60,11 @@ clean:
 	rm -rf $(VENV) build dist
 
 # The build tools go in first and the package is built with them, not in isolation, so that a rebuild compiles only
-# what changed. FedLab comes as source, which takes wheel to build.
+# what changed. An environment of before holds the package under its old name, fedcore, which would be in the way.
+# FedLab comes as source, which takes wheel to build.
 $(INSTALLED): $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt "scikit-build-core>=0.10" "pybind11>=2.13" cmake ninja wheel
+	$(BIN)/pip uninstall -qq -y fedcore
 	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e ".[dev]"
 	touch $@

@@ -3,6 +3,8 @@
 import sys
 from importlib.util import find_spec
 
+from fedcore.errors import MissingDependencyError
+
 NEEDED = ("matplotlib", "pydantic", "rich", "scipy", "sklearn", "torch", "typer")
 
 
@@ -10,7 +12,7 @@ def main() -> None:
     """Run the command line, or say what to install for it."""
     missing = [package for package in NEEDED if find_spec(package) is None]
     if missing:
-        sys.exit(f'the fedcore command needs {", ".join(missing)}: pip install "fedcore[sim]"')
+        sys.exit(str(MissingDependencyError.of("the fedcore command", ", ".join(missing), extra="sim")))
     from fedcore.cli.app import run_app
 
     run_app()
