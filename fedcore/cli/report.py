@@ -1,9 +1,7 @@
 """``fedcore report``."""
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -14,22 +12,8 @@ from fedcore.reports.sweeps import size
 from fedcore.reports.table import legend, terminal_table
 
 
-def report(
-    folder: Annotated[
-        Path, typer.Argument(help="A folder that `fedcore run` or `sweep` wrote, finished or not.", metavar="DIR")
-    ],
-) -> None:
-    """Make the tables, curves and the page of a run or a sweep anew from its records, the papers' figures beside ours.
-
-    Of a sweep it takes each algorithm's best point: the highest accuracy, the mean over the last 10 evaluated rounds
-    and over the seeds, among the points that are complete.
-
-    Examples:
-
-        fedcore report runs/quickstart-20260101-120000
-
-        fedcore report runs/sweep-quick
-    """
+def report(folder: Path) -> None:
+    """Make the reports of a run or a sweep anew."""
     if is_sweep(folder):
         show_sweep(Console(), folder)
     else:

@@ -3,7 +3,6 @@
 import json
 from contextlib import suppress
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from fedcore.errors import ConfigError
@@ -30,7 +29,7 @@ def prepare(folder: Path, experiment: Experiment) -> None:
         if any(folder.iterdir()):
             raise ConfigError(f"output folder: expected a new or empty folder, got {folder}, which holds files")
         (folder / "records").mkdir()
-        (folder / "build.json").write_text(json.dumps(build(), indent=2) + "\n", encoding="utf-8")
+        (folder / "build.json").write_text(json.dumps(build_info(), indent=2) + "\n", encoding="utf-8")
         write_config(folder, experiment)
     except OSError as error:
         raise ConfigError(f"output folder: cannot write to {folder}: {error}") from error
@@ -50,15 +49,3 @@ def clear_unfinished(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
         with suppress(OSError):  # not there, or not empty: then it is somebody's
             (folder / "records").rmdir()
-
-
-def build() -> dict[str, str | int]:
-    """fedcore's build, and the versions of the packages that a run's figures depend on."""
-    return build_info() | {package: _version(package) for package in ("torch", "scikit-learn")}
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

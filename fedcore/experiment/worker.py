@@ -13,7 +13,7 @@ from pathlib import Path
 from fedcore.errors import FedcoreError
 from fedcore.experiment.records import RoundRecord
 from fedcore.experiment.trial import Trial, run_trial
-from fedcore.runtime import set_threads
+from fedcore.runtime import hide_warnings_of_others, set_threads
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class Worker:
 
 
 def _work(pipe: Connection) -> None:
+    hide_warnings_of_others()
     import torch
 
     torch.set_num_threads(1)  # the order of torch's sums depends on it, and the figures must not on the machine
