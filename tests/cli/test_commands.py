@@ -7,6 +7,7 @@ from itertools import product
 
 import pytest
 
+from fedcore import data
 from fedcore.cli import work
 from fedcore.experiment import presets
 from tests.cli.command import invoke
@@ -65,12 +66,32 @@ def test_a_mistake_is_one_line_and_status_2(arguments, message):
     assert done.errors.count("\n") == 1
 
 
-def test_a_failed_trial_is_named_and_the_status_is_1(tmp_path, monkeypatch):
+@pytest.fixture
+def mnist(tmp_path, monkeypatch):
+    """The folder in which MNIST is looked for."""
     monkeypatch.setenv("FEDCORE_DATA_DIR", str(tmp_path))
+    return tmp_path / "mnist"
+
+
+def test_missing_data_is_one_line_and_status_2(tmp_path, mnist):
+    done = invoke(
+        "run", "quickstart", "--set", "data.name=mnist", "--set", "model.name=lenet", "--out", tmp_path / "run"
+    )
+    assert done.status == 2
+    assert done.errors.startswith("error: mnist: expected train-images-idx3-ubyte.gz, ")
+    assert done.errors.count("\n") == 1
+    assert done.output == ""
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_failed_trial_is_named_and_the_status_is_1(tmp_path, mnist):
+    mnist.mkdir()
+    for name in data.mnist.SHA256["mnist"]:
+        (mnist / name).write_bytes(b"no images")
     changes = ["--set", "data.name=mnist", "--set", "model.name=lenet", "--set", "algorithms=['MIFA']"]
     done = fedcore("run", "quickstart", "--seeds", "4,", *changes, "--out", "run", cwd=tmp_path)
     assert done.returncode == 1
-    assert "MIFA, seed 4: failed: mnist: expected train-images-idx3-ubyte.gz" in done.stdout.replace("\n", " ")
+    assert f"MIFA, seed 4: failed: {mnist}/train-images-idx3-ubyte.gz: " in done.stdout.replace("\n", "")
     assert "Traceback" not in done.stdout + done.stderr
 
 
