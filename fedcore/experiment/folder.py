@@ -14,8 +14,7 @@ CONFIG = "config.json"
 
 def default_folder(experiment: Experiment) -> Path:
     """``runs/<preset>-<date>-<time>`` in the working directory."""
-    name = Path(experiment.name).name if Path(experiment.name).is_absolute() else experiment.name
-    return Path("runs", f"{name.replace('/', '-') or 'run'}-{datetime.now():%Y%m%d-%H%M%S}")
+    return Path("runs", f"{experiment.name.replace('/', '-') or 'run'}-{datetime.now():%Y%m%d-%H%M%S}")
 
 
 def prepare(folder: Path, experiment: Experiment) -> None:
