@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+SIMULATOR := $(VENV)/.simulator
 INSTALLED := $(VENV)/.installed
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc fedcore -type f -not -name '*.pyc')
 CORES := $(shell nproc)
@@ -11,11 +12,11 @@ CXX_FILES := $(shell find csrc tests/native bench -name '*.cpp' -o -name '*.h' -
 help:
 	@sed -n 's/^## //p' Makefile
 
-## make quickstart    set up, then compare FedAvg, MIFA and MimiC on handwritten digits (about a minute)
-quickstart: $(INSTALLED)
+## make quickstart    install the simulator alone, then compare FedAvg, MIFA and MimiC on handwritten digits
+quickstart: $(SIMULATOR)
 	$(BIN)/fedcore run quickstart
 
-## make test          set up, then lint and run all tests
+## make test          install the rest (every framework and linter), then lint and run all tests
 test: lint
 	$(BIN)/python -m pytest
 
@@ -60,9 +61,20 @@ clean:
 	rm -rf $(VENV) build dist
 
 # The build tools go in first and the package is built with them, not in isolation, so that a rebuild compiles only
-# what changed. FedLab comes as source, which takes wheel to build.
-$(INSTALLED): $(SOURCES)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt "scikit-build-core>=0.10" "pybind11>=2.13" cmake ninja wheel
-	$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e ".[dev]"
-	touch $@
+# what changed. An environment of before holds the package under its old name, fedcore, which would be in the way.
+# Bytecode is made where it is imported: of all of torch and SciPy it takes longer than the quickstart.
+$(SIMULATOR): $(SOURCES)
+	@echo "Installing the simulator (torch, scikit-learn, matplotlib, ...) into $(VENV): 1 GB, or 5 with CUDA's torch,"
+	@echo "and compiling the native module: about two minutes, and the download. Only the first time."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install -q --no-compile -c constraints.txt "scikit-build-core>=0.10" "pybind11>=2.13" cmake ninja
+	@$(BIN)/pip uninstall -qq -y fedcore
+	@$(BIN)/pip install -q --no-compile -c constraints.txt --no-build-isolation -e ".[sim]"
+	@touch $@
+
+# FedLab comes as source, which takes wheel to build.
+$(INSTALLED): $(SIMULATOR)
+	@echo "Installing what the tests need (Flower, NVFlare, pfl, FedLab, the linters): another GB. Only the first time."
+	@$(BIN)/pip install -q -c constraints.txt wheel
+	@$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e ".[dev]"
+	@touch $@

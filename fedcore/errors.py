@@ -6,6 +6,9 @@ Every message names the argument, what was due and what came: ``weights: expecte
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+DISTRIBUTION = "fedcore-fl"
+"""What a package index calls this package; ``fedcore`` is somebody else's there."""
+
 
 class FedcoreError(Exception):
     """Whatever fedcore raises on purpose."""
@@ -76,6 +79,21 @@ class MissingDataError(FedcoreError, RuntimeError):
 
 class MissingDependencyError(FedcoreError, RuntimeError):
     """An optional package is needed; the message says what to install."""
+
+    @classmethod
+    def of(cls, what: str, needed: str, *, extra: str, instead: str = "") -> "MissingDependencyError":
+        """The error of ``what``, which needs these packages, of one of fedcore's extras.
+
+        Args:
+            what: what was asked for.
+            needed: the packages, as their own documents call them.
+            extra: which of ``pyproject.toml``'s extras brings them.
+            instead: what else would do.
+
+        >>> print(MissingDependencyError.of("digits", "scikit-learn", extra="sim"))
+        digits: need scikit-learn; pip install 'fedcore-fl[sim]'
+        """
+        return cls(f"{what}: need {needed}; pip install '{DISTRIBUTION}[{extra}]'{instead and f', or {instead}'}")
 
 
 class StoreError(FedcoreError, RuntimeError):

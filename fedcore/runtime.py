@@ -2,6 +2,9 @@
 
 import os
 import platform
+import sys
+import warnings
+from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 
@@ -41,7 +44,7 @@ def isa() -> str:
 
 
 def build_info() -> dict[str, str | int]:
-    """Versions, compiler, instruction set and threads."""
+    """Versions, compiler, instruction set and threads, and the packages that an experiment's figures depend on."""
     return {
         "fedcore": __version__,
         "python": platform.python_version(),
@@ -51,4 +54,23 @@ def build_info() -> dict[str, str | int]:
         "isa": isa(),
         "isa_best": _core.best_isa(),
         "threads": threads(),
+        "torch": _version("torch"),
+        "scikit-learn": _version("scikit-learn"),
     }
+
+
+def hide_warnings_of_others() -> None:
+    """In a process that is fedcore's own, show no FutureWarning of another package: its user can do nothing about it.
+
+    One that torch, say, has of a package that it finds installed. Whoever asks for warnings (``python -W``,
+    ``PYTHONWARNINGS``) gets all of them.
+    """
+    if not sys.warnoptions:
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"(?!fedcore\b)")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,16 +1,5 @@
 """The command line, ``fedcore``."""
 
-import sys
-from importlib.util import find_spec
+from fedcore.cli.app import main
 
-NEEDED = ("matplotlib", "pydantic", "rich", "scipy", "sklearn", "torch", "typer")
-
-
-def main() -> None:
-    """Run the command line, or say what to install for it."""
-    missing = [package for package in NEEDED if find_spec(package) is None]
-    if missing:
-        sys.exit(f'the fedcore command needs {", ".join(missing)}: pip install "fedcore[sim]"')
-    from fedcore.cli.app import run_app
-
-    run_app()
+__all__ = ["main"]

@@ -3,9 +3,7 @@
 import inspect
 import os
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -16,27 +14,9 @@ from fedcore.experiment import load_preset
 from fedcore.experiment.division import divided
 from fedcore.reports.holdings import draw_holdings, holdings_table
 
-LINES = 40
-"""Clients that a terminal is shown unless it asks for all."""
 
-data = typer.Typer(
-    help="Look at the data: what there is, and who holds what in an experiment.",
-    epilog="Start with: fedcore data show quickstart",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-)
-
-
-@data.command("list")
 def list_data() -> None:
-    """List the data sets and the ways to divide them, with the options of each.
-
-    Every name can be written into a configuration, or set from the command line:
-
-        fedcore run quickstart --set 'partition={name="dirichlet", clients=30, alpha=0.3}'
-
-    Files are read from $FEDCORE_DATA_DIR/NAME where that variable is set, and are downloaded once where it is not.
-    """
+    """List the data sets and the ways to divide them."""
     console = Console()
     sets = _table("data", "example", "classes", "what it is", "options")
     for name, source in REGISTRY.items():
@@ -52,38 +32,11 @@ def list_data() -> None:
     console.print(f"Files are {where}.", markup=False, highlight=False, soft_wrap=True)
 
 
-@data.command("show")
-def show(
-    preset: Annotated[str, typer.Argument(help="A preset (see `fedcore list`), or a .toml or .json file.")],
-    out: Annotated[
-        Path | None, typer.Option(help="Also draw clients x classes as a picture, into this file.", metavar="PNG")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="The trial's seed; by default the first of the experiment.")
-    ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the configuration; may be repeated."),
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help=f"Show all clients, not only the first {LINES}.")] = False,
-) -> None:
-    """Show who holds what in an experiment: each client's examples, class by class.
-
-    Nothing is trained. What you see is what `fedcore run` deals with the same configuration and seed.
-
-    Examples:
-
-        fedcore data show quickstart
-
-        fedcore data show quickstart --out who.png --seed 3
-
-        fedcore data show quickstart --set 'partition={name="dirichlet", clients=30, alpha=0.1}'
-
-        fedcore data show quickstart --set data.name=mnist --set model.name=lenet --all
-    """
+def show(preset: str, out: Path | None, seed: int | None, changes: list[str], most: int | None) -> None:
+    """Show who holds what; ``most`` is how many clients at most, None for all."""
     if out is not None and out.suffix.lower() != ".png":
         raise ConfigError(f"--out: expected a file that ends in .png, got {str(out)!r}")
-    experiment = load_preset(preset, changes or ())
+    experiment = load_preset(preset, changes)
     first = experiment.seeds[0] if seed is None else seed
     dataset, parts = divided(experiment, first)
     counts = holdings(dataset.train_y, parts, dataset.classes)
@@ -91,8 +44,8 @@ def show(
     deal = f"{experiment.partition.name} ({options})" if options else experiment.partition.name
     title = f"{dataset.name}, {deal}, seed {first}"
     console = Console()
-    console.print(holdings_table(counts, title=title, most=None if every else LINES))
-    if not every and len(counts) > LINES:
+    console.print(holdings_table(counts, title=title, most=most))
+    if most is not None and len(counts) > most:
         console.print("--all shows all clients", markup=False, highlight=False)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,15 +1,13 @@
 """How a command that runs trials ends: interrupted, or with trials that failed."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import typer
 from rich.console import Console
 
+from fedcore.cli.status import FAILED, INTERRUPTED
 from fedcore.experiment import Event
-
-INTERRUPTED = 130
-"""128 + SIGINT, as shells have it."""
 
 
 @contextmanager
@@ -20,12 +18,12 @@ def interruptible(console: Console, how_to_go_on: str) -> Iterator[None]:
     except KeyboardInterrupt:
         said = f"interrupted; {how_to_go_on}"
         console.print(said, style="yellow", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(INTERRUPTED) from None
+        sys.exit(INTERRUPTED)
 
 
 def exit_on_failures(console: Console, failed: Sequence[tuple[str, Event]]) -> None:
-    """Name the trials that failed and exit with 1, if there are any."""
+    """Name the trials that failed and exit with ``FAILED``, if there are any."""
     for name, event in failed:
         console.print(f"{name}: failed: {event.error}", style="red", markup=False, soft_wrap=True)
     if failed:
-        raise typer.Exit(1)
+        sys.exit(FAILED)

@@ -1,14 +1,9 @@
 """``fedcore info``."""
 
-from rich.console import Console
-from rich.table import Table
-
-from fedcore.experiment.folder import build
+from fedcore.cli.pairs import show_pairs
+from fedcore.runtime import build_info
 
 
 def info() -> None:
-    """Show versions, compiler, instruction set and threads: what a bug report needs."""
-    table = Table(show_header=False, box=None)
-    for name, value in build().items():
-        table.add_row(f"[bold]{name}[/bold]", str(value))
-    Console().print(table)
+    """Show what a bug report needs."""
+    show_pairs((name, str(value)) for name, value in build_info().items())

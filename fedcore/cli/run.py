@@ -1,9 +1,8 @@
 """``fedcore run``."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import typer
 from rich.console import Console
 
 from fedcore.cli.ending import exit_on_failures, interruptible
@@ -14,54 +13,19 @@ from fedcore.experiment import load_preset, run_experiment
 from fedcore.experiment.folder import CONFIG, default_folder
 from fedcore.experiment.trial import trials
 
-Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the configuration; may be repeated."),
-]
-Scale = Annotated[
-    Literal["full", "quick"],
-    typer.Option(help="`quick` is the preset's small size, for two cores."),
-]
-Seeds = Annotated[
-    str | None, typer.Option(help="A count (`3` is 0,1,2), or a list (`0,4,7`; `4,` is the seed 4 alone).")
-]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Processes; by default as many as there are cores.")]
-
 
 def run(
-    preset: Annotated[str, typer.Argument(help="A preset (see `fedcore list`), or a .toml or .json file.")],
-    rounds: Annotated[int | None, typer.Option(help="Communication rounds.")] = None,
-    seeds: Seeds = None,
-    changes: Changes = None,
-    scale: Scale = "full",
-    out: Annotated[
-        Path | None,
-        typer.Option(help="A new or empty folder; by default runs/PRESET-DATE-TIME.", metavar="DIR"),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a stopped run: PRESET is its folder, and nothing is changed.")
-    ] = False,
-    jobs: Jobs = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of fedcore's kernels in each process.")] = None,
+    preset: str,
+    rounds: int | None,
+    seeds: str | None,
+    changes: list[str],
+    scale: Literal["full", "quick"],
+    out: Path | None,
+    resume: bool,
+    jobs: int | None,
+    threads: int | None,
 ) -> None:
-    """Run an experiment: every algorithm with every seed, on the same clients in the same rounds.
-
-    Shows a table of accuracies and writes it, the curves, the records and the configuration to a folder.
-
-    Examples:
-
-        fedcore run quickstart
-
-        fedcore run mimic/table3-tau20 --scale quick
-
-        fedcore run quickstart --set rate.lr=0.1 --set 'participation={name="Bernoulli", p=0.2}'
-
-        fedcore run quickstart --set 'algorithms=["MimiC", {name="MIFA", wait=false}]'
-
-        fedcore run runs/quickstart-20260101-120000/config.json --out again
-
-        fedcore run runs/quickstart-20260101-120000 --resume
-    """
+    """Run an experiment."""
     overrides = given(changes, rounds, seeds)
     overrides += [f"threads={threads}"] if threads is not None else []
     if resume and (overrides or out or scale != "full"):
@@ -78,9 +42,9 @@ def run(
     exit_on_failures(console, [(event.trial.name, event) for event in failed])
 
 
-def given(changes: list[str] | None, rounds: int | None, seeds: str | None) -> list[str]:
+def given(changes: list[str], rounds: int | None, seeds: str | None) -> list[str]:
     """What the command line changes in a preset, as overrides."""
-    overrides = list(changes or ())
+    overrides = list(changes)
     overrides += [f"rounds={rounds}"] if rounds is not None else []
     return overrides + ([f"seeds={_seeds(seeds)}"] if seeds is not None else [])
 

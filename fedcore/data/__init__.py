@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fedcore.data import cifar10, digits, emnist, mnist, synthetic
@@ -28,6 +29,7 @@ __all__ = [
     "Source",
     "dirichlet",
     "divide",
+    "find",
     "from_arrays",
     "from_flower",
     "from_torch",
@@ -52,6 +54,7 @@ class Source:
         shape: of one example.
         classes: the number of classes.
         generated: it is made for so many clients from a seed, which ``load`` then gets, and says who holds what.
+        find: finds or downloads its files, without reading them; None where it has none.
     """
 
     load: Callable[..., Dataset]
@@ -59,15 +62,24 @@ class Source:
     shape: tuple[int, ...]
     classes: int
     generated: bool = False
+    find: Callable[[], list[Path]] | None = None
 
 
 REGISTRY: dict[str, Source] = {
     "digits": Source(digits.load, "1,797 handwritten digits, in scikit-learn", (1, 8, 8), 10),
-    "mnist": Source(partial(mnist.load, "mnist"), "70,000 handwritten digits", (1, 28, 28), 10),
-    "fashion-mnist": Source(partial(mnist.load, "fashion-mnist"), "70,000 articles of clothing", (1, 28, 28), 10),
-    "cifar-10": Source(cifar10.load, "60,000 photographs of animals and vehicles", (3, 32, 32), 10),
     **{
-        f"emnist-{split}": Source(partial(emnist.load, split), "handwritten characters", (1, 28, 28), classes)
+        name: Source(partial(mnist.load, name), about, (1, 28, 28), 10, find=partial(mnist.find, name))
+        for name, about in (("mnist", "70,000 handwritten digits"), ("fashion-mnist", "70,000 articles of clothing"))
+    },
+    "cifar-10": Source(cifar10.load, "60,000 photographs of animals and vehicles", (3, 32, 32), 10, find=cifar10.find),
+    **{
+        f"emnist-{split}": Source(
+            partial(emnist.load, split),
+            "handwritten characters",
+            (1, 28, 28),
+            classes,
+            find=partial(emnist.find, split),
+        )
         for split, classes in emnist.CLASSES.items()
     },
     "synthetic": Source(
@@ -79,6 +91,27 @@ REGISTRY: dict[str, Source] = {
 }
 FILLED_IN = ("clients", "seed")
 """Parameters that are no options of a data set's own: ``load`` gives them to those that are generated."""
+
+
+def find(name: str) -> list[Path]:
+    """The paths of a data set's files, downloaded first where they have to be; none where it has no files.
+
+    What is in them is not looked at: ``load`` does that.
+
+    Args:
+        name: a key of ``REGISTRY``.
+
+    Raises:
+        UnknownNameError: there is no such data set.
+        MissingDataError, MissingDependencyError: the files, or what downloads them, are not there.
+
+    >>> find("synthetic")
+    []
+    """
+    if name not in REGISTRY:
+        raise UnknownNameError.of("data", name, REGISTRY)
+    source = REGISTRY[name]
+    return [] if source.find is None else source.find()
 
 
 def load(name: str, *, clients: int | None = None, seed: int | None = None, **options: Any) -> Dataset:

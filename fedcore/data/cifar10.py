@@ -34,6 +34,11 @@ DEVIATION = (0.24703223, 0.24348513, 0.26158784)
 """Of the training pixels / 255, for each colour."""
 
 
+def find() -> list[Path]:
+    """The six files, as ``files.find`` finds or downloads them."""
+    return files.find("cifar-10", [*TRAIN, *TEST], ADDRESS, md5=MD5)
+
+
 def load(standardise: bool = False) -> Dataset:
     """CIFAR-10: pixels / 255 as float32[m, 3, 32, 32], 50,000 and 10,000 examples, 10 classes.
 
@@ -53,7 +58,7 @@ def load(standardise: bool = False) -> Dataset:
 
     Reference: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
     """
-    paths = files.find("cifar-10", [*TRAIN, *TEST], ADDRESS, md5=MD5)
+    paths = find()
     train_x, train_y = _examples(paths[: len(TRAIN)], TRAIN_SHA256, standardise)
     test_x, test_y = _examples(paths[len(TRAIN) :], TEST_SHA256, standardise)
     return Dataset("cifar-10", train_x, train_y, test_x, test_y, classes=10)

@@ -23,7 +23,7 @@ def load() -> Dataset:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise MissingDependencyError("digits: need scikit-learn; pip install 'fedcore[sim]'") from error
+        raise MissingDependencyError.of("digits", "scikit-learn", extra="sim") from error
     raw = load_digits()
     x = (raw.images / 16).astype(np.float32)[:, None]
     y = raw.target.astype(np.int64)

@@ -19,6 +19,16 @@ CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits"
 """The splits. ``byclass`` is 0-9, A-Z, a-z; ``bymerge`` and ``balanced`` do not tell apart the cases of 15 letters."""
 
 
+def find(split: str) -> list[Path]:
+    """The four files of a split, as ``files.find`` finds or downloads them."""
+    due = [
+        f"gzip/emnist-{split}-{part}-{kind}-ubyte.gz"
+        for part in ("train", "test")
+        for kind in ("images-idx3", "labels-idx1")
+    ]
+    return files.find("emnist", due, ADDRESS, md5=MD5)
+
+
 def load(split: str) -> Dataset:
     """One split of EMNIST: pixels / 255 as float32[m, 1, 28, 28].
 
@@ -37,12 +47,7 @@ def load(split: str) -> Dataset:
 
     Reference: G. Cohen, S. Afshar, J. Tapson, A. van Schaik, "EMNIST: Extending MNIST to handwritten letters", 2017.
     """
-    due = [
-        f"gzip/emnist-{split}-{part}-{kind}-ubyte.gz"
-        for part in ("train", "test")
-        for kind in ("images-idx3", "labels-idx1")
-    ]
-    train_images, train_labels, test_images, test_labels = files.find("emnist", due, ADDRESS, md5=MD5)
+    train_images, train_labels, test_images, test_labels = find(split)
     train_x, train_y = _read(train_images, train_labels, split)
     test_x, test_y = _read(test_images, test_labels, split)
     return Dataset(f"emnist-{split}", train_x, train_y, test_x, test_y, CLASSES[split])

@@ -44,9 +44,8 @@ def _download(name: str, files: Sequence[str], address: str, md5: str | None) ->
     try:
         import pooch
     except ImportError as error:
-        raise MissingDependencyError(
-            f"{name}: need pooch to download it; pip install 'fedcore[sim]', or set FEDCORE_DATA_DIR"
-        ) from error
+        needed = "pooch to download it"
+        raise MissingDependencyError.of(name, needed, extra="sim", instead="set FEDCORE_DATA_DIR") from error
     folder = pooch.os_cache("fedcore") / name
     try:
         if md5 is None:

@@ -3,6 +3,8 @@
 The content is what counts: its SHA-256 is verified at every load, wherever the file came from.
 """
 
+from pathlib import Path
+
 import numpy as np
 
 from fedcore.data import files, idx
@@ -30,6 +32,11 @@ SHA256 = {
 }
 
 
+def find(name: str) -> list[Path]:
+    """The four files, as ``files.find`` finds or downloads them."""
+    return files.find(name, list(SHA256[name]), ADDRESSES[name])
+
+
 def load(name: str) -> Dataset:
     """MNIST or Fashion-MNIST: pixels / 255 as float32[m, 1, 28, 28], 60,000 and 10,000 examples, 10 classes.
 
@@ -49,10 +56,9 @@ def load(name: str) -> Dataset:
     "Fashion-MNIST", arXiv 1708.07747, 2017.
     """
     hashes = SHA256[name]
-    paths = files.find(name, list(hashes), ADDRESSES[name])
     arrays = [
         idx.read(path, ndim=3 if "idx3" in file else 1, sha256=sha256)
-        for path, (file, sha256) in zip(paths, hashes.items(), strict=True)
+        for path, (file, sha256) in zip(find(name), hashes.items(), strict=True)
     ]
     train_x, test_x = (np.divide(x[:, None], np.float32(255), dtype=np.float32) for x in arrays[::2])
     train_y, test_y = (y.astype(np.int64) for y in arrays[1::2])

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
+from pathlib import PurePosixPath
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -17,6 +18,7 @@ from fedcore import algorithms, data, participation
 from fedcore.algorithms import Algorithm, check_table
 from fedcore.data import partitions
 from fedcore.errors import FedcoreError, RangeError, ShapeError, UnknownNameError
+from fedcore.experiment.changes import Change
 from fedcore.experiment.fields import Count, Section, Seed, Threads, option_problems
 from fedcore.experiment.named import Named, problems
 from fedcore.experiment.objective import Objective
@@ -165,7 +167,8 @@ class Evaluate(Section):
 class Experiment(Section):
     """A comparison of algorithms on one problem, with the same clients active in the same rounds.
 
-    ``grid`` is what a sweep tries (``fedcore.experiment.grid``); a run has the values of the other keys.
+    ``grid`` is what a sweep tries (``fedcore.experiment.grid``); a run has the values of the other keys. ``changes`` is
+    what it has otherwise than the preset whose title it bears (``load_preset`` fills it in).
     """
 
     name: str = ""
@@ -186,6 +189,21 @@ class Experiment(Section):
     evaluate: Evaluate = Evaluate()
     pictures: Pictures = Pictures()
     grid: Mapping[str, list[Any]] = Field(default_factory=dict)
+    changes: tuple[Change, ...] = Field(default=(), strict=False)
+
+    def tables(self) -> dict[str, Any]:
+        """The experiment as ``config.json`` has it."""
+        tables: dict[str, Any] = json.loads(self.model_dump_json(exclude_none=True))
+        return tables
+
+    @field_validator("name")
+    @classmethod
+    def _name_stays_inside(cls, name: str) -> str:
+        """A run's folder has this name, within the folder that was given."""
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or "\0" in name or (name and not path.parts):
+            raise problems({"": f"expected a name, or a path that stays below the folder of the run, got {name!r}"})
+        return name
 
     @field_validator("seeds")
     @classmethod

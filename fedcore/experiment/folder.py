@@ -3,7 +3,6 @@
 import json
 from contextlib import suppress
 from datetime import datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from fedcore.errors import ConfigError
@@ -15,8 +14,7 @@ CONFIG = "config.json"
 
 def default_folder(experiment: Experiment) -> Path:
     """``runs/<preset>-<date>-<time>`` in the working directory."""
-    name = Path(experiment.name).name if Path(experiment.name).is_absolute() else experiment.name
-    return Path("runs", f"{name.replace('/', '-') or 'run'}-{datetime.now():%Y%m%d-%H%M%S}")
+    return Path("runs", f"{experiment.name.replace('/', '-') or 'run'}-{datetime.now():%Y%m%d-%H%M%S}")
 
 
 def prepare(folder: Path, experiment: Experiment) -> None:
@@ -30,7 +28,7 @@ def prepare(folder: Path, experiment: Experiment) -> None:
         if any(folder.iterdir()):
             raise ConfigError(f"output folder: expected a new or empty folder, got {folder}, which holds files")
         (folder / "records").mkdir()
-        (folder / "build.json").write_text(json.dumps(build(), indent=2) + "\n", encoding="utf-8")
+        (folder / "build.json").write_text(json.dumps(build_info(), indent=2) + "\n", encoding="utf-8")
         write_config(folder, experiment)
     except OSError as error:
         raise ConfigError(f"output folder: cannot write to {folder}: {error}") from error
@@ -50,15 +48,3 @@ def clear_unfinished(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
         with suppress(OSError):  # not there, or not empty: then it is somebody's
             (folder / "records").rmdir()
-
-
-def build() -> dict[str, str | int]:
-    """fedcore's build, and the versions of the packages that a run's figures depend on."""
-    return build_info() | {package: _version(package) for package in ("torch", "scikit-learn")}
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

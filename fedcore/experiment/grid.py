@@ -1,5 +1,6 @@
 """The points of a sweep: a preset's experiment with every combination of the values in its ``grid``."""
 
+import copy
 import inspect
 import json
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from pydantic import ValidationError
 
 from fedcore import algorithms
 from fedcore.errors import ConfigError
+from fedcore.experiment.changes import at_point
 from fedcore.experiment.config import Experiment, Method
 
 OF_METHODS = "algorithms."
@@ -66,7 +68,9 @@ def _concerns(key: str, method: Method) -> bool:
 
 
 def _at(experiment: Experiment, methods: list[Method], chosen: Mapping[str, Any], name: str) -> Experiment:
-    tables = json.loads(experiment.model_dump_json(exclude_none=True, exclude={"grid"}))
+    whole = experiment.tables()
+    tables = copy.deepcopy(whole)
+    del tables["grid"]
     tables["algorithms"] = [json.loads(method.model_dump_json(exclude_none=True)) for method in methods]
     for key, value in chosen.items():
         if key.startswith(OF_METHODS):
@@ -81,9 +85,10 @@ def _at(experiment: Experiment, methods: list[Method], chosen: Mapping[str, Any]
             raise ConfigError(f"grid: expected the key of a value that the experiment has, got {key!r}")
         table[last] = value
     try:
-        return Experiment.model_validate_json(json.dumps(tables))
+        point = Experiment.model_validate_json(json.dumps(tables))
     except ValidationError as error:
         raise ConfigError(f"grid: {experiment.name} at {name}: {error}") from None
+    return point.model_copy(update={"changes": at_point(experiment.changes, whole, point.tables())})
 
 
 def _written(value: Any) -> str:

@@ -1,5 +1,6 @@
 """A preset or a file, with what the command line changes in it, as a checked ``Experiment``."""
 
+import copy
 import json
 import re
 import tomllib
@@ -12,9 +13,10 @@ from pydantic_core import ErrorDetails
 
 from fedcore.errors import ConfigError, UnknownNameError
 from fedcore.experiment import presets
+from fedcore.experiment.changes import Changes, changes, combined
 from fedcore.experiment.config import Experiment
 from fedcore.experiment.fields import said, unknown_key
-from fedcore.experiment.variants import SCALES, at_scale
+from fedcore.experiment.variants import FULL, SCALES, at_scale
 
 OF_FAMILIES = {"data", "objective", "partition", "participation"}
 """The tables in which the presets of a family differ."""
@@ -45,12 +47,12 @@ def load_preset(
     where = str(name_or_path)
     if scale not in SCALES:
         raise UnknownNameError.of("scale", scale, SCALES)
-    whole = presets.on_base(_read(Path(where))) if where.endswith((".toml", ".json")) else presets.read(where)
-    tables = at_scale(whole, scale)
+    whole, titled = _of_file(Path(where)) if where.endswith((".toml", ".json")) else (presets.read(where), where)
+    tables = at_scale(copy.deepcopy(whole), scale)
     if tables is None:
         raise ConfigError(f"{where}: expected a table 'quick' with what the small scale changes, found none")
     name = Path(where.removesuffix(".toml").removesuffix(".json"))
-    # A sweep has a folder of this name in its own, so it must not lead out of there.
+    # A sweep has a folder of this name in its own, which the experiment's field keeps from leading out of there.
     tables.setdefault("name", name.name if name.is_absolute() or ".." in name.parts else name.as_posix())
     for override in overrides:
         _apply(tables, override)
@@ -58,12 +60,39 @@ def load_preset(
     if changed & OF_FAMILIES:  # then its value in the family is no longer what the preset says
         tables.get("pictures", {}).pop("varied", None)
     try:
-        return Experiment.model_validate(tables)
+        experiment = Experiment.model_validate(tables | {"changes": ()})
+        return experiment.model_copy(update={"changes": _changes(experiment, whole, titled)})
     except ValidationError as error:
         found = [f"{key}: {problem}" if key else problem for key, problem in _problems(error)]
     if len(found) == 1:
         raise ConfigError(f"{where}: {found[0]}")
     raise ConfigError(f"{where}: {len(found)} problems\n" + "\n".join(f"  {line}" for line in found))
+
+
+def _of_file(path: Path) -> tuple[dict[str, Any], str]:
+    """The tables of a file on those of its base, and the name of the preset whose title it bears; empty for its own."""
+    tables = _read(path)
+    base = tables.get("base", "")
+    return presets.on_base(tables), base if "title" not in tables else ""
+
+
+def _changes(experiment: Experiment, whole: dict[str, Any], titled: str) -> Changes:
+    """What an experiment has otherwise than what it is called for.
+
+    That is the package's preset of its name, with which reports compare it; else the one whose title it bears; else the
+    file that it was read from, where that is an experiment as it stands.
+
+    Args:
+        whole: the file's tables, or the preset's, at their own size.
+        titled: the name of the preset whose title it bears, or empty.
+    """
+    called = experiment.name if experiment.name in presets.names() else titled
+    before = presets.read(called) if called else whole
+    try:
+        full = Experiment.model_validate(at_scale(before, FULL))
+    except ValidationError:
+        return ()
+    return combined(full.changes, changes(full.tables(), experiment.tables()))
 
 
 def _read(path: Path) -> dict[str, Any]:

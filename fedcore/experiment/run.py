@@ -3,14 +3,17 @@
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 
+from fedcore import data
+from fedcore.errors import MissingDataError
 from fedcore.experiment.config import Experiment
 from fedcore.experiment.folder import prepare
 from fedcore.experiment.records import RoundRecord
-from fedcore.experiment.trial import Trial, trials
+from fedcore.experiment.trial import CHECKPOINTS, Trial, is_complete, trials
 from fedcore.experiment.worker import Ended, Worker
 
 
@@ -84,11 +87,34 @@ def run_experiment(
 
     Raises:
         ConfigError: the folder is not new or empty.
+        MissingDataError: the data is not there; nothing was made or begun.
         KeyboardInterrupt: after the processes were stopped; the records hold every finished round.
     """
+    work = [Job(trial, folder) for trial in trials(experiment)]
+    find_data(work)
     if not resume:
         prepare(folder, experiment)
-    return run_jobs([Job(trial, folder) for trial in trials(experiment)], processes=jobs, on_event=on_event)
+    return run_jobs(work, processes=jobs, on_event=on_event)
+
+
+def find_data(jobs: Iterable[Job]) -> None:
+    """See that the files of all jobs' data are there, and download them where they have to be.
+
+    Raises:
+        MissingDataError: some are not, and a job is not complete yet; one line for each data set.
+    """
+    waiting: dict[str, list[Job]] = {}
+    for job in jobs:
+        waiting.setdefault(job.trial.experiment.data.name, []).append(job)
+    missing = []
+    for name, own in waiting.items():
+        try:
+            data.find(name)
+        except MissingDataError as error:
+            if not all(is_complete(job.trial, job.folder) for job in own):
+                missing.append(str(error))
+    if missing:
+        raise MissingDataError("\n".join(missing))
 
 
 def run_jobs(
@@ -108,6 +134,7 @@ def run_jobs(
         KeyboardInterrupt: after the processes were stopped.
     """
     waiting = deque(jobs)
+    folders = {job.folder for job in waiting}
     failed: list[Event] = []
     workers: list[Worker] = []
     doing: dict[Worker, Job] = {}
@@ -143,4 +170,7 @@ def run_jobs(
     finally:
         for worker in workers:
             worker.stop()
+        for folder in folders:
+            with suppress(OSError):  # not there, or it holds what the run goes on from
+                (folder / CHECKPOINTS).rmdir()
     return failed

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedcore.errors import ConfigError
+from fedcore.experiment.changes import Change, combined
 from fedcore.experiment.config import Experiment
 from fedcore.experiment.folder import CONFIG, clear_unfinished, prepare, write_config
 from fedcore.experiment.grid import points
-from fedcore.experiment.run import Event, Job, run_jobs
+from fedcore.experiment.run import Event, Job, find_data, run_jobs
 from fedcore.experiment.trial import trials
 
 
@@ -63,9 +64,11 @@ def run_sweep(
 
     Raises:
         ConfigError: the folder holds another experiment under the name of one of these.
+        MissingDataError: data is not there; nothing was made or begun.
         KeyboardInterrupt: after the processes were stopped; the records hold every finished round.
     """
     work = sweep.jobs()
+    find_data(work)
     for folder, experiment in {job.folder: job.trial.experiment for job in work}.items():
         _prepare(folder, experiment)
     return run_jobs(work, processes=jobs, on_event=on_event)
@@ -84,11 +87,13 @@ def _prepare(folder: Path, experiment: Experiment) -> None:
             f"{folder}: expected the experiment that is to run, got another one in its {CONFIG}; "
             "take another folder for other settings (only more seeds may be added)"
         )
-    if (seeds, experiment.pictures) != (before.seeds, before.pictures):
-        write_config(folder, experiment.model_copy(update={"seeds": seeds}))
+    more = (Change(key="seeds", was=list(experiment.seeds), now=list(seeds)),)
+    both = experiment.model_copy(update={"seeds": seeds, "changes": combined(experiment.changes, more)})
+    if (both.seeds, both.pictures, both.changes) != (before.seeds, before.pictures, before.changes):
+        write_config(folder, both)
 
 
 def _figures(experiment: Experiment) -> dict[str, object]:
     """What a trial's figures depend on, but for its seed."""
-    tables: dict[str, object] = json.loads(experiment.model_dump_json(exclude={"seeds", "grid", "pictures"}))
+    tables: dict[str, object] = json.loads(experiment.model_dump_json(exclude={"seeds", "grid", "pictures", "changes"}))
     return tables

@@ -11,6 +11,9 @@ from fedcore.experiment.config import Experiment, Method
 from fedcore.experiment.records import Header, RoundRecord, Writer, read, started
 from fedcore.runtime import __version__
 
+CHECKPOINTS = "checkpoints"
+"""The folder of a run in which its unfinished trials have their servers."""
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -80,8 +83,9 @@ def run_trial(
     path = folder / "records" / trial.file_name
     path.parent.mkdir(parents=True, exist_ok=True)
     before = _rounds_before(path, header)
-    checkpoints = Checkpoints(folder / "checkpoints" / path.stem, checkpoint_seconds)
+    checkpoints = Checkpoints(folder / CHECKPOINTS / path.stem, checkpoint_seconds)
     if before is not None and len(before) == experiment.rounds:
+        checkpoints.remove()  # a run that was killed at the very end leaves one
         for line in before:
             on_round(line)
         return
@@ -100,6 +104,16 @@ def run_trial(
             on_round(line)
             checkpoints.save_when_due(parts.server, record)
     checkpoints.remove()
+
+
+def is_complete(trial: Trial, folder: Path) -> bool:
+    """Whether a trial's record has all its rounds.
+
+    Raises:
+        MissingDataError: the record is damaged.
+    """
+    path = folder / "records" / trial.file_name
+    return path.exists() and started(path) and len(read(path).rounds) == trial.experiment.rounds
 
 
 def _rounds_before(path: Path, header: Header) -> list[RoundRecord] | None:

@@ -13,7 +13,11 @@ from pathlib import Path
 from fedcore.errors import FedcoreError
 from fedcore.experiment.records import RoundRecord
 from fedcore.experiment.trial import Trial, run_trial
-from fedcore.runtime import set_threads
+from fedcore.runtime import hide_warnings_of_others, set_threads
+
+
+class _RunIsGoneError(BaseException):
+    """There is nobody to tell. No Exception, since it is not the trial that failed."""
 
 
 @dataclass(frozen=True)
@@ -61,24 +65,33 @@ class Worker:
 
 
 def _work(pipe: Connection) -> None:
+    hide_warnings_of_others()
     import torch
 
     torch.set_num_threads(1)  # the order of torch's sums depends on it, and the figures must not on the machine
-    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the run is gone
+
+    def tell(message: RoundRecord | Ended) -> None:
+        try:
+            pipe.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            raise _RunIsGoneError from None
+
+    with suppress(EOFError, ConnectionResetError, _RunIsGoneError):
         while True:
             received: tuple[Trial, Path] = pipe.recv()
             trial, folder = received
             set_threads(trial.experiment.threads)
+            log = (folder / "records" / trial.file_name).with_suffix(".traceback.txt")
+            log.unlink(missing_ok=True)  # of a try before this one
             try:
-                run_trial(trial, folder, pipe.send)
+                run_trial(trial, folder, tell)
             except FedcoreError as error:
-                pipe.send(Ended(str(error)))
+                tell(Ended(str(error)))
             except Exception as error:
-                log = (folder / "records" / trial.file_name).with_suffix(".traceback.txt")
                 log.write_text(traceback.format_exc(), encoding="utf-8")
-                pipe.send(Ended(f"{type(error).__name__}: {error} (see {log})"))
+                tell(Ended(f"{type(error).__name__}: {error} (see {log})"))
             else:
-                pipe.send(Ended(None))
+                tell(Ended(None))
 
 
 @contextmanager

@@ -1,12 +1,13 @@
 """Accuracy over rounds or uploadings: a line for each algorithm's mean, a band from the lowest to the highest seed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.ticker import MaxNLocator
 
 from fedcore.experiment.records import Record
-from fedcore.reports.drawing import INK, frame, look, name_ends, new_figure
+from fedcore.reports.comparison import Comparison
+from fedcore.reports.drawing import BESIDE_TEXT, frame, label_axis, look, name_ends, new_figure, room_for
 from fedcore.reports.summary import accuracies
 
 WIDTH, HEIGHT = 8.0, 4.8
@@ -14,7 +15,12 @@ AXES = {"rounds": "round", "uploadings": "uploadings (rounds × vectors that a c
 
 
 def draw_curves(
-    records: Sequence[Record], path: Path, paper: Mapping[str, float] | None = None, *, over: str = "rounds"
+    records: Sequence[Record],
+    path: Path,
+    paper: Comparison | None = None,
+    *,
+    over: str = "rounds",
+    changed: str = "",
 ) -> None:
     """Draw the accuracies of a run's records as a PNG.
 
@@ -23,15 +29,17 @@ def draw_curves(
     Args:
         records: of one experiment.
         path: the file.
-        paper: the accuracies in percent that a paper reports at the end, by algorithm: dotted lines.
+        paper: its accuracies at the end are dotted lines.
         over: "rounds", or "uploadings" (rounds where a record of an older version does not have them).
+        changed: what the experiment has otherwise than its title says.
     """
     if any(line.uploadings is None for record in records for line in record.rounds):
         over = "rounds"
-    figure = new_figure(WIDTH, HEIGHT)
+    labels = list(dict.fromkeys(record.header.algorithm for record in records))
+    figure = new_figure(WIDTH, max(HEIGHT, room_for(labels) + 1.8))
     axes = figure.add_subplot()
     ends: list[tuple[float, str, str]] = []
-    for algorithm in dict.fromkeys(record.header.algorithm for record in records):
+    for algorithm in labels:
         group = [record for record in records if record.header.algorithm == algorithm]
         places, low, mean, high = band(group, over)
         if not places:
@@ -40,16 +48,18 @@ def draw_curves(
         axes.fill_between(places, low, high, color=colour, alpha=0.13, linewidth=0)
         axes.plot(places, mean, color=colour, linestyle=style, linewidth=1.8)
         ends.append((mean[-1], algorithm, colour))
-        if paper and algorithm in paper:
-            axes.axhline(paper[algorithm], color=colour, linestyle=":", linewidth=1)
+        if paper and algorithm in paper.accuracy:
+            axes.axhline(paper.accuracy[algorithm], color=colour, linestyle=":", linewidth=1)
     seeds = len({record.header.seed for record in records})
     spread = f"mean of {seeds} seeds, band from the lowest to the highest" if seeds > 1 else "one seed"
-    dotted = ", dotted: the paper's" if paper else ""
-    frame(axes, f"Test accuracy (%), {spread}{dotted}", title=records[0].header.title)
-    axes.set_xlabel(AXES[over], color=INK)
+    dotted = ", dotted: the paper's" if paper and paper.accuracy else ""
+    dotted += f" (CUT SHORT here: {paper.short})" if dotted and paper and paper.short else ""
+    says = [f"Test accuracy (%), {spread}{dotted}", *([f"changed: {changed}"] if changed else [])]
+    frame(axes, "\n".join(says), width=WIDTH, title=records[0].header.title)
+    label_axis(axes.xaxis, AXES[over], WIDTH - 2 * BESIDE_TEXT)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.margins(x=0)
-    name_ends(axes, ends, HEIGHT)
+    name_ends(axes, ends)
     figure.savefig(path)
 
 

@@ -5,14 +5,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
-from textwrap import fill
+from types import MappingProxyType
 from typing import Any
 
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
+from fedcore.experiment.changes import Changes, other_figures, said
 from fedcore.experiment.pictures import Varied
 from fedcore.experiment.records import Record
-from fedcore.reports.drawing import INK, frame, look, name_ends, new_figure
+from fedcore.reports.comparison import short
+from fedcore.reports.drawing import BESIDE_TEXT, INK, frame, label_axis, look, name_ends, new_figure, room_for
 from fedcore.reports.papers import ACCURACY, CROSSING, POINTS, RECOVERY, compare, figures, percents
 from fedcore.reports.summary import Statistic
 
@@ -63,6 +65,8 @@ class Family:
         panels: the lines of each kind of figure.
         members: their presets, by the value of what is varied, ascending.
         size: their rounds and seeds, in words.
+        changed: what the presets have otherwise than their title says.
+        short: of how much of a paper's rounds and seeds ours are, where that is less.
     """
 
     title: str
@@ -71,6 +75,13 @@ class Family:
     panels: dict[str, list[Series]]
     members: dict[float, str]
     size: str
+    changed: str = ""
+    short: str = ""
+
+    def remarks(self) -> list[str]:
+        """What is not to be overlooked."""
+        remarks = [f"Changed: {self.changed}."] if self.changed else []
+        return remarks + ([f"CUT SHORT beside the paper: {self.short}."] if self.short else [])
 
     def tables(self) -> Iterator[tuple[list[str], list[list[str]]]]:
         """Headings and rows of a table for each panel: a line for each of ours, and below it the paper's."""
@@ -84,7 +95,11 @@ class Family:
             yield [f"{SAYS[kind]} over {self.label}", *(f"{x:g}" for x in self.members)], rows
 
 
-def families(presets: Iterable[tuple[str, Varied | None, Sequence[Record]]], folder: Path) -> list[Family]:
+def families(
+    presets: Iterable[tuple[str, Varied | None, Sequence[Record]]],
+    folder: Path,
+    changes: Mapping[str, Changes] = MappingProxyType({}),
+) -> list[Family]:
     """The families that have at least two members.
 
     Trials that are not complete are left out, and presets without any other.
@@ -92,13 +107,15 @@ def families(presets: Iterable[tuple[str, Varied | None, Sequence[Record]]], fol
     Args:
         presets: name, what it varies, and its records.
         folder: of the sweep.
+        changes: what a preset's experiment has otherwise than the preset, where it has.
     """
     found: dict[tuple[str, str], dict[float, tuple[str, Varied, list[Record]]]] = {}
     for preset, varied, records in presets:
         whole = [record for record in records if len(record.rounds) == record.header.rounds]
         if varied and whole:
             found.setdefault((varied.family, varied.label), {})[varied.value] = preset, varied, whole
-    return [_family(dict(sorted(members.items())), folder) for members in found.values() if len(members) > 1]
+    several = [dict(sorted(members.items())) for members in found.values() if len(members) > 1]
+    return [_family(members, folder, changes) for members in several]
 
 
 def draw_family(family: Family) -> None:
@@ -106,12 +123,14 @@ def draw_family(family: Family) -> None:
 
     Means over the seeds, bars from the lowest to the highest; the paper's figures as hollow diamonds.
     """
-    figure = new_figure(WIDTH, HEIGHT * len(family.panels) + 0.6)
+    longest = max(room_for(line.label for line in lines) for lines in family.panels.values())
+    figure = new_figure(WIDTH, max(HEIGHT, longest + 1.0) * len(family.panels) + 0.6)
     panels = figure.subplots(len(family.panels), 1, sharex=True, squeeze=False)[:, 0]
     xs = list(family.members)
     log = xs[0] > 0 and xs[-1] >= WIDE * xs[0]
-    legend = fill(_legend(family), 100)
+    legend = "\n".join([_legend(family), *([f"changed: {family.changed}"] if family.changed else [])])
     figure.set_layout_engine("constrained", h_pad=0.12)  # between a panel and the one below
+    ends_of = []
     for number, (axes, (kind, lines)) in enumerate(zip(panels, family.panels.items(), strict=True)):
         axes.set_xscale("log" if log else "linear")
         ends = []
@@ -123,19 +142,29 @@ def draw_family(family: Family) -> None:
             axes.set_ylim(bottom=0)
         elif kind == POINTS:
             axes.axhline(0, color=INK, linewidth=0.8)
-        frame(axes, SAYS[kind] if number else f"{SAYS[kind]}\n{legend}", title="" if number else family.title)
-        name_ends(axes, ends, HEIGHT)
+        says = SAYS[kind] if number else f"{SAYS[kind]}\n{legend}"
+        frame(axes, says, width=WIDTH, title="" if number else family.title)
+        ends_of.append(ends)
     panels[-1].xaxis.set_major_locator(FixedLocator(xs))
     panels[-1].xaxis.set_minor_locator(NullLocator())
     panels[-1].xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    panels[-1].set_xlabel(family.label, color=INK)
+    label_axis(panels[-1].xaxis, family.label, WIDTH - 2 * BESIDE_TEXT)
+    for axes, ends in zip(panels, ends_of, strict=True):
+        name_ends(axes, ends)
     figure.savefig(family.place)
 
 
-def _family(members: Mapping[float, tuple[str, Varied, list[Record]]], folder: Path) -> Family:
+def _family(
+    members: Mapping[float, tuple[str, Varied, list[Record]]], folder: Path, changes: Mapping[str, Changes]
+) -> Family:
+    papers = {
+        preset: paper
+        for preset, _, _ in members.values()
+        if (paper := figures(preset)) and not other_figures(changes.get(preset, ()))
+    }
     panels: dict[str, dict[str, Series]] = {kind: {} for kind in SAYS}
     for x, (preset, _, records) in members.items():
-        paper = figures(preset)
+        paper = papers.get(preset)
         orders = {record.header.algorithm: record.header.order for record in records}
         for label, order in orders.items():
             series = panels[ACCURACY].setdefault(label, Series(label, order))
@@ -146,7 +175,7 @@ def _family(members: Mapping[float, tuple[str, Varied, list[Record]]], folder: P
                 series = panels[line.kind].setdefault(line.label, Series(line.label, order))
                 series.values[x] = line.values
     for x, (preset, _, _) in members.items():
-        if paper := figures(preset):
+        if paper := papers.get(preset):
             printed = {ACCURACY: paper.accuracy, POINTS: paper.gain}
             printed |= {RECOVERY: paper.recovery, CROSSING: paper.crossing}
             for kind, lines in panels.items():
@@ -161,6 +190,12 @@ def _family(members: Mapping[float, tuple[str, Varied, list[Record]]], folder: P
         panels={kind: list(lines.values()) for kind, lines in panels.items() if lines},
         members={x: preset for x, (preset, _, _) in members.items()},
         size=_size([records for _, _, records in members.values()]),
+        changed=said(change for preset, _, _ in members.values() for change in changes.get(preset, ())),
+        short=_each_once(
+            short(records, papers[preset], changes.get(preset, ()))
+            for preset, _, records in members.values()
+            if preset in papers
+        ),
     )
 
 
@@ -210,15 +245,20 @@ def _size(members: Sequence[Sequence[Record]]) -> str:
     return f"{said} rounds, {many} seed{'s' if seeds[-1] > 1 else ''}"
 
 
+def _each_once(texts: Iterable[str]) -> str:
+    return " / ".join(dict.fromkeys(text for text in texts if text))
+
+
 def _legend(family: Family) -> str:
     """What is said below the title, of all panels."""
     lines = [line for lines in family.panels.values() for line in lines]
     counts = [values for line in lines for values in line.values.values()]
-    said = [family.size]
-    said += ["means, bars from the lowest seed to the highest"] if max(map(len, counts)) > 1 else []
-    said += ["diamonds: the paper's"] if any(line.paper for line in lines) else []
-    said += ["no mean where a seed never gets there"] if any(None in values for values in counts) else []
-    return "; ".join(said)
+    words = [family.size]
+    words += [f"CUT SHORT beside the paper: {family.short}"] if family.short else []
+    words += ["means, bars from the lowest seed to the highest"] if max(map(len, counts)) > 1 else []
+    words += ["diamonds: the paper's"] if any(line.paper for line in lines) else []
+    words += ["no mean where a seed never gets there"] if any(None in values for values in counts) else []
+    return "; ".join(words)
 
 
 def _written(statistic: Statistic) -> str:

@@ -6,12 +6,15 @@ from html import escape
 from pathlib import Path
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #333; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #333; margin: 2rem auto; padding: 0 1rem; box-sizing: border-box;
+  width: fit-content; min-width: min(64rem, 100%); max-width: 100%; }
+p, pre, img { max-width: 62rem; box-sizing: border-box; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; white-space: nowrap; }
 td, th { padding: .25rem .8rem; text-align: right; }
 th { border-bottom: 2px solid #ddd; } td { border-bottom: 1px solid #eee; }
-td:first-child, th:first-child { text-align: left; } img { max-width: 100%; } p.faint { color: #777; }
+td:first-child, th:first-child { text-align: left; } img { width: 100%; } p.faint { color: #777; }
+p.remark { border-left: .3rem solid #D55E00; padding-left: .7rem; font-weight: 600; }
 pre { background: #f7f7f7; padding: .8rem; overflow-x: auto; font-size: 13px; }
 """
 
@@ -43,6 +46,11 @@ def paragraph(text: str, *, faint: bool = False) -> str:
     '<p>a &lt; b</p>'
     """
     return f"<p{' class=faint' if faint else ''}>{escape(text)}</p>"
+
+
+def remark(text: str) -> str:
+    """A paragraph that is not to be overlooked."""
+    return f"<p class=remark>{escape(text)}</p>"
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from fedcore.experiment.records import Record
 
 LAST = 10
-"""How many evaluated rounds at the end of a trial count as its result."""
+"""How many evaluated rounds at the end of a trial count as its result, where there are so many."""
 
 
 @dataclass(frozen=True)
@@ -55,19 +55,30 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """The rows in the order of the comparison, and notes on trials that are not whole."""
+    """The rows in the order of the comparison, and notes on trials that are not whole.
+
+    Attributes:
+        title: of the experiment.
+        rows, notes: as said.
+        last: over how many evaluated rounds the accuracy of each trial is a mean: from the fewest to the most.
+        changed: what the experiment has otherwise than its title says; empty for nothing.
+    """
 
     title: str
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
+    last: tuple[int, int] = (LAST, LAST)
+    changed: str = ""
 
 
-def summarise(records: Sequence[Record]) -> Summary:
+def summarise(records: Sequence[Record], changed: str = "") -> Summary:
     """The statistics of a run.
 
     Args:
         records: of one experiment, as ``read_folder`` returns them: at least one.
+        changed: what the experiment has otherwise than its title says.
     """
+    lasts = [min(len(curve), LAST) for curve in map(accuracies, records) if curve]
     by_algorithm: dict[str, list[Record]] = {}
     for record in records:
         by_algorithm.setdefault(record.header.algorithm, []).append(record)
@@ -76,6 +87,8 @@ def summarise(records: Sequence[Record]) -> Summary:
         title=records[0].header.title,
         rows=tuple(_row(label, group, first) for label, group in by_algorithm.items()),
         notes=tuple(note for record in records for note in _notes(record)),
+        last=(min(lasts), max(lasts)) if lasts else (LAST, LAST),
+        changed=changed,
     )
 
 

@@ -14,21 +14,26 @@ from pathlib import Path
 from statistics import fmean
 
 from fedcore.errors import MissingDataError
+from fedcore.experiment.changes import Change, Changes
 from fedcore.experiment.folder import CONFIG
 from fedcore.experiment.records import Record, read_folder
 from fedcore.reports import page
 from fedcore.reports.families import Family, draw_family, families
-from fedcore.reports.report import PAPER, Report, pictures, report_on, rows
+from fedcore.reports.report import Report, changes, paper_lines, paper_parts, pictures, report_on
 from fedcore.reports.summary import final
 from fedcore.reports.table import cells, legend, markdown_lines
+
+MOST = 10
+"""Folders that are named."""
 
 
 @dataclass(frozen=True)
 class Overview:
-    """The reports of a sweep, preset by preset, and the files about all of them."""
+    """The reports of a sweep, preset by preset, the files about all of them, and notes on what is left out."""
 
     reports: dict[str, Report]
     files: tuple[Path, ...]
+    notes: tuple[str, ...] = ()
 
 
 def is_sweep(folder: Path) -> bool:
@@ -42,20 +47,27 @@ def write_overview(folder: Path) -> Overview:
     Presets that vary one thing are drawn over it as well, once two of them have complete trials.
 
     Raises:
-        MissingDataError: there are no records, or one is damaged.
+        MissingDataError: there are no records, or one is damaged, or there are runs that are no part of one sweep.
     """
-    reports, chosen = {}, []
-    found = _presets(folder)
+    reports, chosen, changed = {}, [], {}
+    found, others = _presets(folder)
     for preset, runs in found.items():
-        records, notes = best(runs)
+        records, notes, points = best(runs)
         if records:
             config = (next(iter(runs.values()))[0] / CONFIG).read_text(encoding="utf-8")
-            drawn = pictures(preset, config)
-            reports[preset] = report_on(records, folder / preset, drawn, notes=notes, config=config)
+            drawn, changed[preset] = pictures(preset, config), _changes(preset, [runs[point][0] for point in points])
+            reports[preset] = report_on(
+                records, folder / preset, drawn, changed=changed[preset], notes=notes, config=config
+            )
             chosen.append((preset, drawn.varied, records))
+    if not reports and others:
+        raise MissingDataError(
+            f"{folder}: expected a run or a sweep, got the folder of {_listed(others)}; "
+            f"report one of them: fedcore report {others[0]}"
+        )
     if not reports:
         raise MissingDataError(f"{folder}: expected records (PRESET/records/*.jsonl), found none")
-    related = families(chosen, folder)
+    related = families(chosen, folder, changed)
     for family in related:
         draw_family(family)
     files = tuple(folder / name for name in ("overview.md", "overview.csv", "overview.html", "trials.csv"))
@@ -63,20 +75,21 @@ def write_overview(folder: Path) -> Overview:
     _write_csv(reports, files[1])
     files[2].write_text(_html(reports, related, folder), encoding="utf-8")
     _write_trials(found, files[3])
-    return Overview(reports, (*files, *(family.place for family in related)))
+    left_out = (f"left out, since they are no part of this sweep: {_listed(others)}",) if others else ()
+    return Overview(reports, (*files, *(family.place for family in related)), left_out)
 
 
 Runs = dict[str, tuple[Path, list[Record]]]
 """A preset's points by name, each with its folder and its records."""
 
 
-def best(runs: Runs) -> tuple[list[Record], list[str]]:
-    """The records of every algorithm's best point, in the order of the comparison, and notes that name the points."""
+def best(runs: Runs) -> tuple[list[Record], list[str], list[str]]:
+    """The records of every algorithm's best point, in the order of the comparison, notes, and the points' names."""
     tried: dict[str, dict[str, list[Record]]] = {}
     for point, (_, records) in sorted(runs.items(), key=lambda item: (item[0].count("="), item[0])):
         for record in records:
             tried.setdefault(record.header.algorithm, {}).setdefault(point, []).append(record)
-    found, notes = [], []
+    found, notes, points = [], [], []
     for order, (label, by_point) in enumerate(_in_order(tried).items()):
         scores = {point: score for point, records in by_point.items() if (score := _score(records)) is not None}
         if len(by_point) == 1:
@@ -85,11 +98,12 @@ def best(runs: Runs) -> tuple[list[Record], list[str]]:
             notes.append(f"{label}: no point is complete")
             continue
         point = max(scores, key=scores.__getitem__)
+        points.append(point)
         if len(by_point) > 1:
             of = f"{len(scores)} complete points of " if len(scores) < len(by_point) else ""
             notes.append(f"{label}: {point}, the best of {of}{len(by_point)}{'' if of else ' points'}")
         found += [replace(record, header=replace(record.header, order=order)) for record in by_point[point]]
-    return found, notes
+    return found, notes, list(dict.fromkeys(points))
 
 
 def _in_order(tried: dict[str, dict[str, list[Record]]]) -> dict[str, dict[str, list[Record]]]:
@@ -109,8 +123,10 @@ def _score(records: Sequence[Record]) -> float | None:
     return fmean(values) if values else None
 
 
-def _presets(folder: Path) -> dict[str, Runs]:
+def _presets(folder: Path) -> tuple[dict[str, Runs], list[Path]]:
+    """The runs of each preset of a sweep; and whatever else lies in its folder, runs and sweeps."""
     found: dict[str, Runs] = {}
+    others: list[Path] = []
     for config in sorted(folder.rglob(CONFIG)):
         run = config.parent
         try:
@@ -120,9 +136,27 @@ def _presets(folder: Path) -> dict[str, Runs]:
                 raise
             continue  # its turn has not come
         preset = records[0].header.preset
+        if not run.is_relative_to(folder / preset):
+            sweeps = [above for above in run.parents if above != folder and run.is_relative_to(above / preset)]
+            others.append(sweeps[0] if sweeps and sweeps[0].is_relative_to(folder) else run)
+            continue
         inside = run.relative_to(folder / preset)
         found.setdefault(preset, {})["" if inside == Path() else str(inside)] = run, records
-    return {preset: found[preset] for preset in sorted(found, key=_natural)}
+    return {preset: found[preset] for preset in sorted(found, key=_natural)}, list(dict.fromkeys(others))
+
+
+def _changes(preset: str, runs: Sequence[Path]) -> Changes:
+    """What these points have otherwise than their preset, each once."""
+    found: list[Change] = []
+    for run in runs:
+        here = changes(preset, (run / CONFIG).read_text(encoding="utf-8"))
+        found += [change for change in here if change not in found]
+    return tuple(found)
+
+
+def _listed(folders: Sequence[Path]) -> str:
+    more = f" and {len(folders) - MOST} more" if len(folders) > MOST else ""
+    return ", ".join(map(str, folders[:MOST])) + more
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
@@ -134,12 +168,13 @@ def _markdown(reports: dict[str, Report], related: Sequence[Family]) -> str:
     lines: list[str] = []
     for family in related:
         lines += [f"## {family.title}", "", f"{family.size}.", ""]
+        lines += [line for remark in family.remarks() for line in (f"**{remark}**", "")]
         for table in family.tables():
             lines += [*markdown_lines(*table), ""]
     for preset, report in reports.items():
         lines += [f"## {report.summary.title}", "", f"`{preset}`, {size(report)}.", ""]
-        if report.lines:
-            lines += [*markdown_lines(PAPER, rows(report.lines)), "", f"{report.source}.", ""]
+        lines += [f"Changed: {report.summary.changed}.", ""] if report.summary.changed else []
+        lines += [*paper_lines(report.paper), ""] if report.paper else []
         if not report.has_accuracies:
             lines += [*markdown_lines(*cells(report.summary)), ""]
         lines += [*(f"- {note}" for note in report.summary.notes), ""]
@@ -150,17 +185,19 @@ def _html(reports: dict[str, Report], related: Sequence[Family], folder: Path) -
     parts = []
     for family in related:
         parts += [page.heading(family.title), page.paragraph(f"{family.size}.", faint=True)]
+        parts += [page.remark(remark) for remark in family.remarks()]
         parts.append(page.picture(family.place, f"{family.title} over {family.label}"))
         parts += [page.table(*table) for table in family.tables()]
     for preset, report in reports.items():
         parts += [page.heading(report.summary.title), page.paragraph(f"{preset}, {size(report)}.", faint=True)]
-        if report.lines:
-            parts += [page.table(PAPER, rows(report.lines)), page.paragraph(f"{report.source}.", faint=True)]
+        parts += [page.remark(f"Changed: {report.summary.changed}.")] if report.summary.changed else []
+        parts += paper_parts(report.paper) if report.paper else []
         if not report.has_accuracies:
             parts.append(page.table(*cells(report.summary)))
         parts += [page.picture(folder / preset / "curves.png", report.summary.title)]
         parts += [page.paragraph(note, faint=True) for note in report.summary.notes]
-    return page.page("Overview", [*parts, page.paragraph(legend(), faint=True)])
+    summaries = [report.summary for report in reports.values()]
+    return page.page("Overview", [*parts, page.paragraph(legend(*summaries), faint=True)])
 
 
 def _write_csv(reports: dict[str, Report], path: Path) -> None:
@@ -169,11 +206,12 @@ def _write_csv(reports: dict[str, Report], path: Path) -> None:
         writer.writerow(["preset", "figure", "paper", "here", "spread", "seeds", "rounds"])
         for preset, report in reports.items():
             rounds = report.summary.rows[0].rounds
-            for line in report.lines:
+            lines = report.paper.lines if report.paper else ()
+            for line in lines:
                 here = "" if line.here is None else f"{line.here:.2f}"
                 writer.writerow([preset, line.what, line.paper, here, line.spread, line.seeds, rounds])
             for row in report.summary.rows:
-                if not report.lines and row.final.mean is not None:
+                if not lines and row.final.mean is not None:
                     spread = "" if row.final.deviation is None else f"± {100 * row.final.deviation:.2f}"
                     here = f"{100 * row.final.mean:.2f}"
                     figure = f"{row.algorithm}, accuracy %"

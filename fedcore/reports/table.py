@@ -14,10 +14,6 @@ from fedcore.reports.summary import LAST, Row, Statistic, Summary
 HEADINGS = ("algorithm", "accuracy %", "vs {first}", "best %", "oscillation", "seeds", "rounds", "s / trial")
 ESSENTIAL = 5
 """How many of these columns a terminal of 80 characters has room for."""
-LEGEND = (
-    f"accuracy: mean over the last {LAST} evaluated rounds; oscillation: its standard deviation over them; "
-    "mean ± sample standard deviation over seeds, in points; vs: paired by seed, same clients in each round"
-)
 
 
 def terminal_table(summary: Summary) -> Group:
@@ -28,21 +24,38 @@ def terminal_table(summary: Summary) -> Group:
     best = max((row.final.mean for row in summary.rows if row.final.mean is not None), default=None)
     for row in summary.rows:
         table.add_row(*_cells(row)[:ESSENTIAL], style="bold" if row.final.mean == best is not None else None)
-    return Group(Text(summary.title, style="bold"), table)
+    return Group(*title(summary), table)
+
+
+def title(summary: Summary) -> list[Text]:
+    """The title for a terminal, and below it what was changed."""
+    changed = [Text(f"changed: {summary.changed}", style="yellow")] if summary.changed else []
+    return [Text(summary.title, style="bold"), *changed]
 
 
 def markdown_table(summary: Summary) -> str:
     """The table as Markdown, with its notes."""
-    lines = [f"# {summary.title}", "", *markdown_lines(*cells(summary))]
-    lines += ["", legend()]
+    lines = [f"# {summary.title}", ""]
+    lines += [f"Changed: {summary.changed}.", ""] if summary.changed else []
+    lines += [*markdown_lines(*cells(summary)), "", legend(summary)]
     if summary.notes:
         lines += ["", *(f"- {note}" for note in summary.notes)]
     return "\n".join(lines) + "\n"
 
 
-def legend() -> str:
-    """What the columns mean, as a sentence."""
-    return f"{LEGEND[0].upper()}{LEGEND[1:]}."
+def legend(*summaries: Summary) -> str:
+    """What the columns of these summaries mean, as a sentence."""
+    fewest, most = min(one.last[0] for one in summaries), max(one.last[1] for one in summaries)
+    if fewest == LAST:
+        over = f"the last {LAST} evaluated rounds"
+    elif fewest < most:
+        over = f"the last {LAST} evaluated rounds, or as many as there are (from {fewest} on)"
+    else:
+        over = "the one evaluated round there is" if fewest == 1 else f"the {fewest} evaluated rounds there are"
+    return (
+        f"Accuracy: mean over {over}; oscillation: its standard deviation over them; mean ± sample standard deviation "
+        "over seeds, in points; vs: paired by seed, same clients in each round."
+    )
 
 
 def cells(summary: Summary) -> tuple[list[str], list[list[str]]]:

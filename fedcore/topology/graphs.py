@@ -24,7 +24,7 @@ def networkx() -> Any:
     try:
         import networkx
     except ImportError as error:
-        raise MissingDependencyError("topology: need networkx; pip install 'fedcore[sim]'") from error
+        raise MissingDependencyError.of("topology", "networkx", extra="sim") from error
     return networkx
 
 

@@ -24,7 +24,7 @@ AVX = re.compile(r"%ymm")
 
 def editable_build():
     """Where scikit-build-core built the editable install: build/{wheel_tag}."""
-    wheel = metadata.distribution("fedcore").read_text("WHEEL") or ""
+    wheel = metadata.distribution("fedcore-fl").read_text("WHEEL") or ""
     return BUILDS / re.search(r"^Tag: (\S+)$", wheel, re.MULTILINE)[1]
 
 

@@ -1,23 +1,15 @@
-import sys
-
 import pytest
-from typer.testing import CliRunner
 
-from fedcore.cli import app as cli
 from fedcore.data import REGISTRY, partitions
 from fedcore.experiment.division import divided
 from fedcore.experiment.loading import load_preset
+from tests.cli.command import invoke
 
 
 def fedcore(*arguments):
-    result = CliRunner().invoke(cli.app, ["data", *arguments])
-    assert result.exit_code == 0, result.output
+    result = invoke("data", *arguments)
+    assert result.status == 0, result.errors
     return result.output
-
-
-@pytest.mark.parametrize("command", [[], ["list"], ["show"]])
-def test_help(command):
-    assert "Usage" in fedcore(*command, "--help")
 
 
 def test_the_help_teaches_by_examples():
@@ -78,11 +70,8 @@ def test_many_clients_are_cut_unless_all_are_asked_for():
         (["quickstart", "--set", "partition={name='iid', clients=2000}"], "labels: expected at least 2000 examples"),
     ],
 )
-def test_a_mistake_is_one_line_and_status_2(arguments, message, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["fedcore", "data", "show", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        cli.run_app()
-    assert caught.value.code == 2
-    errors = capsys.readouterr().err
-    assert message in errors
-    assert errors.count("\n") == 1
+def test_a_mistake_is_one_line_and_status_2(arguments, message):
+    done = invoke("data", "show", *arguments)
+    assert done.status == 2
+    assert message in done.errors
+    assert done.errors.count("\n") == 1

@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from fedcore import ClientStore
-from fedcore.cli import app as cli
+from tests.cli.command import invoke
 
 
 @pytest.fixture
@@ -20,7 +19,7 @@ def path(tmp_path):
 
 
 def store(*arguments):
-    return CliRunner().invoke(cli.app, ["store", *map(str, arguments)], env={"COLUMNS": "300"})
+    return invoke("store", *arguments)
 
 
 def test_info(path):
@@ -35,12 +34,12 @@ def test_info(path):
 
 def test_verify_says_who_is_damaged(path):
     result = store("verify", path)
-    assert (result.exit_code, result.output) == (0, "sound: 10 rows and 1 vectors\n")
+    assert (result.status, result.output) == (0, "sound: 10 rows and 1 vectors\n")
     with open(path / "rows.slots", "r+b") as raw:
         raw.seek(4096 + 15 * 53_248)
         raw.write(b"\xff" * 100)
     result = store("verify", path)
-    assert result.exit_code == 1
+    assert result.status == 1
     assert result.output.count("\n") == 1
     assert "the row of client 15 (slot 16) is damaged: block 0 of 1 changed" in result.output
 
@@ -48,7 +47,7 @@ def test_verify_says_who_is_damaged(path):
 def test_compact_makes_the_files_shorter(path):
     before = (path / "rows.slots").stat().st_size
     result = store("compact", path)
-    assert result.exit_code == 0
+    assert result.status == 0
     assert " on disk before, " in result.output
     after = (path / "rows.slots").stat().st_size
     assert after == 4096 + 10 * 53_248 < before
@@ -59,9 +58,7 @@ def test_compact_makes_the_files_shorter(path):
 
 
 @pytest.mark.parametrize("command", ["info", "verify", "compact"])
-def test_a_folder_that_is_no_store(tmp_path, command, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["fedcore", "store", command, str(tmp_path)])
-    with pytest.raises(SystemExit) as caught:
-        cli.run_app()
-    assert caught.value.code == 2
-    assert "expected the folder of a store" in capsys.readouterr().err
+def test_a_folder_that_is_no_store(tmp_path, command):
+    result = store(command, tmp_path)
+    assert result.status == 2
+    assert "expected the folder of a store" in result.errors

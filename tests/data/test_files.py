@@ -89,5 +89,5 @@ def test_a_download_that_fails_names_the_files_and_the_address(publisher, md5):
 def test_without_pooch_it_says_what_to_install(monkeypatch):
     monkeypatch.delenv("FEDCORE_DATA_DIR", raising=False)
     monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(MissingDependencyError, match=r"need pooch.*fedcore\[sim\].*FEDCORE_DATA_DIR"):
+    with pytest.raises(MissingDependencyError, match=r"need pooch.*fedcore-fl\[sim\].*FEDCORE_DATA_DIR"):
         files.find("set", ["a"], "http://nowhere.invalid/")

@@ -2,13 +2,17 @@ import json
 import multiprocessing
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
-from fedcore.errors import ConfigError
-from fedcore.experiment import load_preset, run_experiment
-from fedcore.experiment.records import read_folder
+from fedcore import __version__
+from fedcore.errors import ConfigError, MissingDataError
+from fedcore.experiment import Sweep, load_preset, run_experiment, run_sweep
+from fedcore.experiment.folder import prepare
+from fedcore.experiment.records import Header, RoundRecord, Writer, read_folder
 from fedcore.experiment.trial import trials
+from fedcore.experiment.worker import Worker
 
 
 def test_all_trials_run_and_the_folder_can_be_run_again(tmp_path, small):
@@ -47,6 +51,61 @@ def test_a_trial_that_fails_does_not_lose_the_others(tmp_path, small):
     (log,) = (tmp_path / "records").glob("*.traceback.txt")
     assert log.read_text().startswith("Traceback")
     assert str(log) in failed[0].error
+    assert run_experiment(small, tmp_path, resume=True, jobs=1) == []
+    assert not log.exists()  # it is told of no longer
+
+
+def test_a_worker_whose_run_is_gone_ends_without_a_trace(tmp_path):
+    """As a run that is killed leaves its workers: their trials have not failed."""
+    (endless,) = trials(load_preset("quickstart", ["rounds=100000", "seeds=[0]", "algorithms=['FedAvg']"]))
+    (tmp_path / "records").mkdir()
+    worker = Worker()
+    worker.start(endless, tmp_path)
+    assert worker.receive().round == 0
+    worker.pipe.close()
+    worker.process.join(60)
+    assert worker.process.exitcode == 0
+    assert [path.name for path in (tmp_path / "records").iterdir()] == [endless.file_name]
+
+
+def test_a_finished_run_leaves_no_checkpoints(tmp_path, small):
+    assert run_experiment(small, tmp_path, jobs=1) == []
+    for trial in trials(small)[:2]:  # as a run leaves it that is killed between its last line and this
+        (tmp_path / "checkpoints" / Path(trial.file_name).stem).mkdir(parents=True)
+    assert run_experiment(small, tmp_path, resume=True, jobs=1) == []
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "build.json", "records"}
+
+
+@pytest.fixture
+def without_data(tmp_path, monkeypatch):
+    """An experiment whose data is not there, and where it should be."""
+    monkeypatch.setenv("FEDCORE_DATA_DIR", str(tmp_path / "data"))
+    changes = ["data.name=mnist", "model.name=lenet", "rounds=2", "seeds=[0, 1]", "algorithms=['FedAvg', 'MIFA']"]
+    return load_preset("quickstart", changes)
+
+
+def test_missing_data_is_told_once_before_anything_is_made(tmp_path, without_data):
+    with pytest.raises(MissingDataError) as caught:
+        run_experiment(without_data, tmp_path / "run")
+    assert str(caught.value).startswith("mnist: expected train-images-idx3-ubyte.gz, ")
+    fashion = load_preset("mimic/table3-tau20")
+    with pytest.raises(MissingDataError) as caught:
+        run_sweep(Sweep([without_data, fashion], tmp_path / "sweep"))
+    assert [line.split(":")[0] for line in str(caught.value).splitlines()] == ["mnist", "fashion-mnist"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_is_complete_needs_no_data(tmp_path, without_data):
+    prepare(tmp_path / "run", without_data)
+    for trial in trials(without_data):
+        header = Header("quickstart", without_data.title, trial.method.label, trial.order, trial.seed, 2, __version__)
+        with Writer(tmp_path / "run" / "records" / trial.file_name, header) as record:
+            for round in range(2):
+                record.add(RoundRecord(round, [0], 1, 0, 0.5, None, 0.1, 0.1, 5, round + 1, 1.0, 8, {}))
+    assert run_experiment(without_data, tmp_path / "run", resume=True, jobs=1) == []
+    (tmp_path / "run" / "records" / trial.file_name).unlink()
+    with pytest.raises(MissingDataError, match="mnist: expected"):
+        run_experiment(without_data, tmp_path / "run", resume=True, jobs=1)
 
 
 def test_a_process_that_is_killed_costs_its_own_trial_only(tmp_path, small):

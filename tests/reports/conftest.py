@@ -26,8 +26,20 @@ def record() -> Make:
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The figures that are saved."""
+    """The figures that are saved, all of them whole."""
     figures = []
     save = Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda figure, path: (figures.append(figure), save(figure, path)))
-    return figures
+    yield figures
+    for figure in figures:
+        assert_whole(figure)
+
+
+def assert_whole(figure):
+    """Nothing that is drawn reaches past the picture's edges."""
+    width, height = figure.get_size_inches()
+    taken = figure.get_tightbbox(figure.canvas.get_renderer())
+    assert taken.x0 >= 0, f"{-taken.x0:.2f} inches are cut off on the left"
+    assert taken.y0 >= 0, f"{-taken.y0:.2f} inches are cut off below"
+    assert taken.x1 <= width, f"{taken.x1 - width:.2f} inches are cut off on the right"
+    assert taken.y1 <= height, f"{taken.y1 - height:.2f} inches are cut off above"

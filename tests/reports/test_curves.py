@@ -24,9 +24,10 @@ def test_more_algorithms_than_colours_can_be_drawn(tmp_path, record):
 
 
 def test_labels_are_moved_apart_and_stay_inside():
-    assert apart([1, 1, 5], gap=2, top=10) == [1, 3, 5]
-    assert apart([8, 8, 9], gap=2, top=10) == [5, 7, 9]
-    assert apart([], gap=2, top=10) == []
+    assert apart([1, 1, 5], [2, 2, 2], top=10) == [1, 3, 5]
+    assert apart([8, 8, 9], [2, 2, 2], top=10) == [5, 7, 9]
+    assert apart([8, 8, 9], [2, 4, 2], top=10) == [3, 6, 9]
+    assert apart([], [], top=10) == []
 
 
 def test_over_uploadings_a_method_with_two_vectors_goes_twice_as_far(tmp_path, drawn):

@@ -159,7 +159,7 @@ def test_what_is_refused_is_named(call, message):
 
 def test_without_networkx_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "networkx", None)
-    with pytest.raises(MissingDependencyError, match=r"topology: need networkx; pip install 'fedcore\[sim\]'"):
+    with pytest.raises(MissingDependencyError, match=r"topology: need networkx; pip install 'fedcore-fl\[sim\]'"):
         Topology.named("ring", 3)
 
 

@@ -5,9 +5,8 @@ from fedcore.errors import MissingDependencyError
 try:
     import flwr.serverapp.strategy  # noqa: F401
 except ImportError as error:
-    raise MissingDependencyError(
-        f"fedcore.adapters.flower: expected flwr >= 1.41 (fedcore[flower]): {error}"
-    ) from error
+    needed = f"flwr >= 1.41 ({error})"
+    raise MissingDependencyError.of("fedcore.adapters.flower", needed, extra="flower") from error
 
 from fedcore.adapters.flower.client import Task, examples_reply
 from fedcore.adapters.flower.grid import StreamingGrid

@@ -1,0 +1,210 @@
+"""What the command line takes: every command, its arguments, and what is said of them.
+
+Nothing is imported here that does the work, so that the help comes at once.
+"""
+
+from pathlib import Path
+
+from fedcore.cli.parser import Group, Parser, whole
+
+LINES = 40
+"""Clients that ``data show`` shows unless it is asked for all."""
+
+
+def commands() -> Parser:
+    """The parser of the whole command line."""
+    top = Parser(
+        "fedcore",
+        """The server side of federated learning: run the papers' experiments and compare the algorithms.
+
+        Start with: fedcore run quickstart
+        """,
+    )
+    group = top.group()
+    _run(group)
+    _sweep(group)
+    group.command("list", "List the presets, and the names that a configuration can use.", do="listing.list_names")
+    _data(group)
+    _report(group)
+    words = "Show versions, compiler, instruction set and threads: what a bug report needs."
+    group.command("info", words, do="info.info", simulates=False)
+    _store(group)
+    return top
+
+
+def _run(group: Group) -> None:
+    parser = group.command(
+        "run",
+        """Run an experiment: every algorithm with every seed, on the same clients in the same rounds.
+
+        Shows a table of accuracies and writes it, the curves, the records and the configuration to a folder.
+
+        Examples:
+
+            fedcore run quickstart
+            fedcore run mimic/table3-tau20 --scale quick
+            fedcore run quickstart --set rate.lr=0.1 --set 'participation={name="Bernoulli", p=0.2}'
+            fedcore run quickstart --set 'algorithms=["MimiC", {name="MIFA", wait=false}]'
+            fedcore run runs/quickstart-20260101-120000/config.json --out again
+            fedcore run runs/quickstart-20260101-120000 --resume
+        """,
+        do="run.run",
+    )
+    _preset(parser)
+    _size(parser)
+    _changes(parser)
+    words = "a new or empty folder; by default runs/PRESET-DATE-TIME"
+    parser.add_argument("--out", type=Path, metavar="DIR", help=words)
+    words = "go on with a stopped run: PRESET is its folder, and nothing is changed"
+    parser.add_argument("--resume", action="store_true", help=words)
+    _jobs(parser)
+    words = "threads of fedcore's kernels in each process"
+    parser.add_argument("--threads", type=whole(1), metavar="N", help=words)
+
+
+def _sweep(group: Group) -> None:
+    parser = group.command(
+        "sweep",
+        """Run several presets, each at every point of its grid of rates and betas.
+
+        The same command goes on where it was stopped or killed: what is complete is skipped. Other presets, more seeds
+        and more points of a grid may be added to a folder later. Of a grid's points the report shows each algorithm's
+        best.
+
+        Examples:
+
+            fedcore sweep mimic/table3-tau20 mimic/table3-tau50 --scale quick
+            fedcore sweep flexible/table3-synthetic-niid-t{1,2,3,4} --seeds 5 --out runs/table3
+            fedcore sweep momentum/figure5-s10 --set 'grid={"rate.lr"=[0.01, 0.1], "algorithms.beta"=[0.2]}'
+        """,
+        do="sweep.sweep",
+    )
+    words = "presets (see `fedcore list`), or .toml files"
+    parser.add_argument("names", nargs="+", metavar="PRESET", help=words)
+    _size(parser)
+    _changes(parser)
+    words = "the folder; by default runs/sweep-SCALE; it may hold a part of the sweep"
+    parser.add_argument("--out", type=Path, metavar="DIR", help=words)
+    _jobs(parser)
+
+
+def _data(group: Group) -> None:
+    data = group.command(
+        "data",
+        """Look at the data: what there is, and who holds what in an experiment.
+
+        Start with: fedcore data show quickstart
+        """,
+    ).group()
+    data.command(
+        "list",
+        """List the data sets and the ways to divide them, with the options of each.
+
+        Every name can be written into a configuration, or set from the command line:
+
+            fedcore run quickstart --set 'partition={name="dirichlet", clients=30, alpha=0.3}'
+
+        Files are read from $FEDCORE_DATA_DIR/NAME where that variable is set, and are downloaded once where it is not.
+        """,
+        do="data.list_data",
+    )
+    show = data.command(
+        "show",
+        """Show who holds what in an experiment: each client's examples, class by class.
+
+        Nothing is trained. What you see is what `fedcore run` deals with the same configuration and seed.
+
+        Examples:
+
+            fedcore data show quickstart
+            fedcore data show quickstart --out who.png --seed 3
+            fedcore data show quickstart --set 'partition={name="dirichlet", clients=30, alpha=0.1}'
+            fedcore data show quickstart --set data.name=mnist --set model.name=lenet --all
+        """,
+        do="data.show",
+    )
+    _preset(show)
+    words = "also draw clients x classes as a picture, into this file"
+    show.add_argument("--out", type=Path, metavar="PNG", help=words)
+    words = "the trial's seed; by default the first of the experiment"
+    show.add_argument("--seed", type=whole(0), metavar="N", help=words)
+    _changes(show)
+    words = f"show all clients, not only the first {LINES}"
+    show.add_argument("--all", dest="most", action="store_const", const=None, default=LINES, help=words)
+
+
+def _report(group: Group) -> None:
+    parser = group.command(
+        "report",
+        """Make the tables, curves and the page of a run or a sweep anew from its records, the papers' figures beside.
+
+        Of a sweep it takes each algorithm's best point: the highest accuracy, the mean over the last 10 evaluated
+        rounds and over the seeds, among the points that are complete.
+
+        Examples:
+
+            fedcore report runs/quickstart-20260101-120000
+            fedcore report runs/sweep-quick
+        """,
+        do="report.report",
+    )
+    words = "a folder that `fedcore run` or `sweep` wrote, finished or not"
+    parser.add_argument("folder", type=Path, metavar="DIR", help=words)
+
+
+def _store(group: Group) -> None:
+    store = group.command(
+        "store",
+        """Look after the folder of a client store: the clients' rows and the server's vectors.
+
+        Start with: fedcore store info PATH
+        """,
+    ).group()
+    for name, words in (
+        (
+            "info",
+            """Show what a store holds: clients, rows, vectors, the last round, and what it takes of the disk.
+
+            It only reads, and may be used while a server writes to the store.
+            """,
+        ),
+        (
+            "verify",
+            """Read everything and compare it with its checksums; each damaged row is named with its client.
+
+            Ends with status 0 if all is sound, and 1 if not. It only reads, and may be used while a server writes.
+            """,
+        ),
+        (
+            "compact",
+            """Give back free slots: rows move down to fill them, and the files become shorter.
+
+            No server may write to the store meanwhile. It is a transaction: interrupted, the store is as before.
+            """,
+        ),
+    ):
+        parser = store.command(name, words, do=f"store.{name}", simulates=False)
+        parser.add_argument("path", type=Path, metavar="PATH", help="the folder of a store")
+
+
+def _preset(parser: Parser) -> None:
+    words = "a preset (see `fedcore list`), or a .toml or .json file"
+    parser.add_argument("preset", metavar="PRESET", help=words)
+
+
+def _size(parser: Parser) -> None:
+    words = "`quick` is the preset's small size, for two cores"
+    parser.add_argument("--scale", choices=("full", "quick"), default="full", help=words)
+    parser.add_argument("--rounds", type=whole(1), metavar="N", help="communication rounds")
+    words = "a count (`3` is 0,1,2), or a list (`0,4,7`; `4,` is the seed 4 alone)"
+    parser.add_argument("--seeds", metavar="SEEDS", help=words)
+
+
+def _changes(parser: Parser) -> None:
+    words = "change one key of the configuration; may be repeated"
+    parser.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help=words)
+
+
+def _jobs(parser: Parser) -> None:
+    words = "processes; by default as many as there are cores"
+    parser.add_argument("--jobs", type=whole(1), metavar="N", help=words)
