@@ -185,8 +185,9 @@ void sum_rows(const RowSum& segment, const double* weights, std::int64_t k, std:
     if (kNorms)
         for (std::int64_t i = 0; i <= k; ++i) squares[i] = 0;
     const bool in_place = segment.out_dtype == kSum;
-    const std::int64_t run = in_place ? kRun : kTile;
-    alignas(64) Sum own[kTile];
+    constexpr std::int64_t kOwn = 2 * kTile / (sizeof(Sum) / 4);  // 16 KiB of the stack
+    const std::int64_t run = in_place ? kRun : kOwn;
+    alignas(64) Sum own[kOwn];
     for (std::int64_t tile = begin; tile < end; tile += run) {
         const std::int64_t count = end - tile < run ? end - tile : run;
         Sum* const sum = in_place ? static_cast<Sum*>(segment.out) + tile : own;
