@@ -8,15 +8,15 @@ import numpy.typing as npt
 from fedcore.errors import ArrayError, DtypeError
 
 
-def listed(name: str, values: Any) -> list[Any] | tuple[Any, ...]:
-    """``values``, which must be a list or a tuple.
+def listed(name: str, values: Any) -> tuple[Any, ...]:
+    """What ``values``, which must be a list or a tuple, hold now: another thread may change a list.
 
     Raises:
         ArrayError: they are something else; a matrix, say, whose rows would be made one by one.
     """
     if not isinstance(values, list | tuple):
         raise ArrayError(f"{name}: expected a list or tuple, got {type(values).__name__}")
-    return values
+    return tuple(values)
 
 
 def length(name: str, array: Any) -> int:

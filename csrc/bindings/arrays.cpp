@@ -143,11 +143,33 @@ bool is_float32(py::handle object, Name name) {
     return find(object, name, false, keep).dtype == dtype_of<float>()[0];
 }
 
-py::sequence sequence(py::handle object, Name name, std::int64_t k) {
-    if (!PyList_Check(object.ptr()) && !PyTuple_Check(object.ptr()))
+namespace {
+
+// Making a tuple may collect garbage, whose finalisers are Python: the length is compared behind it, and only
+// references are taken between the two.
+py::tuple items_of_list(PyObject* list) {
+    for (;;) {
+        const Py_ssize_t size = PyList_GET_SIZE(list);
+        auto items = py::reinterpret_steal<py::tuple>(PyTuple_New(size));
+        if (!items) throw py::error_already_set();
+        if (PyList_GET_SIZE(list) != size) continue;
+        for (Py_ssize_t i = 0; i < size; ++i) {
+            PyObject* const item = PyList_GET_ITEM(list, i);
+            Py_INCREF(item);
+            PyTuple_SET_ITEM(items.ptr(), i, item);
+        }
+        return items;
+    }
+}
+
+}  // namespace
+
+py::tuple items_of(py::handle object, Name name, std::int64_t k) {
+    const bool is_list = PyList_Check(object.ptr());
+    if (!is_list && !PyTuple_Check(object.ptr()))
         raise("ArrayError", name.text() + ": expected a list or tuple, got " +
                                 std::string(py::str(py::type::of(object).attr("__name__"))));
-    const auto items = py::reinterpret_borrow<py::sequence>(object);
+    const py::tuple items = is_list ? items_of_list(object.ptr()) : py::reinterpret_borrow<py::tuple>(object);
     if (k != kAnyLength && static_cast<std::int64_t>(items.size()) != k)
         raise("ShapeError",
               name.text() + ": expected " + std::to_string(k) + " entries, got " + std::to_string(items.size()));

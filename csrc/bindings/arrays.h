@@ -79,7 +79,9 @@ std::int64_t length(py::handle object, Name name);
 // Whether it is an array of float32, for functions that take sums of two dtypes.
 bool is_float32(py::handle object, Name name);
 
-// A list or tuple of exactly k objects (any length if k is kAnyLength).
-py::sequence sequence(py::handle object, Name name, std::int64_t k = kAnyLength);
+// What a caller's list or tuple of exactly k objects (any length if k is kAnyLength) holds now. Every binding takes
+// each of its lists by this, once: a list itself may have another length after any line that runs Python, as an export
+// does.
+py::tuple items_of(py::handle object, Name name, std::int64_t k = kAnyLength);
 
 }  // namespace fedcore::bindings

@@ -89,7 +89,7 @@ struct Job {
 
 py::object weighted_sum(const py::object& rows, const py::object& weights, const py::object& out,
                         const py::object& base, bool float64, bool norms) {
-    const py::sequence listed = sequence(rows, "rows");
+    const py::tuple listed = items_of(rows, "rows");
     const auto k = static_cast<std::int64_t>(listed.size());
     Arrays arrays;
     Rows read{Axes::one};
@@ -104,22 +104,22 @@ py::object weighted_sum(const py::object& rows, const py::object& weights, const
 
 py::object weighted_sum_segments(const py::object& models, const py::object& weights, const py::object& outs,
                                  const py::object& base, bool float64, bool norms) {
-    const py::sequence listed = sequence(models, "models");
+    const py::tuple listed = items_of(models, "models");
     const auto k = static_cast<std::int64_t>(listed.size());
-    const py::sequence out = sequence(outs, "outs");
+    const py::tuple out = items_of(outs, "outs");
     const auto segments = static_cast<std::int64_t>(out.size());
     Arrays arrays;
     const std::vector<double> weight = read_weights(arrays, weights, k, float64);
     std::vector<Rows> read(segments, {Axes::any});
     std::vector<const void*> pointers(segments * k);
     for (std::int64_t i = 0; i < k; ++i) {
-        const py::sequence model = sequence(listed[i], {"models", i}, segments);
+        const py::tuple model = items_of(listed[i], {"models", i}, segments);
         for (std::int64_t s = 0; s < segments; ++s)
             pointers[s * k + i] = read[s].read(arrays, model[s], {"models", i, s});
     }
     std::vector<const float*> bases(segments, nullptr);
     if (!base.is_none()) {
-        const py::sequence x = sequence(base, "base", segments);
+        const py::tuple x = items_of(base, "base", segments);
         for (std::int64_t s = 0; s < segments; ++s) bases[s] = read[s].read_base(arrays, x[s], {"base", s});
     }
     Job sums;
@@ -141,7 +141,7 @@ py::array_t<double> accumulate(const py::object& acc, const py::object& out, con
     const auto sum = optional<Sum>(arrays, acc, {"acc"}, acc.is_none() ? length(out, {"out"}) : kAnyLength);
     const SentTensors read = read_sent(arrays, bases, ys, scales, weights, sum.n, true);
     const auto result = arrays.output<Sum>(out, {"out"}, sum.n, sum.number);
-    const auto k = static_cast<std::int64_t>(py::len(ys));
+    const std::int64_t k = read.k;
     std::vector<Fold<Sum>> folds;
     std::vector<Piece> pieces;
     for (std::size_t s = 0; s + 1 < read.starts.size(); ++s) {

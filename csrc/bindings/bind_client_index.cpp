@@ -81,7 +81,7 @@ Numbers numbers(const ClientIndex& index, const py::object& clients) {
             out.mutable_data()[i] = index.number({false, static_cast<const std::uint64_t*>(ids.data)[i], {}});
         return out;
     }
-    const py::sequence listed = sequence(clients, "clients");
+    const py::tuple listed = items_of(clients, "clients");
     Numbers out(static_cast<py::ssize_t>(listed.size()));
     for (py::ssize_t i = 0; i < out.size(); ++i) out.mutable_data()[i] = number(index, py::object(listed[i]));
     return out;
@@ -132,7 +132,7 @@ std::int64_t add(ClientIndex& index, py::handle object) {
 std::int64_t add_at(ClientIndex& index, const py::object& clients, const py::object& numbers) {
     Arrays arrays;
     const AnySpan at = arrays.input(numbers, {"numbers"}, {"int64"});
-    const py::sequence listed = sequence(clients, "clients", at.n);
+    const py::tuple listed = items_of(clients, "clients", at.n);
     index.reserve(at.n);
     for (std::int64_t i = 0; i < at.n; ++i) {
         const py::object client = listed[i];
@@ -191,15 +191,20 @@ py::tuple add_all(ClientIndex& index, const py::object& clients, const py::objec
         return py::make_tuple(added.keep(), py::none());
     }
     const bool sized = PyList_Check(clients.ptr()) || PyTuple_Check(clients.ptr());
-    Added added(index, sized ? PySequence_Fast_GET_SIZE(clients.ptr()) : 0);
-    for (const py::handle item : py::iter(clients)) {
+    const py::object ids = sized ? py::object(items_of(clients, {"clients"})) : clients;
+    Added added(index, sized ? PyTuple_GET_SIZE(ids.ptr()) : 0);
+    std::int64_t i = 0;
+    for (const py::handle item : py::iter(ids)) {
         py::object known = py::reinterpret_borrow<py::object>(item);
         ReadId id(known);
         if (!id) {
             known = canonical(known);
             id = ReadId(known);
+            if (!id)
+                raise("UnknownClientError", Name{"clients", i}.text() + ": expected an int in 0 .. 2^64 - 1 or a str");
         }
         if (!added.add(*id)) return py::make_tuple(py::none(), known);
+        ++i;
     }
     return py::make_tuple(added.keep(), py::none());
 }

@@ -42,7 +42,7 @@ void direction_step(const py::object& y, const py::object& grad, const py::objec
 }
 
 void direction_offset(const py::object& terms, const py::object& coefficients, const py::object& out) {
-    const py::sequence listed = sequence(terms, "terms");
+    const py::tuple listed = items_of(terms, "terms");
     const auto k = static_cast<std::int64_t>(listed.size());
     if (k == 0) raise("ShapeError", "terms: expected at least one vector, got none");
     Arrays arrays;

@@ -85,16 +85,16 @@ py::array_t<double> exchange(const py::object& acc, const py::object& out, const
     const auto sum = arrays.input<double>(acc, {"acc"});
     const std::vector<Sent> sent = read_sent(arrays, bases, ys, scales, weights, sum.n, false).sent;
     const auto k = static_cast<std::int64_t>(sent.size());
-    const py::sequence old_row = sequence(old_rows, "old_rows", k);
-    const py::sequence anchor = sequence(anchors, "anchors", k);
-    const py::sequence new_row = sequence(new_rows, "new_rows", k);
+    const py::tuple old_row = items_of(old_rows, "old_rows", k);
+    const py::tuple anchor = items_of(anchors, "anchors", k);
+    const py::tuple new_row = items_of(new_rows, "new_rows", k);
     std::vector<RowSwap> rows(k);
     std::vector<RowArrays> replaced(k);
     for (std::int64_t i = 0; i < k; ++i) {
         rows[i].old_row = read_row(arrays, old_row[i], {"old_rows", i}, sum.n, &replaced[i]);
         const py::object added = anchor[i];
         rows[i].anchor = added.is_none() ? nullptr : arrays.input<float>(added, {"anchors", i}, sum.n).data;
-        if (!control && !added.is_none() && py::object(old_row[i]).is_none())
+        if (!control && !added.is_none() && rows[i].old_row.data == nullptr)
             raise("ArrayError", Name{"anchors", i}.text() + ": expected None where old_rows is None");
     }
     for (std::int64_t i = 0; i < k; ++i)

@@ -36,9 +36,9 @@ void ask_for_huge_pages(char* begin, std::int64_t bytes) {
 
 // bytes(heads[i]) + bytes(payloads[i]) for each i, copied by all threads.
 py::list joined_bytes(const py::object& heads, const py::object& payloads) {
-    const py::sequence listed = sequence(payloads, "payloads");
+    const py::tuple listed = items_of(payloads, "payloads");
     const auto k = static_cast<std::int64_t>(listed.size());
-    const py::sequence head = sequence(heads, "heads", k);
+    const py::tuple head = items_of(heads, "heads", k);
     std::deque<Bytes> held;
     py::list all;
     std::vector<Copy> copies;

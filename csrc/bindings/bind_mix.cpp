@@ -30,7 +30,7 @@ Mixing read_matrix(Arrays& arrays, const py::object& starts, const py::object& c
 }
 
 void mix(const py::object& models, const py::object& starts, const py::object& columns, const py::object& weights) {
-    const py::sequence listed = sequence(models, "models");
+    const py::tuple listed = items_of(models, "models");
     const auto p = static_cast<std::int64_t>(listed.size());
     Arrays arrays;
     const Mixing matrix = read_matrix(arrays, starts, columns, weights, p);

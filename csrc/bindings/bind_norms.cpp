@@ -10,7 +10,7 @@ namespace fedcore::bindings {
 namespace {
 
 py::array_t<double> squared_norms(const py::object& rows) {
-    const py::sequence listed = sequence(rows, "rows");
+    const py::tuple listed = items_of(rows, "rows");
     const auto k = static_cast<std::int64_t>(listed.size());
     Arrays arrays;
     std::int64_t n = kAnyLength;

@@ -32,12 +32,12 @@ double rate(PyObject* object, double broadcast, double most) {
 // errors. It only saves time: on a small model that reading is most of a round.
 py::object read_plain_updates(const py::object& updates, const py::handle& type, std::int64_t n, double lr,
                               double max_steps, double max_examples, double max_lr) {
-    const py::sequence listed = sequence(updates, "updates");
+    const py::tuple listed = items_of(updates, "updates");
     const auto k = static_cast<py::ssize_t>(listed.size());
     py::list clients(k), ys(k);
     py::array_t<double> steps(k), examples(k), distances(k);
     for (py::ssize_t i = 0; i < k; ++i) {
-        PyObject* update = PySequence_Fast_GET_ITEM(listed.ptr(), i);
+        PyObject* update = PyTuple_GET_ITEM(listed.ptr(), i);
         if (reinterpret_cast<PyObject*>(Py_TYPE(update)) != type.ptr() || PyTuple_GET_SIZE(update) != kFields)
             return py::none();
         const auto field = [update](Field which) { return PyTuple_GET_ITEM(update, which); };

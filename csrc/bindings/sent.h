@@ -18,6 +18,7 @@ inline const Dtypes& sent_dtypes() {
 // What k clients sent, tensor by tensor: client i's of tensor s is sent[s * k + i], and begins at starts[s] of the
 // sums.
 struct SentTensors {
+    std::int64_t k;
     std::vector<std::int64_t> starts;
     std::vector<Sent> sent;
 };
@@ -26,15 +27,10 @@ inline bool is_apart(py::handle y) {
     return PyList_Check(y.ptr()) || PyTuple_Check(y.ptr());
 }
 
-// Where each tensor begins of the first y that is a list of them, and n.
-inline std::vector<std::int64_t> read_starts(const py::sequence& ys, std::int64_t n) {
-    std::vector<std::int64_t> starts{0};
-    const auto k = static_cast<std::int64_t>(ys.size());
-    std::int64_t i = 0;
-    while (i < k && !is_apart(ys[i])) ++i;
-    if (i == k) return {0, n};
+// Where each of y's tensors begins, and n.
+inline std::vector<std::int64_t> read_starts(const py::tuple& tensors, std::int64_t i, std::int64_t n) {
     Arrays arrays;
-    const py::sequence tensors = sequence(ys[i], {"ys", i});
+    std::vector<std::int64_t> starts{0};
     for (std::int64_t s = 0; s < static_cast<std::int64_t>(tensors.size()); ++s)
         starts.push_back(starts.back() +
                          arrays.input(tensors[s], {"ys", i, s}, sent_dtypes(), kAnyLength, Axes::any).n);
@@ -48,20 +44,23 @@ inline std::vector<std::int64_t> read_starts(const py::sequence& ys, std::int64_
 // of any shapes that have n elements together, alike in all lists; scales, weights: float64[k].
 inline SentTensors read_sent(Arrays& arrays, const py::object& bases, const py::object& ys, const py::object& scales,
                              const py::object& weights, std::int64_t n, bool apart) {
-    const py::sequence listed = sequence(ys, "ys");
+    const py::tuple listed = items_of(ys, "ys");
     const auto k = static_cast<std::int64_t>(listed.size());
-    const py::sequence base = sequence(bases, "bases", k);
+    const py::tuple base = items_of(bases, "bases", k);
     const auto scale = arrays.input<double>(scales, {"scales"}, k);
     const auto weight = arrays.input<double>(weights, {"weights"}, k);
-    const IeeeMode mode;  // scales are rounded here, and a flushing caller would lose the subnormal ones
-    SentTensors read{apart ? read_starts(listed, n) : std::vector<std::int64_t>{0, n}, {}};
+    const IeeeMode mode;                 // scales are rounded here, and a flushing caller would lose the subnormal ones
+    std::int64_t first = apart ? 0 : k;  // the first y that is a list of tensors, after which all are cut
+    while (first < k && !is_apart(listed[first])) ++first;
+    const py::tuple of_first = first < k ? items_of(listed[first], {"ys", first}) : py::tuple();
+    SentTensors read{k, first < k ? read_starts(of_first, first, n) : std::vector<std::int64_t>{0, n}, {}};
     const auto count = static_cast<std::int64_t>(read.starts.size()) - 1;
     read.sent.resize(count * k);
     for (std::int64_t i = 0; i < k; ++i) {
         const py::object y = listed[i], from = base[i];
         const float* const x = from.is_none() ? nullptr : arrays.input<float>(from, {"bases", i}, n).data;
         const bool in_tensors = apart && is_apart(y);
-        const py::sequence tensors = in_tensors ? sequence(y, {"ys", i}, count) : py::sequence(py::tuple());
+        const py::tuple tensors = i == first ? of_first : in_tensors ? items_of(y, {"ys", i}, count) : py::tuple();
         AnySpan all;
         if (!in_tensors) all = arrays.input(y, {"ys", i}, sent_dtypes(), n);
         const std::int64_t size = n > 0 ? all.bytes / n : 0;

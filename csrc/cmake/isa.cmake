@@ -16,7 +16,7 @@ function(fedcore_add_isa_levels target csrc)
       ${csrc}/base/random_level.cpp ${csrc}/kernels/level.cpp ${csrc}/store/checksum_level.cpp)
     target_include_directories(fedcore_${level} PRIVATE ${csrc})
     target_compile_definitions(fedcore_${level} PRIVATE FEDCORE_LEVEL=${level})
-    target_compile_options(fedcore_${level} PRIVATE ${FEDCORE_WARNINGS} -O3 -ffp-contract=off ${flags_${level}})
+    target_compile_options(fedcore_${level} PRIVATE ${FEDCORE_WARNINGS} ${FEDCORE_STACK} -O3 -ffp-contract=off ${flags_${level}})
     set_target_properties(fedcore_${level} PROPERTIES
       POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden)
     target_sources(${target} PRIVATE $<TARGET_OBJECTS:fedcore_${level}>)

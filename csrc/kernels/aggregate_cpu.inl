@@ -9,22 +9,29 @@ inline int sharing(const Sent* sent, std::int64_t i, std::int64_t k) {
 template <class Sum, bool kBase>
 void accumulate_rows(const Sent* sent, int k, std::int64_t begin, std::int64_t end, const Sum* from, Sum* out,
                      double* squares) {
-    alignas(64) float scratch[kRowsPerPass][kTile];
+    alignas(64) float scratch[kRowsPerPass][kChunk];
+    bool converted = false;
     Pass<float, Sum, kBase, true, true> pass;
     pass.k = k;
     for (int r = 0; r < k; ++r) {
         pass.weights[r] = static_cast<Sum>(sent[r].weight);
         pass.scales[r] = kBase ? sent[r].scale : -sent[r].scale;
+        converted |= sent[r].dtype != Dtype::float32;
     }
     for (std::int64_t tile = begin; tile < end; tile += kTile) {
         const std::int64_t count = end - tile < kTile ? end - tile : kTile;
-        const float* const base = kBase ? sent[0].base + tile : nullptr;
-        const float* rows[kRowsPerPass];
-        for (int r = 0; r < k; ++r) rows[r] = sent_tile(sent[r], tile, count, scratch[r]);
-        pass.add_all(rows, base, 0, count, from == nullptr ? from : from + tile, out + tile);
+        const std::int64_t stretch = converted ? kChunk : kTile;
+        pass.begin_tile();
+        for (std::int64_t first = tile; first < tile + count; first += stretch) {
+            const std::int64_t few = tile + count - first < stretch ? tile + count - first : stretch;
+            const float* const base = kBase ? sent[0].base + first : nullptr;
+            const float* rows[kRowsPerPass];
+            for (int r = 0; r < k; ++r) rows[r] = sent_tile(sent[r], first, few, scratch[r]);
+            pass.add_all(rows, base, 0, few, from == nullptr ? from : from + first, out + first);
+        }
         for (int r = 0; r < k; ++r) {
             const double square = pass.squared_norm(r);
-            squares[r] += is_sound(square) ? square : squares_exactly(rows[r], base, sent[r].scale, count);
+            squares[r] += is_sound(square) ? square : squares_exactly(sent[r], tile, count);
         }
     }
 }
@@ -82,39 +89,46 @@ void step_tile(const Step& step, const Sum* sum, const float* momentum, const fl
     squares[1] += is_sound(x_square) ? x_square : sum_of_squares_exactly(moved, count);
 }
 
+// The step of a method that keeps one, elementwise: elements [first, first + count).
+template <class Sum>
+void step_chunk(const Step& s, const StepInputs<Sum>& in, const StepOutputs& out, std::int64_t first,
+                std::int64_t count) {
+    alignas(64) double wide[kChunk];
+    const Sum* const sum = in.sum + first;
+    const double* const total = in.total + first;
+    const float* const x = in.x + first;
+    float* const v = out.v + first;
+    for (std::int64_t j = 0; j < count; ++j) wide[j] = s.from_sum * static_cast<double>(sum[j]);
+    for (std::int64_t j = 0; j < count; ++j) wide[j] += s.from_total * total[j];
+    if (in.momentum != nullptr)
+        for (std::int64_t j = 0; j < count; ++j)
+            wide[j] += s.from_momentum * static_cast<double>(in.momentum[first + j]);
+    for (std::int64_t j = 0; j < count; ++j) v[j] = static_cast<float>(wide[j]);
+    // behind v: T' may be written over the T that v needs
+    for (std::int64_t j = 0; j < count; ++j) wide[j] = total[j] + s.keep_sum * static_cast<double>(sum[j]);
+    if (in.control != nullptr)
+        for (std::int64_t j = 0; j < count; ++j) wide[j] += s.keep_control * in.control[first + j];
+    for (std::int64_t j = 0; j < count; ++j) out.total[first + j] = wide[j] + s.keep_v * static_cast<double>(v[j]);
+    for (std::int64_t j = 0; j < count; ++j)
+        out.x[first + j] = static_cast<float>(static_cast<double>(x[j]) - s.gamma * static_cast<double>(v[j]));
+}
+
 template <class Sum>
 void server_step(const Step& step, const StepInputs<Sum>& in, const StepOutputs& out, std::int64_t begin,
                  std::int64_t end, double* squares) {
     const Step s = step;
-    const Sum* const sum = in.sum;
-    const double* const total = in.total;
-    alignas(64) double wide[kTile];
     squares[0] = squares[1] = 0;
     for (std::int64_t tile = begin; tile < end; tile += kTile) {
         const std::int64_t count = end - tile < kTile ? end - tile : kTile;
-        if (total == nullptr) {
+        if (in.total == nullptr) {
             const auto loop = in.momentum != nullptr ? step_tile<Sum, true> : step_tile<Sum, false>;
             const float* const momentum = in.momentum != nullptr ? in.momentum + tile : nullptr;
-            loop(s, sum + tile, momentum, in.x + tile, count, out.v + tile, out.x + tile, squares);
+            loop(s, in.sum + tile, momentum, in.x + tile, count, out.v + tile, out.x + tile, squares);
             continue;
         }
-        for (std::int64_t j = 0; j < count; ++j) wide[j] = s.from_sum * static_cast<double>(sum[tile + j]);
-        for (std::int64_t j = 0; j < count; ++j) wide[j] += s.from_total * total[tile + j];
-        if (in.momentum != nullptr)
-            for (std::int64_t j = 0; j < count; ++j)
-                wide[j] += s.from_momentum * static_cast<double>(in.momentum[tile + j]);
-        float* const v = out.v + tile;
-        for (std::int64_t j = 0; j < count; ++j) v[j] = static_cast<float>(wide[j]);
-        // behind v: T' may be written over the T that v needs
-        for (std::int64_t j = 0; j < count; ++j)
-            wide[j] = total[tile + j] + s.keep_sum * static_cast<double>(sum[tile + j]);
-        if (in.control != nullptr)
-            for (std::int64_t j = 0; j < count; ++j) wide[j] += s.keep_control * in.control[tile + j];
-        for (std::int64_t j = 0; j < count; ++j) out.total[tile + j] = wide[j] + s.keep_v * static_cast<double>(v[j]);
-        for (std::int64_t j = 0; j < count; ++j)
-            out.x[tile + j] =
-                static_cast<float>(static_cast<double>(in.x[tile + j]) - s.gamma * static_cast<double>(v[j]));
-        squares[0] += sum_of_squares(v, count);
+        for (std::int64_t first = tile; first < tile + count; first += kChunk)
+            step_chunk(s, in, out, first, tile + count - first < kChunk ? tile + count - first : kChunk);
+        squares[0] += sum_of_squares(out.v + tile, count);
         squares[1] += sum_of_squares(out.x + tile, count);
     }
 }

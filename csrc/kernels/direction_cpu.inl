@@ -50,15 +50,15 @@ inline void add_term(const T* __restrict values, double coefficient, bool first,
 }
 
 void direction_offset(const Term* terms, std::int64_t k, std::int64_t begin, std::int64_t end, float* out) {
-    alignas(64) double sum[kTile];
-    for (std::int64_t tile = begin; tile < end; tile += kTile) {
-        const std::int64_t count = end - tile < kTile ? end - tile : kTile;
+    alignas(64) double sum[kChunk];
+    for (std::int64_t at = begin; at < end; at += kChunk) {
+        const std::int64_t count = end - at < kChunk ? end - at : kChunk;
         for (std::int64_t i = 0; i < k; ++i) {
             if (terms[i].wide)
-                add_term(static_cast<const double*>(terms[i].values) + tile, terms[i].coefficient, i == 0, count, sum);
+                add_term(static_cast<const double*>(terms[i].values) + at, terms[i].coefficient, i == 0, count, sum);
             else
-                add_term(static_cast<const float*>(terms[i].values) + tile, terms[i].coefficient, i == 0, count, sum);
+                add_term(static_cast<const float*>(terms[i].values) + at, terms[i].coefficient, i == 0, count, sum);
         }
-        for (std::int64_t j = 0; j < count; ++j) out[tile + j] = static_cast<float>(sum[j]);
+        for (std::int64_t j = 0; j < count; ++j) out[at + j] = static_cast<float>(sum[j]);
     }
 }

@@ -7,42 +7,54 @@ bool is_finite_tile(const float* values, std::int64_t count) {
 
 // What the sum sees is row' as the row stores it, rounded to float32: so it follows the rows exactly.
 template <int kRows>
-void swap_floats(Streams* rows, Form form, std::int64_t count, double* sum, double* squares) {
+void swap_floats(Streams* rows, Form form, std::int64_t count, double* sum, float (*lanes)[kLanes]) {
     if (form == Form::control) {
         for (int r = 0; r < kRows; ++r) {
             if (rows[r].old_row == nullptr) rows[r].old_row = kZeros;
             if (rows[r].anchor == nullptr) rows[r].anchor = kZeros;
         }
-        fold_tile<kRows, double, Form::control, true, true, true>(rows, count, sum, squares);
-        for (int r = 0; r < kRows; ++r)  // two large numbers may have a sum that is none
-            if (!is_finite_tile(rows[r].new_row, count)) squares[r] = __builtin_inf();
-        return;
+        fold_rows<kRows, double, Form::control, true, true, true>(rows, count, sum, lanes);
+    } else if (rows[0].old_row == nullptr) {  // nor anything that it referred to
+        fold_rows<kRows, double, Form::gradient, false, false, true>(rows, count, sum, lanes);
+    } else if (rows[0].anchor == nullptr) {
+        fold_rows<kRows, double, Form::gradient, true, false, true>(rows, count, sum, lanes);
+    } else {
+        fold_rows<kRows, double, Form::gradient, true, true, true>(rows, count, sum, lanes);
     }
-    if (rows[0].old_row == nullptr)  // nor anything that it referred to
-        fold_tile<kRows, double, Form::gradient, false, false, true>(rows, count, sum, squares);
-    else if (rows[0].anchor == nullptr)
-        fold_tile<kRows, double, Form::gradient, true, false, true>(rows, count, sum, squares);
-    else
-        fold_tile<kRows, double, Form::gradient, true, true, true>(rows, count, sum, squares);
 }
 
-// kRows clients of float32 rows, tile by tile of a run.
+// kRows clients of float32 rows, tile by tile of a run; chunk by chunk where something has to be converted.
 template <int kRows>
 void swap_floats(const Sent* sent, const RowSwap* swaps, Form form, std::int64_t begin, std::int64_t end, double* out,
                  double* squares) {
-    alignas(64) float of_y[kRows][kTile], of_row[kRows][kTile];
+    alignas(64) float of_y[kRows][kChunk], of_row[kRows][kChunk];
+    bool converted = false;
+    for (int r = 0; r < kRows; ++r)
+        converted |= sent[r].dtype != Dtype::float32 ||
+                     (swaps[r].old_row.data != nullptr && swaps[r].old_row.codec != Codec::f32);
+    const std::int64_t stretch = converted ? kChunk : kTile;
     for (std::int64_t tile = begin; tile < end; tile += kTile) {
         const std::int64_t count = end - tile < kTile ? end - tile : kTile;
-        Streams rows[kRows];
-        for (int r = 0; r < kRows; ++r) {
-            rows[r] = streams_of(sent[r], tile, count, of_y[r]);
-            rows[r].old_row = row_tile(swaps[r].old_row, tile, count, of_row[r]);
-            if (swaps[r].anchor != nullptr) rows[r].anchor = swaps[r].anchor + tile;
-            rows[r].new_row = static_cast<float*>(swaps[r].new_row.data) + tile;
+        float lanes[kRows][kLanes] = {};
+        for (std::int64_t first = tile; first < tile + count; first += stretch) {
+            const std::int64_t few = tile + count - first < stretch ? tile + count - first : stretch;
+            Streams rows[kRows];
+            for (int r = 0; r < kRows; ++r) {
+                rows[r] = streams_of(sent[r], first, few, of_y[r]);
+                rows[r].old_row = row_tile(swaps[r].old_row, first, few, of_row[r]);
+                if (swaps[r].anchor != nullptr) rows[r].anchor = swaps[r].anchor + first;
+                rows[r].new_row = static_cast<float*>(swaps[r].new_row.data) + first;
+            }
+            swap_floats<kRows>(rows, form, few, out + first, lanes);
         }
-        double of_tile[kRows];
-        swap_floats<kRows>(rows, form, count, out + tile, of_tile);
-        for (int r = 0; r < kRows; ++r) squares[r] += of_tile[r];
+        for (int r = 0; r < kRows; ++r) {
+            const double square = sum_of_lanes(lanes[r]);
+            const float* const made = static_cast<const float*>(swaps[r].new_row.data) + tile;
+            if (form == Form::control && !is_finite_tile(made, count))  // two large numbers may have a sum that is none
+                squares[r] += __builtin_inf();
+            else
+                squares[r] += is_sound(square) ? square : squares_exactly(sent[r], tile, count);
+        }
     }
 }
 
@@ -67,13 +79,12 @@ void swap_chunk(const Passing& row, Form form, std::int64_t first, std::int64_t 
     encode<true>(made, to.codec, row.dither, first, count, to.data, to.scales, stored);
     fetch_quarter(row.next, 3);
     at.y = stored;
-    double unused;
     if (at.old_row == nullptr)
-        fold_piece<1, double, Form::gradient, Given::row, false, false, false>(&at, count, sum, &unused);
+        fold_piece<1, double, Form::gradient, Given::row, false, false, false>(&at, count, sum, nullptr);
     else if (at.anchor == nullptr)
-        fold_piece<1, double, Form::gradient, Given::row, true, false, false>(&at, count, sum, &unused);
+        fold_piece<1, double, Form::gradient, Given::row, true, false, false>(&at, count, sum, nullptr);
     else
-        fold_piece<1, double, Form::gradient, Given::row, true, true, false>(&at, count, sum, &unused);
+        fold_piece<1, double, Form::gradient, Given::row, true, true, false>(&at, count, sum, nullptr);
 }
 
 // |h|^2 of a tile by its lanes, or infinity where what is stored is not finite.
@@ -82,14 +93,14 @@ double squares_of_tile(const Sent& sent, const Row& stored, Form form, std::int6
     const double squares = sum_of_lanes(lanes);
     if (is_sound(squares) && form == Form::gradient && stored.codec != Codec::f16)
         return squares;  // every |h| < 10^19, which is stored as a finite number
-    alignas(64) float values[kTile];
-    double exactly = squares;
-    if (!is_sound(squares)) {
-        const Streams at = streams_of(sent, tile, count, values);
-        exactly = squares_exactly(at.y, at.base, at.scale, count);
+    const double exactly = is_sound(squares) ? squares : squares_exactly(sent, tile, count);
+    if (!(exactly < __builtin_inf())) return exactly;
+    alignas(64) float values[kChunk];
+    for (std::int64_t first = tile; first < tile + count; first += kChunk) {
+        const std::int64_t few = tile + count - first < kChunk ? tile + count - first : kChunk;
+        if (!is_finite_tile(row_tile(stored, first, few, values), few)) return __builtin_inf();
     }
-    const bool finite = is_finite_tile(row_tile(stored, tile, count, values), count);
-    return exactly < __builtin_inf() && !finite ? __builtin_inf() : exactly;
+    return exactly;
 }
 
 // kRows clients of a run, from the i-th on, tile by tile and chunk by chunk; those behind them begin where they did.

@@ -77,6 +77,16 @@ inline FullDoubles add_change(FullDoubles sum, __m512 stored, Halves old, const 
     if ((j & 16) == 0) __builtin_prefetch(next.row.at + j * next.row.size);
 }
 
+// The numbers whose upper halves are the codes; a NaN, which the addition might carry into another number, becomes the
+// quiet one of its sign, as in Bf16::code.
+inline __m512i rounded_bf16(__m512 values, __m512i random) {
+    const __m512i bits = _mm512_castps_si512(values);
+    const __m512i quiet = _mm512_or_si512(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0x80000000u))),
+                                          _mm512_set1_epi32(0x7fc00000));
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
+    return _mm512_mask_mov_epi32(_mm512_add_epi32(bits, random), is_nan, quiet);
+}
+
 template <int kRows, bool kBase, bool kOld, bool kAnchor>
 void fused_bf16(const Passing* rows, std::int64_t first, std::int64_t count, double* sum, float (*lanes)[kLanes]) {
     // The upper or the lower half of 32 numbers, in order; and 16 codes as such upper halves.
@@ -114,7 +124,7 @@ void fused_bf16(const Passing* rows, std::int64_t first, std::int64_t count, dou
                     const __m512i word = words[r].of[v];
                     const __m512i random =
                         half == 0 ? _mm512_maskz_srli_epi32(kAll, word, 16) : _mm512_and_si512(word, low);
-                    rounded[r][v] = _mm512_add_epi32(_mm512_castps_si512(h), random);
+                    rounded[r][v] = rounded_bf16(h, random);
                     const __m512 stored = _mm512_castsi512_ps(_mm512_and_si512(rounded[r][v], kept));
                     Halves old{};
                     if (kOld)
@@ -197,8 +207,11 @@ void fused_int8(const Passing* rows, std::int64_t first, std::int64_t count, dou
         __m512i codes[kRows][4];
         BlockWords words[kRows];
         __m256 old_scales[kRows];
+        __mmask16 coded[kRows];
         for (int r = 0; r < kRows; ++r) {
             words[r] = words_of(rows[r].dither, first + block);
+            // NaN times zero is none, and would be a code other than 0
+            coded[r] = inverses[r * kBlocks + b] != 0 ? kAll : __mmask16{0};
             old_scales[r] = _mm256_set1_ps(kOld ? rows[r].old_row.scales[stored_at] : 0.0f);
             rows[r].new_row.scales[stored_at] = scales[r * kBlocks + b];  // behind that load, as the codes below
         }
@@ -212,7 +225,7 @@ void fused_int8(const Passing* rows, std::int64_t first, std::int64_t count, dou
                 fetch_vector(row.next, j);
                 const __m512 inverse = _mm512_set1_ps(inverses[r * kBlocks + b]);
                 const __m512 scale = _mm512_set1_ps(scales[r * kBlocks + b]);
-                const __m512i fixed = _mm512_maskz_cvttps_epi32(kAll, _mm512_load_ps(made[r] + j) * inverse);
+                const __m512i fixed = _mm512_maskz_cvttps_epi32(coded[r], _mm512_load_ps(made[r] + j) * inverse);
                 const __m512i random = v < 2 ? _mm512_maskz_srli_epi32(kAll, words[r].of[v], 8)
                                              : _mm512_maskz_shuffle_epi8(~__mmask64{0}, words[r].of[v - 2], turn);
                 codes[r][v] = _mm512_maskz_srai_epi32(kAll, _mm512_add_epi32(fixed, random), 24);

@@ -16,10 +16,10 @@ struct Streams {
     double weight;
 };
 
-// What a client sent, standing at the tile; where it must be converted, in scratch.
-inline Streams streams_of(const Sent& sent, std::int64_t tile, std::int64_t count, float* scratch) {
-    const float* const base = sent.base != nullptr ? sent.base + tile : nullptr;
-    return {sent_tile(sent, tile, count, scratch), base, nullptr, nullptr, nullptr, sent.scale, sent.weight};
+// What a client sent, standing at element `first`; where it must be converted, in scratch.
+inline Streams streams_of(const Sent& sent, std::int64_t first, std::int64_t count, float* scratch) {
+    const float* const base = sent.base != nullptr ? sent.base + first : nullptr;
+    return {sent_tile(sent, first, count, scratch), base, nullptr, nullptr, nullptr, sent.scale, sent.weight};
 }
 
 template <Given kGiven, class Number>
@@ -28,21 +28,22 @@ inline Number gradient(Number base, Number y, float scale) {
 }
 
 // Gradient form: row' = h, sum[j] += weight * (h - old_row[j] + anchor[j]). Control form: row' = (h + old_row[j]) +
-// anchor[j], sum[j] += weight * (row' - old_row[j]). In Sum's precision; new_row[j] = row'. squares[r] = the sum of
-// row r's h^2. kRows clients of one base in one pass: each element's additions stay in their order, but the base is
-// loaded, and the sum loaded and stored, once for all. All that is optional is known when this is compiled, so that the
-// loop has no branches.
+// anchor[j], sum[j] += weight * (row' - old_row[j]). In Sum's precision; new_row[j] = row'. lanes[r][j mod 16] += row
+// r's h[j]^2, but for Given::row. kRows clients of one base in one pass: each element's additions stay in their order,
+// but the base is loaded, and the sum loaded and stored, once for all. All that is optional is known when this is
+// compiled, so that the loop has no branches.
 template <int kRows, class Sum, Form kForm, Given kGiven, bool kOld, bool kAnchor, bool kKeep>
-void fold_piece(const Streams* rows, std::int64_t count, Sum* __restrict sum, double* squares) {
+void fold_piece(const Streams* rows, std::int64_t count, Sum* __restrict sum, float (*lanes)[kLanes]) {
     using Wide = Full<Sum>;
-    constexpr bool kBase = kGiven == Given::model, kControl = kForm == Form::control;
+    constexpr bool kBase = kGiven == Given::model, kControl = kForm == Form::control, kNorms = kGiven != Given::row;
     const float* const base = rows[0].base;
     FullFloats part[kRows][kLanes / kFull] = {};
+    if (kNorms) __builtin_memcpy(part, lanes, sizeof part);
     std::int64_t j = 0;
     for (; j + kLanes <= count; j += kLanes) {
         for (int r = 0; r < kRows; ++r) {
             const Streams& row = rows[r];
-            if (kGiven != Given::row) {
+            if (kNorms) {  // a row to be seen by the sum has just been made
                 __builtin_prefetch(row.y + j + kFetch);
                 if (kOld) __builtin_prefetch(row.old_row + j + kFetch);
             }
@@ -57,7 +58,7 @@ void fold_piece(const Streams* rows, std::int64_t count, Sum* __restrict sum, do
             for (int r = 0; r < kRows; ++r) {
                 const Streams& row = rows[r];
                 const FullFloats h = gradient<kGiven>(x, read(row.y + at), row.scale);
-                if (kGiven != Given::row) part[r][v] += h * h;
+                if (kNorms) part[r][v] += h * h;
                 const FullFloats old = kOld ? read(row.old_row + at) : FullFloats{};
                 const FullFloats anchor = kAnchor ? read(row.anchor + at) : FullFloats{};
                 FullFloats made = h;
@@ -72,13 +73,12 @@ void fold_piece(const Streams* rows, std::int64_t count, Sum* __restrict sum, do
             write(sum + at, s);
         }
     }
-    float tail[kRows][kLanes];
-    int rest = 0;
-    for (; j < count; ++j, ++rest)
+    if (kNorms) __builtin_memcpy(lanes, part, sizeof part);
+    for (int l = 0; j < count; ++j, ++l)
         for (int r = 0; r < kRows; ++r) {
             const Streams& row = rows[r];
             const float h = gradient<kGiven>(kBase ? base[j] : 0.0f, row.y[j], row.scale);
-            tail[r][rest] = h * h;
+            if (kNorms) lanes[r][l] += h * h;
             float made = h;
             if (kControl && kOld) made += row.old_row[j];
             if (kControl && kAnchor) made += row.anchor[j];
@@ -88,7 +88,6 @@ void fold_piece(const Streams* rows, std::int64_t count, Sum* __restrict sum, do
             sum[j] += static_cast<Sum>(row.weight) * change;
             if (kKeep) row.new_row[j] = made;
         }
-    for (int r = 0; r < kRows; ++r) squares[r] = fold_lanes(part[r], tail[r], rest);
 }
 
 // h of some elements, h[j] being on lane j mod 16 of the sum of squares in `lanes`.
@@ -123,21 +122,27 @@ void gradients(const float* y, const float* base, float scale, std::int64_t coun
         gradient_piece<Given::difference>(y, base, scale, count, h, lanes);
 }
 
-double squares_exactly(const float* y, const float* base, float scale, std::int64_t count) {
-    float h[kTile], lanes[kLanes] = {};
-    gradients(y, base, scale, count, h, lanes);
-    return sum_of_squares_exactly(h, count);
+// |h|^2 of a tile of what a client sent, in float64.
+double squares_exactly(const Sent& sent, std::int64_t tile, std::int64_t count) {
+    alignas(64) float of_y[kChunk], h[kChunk];
+    float unused[kLanes] = {};
+    double lanes[kLanes] = {};
+    for (std::int64_t first = tile; first < tile + count; first += kChunk) {
+        const std::int64_t few = tile + count - first < kChunk ? tile + count - first : kChunk;
+        const Streams at = streams_of(sent, first, few, of_y);
+        gradients(at.y, at.base, at.scale, few, h, unused);
+        add_squares_exactly(h, few, lanes);
+    }
+    return sum_of_lanes(lanes);
 }
 
-// kRows clients' tile, who share a base or have none.
+// kRows clients who share a base or have none.
 template <int kRows, class Sum, Form kForm, bool kOld, bool kAnchor, bool kKeep>
-void fold_tile(const Streams* rows, std::int64_t count, Sum* sum, double* squares) {
+void fold_rows(const Streams* rows, std::int64_t count, Sum* sum, float (*lanes)[kLanes]) {
     if (rows[0].base != nullptr)
-        fold_piece<kRows, Sum, kForm, Given::model, kOld, kAnchor, kKeep>(rows, count, sum, squares);
+        fold_piece<kRows, Sum, kForm, Given::model, kOld, kAnchor, kKeep>(rows, count, sum, lanes);
     else
-        fold_piece<kRows, Sum, kForm, Given::difference, kOld, kAnchor, kKeep>(rows, count, sum, squares);
-    for (int r = 0; r < kRows; ++r)
-        if (!is_sound(squares[r])) squares[r] = squares_exactly(rows[r].y, rows[r].base, rows[r].scale, count);
+        fold_piece<kRows, Sum, kForm, Given::difference, kOld, kAnchor, kKeep>(rows, count, sum, lanes);
 }
 
 // The run of `out`, with what is in `acc`.

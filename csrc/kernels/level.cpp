@@ -12,9 +12,10 @@
 namespace fedcore::FEDCORE_LEVEL {
 namespace {
 
-constexpr std::int64_t kTile = 2048;  // elements whose squares are summed in float32; what is converted stays in L1
+constexpr std::int64_t kTile = 2048;  // elements whose squares are summed in float32
 static_assert(kTile % kCodeBlock == 0, "tiles must not cut what shares a scale");
-constexpr std::int64_t kChunk = 512;  // elements that pass through a codec while they stay in L1
+constexpr std::int64_t kChunk = 512;  // elements that are converted at once: they stay in L1, and fit into the stack
+static_assert(kTile % kChunk == 0, "lanes go from chunk to chunk of a tile");
 constexpr std::int64_t kRun = 16384;  // elements of a row that are read on end, their sum in L2: it suits the memory
 constexpr std::int64_t kCodedRun = 4096;  // the same of codes, whose loops feel it if the sum comes from far
 constexpr std::int64_t kAhead = 512;      // elements to prefetch ahead of a stream

@@ -74,10 +74,13 @@ struct Pass {
         __builtin_memcpy(sum + at, sums, count * sizeof(Sum));
     }
 
-    // A tile of squares at most.
+    void begin_tile() {
+        if (kNorms) __builtin_memset(squares, 0, sizeof squares);
+    }
+
+    // Elements of one tile, all of them or a chunk.
     __attribute__((noinline)) void add_all(const Row* const* rows, const float* base, std::int64_t begin,
                                            std::int64_t end, const Sum* from, Sum* sum) {
-        if (kNorms) __builtin_memset(squares, 0, sizeof squares);
         std::int64_t j = begin;
         for (; j + kGroup <= end; j += kGroup) add(rows, base, j, from, sum);
         if (j < end) add_rest(rows, base, j, end - j, from, sum);
@@ -89,11 +92,16 @@ struct Pass {
 // |h|^2 in float64, of one row.
 template <class Row, class Sum, bool kBase>
 double squared_norm_exactly(const Row* row, const float* base, std::int64_t begin, std::int64_t end) {
-    Sum h[kTile];  // the sum of one row of weight one
+    Sum h[kChunk];  // the sum of one row of weight one
+    double lanes[kLanes] = {};
     Pass<Row, Sum, kBase, false> pass = {1, {1}, {}, {}};
-    const Row* const rows[] = {row + begin};
-    pass.add_all(rows, kBase ? base + begin : base, 0, end - begin, nullptr, h);
-    return sum_of_squares_exactly(h, end - begin);
+    for (std::int64_t first = begin; first < end; first += kChunk) {
+        const std::int64_t few = end - first < kChunk ? end - first : kChunk;
+        const Row* const rows[] = {row + first};
+        pass.add_all(rows, kBase ? base + first : base, 0, few, nullptr, h);
+        add_squares_exactly(h, few, lanes);
+    }
+    return sum_of_lanes(lanes);
 }
 
 // Rows first .. first + k - 1 of the tile [tile, tile + count); `sum` and `squares` are the tile's and the block's.
@@ -110,6 +118,7 @@ void add_rows(const RowSum& segment, const double* weights, std::int64_t first, 
     const float* const base = kBase ? segment.base + tile : nullptr;
     for (std::int64_t begin = 0; begin < count; begin += kTile) {
         const std::int64_t end = count - begin < kTile ? count : begin + kTile;
+        pass.begin_tile();
         pass.add_all(rows, base, begin, end, first == 0 ? nullptr : sum, sum);
         if (!kNorms) continue;
         for (int r = 0; r < k; ++r) {
@@ -124,9 +133,13 @@ __attribute__((noinline)) double square_of_sum(const float* sum, std::int64_t co
     return sum_of_squares(sum, count);
 }
 __attribute__((noinline)) double square_of_sum(const double* sum, std::int64_t count) {
-    float narrow[kTile];
-    for (std::int64_t j = 0; j < count; ++j) narrow[j] = static_cast<float>(sum[j]);
-    const double square = sum_of_squares(narrow, count);
+    float narrow[kChunk], lanes[kLanes] = {};
+    for (std::int64_t first = 0; first < count; first += kChunk) {
+        const std::int64_t few = count - first < kChunk ? count - first : kChunk;
+        from_float64(sum + first, few, narrow);
+        add_squares(narrow, few, lanes);
+    }
+    const double square = sum_of_lanes(lanes);
     return is_sound(square) ? square : sum_of_squares_exactly(sum, count);
 }
 
@@ -146,11 +159,11 @@ inline void round_to_half(const float* sum, std::int64_t count, Dtype dtype, std
         to_half<F16, false>(sum, Nearest{}, 0, count, out, nullptr);
 }
 inline void round_to_half(const double* sum, std::int64_t count, Dtype dtype, std::uint16_t* out) {
-    float odd[kTile];
-    for (std::int64_t begin = 0; begin < count; begin += kTile) {
-        const std::int64_t stretch = count - begin < kTile ? count - begin : kTile;
-        for (std::int64_t j = 0; j < stretch; ++j) odd[j] = to_odd(sum[begin + j]);
-        round_to_half(odd, stretch, dtype, out + begin);
+    float odd[kChunk];
+    for (std::int64_t begin = 0; begin < count; begin += kChunk) {
+        const std::int64_t few = count - begin < kChunk ? count - begin : kChunk;
+        for (std::int64_t j = 0; j < few; ++j) odd[j] = to_odd(sum[begin + j]);
+        round_to_half(odd, few, dtype, out + begin);
     }
 }
 
@@ -171,16 +184,19 @@ void sum_rows(const RowSum& segment, const double* weights, std::int64_t k, std:
     const std::int64_t passes = k == 0 ? 1 : (k + kRowsPerPass - 1) / kRowsPerPass;  // none at all leaves zeros
     if (kNorms)
         for (std::int64_t i = 0; i <= k; ++i) squares[i] = 0;
-    for (std::int64_t tile = begin; tile < end; tile += kRun) {
-        const std::int64_t count = end - tile < kRun ? end - tile : kRun;
-        alignas(64) Sum own[kRun];
-        Sum* const sum = segment.out_dtype == kSum ? static_cast<Sum*>(segment.out) + tile : own;
+    const bool in_place = segment.out_dtype == kSum;
+    constexpr std::int64_t kOwn = 2 * kTile / (sizeof(Sum) / 4);  // 16 KiB of the stack
+    const std::int64_t run = in_place ? kRun : kOwn;
+    alignas(64) Sum own[kOwn];
+    for (std::int64_t tile = begin; tile < end; tile += run) {
+        const std::int64_t count = end - tile < run ? end - tile : run;
+        Sum* const sum = in_place ? static_cast<Sum*>(segment.out) + tile : own;
         for (std::int64_t pass = 0; pass < passes; ++pass) {
             const std::int64_t first = k * pass / passes, last = k * (pass + 1) / passes;
             add_rows<Row, Sum, kBase, kNorms>(segment, weights, first, static_cast<int>(last - first), tile, count, sum,
                                               squares);
         }
-        if (sum == own) round_to(sum, count, segment.out_dtype, segment.out, tile);
+        if (!in_place) round_to(sum, count, segment.out_dtype, segment.out, tile);
         if (kNorms)
             for (std::int64_t j = 0; j < count; j += kTile)
                 squares[k] += square_of_sum(sum + j, count - j < kTile ? count - j : kTile);

@@ -127,7 +127,8 @@ def _sum_rows(
 ) -> tuple[Any, Any, Any]:
     weights, float64 = _as_weights(weights, accumulate)
     if out is None:
-        if not listed("rows", rows):
+        rows = listed("rows", rows)
+        if not rows:
             raise ShapeError("rows: expected at least one row when there is no out, got none")
         out = np.empty(length("rows[0]", rows[0]), _sum_dtype(rows[0], float64))
     squares = implementation.weighted_sum(rows, weights, out, base=base, float64=float64, norms=norms)
@@ -139,7 +140,8 @@ def _sum_models(
 ) -> tuple[Sequence[Any], Any, Any]:
     weights, float64 = _as_weights(weights, accumulate)
     if outs is None:
-        if not listed("models", models):
+        models = listed("models", models)
+        if not models:
             raise ShapeError("models: expected at least one when there are no outs, got none")
         outs = [np.empty(np.shape(tensor), _sum_dtype(tensor, float64)) for tensor in listed("models[0]", models[0])]
     squares = implementation.weighted_sum_segments(models, weights, outs, base=base, float64=float64, norms=norms)

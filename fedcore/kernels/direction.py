@@ -92,7 +92,8 @@ def direction_offset(terms: Sequence[Any], coefficients: Sequence[float], out: A
     array([2., 3.], dtype=float32)
     """
     if out is None:
-        if not listed("terms", terms):
+        terms = listed("terms", terms)
+        if not terms:
             raise ShapeError("terms: expected at least one vector, got none")
         out = np.empty(length("terms[0]", terms[0]), np.float32)
     implementation.direction_offset(terms, numbers("coefficients", coefficients, np.float64), out)

@@ -37,7 +37,8 @@ def mix(models: Sequence[Any], W: Any) -> None:
     >>> models
     [array([1., 2.], dtype=float32), array([1.5, 1. ], dtype=float32)]
     """
-    implementation.mix(models, *compressed_rows(W, len(listed("models", models))))
+    each = listed("models", models)
+    implementation.mix(each, *compressed_rows(W, len(each)))
 
 
 def compressed_rows(W: Any, p: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]:

@@ -68,6 +68,18 @@ def accumulate(a):
     return kernels.accumulate(a["acc"], bases, numbered(a, "ys"), a["scales"], a["weights"], out=a["out"])
 
 
+def accumulate_tensors(a):
+    ys = [numbered(a, "ys[0]"), numbered(a, "ys[1]")]
+    return kernels.accumulate(a["acc"], [None, a["bases[1]"]], ys, a["scales"], a["weights"], out=a["out"])
+
+
+def of_tensors(rng, n):
+    """What two clients sent as two tensors each, of n elements together."""
+    first = single("ys[0][0]", "ys[1][0]")(rng, n // 2) | single("ys[0][1]", "ys[1][1]")(rng, n - n // 2)
+    others = {"acc": rng.normal(size=n), "scales": rng.random(2), "weights": rng.random(2)}
+    return first | others | single("bases[1]")(rng, n)
+
+
 def exchange(a):
     bases, anchors = [None, a["bases[1]"]], [None, a["anchors[1]"]]
     rows = numbered(a, "old_rows"), anchors, numbered(a, "new_rows")
@@ -124,6 +136,13 @@ CALLS = {
     ),
     "accumulate float32": Call(accumulate, sent(np.float32), sums(np.float32), {"out": "acc"}),
     "accumulate float64": Call(accumulate, sent(np.float64), sums(np.float64), {"out": "acc"}),
+    "accumulate tensors": Call(
+        accumulate_tensors,
+        of_tensors,
+        sums(np.float64),
+        {"out": "acc"},
+        any_shape=("ys[0][0]", "ys[0][1]", "ys[1][0]", "ys[1][1]"),
+    ),
     "exchange": Call(
         exchange,
         lambda rng, n: sent(np.float64)(rng, n) | single("old_rows[0]", "old_rows[1]", "anchors[1]")(rng, n),
