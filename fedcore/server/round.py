@@ -170,6 +170,8 @@ class Round:
             finally:
                 if self.is_open:
                     self._abort()
+                else:
+                    del self._state  # a round that is over keeps no store open
             return self.report
 
     def abort(self) -> None:
@@ -182,6 +184,7 @@ class Round:
         self.is_open = False
         self._held.clear()
         self._state.store.discard()
+        del self._state
 
     def _require_open(self) -> None:
         if not self.is_open:

@@ -11,16 +11,18 @@ from types import FrameType
 def uninterrupted() -> Iterator[None]:
     """Hold a KeyboardInterrupt back until the block is done, so that it never stops half-way.
 
-    Only the main thread is ever interrupted; in others this does nothing.
+    Only the main thread is ever interrupted, and only where Python handles the signal: where it is ignored, ends the
+    process, or is handled by a program that Python is part of, this does nothing.
     """
-    if threading.current_thread() is not threading.main_thread():
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
     came: list[tuple[int, FrameType | None]] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if came and callable(before):
+    if came:
         before(*came[0])
