@@ -1,5 +1,8 @@
 """Every test the same on every run: Hypothesis without its clock or a new seed, torch on one thread."""
 
+import signal
+
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -12,5 +15,14 @@ torch.set_num_threads(1)
 settings.register_profile("repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", settings.get_profile("repeatable"), derandomize=False, max_examples=1000)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture
+def interruptible():
+    """SIGINT interrupts, this process and those that it starts: in a job in the background a shell has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
 
 declare()  # before anything imports FedLab, the doctests of its adapter included

@@ -179,6 +179,8 @@ class Round:
             finally:
                 if self.is_open:
                     self._abort()
+                else:
+                    del self._state  # a round that is over keeps no store open
             report = self.report
         warn_if_unheard(report, LOGGER)  # outside of the turn: a handler may look at the round
         return report
@@ -196,6 +198,7 @@ class Round:
             self._held.clear()
             self._undecided = None
             self._state.store.discard()
+            del self._state
 
     def _require_open(self) -> None:
         if not self.is_open:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from weakref import ReferenceType, ref
 
 import numpy as np
@@ -11,9 +11,10 @@ import numpy.typing as npt
 from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import Rate, as_rate, rate_at, rate_of_steps
-from fedcore.errors import ArrayError, CheckpointError, RangeError, RoundError, ShapeError, UnknownNameError
+from fedcore.errors import ArrayError, RangeError, RoundError, ShapeError, UnknownNameError
 from fedcore.layout import Layout
 from fedcore.server.broadcast import Broadcast
+from fedcore.server.opening import new_rows, saved_rows
 from fedcore.server.population import Population, Sizes
 from fedcore.server.report import RoundReport
 from fedcore.server.round import Round
@@ -63,6 +64,8 @@ class Server:
         UnknownNameError, RangeError, UnknownClientError, ShapeError, DtypeError, ArrayError: an argument is not what is
             said above.
         AlgorithmError: the table of a method of one's own contradicts itself.
+
+    A server on an mmap store holds its folder until it is closed: ``close()``, or ``with Server(...) as server:``.
 
     Cost: 20 n bytes (44 n where the method keeps a total), and 4 n for each row (MimiC: and for at most history_rounds
         directions). With max_norm_ratio a copy of up to 7 updates, until 8 were heard.
@@ -120,26 +123,27 @@ class Server:
         x = layout.flatten(x0)
         if not np.isfinite(x).all():
             raise ArrayError("x0: expected finite numbers, got a NaN or an infinity")
-        rows = _open_store(store, clients, layout.n_parameters)
-        if len(rows.registry) == 0:
-            raise RangeError("clients: expected at least one, got none")
-        population = Population.of(examples, rows.registry)
-        if algorithm.needs_shares and not population.is_sized:
-            raise RangeError("examples: expected n_k of every client, which the method's p^k = n_k / n needs, got None")
         x.flags.writeable = False
         p = layout.n_parameters
-        snapshot = Snapshot(
-            x=x,
-            x_prev=x,
-            momentum=np.zeros(p, np.float32),
-            total=np.zeros(p) if algorithm.keeps_total else None,
-            moments=optimizer.start(p) if optimizer is not None else (),
-            counters=layout.read_counters(x0),
-            population=population,
-        )
-        self._start(State(self._settings, snapshot, rows))
-        if rows.medium == "mmap":
-            self._state.keep(snapshot, 0)  # so that a run that is killed in its first round can be resumed too
+        with new_rows(store, clients, p) as rows:
+            if len(rows.registry) == 0:
+                raise RangeError("clients: expected at least one, got none")
+            population = Population.of(examples, rows.registry)
+            if algorithm.needs_shares and not population.is_sized:
+                due = "n_k of every client, which the method's p^k = n_k / n needs"
+                raise RangeError(f"examples: expected {due}, got None")
+            snapshot = Snapshot(
+                x=x,
+                x_prev=x,
+                momentum=np.zeros(p, np.float32),
+                total=np.zeros(p) if algorithm.keeps_total else None,
+                moments=optimizer.start(p) if optimizer is not None else (),
+                counters=layout.read_counters(x0),
+                population=population,
+            )
+            self._start(State(self._settings, snapshot, rows))
+            if rows.medium == "mmap":
+                self._state.keep(snapshot, 0)  # so that a run that is killed in its first round can be resumed too
 
     def _start(self, state: State) -> None:
         self._state = state
@@ -225,32 +229,39 @@ class Server:
 
         Raises:
             StoreError: there is no store, or one of a newer version.
-            LockedError: another process writes to it.
+            LockedError: it is open for writing, in another process or this one; medium="ram" only looks.
             CorruptionError: a file was damaged.
             CheckpointError: it is a store without a server, or an argument is missing or not what was saved.
         """
-        with ClientStore.open(path, readonly=True) as store:
-            state = store.state
-        if not isinstance(state, dict) or state.get("what") != "a fedcore server":
-            raise CheckpointError(f"{path}: expected the folder of a server, got a store that none wrote")
         given = {
             "algorithm": algorithm,
             "lr": None if lr is None else as_rate(lr),
             "server_lr": None if server_lr is None else as_rate(server_lr),
             "optimizer": optimizer,
         }
-        settings = Settings.from_state(state["settings"], given)
-        rows = ClientStore.open(path, medium=medium or state["medium"], durability=durability)
-        server = cls.__new__(cls)
-        server._settings = settings
-        server._start(
-            State(
-                settings,
-                Snapshot.of(vectors_of(rows), state["numbers"], settings.layout.n_parameters, rows.registry),
-                rows,
-            )
-        )
+        with saved_rows(path, medium, durability) as (rows, state):
+            settings = Settings.from_state(state["settings"], given)
+            snapshot = Snapshot.of(vectors_of(rows), state["numbers"], settings.layout.n_parameters, rows.registry)
+            server = cls.__new__(cls)
+            server._settings = settings
+            server._start(State(settings, snapshot, rows))
         return server
+
+    def close(self) -> None:
+        """Give up a round that is open, and close the store, one that was given too: its folder can be opened again.
+
+        ``x`` and what else is in memory can still be read. A server whose rows are in memory has nothing to close.
+        """
+        opened = self._round() if self._round is not None else None
+        if opened is not None:
+            opened.abort()
+        self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def tensors(self, *, copy: bool = True) -> dict[str, npt.NDArray[Any]]:
         """The model by name: parameters and buffers in float32, counters in their own integer types.
@@ -395,20 +406,3 @@ class Server:
         opened = Round(self._settings, self._state, fold=fold, may_hold=may_hold)
         self._round = ref(opened)
         return opened
-
-
-def _open_store(store: str | ClientStore, clients: int | Iterable[ClientId] | None, n: int) -> ClientStore:
-    if isinstance(store, ClientStore):
-        if clients is not None:
-            raise RangeError("clients: expected none beside a ClientStore, which knows its clients")
-        if len(store) > 0:
-            raise RangeError(f"store: expected one without rows, whose sums nobody knows, got {len(store)} rows")
-        if store.n != n:
-            raise ShapeError(f"store: expected rows of {n} parameters, got {store.n}")
-        return store
-    medium, _, path = store.partition(":")
-    if store != "ram" and (medium != "mmap" or not path):
-        raise UnknownNameError.of("store", store, ["ram", "mmap:PATH"])
-    if clients is None:
-        raise RangeError("clients: expected a count or the ids, got None")
-    return ClientStore(clients, n, medium="mmap", path=path) if path else ClientStore(clients, n)

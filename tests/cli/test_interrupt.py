@@ -11,22 +11,22 @@ from fedcore.reports import write_report
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGINT is POSIX")
-def test_an_interrupted_run_leaves_usable_records(tmp_path):
+def test_an_interrupted_run_leaves_usable_records(tmp_path, interruptible):
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "fedcore", "run", "quickstart", "--rounds", "100000", "--jobs", "2"]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [*command, "--out", str(folder)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,  # as a terminal does: Ctrl-C goes to the whole process group
-    )
-    try:
-        wait_for_rounds(folder)
-        os.killpg(process.pid, signal.SIGINT)
-        output, errors = process.communicate(timeout=30)
-    finally:
-        process.kill()
+    ) as process:
+        try:
+            wait_for_rounds(folder)
+            os.killpg(process.pid, signal.SIGINT)
+            output, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert process.returncode == 130, errors
     assert f"fedcore report {folder}" in output.replace("\n", "")
     assert "Traceback" not in output + errors

@@ -326,7 +326,7 @@ def test_a_gradient_that_float32_cannot_hold_is_refused(name):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_an_interrupt_while_a_round_is_committed_waits_until_it_is(name, monkeypatch):
+def test_an_interrupt_while_a_round_is_committed_waits_until_it_is(name, monkeypatch, interruptible):
     server, untouched = warm(name), warm(name)
     keep = server._state.keep
 

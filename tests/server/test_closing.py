@@ -1,0 +1,232 @@
+"""From opening to closing: a folder is one commit, is held until the server is closed, and is let go after errors."""
+
+import gc
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fedcore import ClientStore, Network, Server, Update, errors
+from fedcore.store import folder, info
+
+N, n = 6, 50
+
+
+def made(path, method="MimiC", **options):
+    return Server(method, np.zeros(n, np.float32), N, lr=0.1, store=f"mmap:{path}", history_rounds=2, **options)
+
+
+def play(server, rounds=1):
+    for _ in range(rounds):
+        r = server.round_number
+        server.round([Update(i, server.x + np.float32(1 + i + r % 7), 1) for i in range(N) if (i + r) % 3])
+
+
+def require_one_commit(server):
+    """Memory and rows are of one round: its number, T as the sum of all corrections, and each row's direction."""
+    assert server.store.round + 1 == server.round_number
+    history = server._state.now.history
+    assert set(history.directions) == set(history.references)
+    corrections = sum(server.correction(i) for i in range(N))
+    np.testing.assert_allclose(server._state.now.total, corrections, rtol=1e-6, atol=1e-6)
+
+
+def test_a_server_that_is_loaded_beside_a_writer_is_of_one_commit(tmp_path, monkeypatch):
+    """A round is committed between any two looks into the folder."""
+    writer = made(tmp_path / "run")
+    play(writer, 5)
+    opened = folder.Folder.__init__
+
+    def late(self, *arguments, **options):
+        opened(self, *arguments, **options)
+        play(writer)
+
+    monkeypatch.setattr(folder.Folder, "__init__", late)
+    for _ in range(3):
+        before = writer.round_number
+        loaded = Server.load(tmp_path / "run", medium="ram")
+        assert writer.round_number == before + 1  # one opening
+        require_one_commit(loaded)
+        play(loaded, 3)
+        require_one_commit(loaded)
+    monkeypatch.undo()
+    writer.close()
+
+
+def test_only_the_medium_comes_from_a_look_before(tmp_path, monkeypatch):
+    """Whoever still wrote when it was looked up, and then closed, has committed more than that look saw."""
+    writer = made(tmp_path / "run")
+    play(writer, 5)
+    look = info.state_of
+
+    def late(path):
+        state = look(path)
+        play(writer, 2)
+        writer.close()
+        return state
+
+    monkeypatch.setattr("fedcore.server.opening.state_of", late)
+    with Server.load(tmp_path / "run") as loaded:
+        assert loaded.store.medium == "mmap"
+        assert loaded.round_number == 7
+        require_one_commit(loaded)
+        play(loaded, 3)
+        require_one_commit(loaded)
+
+
+WRITER = """
+import sys
+import tests.server.test_closing as t
+server = t.made(sys.argv[1])
+print("up", flush=True)
+while True:
+    t.play(server)
+"""
+
+
+def test_many_servers_are_loaded_beside_a_process_that_writes(tmp_path):
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    program = [sys.executable, "-c", WRITER, tmp_path / "run"]
+    writer = subprocess.Popen(program, env=env, stdout=subprocess.PIPE, text=True)
+    try:
+        assert writer.stdout.readline() == "up\n"
+        seen = set()
+        for _ in range(60):
+            loaded = Server.load(tmp_path / "run", medium="ram")
+            if loaded.store.round:
+                require_one_commit(loaded)
+                play(loaded, 2)
+            seen.add(loaded.round_number)
+        assert len(seen) > 5
+    finally:
+        writer.kill()
+        writer.wait()
+        writer.stdout.close()
+
+
+def test_a_server_is_closed_and_opened_again(tmp_path):
+    server = made(tmp_path / "run")
+    play(server, 2)
+    server.close()
+    server.close()
+    assert server.x.any()
+    with pytest.raises(errors.StoreError, match="expected an open store, got one that was closed"):
+        play(server)
+    with Server.load(tmp_path / "run") as again:
+        play(again)
+    with Server.load(tmp_path / "run") as third:
+        assert third.round_number == 3
+
+
+def test_a_context_manager_gives_up_an_open_round(tmp_path):
+    with pytest.raises(ZeroDivisionError), made(tmp_path / "run") as server:
+        play(server)
+        opened = server.open_round()
+        opened.add(0, server.x + 1, steps=1)
+        raise ZeroDivisionError
+    assert not opened.is_open
+    with Server.load(tmp_path / "run") as again:
+        assert again.round_number == 1
+        require_one_commit(again)
+
+
+def test_a_server_in_memory_can_be_closed_too():
+    with Server("MIFA", np.zeros(n, np.float32), N, lr=0.1) as server:
+        play(server)
+    assert server.round_number == 1
+
+
+def test_a_store_that_was_given_is_closed_with_the_server(tmp_path):
+    store = ClientStore(N, n, medium="mmap", path=tmp_path / "rows")
+    with Server("MIFA", np.zeros(n, np.float32), lr=0.1, store=store) as server:
+        play(server)
+    ClientStore.open(tmp_path / "rows").close()
+
+
+def test_a_locked_folder_says_what_every_caller_can_do(tmp_path):
+    server = made(tmp_path / "run")
+    for act in (
+        lambda: Server.load(tmp_path / "run"),
+        lambda: Server.load(tmp_path / "run", medium="mmap"),
+        lambda: ClientStore.open(tmp_path / "run"),
+        lambda: Server("MIFA", np.zeros(n, np.float32), N, lr=0.1).save(tmp_path / "run"),
+    ):
+        with pytest.raises(
+            errors.LockedError, match=r"got this very process \(\d+\): close\(\) the server or store"
+        ) as e:
+            act()
+        assert 'readonly=True of ClientStore.open, medium="ram" of Server.load' in str(e.value)
+    program = "import sys; from fedcore import Server; Server.load(sys.argv[1])"
+    other = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "run"], capture_output=True, text=True, timeout=60
+    )
+    assert f"got process {os.getpid()}: close() the server or store there, or look without writing" in other.stderr
+    assert Server.load(tmp_path / "run", medium="ram").round_number == 0
+    server.close()
+
+
+def test_a_round_that_is_still_held_is_named_by_the_message(tmp_path):
+    server = made(tmp_path / "run")
+    opened = server.open_round()
+    del server
+    gc.collect()
+    with pytest.raises(errors.LockedError, match="an open round keeps its server's store open too"):
+        Server.load(tmp_path / "run")
+    del opened
+    gc.collect()
+    Server.load(tmp_path / "run").close()
+
+
+def test_a_round_that_is_over_keeps_no_store(tmp_path):
+    server = made(tmp_path / "run")
+    finished, aborted = server.open_round(), None
+    finished.finish()
+    aborted = server.open_round()
+    aborted.abort()
+    del server
+    gc.collect()
+    Server.load(tmp_path / "run").close()
+    for over in (finished, aborted):
+        with pytest.raises(errors.RoundError):
+            over.finish()
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"algorithm": "FlexibleFedAvg"}, errors.RangeError), ({"clients": []}, errors.RangeError)],
+)
+def test_a_server_that_cannot_be_made_leaves_nothing(tmp_path, options, error):
+    arguments = {"algorithm": "MIFA", "clients": N} | options
+    for _ in range(2):
+        with pytest.raises(error) as caught:
+            Server(x0=np.zeros(n, np.float32), lr=0.1, store=f"mmap:{tmp_path / 'run'}", **arguments)
+        assert "in use" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_server_that_cannot_be_loaded_lets_its_folder_go(tmp_path):
+    made(tmp_path / "run", server_lr=lambda t: 0.1).close()
+    with pytest.raises(errors.CheckpointError) as caught:
+        Server.load(tmp_path / "run")
+    Server.load(tmp_path / "run", server_lr=lambda t: 0.1).close()
+    ClientStore(N, n, medium="mmap", path=tmp_path / "rows").close()
+    with pytest.raises(errors.CheckpointError, match="expected the folder of a server") as caught:
+        Server.load(tmp_path / "rows", medium="mmap")
+    ClientStore.open(tmp_path / "rows").close()
+    del caught
+
+
+def test_a_network_is_loaded_in_one_opening(tmp_path, monkeypatch):
+    network = Network([np.zeros(n, np.float32)] * 3, np.full((3, 3), 1 / 3), lr=0.1)
+    network.save(tmp_path / "net")
+    opened, init = [], folder.Folder.__init__
+
+    def counted(self, *arguments, **options):
+        opened.append(self)
+        init(self, *arguments, **options)
+
+    monkeypatch.setattr(folder.Folder, "__init__", counted)
+    Network.load(tmp_path / "net")
+    assert len(opened) == 1
