@@ -118,8 +118,7 @@ class Population:
 
     def on_disk(self, store: ClientStore) -> "Population":
         """The same population, its columns where the store has just committed them."""
-        found = {name.removeprefix("population/"): store.vector(name) for name in self.vectors()}
-        return replace(self, **found) if found else self
+        return replace(self, sizes=store.vector("population/sizes"), arrived=store.vector("population/arrived"))
 
     def to_state(self) -> dict[str, Any]:
         """What is no column, as JSON can hold it."""

@@ -280,26 +280,20 @@ class Server:
         return self._state.correction(client)
 
     def arrive(self, client: ClientId, *, examples: int | None = None) -> None:
-        """A client comes; it counts from the next round on.
-
-        Args:
-            examples: its n_k, where the other clients' are known, and else none; where there are no others, either.
-
-        Raises:
-            RoundError: a round is open.
-            RangeError: it is registered already, or its examples are missing or not expected.
-        """
+        """A client comes: ``arrive_all`` for one, whose n_k is ``examples``."""
         self.arrive_all([client], examples=None if examples is None else [examples])
 
     def arrive_all(self, clients: Iterable[ClientId], *, examples: Sizes | None = None) -> None:
-        """Many clients come at once: ``arrive`` for each of them, or, if one is refused, for none.
+        """Clients come, all of them or, if one is refused, none; they count from the next round on.
 
         Args:
             clients: the ids, each new.
-            examples: n_k by id, or a list in the order of the clients, as ``arrive`` wants them.
+            examples: n_k by id, or in the order of the clients, where the others' are known, and else none; where there
+                are no others, either.
 
         Raises:
-            RoundError, RangeError: as ``arrive``.
+            RoundError: a round is open.
+            RangeError: one is registered already, or examples are missing or not expected.
             UnknownClientError: one is neither an int in 0..2**64 - 1 nor a str, or examples are for somebody else.
 
         Cost: one commit of the store, and one copy of the population's columns, 16 bytes a registered client.

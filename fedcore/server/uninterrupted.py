@@ -1,6 +1,6 @@
 """Signals have to wait while a server's changes are made."""
 
-import _signal  # the functions under signal's own, which spend several us a call on making enumerations of numbers
+import _signal  # type: ignore[import-not-found]  # under signal, whose own functions take us to make enumerations of numbers
 import signal
 import threading
 from collections.abc import Callable

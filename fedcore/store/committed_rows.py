@@ -1,0 +1,155 @@
+"""What a store shows: rows, vectors, clients, as they were committed last."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.store.content import Content
+from fedcore.store.folder import Folder
+from fedcore.store.info import StoreInfo, info
+from fedcore.store.registry import ClientId, Registry
+from fedcore.store.residency import Residency
+from fedcore.store.row_format import Codec, Row
+from fedcore.store.session import Session
+
+Medium = Literal["ram", "mmap"]
+
+
+class CommittedRows:
+    """The reading half of a ``ClientStore``: nothing here changes a row, a vector or who is registered."""
+
+    _content: Content
+    _folder: Folder | None
+    _session: Session
+    _residency: Residency | None
+
+    @property
+    def registry(self) -> Registry:
+        """The clients."""
+        return self._content.registry
+
+    @property
+    def n(self) -> int:
+        """Elements of a row."""
+        return self._content.form.n
+
+    @property
+    def codec(self) -> Codec:
+        """How a row is stored."""
+        return self._content.form.codec
+
+    @property
+    def medium(self) -> Medium:
+        """Where the rows lie."""
+        return "ram" if self._folder is None else "mmap"
+
+    @property
+    def path(self) -> Path | None:
+        """The folder, or None for a store in memory."""
+        return None if self._folder is None else self._folder.path
+
+    @property
+    def readonly(self) -> bool:
+        """Whether it was opened to read beside a writer."""
+        return self._folder is not None and self._folder.readonly
+
+    @property
+    def round(self) -> int | None:
+        """The last committed round, or None."""
+        return self._content.round
+
+    @property
+    def state(self) -> Any:
+        """The state that was committed last, as JSON gives it back; None if there never was one."""
+        return None if self._content.state is None else json.loads(self._content.state)
+
+    def __len__(self) -> int:
+        """How many clients have a row."""
+        return self._content.rows.written
+
+    def row(self, client: object) -> Row | None:
+        """The client's row, float32[n] or Codes, read-only, or None if it was never written.
+
+        It is the slot itself: a later round may reuse it. ``read`` copies.
+
+        Raises:
+            UnknownClientError: no such client is registered.
+            CorruptionError: the row is not what was written.
+        """
+        rows, number = self._content.rows, self._number(client)
+        slot = int(rows.slot[number])
+        if slot == 0:
+            return None
+        if self._residency is not None:
+            if not rows.trusted[number]:
+                self._content.check(number)
+            self._residency.use(slot)
+        memory = rows.slots.memory(slot)
+        memory.flags.writeable = False
+        return self._content.form.row(memory)
+
+    def read(self, client: object) -> npt.NDArray[np.float32]:
+        """A decoded copy of the client's row, float32[n]; zeros if it was never written. Errors are those of row."""
+        return self._content.form.decoded(self.row(client))
+
+    def round_of(self, client: object) -> int | None:
+        """The round of the client's row, which wrote it as a rule, or None."""
+        number = self._number(client)
+        return int(self._content.rows.round[number]) if self._content.rows.slot[number] else None
+
+    def clients_of(self, round: int) -> list[ClientId]:
+        """The clients whose rows are of that round, in the order of their numbers.
+
+        Cost: reads 16 bytes a registered client.
+        """
+        self._session.require_open()
+        return [self.registry.id_of(number) for number in self._content.rows.of_round(round).tolist()]
+
+    def vector(self, name: str) -> npt.NDArray[Any] | None:
+        """The vector of that name as it was committed last, read-only, or None.
+
+        It is the slot itself, which is not used again while somebody holds it or a view of it.
+
+        Raises:
+            CorruptionError: it is not what was written.
+        """
+        self._session.require_open()
+        return self._content.vectors.get(name)
+
+    def vector_names(self) -> tuple[str, ...]:
+        """The names of the vectors."""
+        return tuple(self._content.vectors.table)
+
+    def prefetch(self, clients: Iterable[ClientId]) -> None:
+        """Start reading the rows of the next cohort from the disk, while its clients train.
+
+        Raises:
+            UnknownClientError: no such client is registered.
+
+        Cost: nothing here, or in memory; a thread asks the disk for all of them at once.
+        """
+        self._session.require_open()
+        if self._session.background is not None:
+            slots = self._content.rows.slot[self.registry.numbers(clients)]
+            self._session.background.read_ahead(slots[slots > 0].tolist())
+
+    def info(self) -> StoreInfo:
+        """What the store is and holds, in numbers."""
+        self._session.require_open()
+        return info(self._content)
+
+    def verify(self) -> list[str]:
+        """Read everything, and say what is not as it was written: a line for each damaged row, with client and block.
+
+        Cost: reads every row once.
+        """
+        self._session.require_open()
+        return self._content.problems()
+
+    def _number(self, client: object) -> int:
+        self._session.require_open()
+        return self._content.registry.number(client)
