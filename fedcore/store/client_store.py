@@ -192,7 +192,7 @@ class ClientStore:
             CorruptionError: the row is not what was written.
         """
         rows, number = self._content.rows, self._number(client)
-        slot = int(rows.slot[number])
+        slot = rows.slot_of(number)
         if slot == 0:
             return None
         if self._residency is not None:
@@ -210,7 +210,7 @@ class ClientStore:
     def round_of(self, client: object) -> int | None:
         """The round of the client's row, which wrote it as a rule, or None."""
         number = self._number(client)
-        return int(self._content.rows.round[number]) if self._content.rows.slot[number] else None
+        return int(self._content.rows.round[number]) if self._content.rows.slot_of(number) else None
 
     def clients_of(self, round: int) -> list[ClientId]:
         """The clients whose rows are of that round, in the order of their numbers.
@@ -232,8 +232,9 @@ class ClientStore:
             StoreError: there is no room for one more, or the store cannot be written to.
         """
         self._session.require_writer()
-        rows = self._content.rows
-        slot = rows.stage(self._number(client), round)
+        rows, number = self._content.rows, self._number(client)
+        rows.make_room(number, self.registry.capacity)
+        slot = rows.stage(number, round)
         if self._residency is not None:
             self._residency.use(slot)
         return self._content.form.row(rows.slots.memory(slot))
@@ -300,7 +301,6 @@ class ClientStore:
         """
         self._session.require_writer()
         number = self.registry.add(client)
-        self._content.rows.grow(self.registry.capacity)
         self._journal.arrive(number, stored(self.registry.id_of(number)))
 
     def forget(self, client: ClientId) -> None:
@@ -318,8 +318,8 @@ class ClientStore:
         """
         self._session.require_open()
         if self._session.background is not None:
-            slots = self._content.rows.slot[self.registry.numbers(clients)]
-            self._session.background.read_ahead(slots[slots > 0].tolist())
+            slots = map(self._content.rows.slot_of, self.registry.numbers(clients).tolist())
+            self._session.background.read_ahead([slot for slot in slots if slot])
 
     def save(
         self,

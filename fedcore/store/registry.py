@@ -25,10 +25,10 @@ class Registry:
     """The registered clients: their ids, and for each a number that stays until it leaves.
 
     An id is any int in 0 .. 2**64 - 1 or a str that UTF-8 can hold (no lone surrogates, as undecodable names of files
-    have); 7 and "7" are two clients. NumPy's integers count as ints. The numbers are dense, so that what belongs to the clients can lie in arrays: a count registers the ids 0 .. count - 1, each
-    its own number, and keeps no list of them; every other id gets the lowest free number >= count, and 0, 1, 2, ... in
-    turn where the registry begins with a list. A client that leaves gives its number back, one of 0 .. count - 1 for
-    its own return alone.
+    have); 7 and "7" are two clients. NumPy's integers count as ints. The numbers are dense, so that what belongs to the
+    clients can lie in arrays: a count registers the ids 0 .. count - 1, each its own number, and keeps no list of them;
+    every other id gets the lowest free number >= count, and 0, 1, 2, ... in turn where the registry begins with a list.
+    A client that leaves gives its number back, one of 0 .. count - 1 for its own return alone.
 
     Args:
         clients: a count, 0 .. 2**62, or the ids, each once: an integer array, or any iterable.
