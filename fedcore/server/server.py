@@ -288,13 +288,12 @@ class Server:
 
         Args:
             clients: the ids, each new.
-            examples: n_k by id, or in the order of the clients, where the others' are known, and else none; where there
-                are no others, either.
+            examples: n_k by id or in order, where the others' are known, and else none; either where nobody is left.
 
         Raises:
             RoundError: a round is open.
             RangeError: one is registered already, or examples are missing or not expected.
-            UnknownClientError: one is neither an int in 0..2**64 - 1 nor a str, or examples are for somebody else.
+            UnknownClientError: one is no id, or examples are for somebody else.
 
         Cost: one commit of the store, and one copy of the population's columns, 16 bytes a registered client.
         """

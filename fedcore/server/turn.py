@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from threading import RLock
 from types import TracebackType
+from weakref import WeakMethod
 
 from fedcore.errors import RoundError
 
@@ -14,12 +15,12 @@ class Turn:
     refused; ``end`` alone is remembered, and obeyed when the call is done.
 
     Args:
-        on_end: what ``end`` comes to.
+        on_end: what ``end`` comes to, a method of the turn's owner, whom a turn does not keep alive.
     """
 
     def __init__(self, on_end: Callable[[], None]) -> None:
         self._lock = RLock()
-        self._on_end = on_end
+        self._on_end = WeakMethod(on_end)
         self._is_taken = self._is_to_end = False
 
     def __enter__(self) -> None:
@@ -38,7 +39,7 @@ class Turn:
         self._is_taken = False
         try:
             if self._is_to_end:
-                self._on_end()
+                self._ended()
         finally:
             self._lock.release()
 
@@ -52,4 +53,8 @@ class Turn:
             if self._is_taken and not at_once:
                 self._is_to_end = True
             else:
-                self._on_end()
+                self._ended()
+
+    def _ended(self) -> None:
+        if on_end := self._on_end():
+            on_end()

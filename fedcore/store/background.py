@@ -40,11 +40,12 @@ class Background:
         self._do(lambda: self._write(commits))
 
     def close(self) -> None:
-        """Stop, and wait until the thread has."""
+        """Stop, and wait until the thread has; it may be this very one, where a dropped store is collected."""
         if self._thread is not None and self._process == os.getpid():
             self._stopping = True
             self._tasks.put(None)
-            self._thread.join()
+            if self._thread is not threading.current_thread():
+                self._thread.join()
         self._thread = None
 
     def _do(self, task: Callable[[], None]) -> None:

@@ -145,8 +145,9 @@ class ClientStore(CommittedRows):
             StoreError: there is no room for one more, or the store cannot be written to.
         """
         self._session.require_writer()
-        rows = self._content.rows
-        slot = rows.stage(self._number(client), round)
+        rows, number = self._content.rows, self._number(client)
+        rows.make_room(number, self.registry.capacity)
+        slot = rows.stage(number, round)
         if self._residency is not None:
             self._residency.use(slot)
         return self._content.form.row(rows.slots.memory(slot))

@@ -81,7 +81,7 @@ class CommittedRows:
             CorruptionError: the row is not what was written.
         """
         rows, number = self._content.rows, self._number(client)
-        slot = int(rows.slot[number])
+        slot = rows.slot_of(number)
         if slot == 0:
             return None
         if self._residency is not None:
@@ -99,7 +99,7 @@ class CommittedRows:
     def round_of(self, client: object) -> int | None:
         """The round of the client's row, which wrote it as a rule, or None."""
         number = self._number(client)
-        return int(self._content.rows.round[number]) if self._content.rows.slot[number] else None
+        return int(self._content.rows.round[number]) if self._content.rows.slot_of(number) else None
 
     def clients_of(self, round: int) -> list[ClientId]:
         """The clients whose rows are of that round, in the order of their numbers.
@@ -134,8 +134,8 @@ class CommittedRows:
         """
         self._session.require_open()
         if self._session.background is not None:
-            slots = self._content.rows.slot[self.registry.numbers(clients)]
-            self._session.background.read_ahead(slots[slots > 0].tolist())
+            slots = map(self._content.rows.slot_of, self.registry.numbers(clients).tolist())
+            self._session.background.read_ahead([slot for slot in slots if slot])
 
     def info(self) -> StoreInfo:
         """What the store is and holds, in numbers."""

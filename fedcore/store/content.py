@@ -35,7 +35,6 @@ class Content:
         self.state: str | None = None
         self._memory: dict[int, Slots] = {}
         self.rows = Rows(Slots(form.payload) if folder is None else folder.rows)
-        self.rows.grow(registry.capacity)
         self.vectors = Vectors(self._slots_for if folder is None else folder.vectors, sealed=folder is not None)
 
     @classmethod
@@ -50,7 +49,6 @@ class Content:
         """Read the folder again; what was staged is forgotten."""
         rows, listed = folder.load()
         self.registry = _registry(folder, listed)
-        self.rows.grow(self.registry.capacity)
         self._take_over(folder, rows)
 
     def check(self, number: int) -> None:
@@ -68,7 +66,7 @@ class Content:
 
     def problem(self, number: int) -> str | None:
         """What is wrong with a row, which is read, or None."""
-        slots, slot = self.rows.slots, int(self.rows.slot[number])
+        slots, slot = self.rows.slots, self.rows.slot_of(number)
         damage = None if self.folder is None else slots.damage(slot, int(self.rows.seal[number]))
         if damage is None:
             return None
@@ -101,6 +99,7 @@ class Content:
         numbers = np.flatnonzero(self.rows.slot)
         source, target = self.rows.slots, other.rows.slots
         seals = np.zeros(len(numbers), np.uint64)
+        other.rows.grow(int(numbers.max(initial=-1)) + 1)
         for place, number in enumerate(numbers.tolist()):
             self.check(number)
             slot, copy = int(self.rows.slot[number]), other.rows.stage(number)

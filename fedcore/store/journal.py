@@ -64,7 +64,6 @@ class Journal:
             self._undo.append(partial(registry.remove, client))
             # A counted one is back, if the folder's count registers its number.
             self._note(number, None if self._is_counted(number) else (stored(client),))
-        self._content.rows.grow(registry.capacity)
         return numbers
 
     def leave(self, client: ClientId) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.errors import StoreError
 from fedcore.store.index import RowEntries
 from fedcore.store.slots import Slots
 
@@ -12,7 +13,7 @@ I64 = npt.NDArray[np.int64]
 
 
 class Rows:
-    """Entries by the client's number, in arrays that grow with the highest number.
+    """Entries by the client's number, in arrays that grow with the highest number of a row.
 
     Args:
         slots: where the rows lie.
@@ -31,25 +32,49 @@ class Rows:
 
     def __init__(self, slots: Slots) -> None:
         self.slots = slots
-        self.slot, self.round, self.seal, self.trusted = _empty()
+        self.slot, self.round, self.seal, self.trusted = _zeros(0)
         self.staged: dict[int, int] = {}
         self.dated: dict[int, int] = {}
         self.written = 0
+
+    def slot_of(self, number: int) -> int:
+        """The slot of the client's row, or 0."""
+        return int(self.slot[number]) if number < len(self.slot) else 0
+
+    def make_room(self, number: int, capacity: int) -> None:
+        """Make room for a number, and where memory allows it at once for every other below ``capacity``.
+
+        Raises:
+            StoreError: there is not so much memory.
+        """
+        if number < len(self.slot):
+            return
+        try:
+            self.grow(capacity)
+        except MemoryError:
+            try:
+                self.grow(number + 1)
+            except MemoryError:
+                raise StoreError(
+                    f"clients: the row of number {number} needs {25 * (number + 1):,} bytes of memory, 25 for each "
+                    "number up to it, and there are not so many: register the clients by their ids, as they come"
+                ) from None
 
     def grow(self, capacity: int) -> None:
         """Make room for the numbers below ``capacity``."""
         if capacity > len(self.slot):
             more = max(capacity, len(self.slot) * 5 // 4)
-            for name in ("slot", "round", "seal", "trusted"):
-                old = getattr(self, name)
-                new = np.zeros(more, old.dtype)  # pages that nobody writes to are not there
+            if 8 * more >= 2**63:
+                raise MemoryError(f"{more} numbers")
+            before, after = (self.slot, self.round, self.seal, self.trusted), _zeros(more)
+            for old, new in zip(before, after, strict=True):
                 new[: len(old)] = old
-                setattr(self, name, new)
+            self.slot, self.round, self.seal, self.trusted = after
 
     def load(self, rows: RowEntries) -> None:
         """Take entries over from an index; nothing of before remains, except trust in slots that are the same."""
         slot, seal, trusted, known = self.slot, self.seal, self.trusted, len(self.slot)
-        self.slot, self.round, self.seal, self.trusted = _empty()
+        self.slot, self.round, self.seal, self.trusted = _zeros(0)
         self.grow(max(known, int(rows.numbers.max(initial=-1)) + 1))
         self.slot[rows.numbers] = rows.slots
         self.round[rows.numbers] = rows.rounds
@@ -62,6 +87,7 @@ class Rows:
         self.dated.pop(number, None)
         if round is not None:
             self.dated[number] = round
+        self.make_room(number, number + 1)
         slot = self.staged.get(number)
         if slot is None:
             slot = self.staged[number] = self.slots.take()
@@ -113,11 +139,10 @@ class Rows:
     def drop(self, number: int) -> int:
         """Forget the client's row, and return its slot or 0."""
         self.unstage(number)
-        if number >= len(self.slot):
-            return 0
-        slot = int(self.slot[number])
-        self.slot[number] = 0
-        self.written -= slot > 0
+        slot = self.slot_of(number)
+        if slot:
+            self.slot[number] = 0
+            self.written -= 1
         return slot
 
     def put_back(self, number: int, slot: int) -> None:
@@ -131,5 +156,6 @@ class Rows:
         return RowEntries(numbers, self.slot[numbers], self.round[numbers], self.seal[numbers])
 
 
-def _empty() -> tuple[I64, I64, npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
-    return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint64), np.zeros(0, np.bool_)
+def _zeros(count: int) -> tuple[I64, I64, npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
+    """The columns; pages of them that nobody writes to are not there."""
+    return np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.uint64), np.zeros(count, np.bool_)

@@ -1,6 +1,7 @@
 """An open store: who may still use it, and how it ends."""
 
 import os
+from contextlib import suppress
 from typing import Literal
 from weakref import finalize
 
@@ -31,8 +32,8 @@ class Session:
         self.residency = None if self.folder is None else Residency(self.folder.rows, resident_rows)
         self._process = os.getpid()
         self._closed = False
-        # So that files are closed, but nothing else is done, when a store is dropped:
-        self._finalizer = None if self.folder is None else finalize(self, self.folder.close)
+        # So that the thread ends and files are closed, but nothing else is done, when a store is dropped:
+        self._finalizer = None if self.folder is None else finalize(self, _end, self.background, self.folder)
 
     def require_open(self) -> None:
         """Raise a StoreError if the store was closed; see to what a fork of its process needs."""
@@ -62,10 +63,11 @@ class Session:
 
     def rest(self) -> None:
         """What there is to do after a commit."""
-        if self.residency is not None:
-            self.residency.trim()
-        if self.background is not None and self._write_back:
-            self.background.write_back()
+        with suppress(OSError, RuntimeError, MemoryError):  # the commit counts, and these only make others quicker
+            if self.residency is not None:
+                self.residency.trim()
+            if self.background is not None and self._write_back:
+                self.background.write_back()
 
     def close(self) -> None:
         """Publish what was committed, and close the files."""
@@ -92,3 +94,9 @@ class Session:
         self._process = os.getpid()
         folder.pin_again()
         self.content.refresh(folder)
+
+
+def _end(background: Background | None, folder: Folder) -> None:
+    if background is not None:
+        background.close()
+    folder.close()
