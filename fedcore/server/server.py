@@ -291,8 +291,7 @@ class Server:
             examples: n_k by id or in order, where the others' are known, and else none; either where nobody is left.
 
         Raises:
-            RoundError: a round is open.
-            RangeError: one is registered already, or examples are missing or not expected.
+            RoundError, RangeError: a round is open; one is registered already, or examples are missing or not expected.
             UnknownClientError: one is no id, or examples are for somebody else.
 
         Cost: one commit of the store, and one copy of the population's columns, 16 bytes a registered client.
