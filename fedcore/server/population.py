@@ -16,21 +16,21 @@ Sizes = Mapping[ClientId, int] | Sequence[int]
 
 MOST = 2**53
 """Examples of one client, up to which a float64 holds the number as it is."""
-_NOBODY, _START = 0, -1
+_START = -1
+_UNUSED = np.iinfo(np.int64).max  # a number that no client has
 
 
 @dataclass(frozen=True)
 class Population:
-    """The registered sizes n_k, and the rounds of arrival: columns by the clients' numbers in the registry.
+    """The registered sizes n_k, and the rounds of arrival, by the clients' numbers in the registry.
 
-    A population never changes: who comes or goes makes the next one, at the cost of a copy of the columns. A round
-    changes none of them, so that a commit writes them no second time.
+    A population never changes: who comes or goes makes the next one, at the cost of a copy of its columns. A round
+    changes none of them, so that a commit writes them no second time. A column is int64[2, m]: numbers that ascend,
+    and what belongs to them; what is behind the last is unused.
 
     Attributes:
-        sizes: int64[...], n_k of the clients in the objective, 0 behind a number that no client has; None where the
-            server was told none.
-        arrived: int64[...], the round in which a client came, -1 for one that was there from the start; None where all
-            were.
+        sizes: n_k of the clients in the objective; None where the server was told none.
+        arrived: the round in which a client came that was not there from the start; None where all were.
         included: n_k of those that have departed and whose shares the objective keeps.
         total: n, the sum of the sizes in the objective.
     """
@@ -77,19 +77,18 @@ class Population:
         """
         after = self
         if round is not None:
-            came = [round if client not in self.included else _START for client in clients]
-            if self.arrived is not None or any(at != _START for at in came):
-                after = replace(after, arrived=_with(self.arrived, numbers, came, _START))
+            new = [number for number, client in zip(numbers, clients, strict=True) if client not in self.included]
+            after = replace(after, arrived=_with(self.arrived, new, [round] * len(new)))
         if sizes is None:
             return after
         kept = dict(self.included)
         total = self.total + sum(sizes) - sum(kept.pop(client, 0) for client in clients)
-        return replace(after, sizes=_with(self.sizes, numbers, sizes, _NOBODY), included=kept, total=total)
+        return replace(after, sizes=_with(self.sizes, numbers, sizes), included=kept, total=total)
 
     def without_client(self, number: int, client: ClientId, *, from_objective: bool) -> "Population":
         """The population after a client went; the shares of the others grow if the objective forgets it."""
-        size = 0 if self.sizes is None else int(self.sizes[number])
-        sizes, arrived = _without(self.sizes, number, _NOBODY), _without(self.arrived, number, _START)
+        size = 0 if self.sizes is None else int(_of(self.sizes, np.array([number]), 0)[0])
+        sizes, arrived = _without(self.sizes, number), _without(self.arrived, number)
         if from_objective or not size:
             return Population(sizes, arrived, self.included, self.total - size)
         return Population(sizes, arrived, {**self.included, client: size}, self.total)
@@ -98,17 +97,14 @@ class Population:
         """p^k = n_k / n, float64[k]; None where no sizes are known."""
         if self.sizes is None:
             return None
-        return self.sizes[registry.numbers(clients)].astype(np.float64) / self.total
+        return _of(self.sizes, registry.numbers(clients), 0).astype(np.float64) / self.total
 
     def ages(self, registry: Registry, clients: Sequence[ClientId], round: int) -> F64 | None:
         """Rounds since each client's arrival (1 in its first), float64[k]; infinite for those of the start, or None for
         all of them."""
         if self.arrived is None:
             return None
-        numbers = registry.numbers(clients)
-        came = np.full(len(numbers), float(_START))
-        known = numbers < len(self.arrived)
-        came[known] = self.arrived[numbers[known]]
+        came = _of(self.arrived, registry.numbers(clients), _START)
         return np.where(came == _START, np.inf, round + 1 - came)
 
     def vectors(self) -> dict[str, Column]:
@@ -132,9 +128,8 @@ class Population:
         included = dict(map(tuple, state.get("included", [])))  # the first folders have none
         if "sizes" in state:  # and older ones list what are columns now
             sizes, arrived = (dict(map(tuple, state[name])) for name in ("sizes", "arrived"))
-            came = _with(None, registry.numbers(list(arrived)).tolist(), list(arrived.values()), _START)
-            listed = _with(None, registry.numbers(list(sizes)).tolist(), list(sizes.values()), _NOBODY)
-            return cls(listed if sizes else None, came if arrived else None, included, state["total"])
+            columns = (_with(None, registry.numbers(list(of)), list(of.values())) for of in (sizes, arrived))
+            return cls(*columns, included, state["total"])
         return cls(vectors.get("population/sizes"), vectors.get("population/arrived"), included, state["total"])
 
 
@@ -174,22 +169,29 @@ def _checked(client: ClientId, size: object) -> int:
     return int(size)
 
 
-def _with(column: Column | None, numbers: Iterable[int], values: Iterable[int], absent: int) -> Column:
-    """A copy with these entries. Its length is a power of two, since a store has a file for each size of vector."""
-    numbers = list(numbers)
-    least = max([0 if column is None else len(column), 64, *(number + 1 for number in numbers)])
-    after = np.full(1 << (least - 1).bit_length(), absent, np.int64)
-    if column is not None:
-        after[: len(column)] = column
-    after[numbers] = list(values)
-    return after
+def _of(column: Column, numbers: npt.NDArray[np.int64], absent: int) -> npt.NDArray[np.int64]:
+    """What belongs to these numbers, or ``absent``."""
+    places = np.searchsorted(column[0], numbers)  # below m, since every number is below _UNUSED, or m if none is unused
+    places = np.minimum(places, column.shape[1] - 1)
+    return np.where(column[0, places] == numbers, column[1, places], absent)
 
 
-def _without(column: Column | None, number: int, absent: int) -> Column | None:
-    """A copy without this entry, or None if it was the last."""
-    if column is None:
-        return None
-    after = column.copy()
-    if number < len(after):
-        after[number] = absent
-    return after if (after != absent).any() else None
+def _with(column: Column | None, numbers: Iterable[int], values: Iterable[int]) -> Column | None:
+    """A copy with these new entries."""
+    new = np.array([list(numbers), list(values)], np.int64)
+    return _column(new if column is None else np.concatenate([column, new], axis=1))
+
+
+def _without(column: Column | None, number: int) -> Column | None:
+    """A copy without this number's entry."""
+    return None if column is None else _column(column[:, column[0] != number])
+
+
+def _column(entries: Column) -> Column | None:
+    """Entries in their order, or None for none. Their place for more is a power of two, since a store has a file for
+    each size of vector."""
+    entries = entries[:, entries[0] != _UNUSED]
+    k = entries.shape[1]
+    column = np.full((2, 1 << max(6, (k - 1).bit_length())), _UNUSED, np.int64)
+    column[:, :k] = entries[:, np.argsort(entries[0])]
+    return column if k else None

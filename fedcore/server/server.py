@@ -294,7 +294,7 @@ class Server:
             RoundError, RangeError: a round is open; one is registered already, or examples are missing or not expected.
             UnknownClientError: one is no id, or examples are for somebody else.
 
-        Cost: one commit of the store, and one copy of the population's columns, 16 bytes a registered client.
+        Cost: one commit of the store, and one copy of what is known of examples and arrivals, 16 bytes a client each.
         """
         self._require_no_round()
         if listed := list(clients):
