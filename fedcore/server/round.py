@@ -18,6 +18,7 @@ from fedcore.errors import (
     RoundError,
     UnknownNameError,
 )
+from fedcore.float_mode import ieee
 from fedcore.server.batch import Batch, Counters, Reply
 from fedcore.server.report import RoundReport
 from fedcore.server.settings import Settings
@@ -51,6 +52,7 @@ class Round:
         is_open: whether updates can still come in.
     """
 
+    @ieee
     def __init__(self, settings: Settings, state: State, *, fold: int, may_hold: bool) -> None:
         self.report: RoundReport | None = None
         self.is_open = True
@@ -105,6 +107,7 @@ class Round:
         """
         self.add_update(Update(client, y, steps, examples, lr, control, count, round, kind, keep))
 
+    @ieee
     def add_update(self, update: Update) -> None:
         """Fold one client's update in: ``add`` for an Update."""
         with self._turn:
@@ -134,6 +137,7 @@ class Round:
             self._require_open()
             self._refused.append((client, reason))
 
+    @ieee
     def add_all(self, updates: list[Update]) -> None:
         """Fold a cohort's updates in, in one pass where they can be held: ``add_update`` for each of them."""
         with self._turn:
@@ -149,6 +153,7 @@ class Round:
         for update in updates:
             self.add_update(update)
 
+    @ieee
     def finish(self) -> RoundReport:
         """Take the server's step and close the round.
 

@@ -14,6 +14,7 @@ from fedcore.algorithms import Cohort
 from fedcore.algorithms.rates import rate_at
 from fedcore.aligned import Recycled
 from fedcore.errors import ArrayError, CorruptionError, DivergedError, RangeError, RoundError
+from fedcore.float_mode import ieee
 from fedcore.server.batch import Counters
 from fedcore.server.corrections import corrections
 from fedcore.server.folding import fold_history
@@ -76,6 +77,7 @@ class State:
             self._shared.flags.writeable = False
         return self._shared
 
+    @ieee
     def offset(self, client: ClientId, out: Any) -> Any:
         """A client's offset; see ``Broadcast.offset``."""
         shared, from_row = self.shared_offset(), self.settings.algorithm.direction.from_row
@@ -85,6 +87,7 @@ class State:
         terms = [(vector, c) for vector, c in ((shared, 1.0), (row, from_row)) if vector is not None]
         return kernels.direction_offset([vector for vector, _ in terms], [c for _, c in terms], out)
 
+    @ieee
     def correction(self, client: ClientId) -> F64:
         """c_i = v[t_i] - r_i, float64[n_parameters]; zero for a client without a row."""
         row, v = self.store.row(client), self.now.history.get(self.store.round_of(client))
@@ -248,6 +251,7 @@ class State:
         )
         return square
 
+    @ieee
     def arrive(self, client: ClientId, examples: int | None) -> None:
         """See ``Server.arrive``."""
         now = self.now
@@ -259,6 +263,7 @@ class State:
             self.store.add(client)
             self._become(replace(now, population=population), now.round_number)
 
+    @ieee
     def depart(self, client: ClientId, from_objective: bool) -> None:
         """See ``Server.depart``."""
         if self.settings.algorithm.placement == "client":
@@ -284,6 +289,7 @@ class State:
                     rest += 0 if other == client else part(other)
             return rest
 
+    @ieee
     def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
         """See ``Server.warm_start``."""
         algorithm, now, k = self.settings.algorithm, self.now, len(gradients)
