@@ -8,7 +8,7 @@ SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc fedco
 CORES := $(shell nproc)
 CXX_FILES := $(shell find csrc tests/native bench -name '*.cpp' -o -name '*.h' -o -name '*.inl')
 
-.PHONY: help quickstart test lint format sanitize bench bench-gate wheel-check clean
+.PHONY: help quickstart test lint format sanitize aarch64-check bench bench-gate wheel-check clean
 help:
 	@sed -n 's/^## //p' Makefile
 
@@ -39,6 +39,10 @@ sanitize-%: $(INSTALLED)
 	$(BIN)/cmake -S tests/native -B build/native/$* -DFEDCORE_SANITIZE=$*
 	$(BIN)/cmake --build build/native/$* --parallel $(CORES)
 	$(BIN)/ctest --test-dir build/native/$* --parallel $(CORES) --output-on-failure --no-tests=error
+
+## make aarch64-check the native tests on 64-bit Arm under QEMU, and the kernels' bits against this machine's (minutes)
+aarch64-check: $(INSTALLED)
+	PATH="$(abspath $(BIN)):$$PATH" tests/native/aarch64.sh
 
 ## make bench         time the kernels and rounds against their rivals and the floors
 bench: $(INSTALLED)

@@ -1,8 +1,11 @@
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 version: str
 compiler: str
@@ -107,6 +110,7 @@ def threads() -> int: ...
 def set_threads(count: int) -> None: ...
 def isa() -> str: ...
 def best_isa() -> str: ...
+def in_ieee_mode(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 def read_plain_updates(
     updates: Sequence[Any], type: type, n: int, lr: float, max_steps: float, max_examples: float, max_lr: float
 ) -> tuple[list[Any], list[Any], npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]] | None: ...

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.errors import ArrayError, DtypeError, RangeError, ShapeError
+from fedcore.float_mode import ieee
 from fedcore.lists import numbers
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
@@ -23,6 +24,7 @@ class Due(NamedTuple):
     is_float: bool
 
 
+@ieee
 def aggregate(state_dicts: Iterable[Named], weights: Any = None) -> dict[str, Any]:
     """The weighted average of models, sum_i w_i x_i / sum_i w_i, in one pass over their tensors.
 

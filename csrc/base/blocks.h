@@ -20,7 +20,7 @@ inline constexpr std::int64_t kBlock = 16384;  // elements; 64 KiB of float32: s
 inline constexpr std::int64_t kSerialBytes = 2 << 20;
 
 inline std::int64_t block_count(std::int64_t n) {
-    return (n + kBlock - 1) / kBlock;
+    return n / kBlock + (n % kBlock != 0);  // no sum, which may pass 2^63
 }
 
 // Calls body(piece) for every piece of [0, pieces), on the pool where `bytes` of traffic are worth it.

@@ -1,6 +1,8 @@
 // The processor's floating-point mode while native code runs.
 #pragma once
 
+#include <cstdint>
+
 #if defined(__SSE2__)
 #    include <xmmintrin.h>
 #endif
@@ -19,6 +21,17 @@ class IeeeMode {
 
   private:
     unsigned before_;
+#elif defined(__aarch64__)
+    IeeeMode() {
+        __asm__ volatile("mrs %0, fpcr" : "=r"(before_));
+        __asm__ volatile("msr fpcr, %0" : : "r"(std::uint64_t{0}));
+    }
+    ~IeeeMode() { __asm__ volatile("msr fpcr, %0" : : "r"(before_)); }
+    IeeeMode(const IeeeMode&) = delete;
+    IeeeMode& operator=(const IeeeMode&) = delete;
+
+  private:
+    std::uint64_t before_;
 #else
     IeeeMode() {}
 #endif

@@ -1,7 +1,7 @@
 #include "base/pool.h"
 
 #include <pthread.h>
-#include <sched.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <atomic>
@@ -19,6 +19,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/cores.h"
 #include "base/float_mode.h"
 
 namespace fedcore {
@@ -64,6 +65,8 @@ struct Job {
         for (int spin = 0; spin < 2000 && ended.load(std::memory_order_acquire) != pieces; ++spin) {
 #if defined(__x86_64__)
             __builtin_ia32_pause();
+#elif defined(__aarch64__)
+            __asm__ volatile("yield");
 #endif
         }
         std::unique_lock<std::mutex> lock(mutex);
@@ -72,6 +75,14 @@ struct Job {
         if (error) std::rethrow_exception(std::exchange(error, nullptr));
     }
 };
+
+// Signals to the process are the caller's threads' to take; those that tell of a fault here stay.
+void block_signals() {
+    sigset_t signals;
+    sigfillset(&signals);
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS}) sigdelset(&signals, fault);
+    pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+}
 
 // Never destroyed: workers sleep in it until the process ends, and joining them at exit would hang a process
 // that was forked, or whose interpreter is being torn down.
@@ -97,6 +108,7 @@ class Workers {
 
   private:
     void serve() {
+        block_signals();
         const IeeeMode mode;  // not the one that the thread which happened to start this one was in
         std::unique_lock<std::mutex> lock(mutex_);
         for (;;) {
@@ -138,9 +150,7 @@ int default_threads() {
         throw std::runtime_error("FEDCORE_THREADS: expected 1.." + std::to_string(kMostThreads) + " threads, got " +
                                  wanted);
     }
-    cpu_set_t allowed;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) return CPU_COUNT(&allowed);
-    return std::max(1u, std::thread::hardware_concurrency());  // more cores than the set has room for
+    return std::min(usable_cores(), kMostThreads);
 }
 
 std::atomic<int> thread_count{0};  // 0 until somebody asks

@@ -26,7 +26,7 @@ void parallel_for(std::int64_t pieces, const Body& body) {
 
 inline constexpr int kMostThreads = 4096;
 
-// How many threads may work on one job, the caller counted: FEDCORE_THREADS, else the cores this process may use, read
+// How many threads may work on one job, the caller counted: FEDCORE_THREADS, else usable_cores(), read
 // once at the first call, unless set_threads came before. Throws std::runtime_error if FEDCORE_THREADS is no number
 // in 1..kMostThreads.
 int threads();

@@ -9,6 +9,7 @@ namespace fedcore::bindings {
 namespace {
 
 py::array_t<std::uint64_t> checksum(const py::object& buffer, std::int64_t block_bytes) {
+    check_range("block_bytes", block_bytes, 1);
     const Bytes bytes(buffer, {"buffer"});
     py::array_t<std::uint64_t> out(bytes.size() / block_bytes + (bytes.size() % block_bytes != 0));
     std::uint64_t* sums = out.mutable_data();

@@ -13,6 +13,8 @@
 namespace fedcore::bindings {
 namespace {
 
+constexpr std::int64_t kMostCounted = std::int64_t{1} << 62;
+
 // Every call holds the GIL, so that an index is used by one thread at a time.
 using Numbers = py::array_t<std::int64_t>;
 
@@ -96,7 +98,7 @@ py::object id_of(const ClientIndex& index, std::int64_t number) {
 // The clients whose numbers are in [start, stop), in that order.
 py::list ids(const ClientIndex& index, std::int64_t start, std::int64_t stop) {
     py::list out;
-    for (std::int64_t number = start; number < std::min(stop, index.capacity()); ++number)
+    for (std::int64_t number = std::max<std::int64_t>(start, 0); number < std::min(stop, index.capacity()); ++number)
         if (index.taken(number)) out.append(made(index.id_of(number)));
     return out;
 }
@@ -218,7 +220,10 @@ void bind_client_index(py::module_& module) {
         [](const py::bytes& key, const py::bytes& data) { return siphash(read_key(key), std::string_view(data)); },
         py::arg("key"), py::arg("data"));
     py::class_<ClientIndex>(module, "ClientIndex")
-        .def(py::init([](const py::bytes& key, std::int64_t count) { return ClientIndex(read_key(key), count); }),
+        .def(py::init([](const py::bytes& key, std::int64_t count) {
+                 check_range("count", count, 0, kMostCounted);
+                 return ClientIndex(read_key(key), count);
+             }),
              py::arg("key"), py::arg("count"))
         .def("__len__", &ClientIndex::size)
         .def_property_readonly("count", &ClientIndex::count)

@@ -1,7 +1,8 @@
-#include <pybind11/stl.h>
+#include <pybind11/numpy.h>
 
 #include <algorithm>
 #include <array>
+#include <new>
 
 #include "base/random.h"
 #include "bindings/arrays.h"
@@ -15,28 +16,57 @@
 namespace fedcore::bindings {
 namespace {
 
-// The faces in fedcore/sampling check ranges; what only a pass over an array can tell comes back as None, or as
-// fewer draws than were asked for, and the face says what was wrong.
-using Words4 = std::array<std::uint64_t, 4>;
+// The faces in fedcore/sampling name what is out of range before it comes here; what only a pass over an array can tell
+// comes back as None, or as fewer draws than were asked for, and the face says what was wrong.
 using Drawn = py::array_t<std::int64_t>;
 
-Key key_of(const Words4& key) {
-    return {key[0], key[1], key[2], key[3]};
+// Some 64-bit words, as a list or tuple of ints.
+template <std::size_t kCount>
+std::array<std::uint64_t, kCount> read_words(const py::object& words, const char* name) {
+    const py::tuple items = items_of(words, {name}, kCount);
+    std::array<std::uint64_t, kCount> read;
+    for (std::size_t i = 0; i < kCount; ++i) {
+        PyObject* const item = PyTuple_GET_ITEM(items.ptr(), i);
+        if (!PyLong_Check(item))
+            raise("RangeError", Name{name, static_cast<std::int64_t>(i)}.text() + ": expected an int");
+        read[i] = PyLong_AsUnsignedLongLong(item);
+        if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+    }
+    return read;
 }
 
-py::array_t<std::uint64_t> words(const Words4& key, const std::array<std::uint64_t, 3>& use, std::uint64_t first,
+Key key_of(const py::object& key) {
+    const auto words = read_words<4>(key, "key");
+    return {words[0], words[1], words[2], words[3]};
+}
+
+// Room for so many results; more than there are addresses is more than there is memory.
+template <class T>
+py::array_t<T> room_for(const char* name, std::int64_t count) {
+    check_range(name, count, 0);
+    if (count > PTRDIFF_MAX / static_cast<std::int64_t>(sizeof(T))) throw std::bad_alloc();
+    return py::array_t<T>(count);
+}
+
+py::array_t<std::uint64_t> words(const py::object& key, const py::object& use, std::uint64_t first,
                                  std::int64_t blocks) {
-    py::array_t<std::uint64_t> out(blocks * kWordsPerBlock);
-    random_words({key_of(key), {use[0], use[1], use[2]}}, first, blocks, out.mutable_data());
+    check_range("blocks", blocks, 0, INT64_MAX / kWordsPerBlock);
+    const auto uses = read_words<3>(use, "use");
+    const Stream stream{key_of(key), {uses[0], uses[1], uses[2]}};
+    auto out = room_for<std::uint64_t>("blocks", blocks * kWordsPerBlock);
+    random_words(stream, first, blocks, out.mutable_data());
     return out;
 }
 
-Drawn uniform(std::int64_t population, std::int64_t k, const Words4& key) {
-    Drawn out(k);
+Drawn uniform(std::int64_t population, std::int64_t k, const py::object& key) {
+    check_range("population", population, 1);
+    check_range("k", k, 0, population);
+    const Key words = key_of(key);
+    Drawn out = room_for<std::int64_t>("k", k);
     std::int64_t* drawn = out.mutable_data();
     {
         const NativeCall call;  // some nanoseconds a draw
-        fedcore::without_replacement(population, k, key_of(key), drawn);
+        fedcore::without_replacement(population, k, words, drawn);
     }
     return out;
 }
@@ -44,7 +74,7 @@ Drawn uniform(std::int64_t population, std::int64_t k, const Words4& key) {
 // draw(tree, out) fills out and returns how many it drew; `longest` is the most that it may draw.
 template <class Draw>
 py::object weighted(const Span<const double>& weights, std::int64_t longest, const Draw& draw) {
-    Drawn out(longest);
+    Drawn out = room_for<std::int64_t>("k", longest);
     std::int64_t* next = out.mutable_data();
     std::int64_t drawn = 0;
     bool valid = true;
@@ -59,26 +89,30 @@ py::object weighted(const Span<const double>& weights, std::int64_t longest, con
     return out;
 }
 
-py::object weighted_without(const py::object& weights, std::int64_t k, const Words4& key) {
+py::object weighted_without(const py::object& weights, std::int64_t k, const py::object& key) {
+    const Key words = key_of(key);
     Arrays arrays;
     const auto w = arrays.input<double>(weights, {"weights"});
     const std::int64_t longest = std::min(k, w.n);
     return weighted(w, longest, [&](WeightTree& tree, std::int64_t* out) {
-        return fedcore::weighted_without_replacement(tree, longest, key_of(key), out);
+        return fedcore::weighted_without_replacement(tree, longest, words, out);
     });
 }
 
-py::object weighted_with(const py::object& weights, std::int64_t k, const Words4& key) {
+py::object weighted_with(const py::object& weights, std::int64_t k, const py::object& key) {
+    const Key words = key_of(key);
     Arrays arrays;
     const auto w = arrays.input<double>(weights, {"weights"});
     return weighted(w, k, [&](const WeightTree& tree, std::int64_t* out) {
         if (!(tree.total() > 0)) return std::int64_t{0};
-        fedcore::with_replacement(tree, k, key_of(key), out);
+        fedcore::with_replacement(tree, k, words, out);
         return k;
     });
 }
 
-py::object bernoulli_set(std::int64_t population, const py::object& p, const Words4& key) {
+py::object bernoulli_set(std::int64_t population, const py::object& p, const py::object& key) {
+    check_range("population", population, 0);
+    const Key words = key_of(key);
     Arrays arrays;
     const bool each = !PyFloat_Check(p.ptr());
     const double one = each ? 0 : PyFloat_AS_DOUBLE(p.ptr());
@@ -87,7 +121,7 @@ py::object bernoulli_set(std::int64_t population, const py::object& p, const Wor
     bool valid;
     {
         const NativeCall call;  // some nanoseconds a client
-        valid = bernoulli(chances, each, key_of(key), set);
+        valid = bernoulli(chances, each, words, set);
     }
     if (!valid) return py::none();
     Drawn out(set.size());
@@ -95,12 +129,16 @@ py::object bernoulli_set(std::int64_t population, const py::object& p, const Wor
     return out;
 }
 
-Drawn permuted(std::int64_t population, std::int64_t start, std::int64_t count, const Words4& key) {
-    Drawn out(count);
+Drawn permuted(std::int64_t population, std::int64_t start, std::int64_t count, const py::object& key) {
+    check_range("population", population, 1);
+    check_range("start", start, 0, population);
+    check_range("count", count, 0, population - start);
+    const Key words = key_of(key);
+    Drawn out = room_for<std::int64_t>("count", count);
     std::int64_t* places = out.mutable_data();
     {
         const NativeCall call;  // some nanoseconds a place
-        fedcore::permutation(population, start, count, key_of(key), places);
+        fedcore::permutation(population, start, count, words, places);
     }
     return out;
 }

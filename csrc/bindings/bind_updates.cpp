@@ -32,6 +32,9 @@ double rate(PyObject* object, double broadcast, double most) {
 // errors. It only saves time: on a small model that reading is most of a round.
 py::object read_plain_updates(const py::object& updates, const py::handle& type, std::int64_t n, double lr,
                               double max_steps, double max_examples, double max_lr) {
+    const bool named = PyType_Check(type.ptr()) &&
+                       PyType_HasFeature(reinterpret_cast<PyTypeObject*>(type.ptr()), Py_TPFLAGS_TUPLE_SUBCLASS);
+    if (!named) raise("ArrayError", "type: expected a type of named tuples");
     const py::tuple listed = items_of(updates, "updates");
     const auto k = static_cast<py::ssize_t>(listed.size());
     py::list clients(k), ys(k);

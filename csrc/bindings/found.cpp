@@ -15,6 +15,12 @@ void raise(const char* kind, const std::string& message) {
     throw py::error_already_set();
 }
 
+void check_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
+    if (value < low || value > high)
+        raise("RangeError", std::string(name) + ": expected an int in " + std::to_string(low) + " .. " +
+                                std::to_string(high) + ", got " + std::to_string(value));
+}
+
 std::string Name::text() const {
     std::string text = argument;
     for (const std::int64_t i : {index, second})
@@ -134,14 +140,13 @@ std::string reason(py::error_already_set& error) {
     return said;
 }
 
-py::object export_dlpack(py::handle object, Name name, bool writable) {
+py::object export_dlpack(py::handle object, Name name) {
     try {
-        if (writable) {  // only 1.x tells whether the exporter allows writing
-            try {
-                return object.attr("__dlpack__")(py::arg("max_version") = py::make_tuple(1, 0));
-            } catch (py::error_already_set& error) {
-                if (!error.matches(PyExc_TypeError)) throw;
-            }
+        // Only 1.x can say that an array is read-only, and exporters refuse to hand over such a one as less.
+        try {
+            return object.attr("__dlpack__")(py::arg("max_version") = py::make_tuple(1, 0));
+        } catch (py::error_already_set& error) {
+            if (!error.matches(PyExc_TypeError)) throw;  // an exporter of before takes no version
         }
         return object.attr("__dlpack__")();
     } catch (py::error_already_set& error) {
@@ -195,14 +200,14 @@ std::string text(const std::string& dtype, const std::vector<std::int64_t>& shap
     return dtype + "[" + sizes + "]";
 }
 
-Found find(py::handle object, Name name, bool writable, Keep& keep) {
+Found find(py::handle object, Name name, Keep& keep) {
     if (py::isinstance<py::array>(object)) {
         keep.objects.push_back(py::reinterpret_borrow<py::object>(object));
         return from_numpy(py::reinterpret_borrow<py::array>(object), name);
     }
     if (py::hasattr(object, "__dlpack__")) {
         // Not consumed: the capsule's own destructor gives the tensor back.
-        const py::object capsule = export_dlpack(object, name, writable);
+        const py::object capsule = export_dlpack(object, name);
         if (!py::isinstance<py::capsule>(capsule))
             raise("ArrayError", name.text() + ": expected a DLPack capsule from __dlpack__");
         keep.objects.push_back(capsule);

@@ -15,6 +15,9 @@ namespace py = pybind11;
 // Raises fedcore.errors.<kind>(message).
 [[noreturn]] void raise(const char* kind, const std::string& message);
 
+// Raises RangeError unless low <= value <= high.
+void check_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high = INT64_MAX);
+
 // How an argument is called in an error: `weights`, `rows[3]`, `models[3][1]`, or `rows[3].codes`.
 struct Name {
     Name(const char* called, std::int64_t i = -1, std::int64_t j = -1, const char* of = "")
@@ -41,8 +44,8 @@ struct Keep {
     std::vector<py::buffer_info> buffers;
 };
 
-// Raises ArrayError or ShapeError if object is no array in CPU memory. writable: whether to ask for one.
-Found find(py::handle object, Name name, bool writable, Keep& keep);
+// Raises ArrayError or ShapeError if object is no array in CPU memory.
+Found find(py::handle object, Name name, Keep& keep);
 
 // `float32[3, 4]`
 std::string text(const std::string& dtype, const std::vector<std::int64_t>& shape);

@@ -14,6 +14,7 @@ include(isa)
 
 function(fedcore_add_core target)
   set(sources
+    base/cores.cpp
     base/isa.cpp
     base/pool.cpp
     base/random.cpp

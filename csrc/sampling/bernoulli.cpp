@@ -14,7 +14,7 @@ static_assert(kBlock % kTile == 0 && kTile % kBits == 0 && kBits % kWordsPerBloc
 
 }  // namespace
 
-BitSet::BitSet(std::int64_t n) : n_(n), bits_((n + kBits - 1) / kBits), first_(block_count(n) + 1) {}
+BitSet::BitSet(std::int64_t n) : n_(n), bits_(n / kBits + (n % kBits != 0)), first_(block_count(n) + 1) {}
 
 void BitSet::list(std::int64_t* out) const {
     for_blocks(n_, 8 * size(), [&](std::int64_t block, std::int64_t begin, std::int64_t end) {

@@ -38,9 +38,10 @@ int choose(const double* s, double total, std::uint64_t word) {
         sum += s[j];
         if (x < sum) return j;
     }
-    // The running sum fell short of the total by rounding; the last child that has any weight owns the gap.
+    // The running sum fell short of the total by rounding; the last child that has any weight owns the gap. There is
+    // none only where the caller's weights have changed since they were summed.
     int last = kFan - 1;
-    while (!(s[last] > 0)) --last;
+    while (last > 0 && !(s[last] > 0)) --last;
     return last;
 }
 

@@ -16,7 +16,8 @@ namespace fedcore {
 
 class WeightTree {
   public:
-    // weights: float64[n], n >= 1, read-only; they must outlive the tree. Reads them once, on the pool.
+    // weights: float64[n], n >= 1, read-only; they must outlive the tree. Reads them once, on the pool. If they change
+    // later, draws follow no law, but are indices in [0, n) still.
     WeightTree(const double* weights, std::int64_t n);
 
     // Whether all weights are >= 0 and their sum is finite; if not, ask for nothing else.

@@ -7,8 +7,10 @@ mu and W are constants of bounds: nobody observes them, so they are the caller's
 import math
 
 from fedcore.errors import RangeError
+from fedcore.float_mode import ieee
 
 
+@ieee
 def kept_bound(t: float, *, t0: float, E: int, D: float, V: float, g: float) -> float:
     """f_0(t) = ((t - t0) D + V) / (t E + g): the bound in round t if the device's data stay in the objective.
 
@@ -22,6 +24,7 @@ def kept_bound(t: float, *, t0: float, E: int, D: float, V: float, g: float) -> 
     return ((t - t0) * D + V) / (t * E + g)
 
 
+@ieee
 def excluded_bound(
     t: float, *, t0: float, E: int, V: float, g: float, gap: float, V_after: float | None = None
 ) -> float:
@@ -38,6 +41,7 @@ def excluded_bound(
     return after / ((t - t0) * E + g)
 
 
+@ieee
 def should_exclude(
     T: float, *, t0: float, E: int, D: float, V: float, g: float, gap: float, V_after: float | None = None
 ) -> bool:
@@ -66,6 +70,7 @@ def should_exclude(
     return least >= excluded_bound(T, t0=t0, E=E, V=V, g=g, gap=gap, V_after=V_after)
 
 
+@ieee
 def should_exclude_by_rate(T: float, *, t0: float, gap: float, c: float = 1.0) -> bool:
     """The rule's order of magnitude, with the constants in one: T - t0 >= c sqrt(gap t0).
 
@@ -88,6 +93,7 @@ def should_exclude_by_rate(T: float, *, t0: float, gap: float, c: float = 1.0) -
     return T - t0 >= c * math.sqrt(gap * t0)
 
 
+@ieee
 def reboot_helps_within(*, shift: float, share: float, gap: float, L: float, mu: float, W: float) -> float:
     """The distance |x - x*| below which boosting a newcomer's share (the fast reboot) helps (eq. 7).
 

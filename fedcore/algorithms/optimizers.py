@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from fedcore.algorithms.algorithm import within
 from fedcore.errors import UnknownNameError
+from fedcore.float_mode import ieee
 
 F32 = npt.NDArray[np.float32]
 Moments: TypeAlias = tuple[F32, ...]
@@ -46,6 +47,7 @@ class SGD:
         """m = 0."""
         return (np.zeros(n, np.float32),)
 
+    @ieee
     def turn(self, v: F32, moments: Moments) -> tuple[F32, Moments]:
         """See ``Optimizer``."""
         m = np.float32(self.momentum) * moments[0] + v
@@ -69,10 +71,13 @@ class Adagrad:
             within("beta1", self.beta1, 0, 1)
         within("tau", self.tau, 0, 1e6)
 
+    @ieee
+    @ieee
     def start(self, n: int) -> Moments:
         """m = 0, s = tau^2."""
         return np.zeros(n, np.float32), np.full(n, self.tau**2, np.float32)
 
+    @ieee
     def turn(self, v: F32, moments: Moments) -> tuple[F32, Moments]:
         """See ``Optimizer``."""
         m = np.float32(self.beta1) * moments[0] + np.float32(1 - self.beta1) * v

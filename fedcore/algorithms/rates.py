@@ -12,6 +12,7 @@ from numbers import Real
 from typing import Any, Protocol, SupportsFloat
 
 from fedcore.errors import RangeError
+from fedcore.float_mode import ieee
 
 
 class Rate(Protocol):
@@ -215,6 +216,7 @@ REGISTRY: dict[str, type[Any]] = {
 }
 
 
+@ieee
 def largest_alpha(kappa: float, diversity: float, K: int) -> float:
     """What the alpha of ``InverseStep`` must stay below: alpha exp(-2 / alpha) < kappa sqrt(192 lambda (K + 1) / K).
 
@@ -236,6 +238,7 @@ def largest_alpha(kappa: float, diversity: float, K: int) -> float:
     return _largest(lambda alpha: alpha * math.exp(-2 / alpha) <= bound, bound + 2)  # exp(-x) >= 1 - x
 
 
+@ieee
 def largest_full_gradient_rate(L: float, mu: float, E: int, diversity: float) -> float:
     """The largest eta with eta (L + 4 kappa L E / (mu (1 - mu eta)^(E-1))) <= 1 / lambda.
 
@@ -267,6 +270,7 @@ def largest_full_gradient_rate(L: float, mu: float, E: int, diversity: float) ->
     return _largest(allowed, 1 / (L * diversity))  # the first summand alone allows no more
 
 
+@ieee
 def as_rate(rate: float | Rate) -> Rate:
     """A number as the constant rate; a rate as itself.
 
@@ -282,6 +286,7 @@ def as_rate(rate: float | Rate) -> Rate:
     return Constant(float(rate))
 
 
+@ieee
 def rate_at(rate: Rate, round: int) -> float:
     """The rate of that round.
 
@@ -303,6 +308,7 @@ def rate_of_steps(rate: Rate, round: int) -> Callable[[int], float] | None:
         return None
     of_step = rate.of_step
 
+    @ieee
     def checked(step: int) -> float:
         value = float(of_step(round, step))
         if not 0 < value < math.inf:

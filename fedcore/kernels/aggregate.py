@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.errors import ShapeError, UnknownNameError
+from fedcore.float_mode import ieee
 from fedcore.kernels.backend import implementation
 from fedcore.kernels.summed import Summed
 from fedcore.lists import length, listed, numbers
@@ -15,6 +16,7 @@ Sum: TypeAlias = npt.NDArray[np.floating[Any]]
 Accumulate: TypeAlias = Literal["float32", "float64"]
 
 
+@ieee
 def weighted_sum(
     rows: Sequence[Any], weights: Any, out: Any = None, *, base: Any = None, accumulate: Accumulate = "float32"
 ) -> Any:
@@ -49,6 +51,7 @@ def weighted_sum(
     return _sum_rows(rows, weights, out, base, accumulate)[0]
 
 
+@ieee
 def weighted_sum_norms(
     rows: Sequence[Any], weights: Any, out: Any = None, *, base: Any = None, accumulate: Accumulate = "float32"
 ) -> Summed:
@@ -72,6 +75,7 @@ def weighted_sum_norms(
     return Summed.of(*_sum_rows(rows, weights, out, base, accumulate, norms=True))
 
 
+@ieee
 def weighted_sum_segments(
     models: Sequence[Sequence[Any]],
     weights: Any,
@@ -102,6 +106,7 @@ def weighted_sum_segments(
     return _sum_models(models, weights, outs, base, accumulate)[0]
 
 
+@ieee
 def weighted_sum_segments_norms(
     models: Sequence[Sequence[Any]],
     weights: Any,
@@ -163,6 +168,7 @@ def _sum_dtype(row: Any, float64: bool) -> type[np.floating[Any]]:
     return np.float64 if float64 and dtype in ("float64", "d") else np.float32
 
 
+@ieee
 def accumulate(
     acc: Sum | None,
     bases: Sequence[Any],
@@ -201,6 +207,7 @@ def accumulate(
     return norms
 
 
+@ieee
 def server_step(
     sum: Sum,
     total: npt.NDArray[np.float64] | None,

@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 
 from fedcore.errors import ShapeError
+from fedcore.float_mode import ieee
 from fedcore.kernels.backend import implementation
 from fedcore.lists import length, listed, numbers
 
 
+@ieee
 def direction_step(
     y: Any,
     grad: Any,
@@ -56,6 +58,7 @@ def direction_step(
     implementation.direction_step(y, grad, grad_prev, offset, x, lr, a, b, mu, weight_decay)
 
 
+@ieee
 def direction_offset(terms: Sequence[Any], coefficients: Sequence[float], out: Any = None) -> Any:
     """The constant part of a method's direction, sum_i coefficients[i] terms[i]: once a client and round.
 

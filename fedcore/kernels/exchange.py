@@ -7,12 +7,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.errors import UnknownNameError
+from fedcore.float_mode import ieee
 from fedcore.kernels.backend import implementation
 
 Form: TypeAlias = Literal["gradient", "control"]
 FORMS = ("gradient", "control")
 
 
+@ieee
 def exchange(
     acc: npt.NDArray[np.floating[Any]],
     bases: Sequence[Any],

@@ -7,10 +7,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.errors import DtypeError, RangeError, ShapeError
+from fedcore.float_mode import ieee
 from fedcore.kernels.backend import implementation
 from fedcore.lists import listed, numbers
 
 
+@ieee
 def mix(models: Sequence[Any], W: Any) -> None:
     """All models at once and in place: y_i <- sum_j W[i, j] y_j.
 

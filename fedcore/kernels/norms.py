@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.float_mode import ieee
 from fedcore.kernels.backend import implementation
 
 
+@ieee
 def squared_norms(rows: Sequence[Any]) -> npt.NDArray[np.float64]:
     """The squared Euclidean norm of each row.
 
@@ -31,6 +33,7 @@ def squared_norms(rows: Sequence[Any]) -> npt.NDArray[np.float64]:
     return norms
 
 
+@ieee
 def all_finite(rows: Sequence[Any]) -> npt.NDArray[np.bool_]:
     """Whether each row is free of NaN and infinities; arguments, errors and cost as for ``squared_norms``.
 
@@ -39,4 +42,5 @@ def all_finite(rows: Sequence[Any]) -> npt.NDArray[np.bool_]:
     >>> all_finite([np.float32([3, np.inf])])
     array([False])
     """
-    return np.isfinite(squared_norms(rows))
+    finite: npt.NDArray[np.bool_] = np.isfinite(squared_norms(rows))
+    return finite

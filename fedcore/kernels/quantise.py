@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedcore.errors import DtypeError, RangeError, UnknownNameError
+from fedcore.float_mode import ieee
 from fedcore.kernels.backend import implementation
 from fedcore.kernels.norms import all_finite
 from fedcore.lists import length
@@ -28,6 +29,7 @@ class Codes(NamedTuple):
     scales: Any = None
 
 
+@ieee
 def quantise(x: Any, codec: str, out: Codes | None = None, *, seed: int | None = None, row: int = 0) -> Codes:
     """Codes of x, rounded to the nearest or, with a seed, stochastically, which is unbiased: the codes' mean is x.
 
@@ -76,6 +78,7 @@ def quantise(x: Any, codec: str, out: Codes | None = None, *, seed: int | None =
     return out
 
 
+@ieee
 def dequantise(coded: Codes, out: Any = None) -> Any:
     """The numbers that codes stand for: exact for bf16 and f16, scale * code in float32 for int8.
 

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.float_mode import ieee
+
 
 @dataclass(frozen=True, eq=False)
 class Summed:
@@ -29,6 +31,7 @@ class Summed:
         return np.isfinite(self.squared_norms)
 
     @property
+    @ieee
     def diversity(self) -> float | None:
         """The weighted gradient diversity sum_i q_i |h_i|^2 / |sum_i q_i h_i|^2, q_i = w_i / sum w.
 
@@ -45,6 +48,7 @@ class Summed:
         return diversity if total != 0 and np.isfinite(diversity) else None
 
     @classmethod
+    @ieee
     def of(cls, sum: Any, squares: npt.NDArray[np.float64], weights: Any) -> "Summed":
         """From float64[k + 1], the rows' squared norms and the sum's."""
         return cls(sum, squares[:-1], float(squares[-1]), np.array(weights, np.float64))

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from fedcore import kernels
 from fedcore.algorithms.rates import Rate, as_rate, rate_at, rate_of_steps
 from fedcore.errors import ArrayError, CheckpointError, DtypeError, FedcoreError, RangeError, RoundError, ShapeError
+from fedcore.float_mode import ieee
 from fedcore.layout import Layout
 from fedcore.network.mixing import mixing_matrix
 from fedcore.network.report import NetworkReport
@@ -66,6 +67,7 @@ class Network:
     (array([6.], dtype=float32), 0.5, 1.0)
     """
 
+    @ieee
     def __init__(
         self,
         models: Sequence[Any],
@@ -198,6 +200,7 @@ class Network:
         self.q.flags.writeable = False
         self._state = Models(models, counters, number)
 
+    @ieee
     def output(self, out: F32 | None = None) -> F32:
         """The network's answer, sum_j q_j y_j.
 

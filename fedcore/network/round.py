@@ -20,6 +20,7 @@ from fedcore.errors import (
     UnknownClientError,
     UnknownNameError,
 )
+from fedcore.float_mode import ieee
 from fedcore.layout import Layout
 from fedcore.network.mixing import among
 from fedcore.network.report import NetworkReport
@@ -113,6 +114,7 @@ class NetworkRound:
         """
         self.add_update(Update(node, y, steps, lr=lr, round=round, kind=kind))
 
+    @ieee
     def add_update(self, update: Update) -> None:
         """Take one node's model in: ``add`` for an Update, whose count must be 1; its examples say nothing here.
 
@@ -130,6 +132,7 @@ class NetworkRound:
                 self._bytes += getattr(update.y, "nbytes", 0)
             self._seconds += time.perf_counter() - began
 
+    @ieee
     def finish(self) -> NetworkReport:
         """Mix the models of the nodes heard, and close the round.
 

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.float_mode import ieee
+
 Clients = npt.NDArray[np.int64]
 
 ROUNDING = 1e-9
@@ -47,6 +49,7 @@ class Active:
             None if self.counts is None else self.counts[kept],
         )
 
+    @ieee
     def working(self, shares: npt.NDArray[np.float64]) -> "Active":
         """Each does that part of what it does now; those whose part is 0 are left out.
 
@@ -56,6 +59,7 @@ class Active:
         done = shares if self.shares is None else self.shares * shares
         return Active(self.clients, done, self.counts).only(done > 0)
 
+    @ieee
     def steps(self, full: int | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """s_i, the local steps that each client does: the whole steps in its share of E, and at least one.
 

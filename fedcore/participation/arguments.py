@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.errors import RangeError, ShapeError
+from fedcore.float_mode import ieee
 
 
 def inside(value: Any, interval: str) -> bool:
@@ -23,6 +24,7 @@ def inside(value: Any, interval: str) -> bool:
     return bool(above and below)  # as a NaN is not
 
 
+@ieee
 def real(name: str, value: Any, interval: str) -> float:
     """``value`` as a float in an interval.
 
@@ -34,6 +36,7 @@ def real(name: str, value: Any, interval: str) -> float:
     return float(value)
 
 
+@ieee
 def each(name: str, values: Sequence[float], clients: int, interval: str) -> npt.NDArray[np.float64]:
     """One number a client, as a read-only copy.
 

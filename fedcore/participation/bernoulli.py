@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 
 from fedcore.errors import RangeError
+from fedcore.float_mode import ieee
 from fedcore.participation.active import Active
 from fedcore.participation.arguments import each, real
 from fedcore.participation.pattern import Participation
@@ -38,6 +39,7 @@ class Bernoulli(Participation):
     array([0.2, 0.4, 0.6, 0.8, 1. , 0.2])
     """
 
+    @ieee
     def __init__(
         self,
         clients: int,

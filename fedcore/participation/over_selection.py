@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.float_mode import ieee
 from fedcore.participation.active import Active
 from fedcore.participation.arguments import real
 from fedcore.participation.pattern import Participation
@@ -41,6 +42,7 @@ class OverSelection(Participation):
     (13, 10)
     """
 
+    @ieee
     def __init__(
         self,
         clients: int,
@@ -64,6 +66,7 @@ class OverSelection(Participation):
         self.deadline = math.inf if deadline is None else real("deadline", deadline, "(0, inf]")
         self._own = self.spread * generator(self.seed, self._purpose("speeds")).standard_normal(self.clients)
 
+    @ieee
     def times(self, round: int) -> npt.NDArray[np.float64]:
         """When each client would answer in a round, float64[N], whether it is asked or not."""
         deviation = generator(self.seed, self._purpose("answers"), round=round).standard_normal(self.clients)

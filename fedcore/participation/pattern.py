@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedcore.errors import RangeError
+from fedcore.float_mode import ieee
 from fedcore.participation.active import Active, Clients
 from fedcore.sampling.arguments import whole
 
@@ -55,6 +56,7 @@ class Participation(ABC):
         self.among = among
         self.first_round = first_round
 
+    @ieee
     def active(self, round: int) -> Active:
         """Those that take part in a round.
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.errors import MissingDataError, RangeError, UnknownNameError
+from fedcore.float_mode import ieee
 from fedcore.participation.arguments import inside, real
 
 F64 = npt.NDArray[np.float64]
@@ -48,6 +49,7 @@ class Generated:
     least: float = 0.0
     _normal: tuple[float, float] = field(init=False, repr=False, compare=False)
 
+    @ieee
     def __post_init__(self) -> None:
         least = real(f"trace {self.name!r}: least", self.least, "[0, 1]")
         real(f"trace {self.name!r}: mean", self.mean, f"[{least!r}, 1]")
@@ -59,6 +61,7 @@ class Generated:
             )
         object.__setattr__(self, "_normal", _normal_behind(self.mean, self.stdev, least))
 
+    @ieee
     def draw(self, random: np.random.Generator, count: int) -> F64:
         """Shares of ``count`` devices, independent of each other: float64[count] in [least, 1]."""
         center, width = self._normal
@@ -80,12 +83,14 @@ class Recorded:
     name: str
     shares: tuple[float, ...]
 
+    @ieee
     def __post_init__(self) -> None:
         if not self.shares:
             raise RangeError(f"trace {self.name!r}: expected at least one share, got none")
         for row, share in enumerate(self.shares):
             real(f"trace {self.name!r}: share {row}", share, "[0, 1]")
 
+    @ieee
     def draw(self, random: np.random.Generator, count: int) -> F64:
         """Shares of ``count`` devices, each one of the rows with equal probability: float64[count]."""
         return np.array(self.shares, np.float64)[random.integers(0, len(self.shares), count)]
@@ -94,6 +99,7 @@ class Recorded:
 Law: TypeAlias = Generated | Recorded
 
 
+@ieee
 def read_traces(source: str | Path) -> tuple[Law, ...]:
     """The traces of a file.
 

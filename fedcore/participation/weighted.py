@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 
 from fedcore.errors import RangeError
+from fedcore.float_mode import ieee
 from fedcore.participation.active import Active
 from fedcore.participation.arguments import each
 from fedcore.participation.pattern import Participation
@@ -40,6 +41,7 @@ class Weighted(Participation):
     (array([0, 3]), array([1, 5]))
     """
 
+    @ieee
     def __init__(
         self,
         clients: int,

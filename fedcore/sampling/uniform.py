@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.errors import RangeError
+from fedcore.float_mode import ieee
 from fedcore.lists import numbers
 from fedcore.sampling.arguments import LONGEST, key, whole
 from fedcore.sampling.backend import implementation
@@ -14,6 +15,7 @@ from fedcore.sampling.backend import implementation
 Clients = npt.NDArray[np.int64]
 
 
+@ieee
 def without_replacement(population: int, k: int, *, seed: int, round: int, purpose: str = "cohort") -> Clients:
     """Draw k different clients, each sequence of k with the same probability.
 
@@ -45,6 +47,7 @@ def without_replacement(population: int, k: int, *, seed: int, round: int, purpo
     return drawn
 
 
+@ieee
 def bernoulli(population: int, p: Any, *, seed: int, round: int, purpose: str = "cohort") -> Clients:
     """Draw each client by its own chance, independently of the others.
 
@@ -83,6 +86,7 @@ def bernoulli(population: int, p: Any, *, seed: int, round: int, purpose: str = 
     return drawn
 
 
+@ieee
 def permutation(
     population: int,
     *,

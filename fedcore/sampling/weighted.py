@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.errors import RangeError
+from fedcore.float_mode import ieee
 from fedcore.lists import numbers
 from fedcore.sampling.arguments import LONGEST, Key, key, whole
 from fedcore.sampling.backend import implementation
@@ -14,6 +15,7 @@ from fedcore.sampling.backend import implementation
 Clients = npt.NDArray[np.int64]
 
 
+@ieee
 def weighted_without_replacement(weights: Any, k: int, *, seed: int, round: int, purpose: str = "cohort") -> Clients:
     """Draw k different clients by successive draws: each takes i with probability w_i / (sum of the w not yet drawn).
 
@@ -49,6 +51,7 @@ def weighted_without_replacement(weights: Any, k: int, *, seed: int, round: int,
     return _draw(implementation.weighted_without_replacement, weights, k, k, seed, round, purpose)
 
 
+@ieee
 def with_replacement(weights: Any, k: int, *, seed: int, round: int, purpose: str = "cohort") -> Clients:
     """Draw k times by weights, each time from all: a client may come more than once.
 

@@ -18,6 +18,7 @@ from fedcore.errors import (
     RoundError,
     UnknownNameError,
 )
+from fedcore.float_mode import ieee
 from fedcore.server.batch import Batch, Counters, Reply
 from fedcore.server.judge import Judge, Verdict
 from fedcore.server.report import RoundReport, warn_if_unheard
@@ -55,6 +56,7 @@ class Round:
         is_open: whether updates can still come in.
     """
 
+    @ieee
     def __init__(self, settings: Settings, state: State, *, fold: int, may_hold: bool) -> None:
         self.report: RoundReport | None = None
         self.is_open = True
@@ -112,6 +114,7 @@ class Round:
         """
         self.add_update(Update(client, y, steps, examples, lr, control, count, round, kind, keep))
 
+    @ieee
     def add_update(self, update: Update) -> None:
         """Fold one client's update in: ``add`` for an Update."""
         with self._turn:
@@ -141,6 +144,7 @@ class Round:
             self._require_open()
             self._refused.append((client, reason))
 
+    @ieee
     def add_all(self, updates: list[Update]) -> None:
         """Fold a cohort's updates in, in one pass where they can be held: ``add_update`` for each of them."""
         with self._turn:
@@ -156,6 +160,7 @@ class Round:
         for update in updates:
             self.add_update(update)
 
+    @ieee
     def finish(self) -> RoundReport:
         """Take the server's step and close the round.
 

@@ -14,6 +14,7 @@ from fedcore.algorithms import Cohort, check_step
 from fedcore.algorithms.rates import rate_at
 from fedcore.aligned import Recycled
 from fedcore.errors import ArrayError, CorruptionError, DivergedError, RangeError, RoundError, StoreError
+from fedcore.float_mode import ieee
 from fedcore.server.batch import Counters
 from fedcore.server.corrections import corrections, mean_square
 from fedcore.server.folding import fold_history
@@ -78,6 +79,7 @@ class State:
             self._shared.flags.writeable = False
         return self._shared
 
+    @ieee
     def offset(self, client: ClientId, out: Any) -> Any:
         """A client's offset; see ``Broadcast.offset``."""
         shared, from_row = self.shared_offset(), self.settings.algorithm.direction.from_row
@@ -99,6 +101,7 @@ class State:
             self._zeros.flags.writeable = False
         return self._zeros
 
+    @ieee
     def correction(self, client: ClientId) -> F64:
         """c_i = v[t_i] - r_i, float64[n_parameters]; zero for a client without a row."""
         row, v = self.store.row(client), self.now.history.get(self.store.round_of(client))
@@ -292,6 +295,7 @@ class State:
         )
         return square
 
+    @ieee
     def arrive(self, clients: list[ClientId], examples: Sizes | None) -> None:
         """See ``Server.arrive_all``."""
         now = self.now
@@ -305,6 +309,7 @@ class State:
             population = now.population.with_clients(numbers, ids, sizes, now.round_number)
             self._become(replace(now, population=population), now.round_number)
 
+    @ieee
     def depart(self, client: ClientId, from_objective: bool) -> None:
         """See ``Server.depart``."""
         if self.settings.algorithm.placement == "client":
@@ -331,6 +336,7 @@ class State:
                     rest += 0 if other == client else part(other)
             return rest
 
+    @ieee
     def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
         """See ``Server.warm_start``."""
         algorithm, now, k = self.settings.algorithm, self.now, len(gradients)

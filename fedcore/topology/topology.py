@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.errors import RangeError, UnknownNameError
+from fedcore.float_mode import ieee
 from fedcore.topology.graphs import GRAPHS, networkx
 
 NAMES = tuple(GRAPHS)
@@ -48,6 +49,7 @@ class Topology:
     array([0.33333333, 0.33333333, 0.        , 0.33333333])
     """
 
+    @ieee
     def __init__(self, graph: Any, *, name: str = "graph", dtype: Literal["float64", "float32"] = "float64") -> None:
         if dtype not in ("float64", "float32"):
             raise UnknownNameError.of("dtype", dtype, ["float64", "float32"])
@@ -103,6 +105,7 @@ class Topology:
         return f"{self.name}: zeta {self.zeta:.4g}"
 
 
+@ieee
 def second_eigenvalue(W: npt.NDArray[np.float64]) -> float:
     """zeta = max(|lambda_2|, |lambda_p|) of a symmetric, doubly stochastic matrix; 0 if it has one row.
 

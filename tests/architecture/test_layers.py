@@ -10,7 +10,7 @@ import fedcore
 ROOT = Path(fedcore.layout.__file__).parent
 
 LAYERS = [
-    {"aligned", "errors", "lists", "randomness", "runtime", "layout", "_core"},
+    {"aligned", "errors", "float_mode", "lists", "randomness", "runtime", "layout", "_core"},
     {"kernels", "sampling", "store"},
     {"algorithms", "participation", "topology", "state_dicts"},
     {"server", "network", "data", "local"},
@@ -24,6 +24,7 @@ LAYER = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 ALLOWED = {
     ("runtime", "errors"),
     ("runtime", "_core"),
+    ("float_mode", "_core"),
     ("layout", "errors"),
     ("lists", "errors"),
     ("store", "kernels"),

@@ -8,26 +8,12 @@ from hypothesis import strategies as st
 
 from fedcore import errors, kernels
 from fedcore.kernels import reference
+from tests.kernels.same_bits import assert_same_bits, bits
 
 DTYPES = ["float32", "float64", "float16", "bfloat16"]
 ALL = "float32 or float64 or float16 or bfloat16"
 # Vector edges, tile and block edges, and a size where a second thread joins.
 LENGTHS = [0, 1, 7, 8, 15, 16, 17, 31, 32, 33, 63, 65, 2047, 2049, 16_385, 70_001]
-
-
-def bits(array):
-    """Every number as an integer; torch has the bfloat16 that NumPy lacks."""
-    if isinstance(array, torch.Tensor):
-        return (array.view(torch.int16) if array.dtype == torch.bfloat16 else array).numpy()
-    return array.view(f"i{array.itemsize}")
-
-
-def assert_same(array, due):
-    assert array.dtype == due.dtype
-    number, nan = reference.numbers(due), np.isnan(reference.numbers(due))
-    np.testing.assert_array_equal(np.isnan(reference.numbers(array)), nan)
-    assert number.shape == tuple(array.shape)
-    np.testing.assert_array_equal(bits(array)[~nan], bits(due)[~nan])
 
 
 def empty(n, dtype):
@@ -67,7 +53,7 @@ def test_every_dtype_has_the_bits_of_the_reference(dtype, with_base, accumulate)
             for out in (empty(n, dtype), np.empty(n, np.float32)):
                 due = expected(rows, weights, out, base=base, float64=accumulate == "float64")
                 assert kernels.weighted_sum(rows, weights, out, base=base, accumulate=accumulate) is out
-                assert_same(out, due)
+                assert_same_bits(out, due)
 
 
 @given(
@@ -88,7 +74,7 @@ def test_any_rows(dtype, own, k, n, make, with_base, accumulate, wide_weights, s
     out = empty(n, dtype) if own else np.empty(n, np.float32)
     due = expected(rows, weights, out, base=base, float64=accumulate == "float64")
     kernels.weighted_sum(rows, weights, out, base=base, accumulate=accumulate)
-    assert_same(out, due)
+    assert_same_bits(out, due)
 
 
 @pytest.mark.parametrize("accumulate", ["float32", "float64"])
@@ -96,10 +82,10 @@ def test_any_rows(dtype, own, k, n, make, with_base, accumulate, wide_weights, s
 def test_every_code_of_16_bits_is_read_and_written_as_what_it_is(dtype, accumulate):
     codes = torch.arange(-(2**15), 2**15).to(torch.int16).view(getattr(torch, dtype))
     due = torch.add(codes.float(), 0).numpy()  # a sum has no negative zero
-    assert_same(kernels.weighted_sum([codes], [1], accumulate=accumulate), due)
+    assert_same_bits(kernels.weighted_sum([codes], [1], accumulate=accumulate), due)
     out = torch.empty_like(codes)
     kernels.weighted_sum([codes], [1], out, accumulate=accumulate)
-    assert_same(out.float().numpy(), due)
+    assert_same_bits(out.float().numpy(), due)
 
 
 @pytest.mark.parametrize(("dtype", "lost"), [("bfloat16", 2.0**-8), ("float16", 2.0**-11)])
@@ -246,7 +232,7 @@ def test_segments_of_several_dtypes(accumulate):
                 flat = None if outs is None else empty(rows[0].shape, dtypes[s])
                 of_segment = None if x is None else x[s].reshape(-1)
                 due = kernels.weighted_sum(rows, weights, flat, base=of_segment, accumulate=accumulate)
-                assert_same(sums[s].reshape(-1), due)
+                assert_same_bits(sums[s].reshape(-1), due)
                 assert tuple(sums[s].shape) == shape
 
 

@@ -255,6 +255,38 @@ def test_every_exporter_of_the_same_memory_gives_the_same_bits(name, n, data):
         np.testing.assert_array_equal(result, due_result)
 
 
+class OfBefore:
+    """Exports as DLPack 0 did, which knows no version to ask for."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __len__(self):
+        return len(self.array)
+
+    def __dlpack__(self, stream=None):
+        return self.array.__dlpack__(stream=stream)
+
+
+@given(st.sampled_from(NAMES), SIZES, st.data())
+def test_inputs_may_be_read_only_whoever_exports_them(name, n, data):
+    call = CALLS[name]
+    assume(n >= 1 or "replacement" not in name)
+    arrays, due = call.arrays(n), call.arrays(n)
+    inputs = [key for key in arrays if key not in call.outputs(arrays)]
+    assume(inputs)
+    key = data.draw(st.sampled_from(inputs))
+    frozen = arrays[key].copy()
+    frozen.flags.writeable = False
+    exporter = data.draw(st.sampled_from([nothing_but, torch.from_numpy, memoryview, OfBefore]))
+    if exporter in (torch.from_numpy, OfBefore):  # which have no way to say so
+        frozen = arrays[key]
+    result, due_result = call.run(arrays | {key: exporter(frozen)}), call.run(due)
+    assert {k: array.tobytes() for k, array in arrays.items()} == {k: array.tobytes() for k, array in due.items()}
+    if call.returns_more(due, due_result):
+        np.testing.assert_array_equal(result, due_result)
+
+
 def test_arrays_of_the_standard_library_and_of_files():
     row = np.arange(1, 50, dtype=np.float32)
     due = kernels.squared_norms([row])

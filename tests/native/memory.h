@@ -49,7 +49,7 @@ class Array {
         void* memory = mmap(nullptr, length_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         CHECK(memory != MAP_FAILED);
         start_ = static_cast<char*>(memory);
-        CHECK(mprotect(start_ + page, used, PROT_READ | PROT_WRITE) == 0);
+        CHECK(used == 0 || mprotect(start_ + page, used, PROT_READ | PROT_WRITE) == 0);
         data_ = reinterpret_cast<T*>(start_ + page + (kind_ == Place::before_guard ? used - bytes : 0));
     }
     Array(Array&& other) noexcept

@@ -108,10 +108,37 @@ def in_a_new_process(code, **environment):
     return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize(("value", "due"), [("5", 5), ("4096", 4096), ("", len(os.sched_getaffinity(0)))])
+@pytest.mark.parametrize(("value", "due"), [("5", 5), ("4096", 4096)])
 def test_threads_come_from_the_environment(value, due):
     done = in_a_new_process("import fedcore; print(fedcore.threads())", FEDCORE_THREADS=value)
     assert done.stdout.strip() == str(due)
+
+
+def test_threads_are_as_many_as_the_process_may_keep_busy():
+    """Fewer than its cores where a control group says so: tests/native/base/cores.cpp."""
+    done = in_a_new_process("import fedcore; print(fedcore.threads())", FEDCORE_THREADS="")
+    assert 1 <= int(done.stdout) <= len(os.sched_getaffinity(0))
+
+
+def test_workers_leave_signals_to_the_callers_threads():
+    """But those that tell of a fault in the worker itself."""
+    code = (
+        "import os, signal, threading\n"
+        "from tests.runtime import test_pool\n"
+        "import fedcore\n"
+        "before = set(os.listdir('/proc/self/task'))\n"
+        "fedcore.set_threads(3)\n"
+        "test_pool.total()\n"
+        "workers = set(os.listdir('/proc/self/task')) - before\n"
+        "assert len(workers) == 2, workers\n"
+        "for task in workers:\n"
+        "    blocked = int(open(f'/proc/self/task/{task}/status').read().split('SigBlk:')[1].split()[0], 16)\n"
+        "    signals = {number for number in range(1, 65) if blocked >> (number - 1) & 1}\n"
+        "    assert {signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM} <= signals, signals\n"
+        "    assert not {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL} & signals, signals\n"
+    )
+    done = in_a_new_process(code)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_bad_number_of_threads_in_the_environment_is_an_error():

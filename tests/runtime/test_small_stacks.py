@@ -1,6 +1,5 @@
 """Threads with small stacks, as musl gives to all of a process: no kernel needs much of one."""
 
-import itertools
 import os
 import subprocess
 import sys
@@ -38,7 +37,8 @@ def sums():
     for dtype, base, total in itertools.product(FLOATS, (None, x), (np.float32, np.float64)):
         ys = [array.astype(dtype) for array in numbers]
         kernels.accumulate(np.zeros(N, total), [base] * 9, ys, np.ones(9), weights, out=np.empty(N, total))
-    for dtype, codec, form, anchor in itertools.product(FLOATS, ("f32", "bf16", "f16", "int8"), ("gradient", "control"), (None, x)):
+    codecs, forms = ("f32", "bf16", "f16", "int8"), ("gradient", "control")
+    for dtype, codec, form, anchor in itertools.product(FLOATS, codecs, forms, (None, x)):
         ys = [array.astype(dtype) for array in numbers]
         old = [np.ones(N, np.float32) if codec == "f32" else kernels.quantise(x, codec) for _ in ys]
         for new in (old, [np.ones(N, np.float32) for _ in ys]):

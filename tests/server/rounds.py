@@ -22,14 +22,14 @@ METHODS = {name: {} for name in algorithms.REGISTRY} | {
 }
 
 
-def made(method, **options):
+def made(method, x0=None, **options):
     arguments = dict(METHODS[method])
     options = (
         {"history_rounds": arguments.pop("history_rounds")} | options if "history_rounds" in arguments else options
     )
     algorithm = algorithms.named(arguments.pop("name", method), **arguments)
     options = dict(clients=N, lr=rates.Exponential(0.1, 0.9), examples=range(1, N + 1)) | options
-    return Server(algorithm, np.linspace(-1, 1, n, dtype=np.float32), **options)
+    return Server(algorithm, np.linspace(-1, 1, n, dtype=np.float32) if x0 is None else x0, **options)
 
 
 def go_on(server, rounds):

@@ -127,6 +127,21 @@ TEST(draws_with_replacement_at_the_edges) {
     });
 }
 
+TEST(weights_that_change_under_the_tree) {
+    // A caller's mistake, from another thread: draws mean nothing then, but are no other memory's.
+    for (const std::int64_t n : kCounts)
+        for (const double later : {0.0, -1.0, __builtin_nan("")}) {
+            Array<double> weights = uneven_weights(n);
+            WeightTree tree(weights.data(), n);
+            std::fill(weights.begin(), weights.end(), later);
+            Drawn out(1000, Place{Place::before_guard, 0});
+            with_replacement(tree, out.size(), kKey, out.data());
+            for (const std::int64_t i : out) CHECK(i >= 0 && i < n);
+            const std::int64_t drawn = weighted_without_replacement(tree, out.size(), kKey, out.data());
+            for (std::int64_t j = 0; j < drawn; ++j) CHECK(out[j] >= 0 && out[j] < n);
+        }
+}
+
 TEST(sets_at_the_edges) {
     for (const std::int64_t n : kCounts)
         for (const double chance : {0.0, 0.5, 1.0})

@@ -1,0 +1,334 @@
+// The bits of every kernel and draw on the same inputs, a line a result: to be compared between processors, levels and
+// compilers (aarch64.sh). With the argument `flush` every call is made by a thread that takes subnormal numbers for
+// zeros, as a caller's may, and within IeeeMode, as the bindings have it.
+//   Exit status 77: this machine has not the level that FEDCORE_ISA asks for.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "base/blocks.h"
+#include "base/float_mode.h"
+#include "base/isa.h"
+#include "kernels/aggregate.h"
+#include "kernels/direction.h"
+#include "kernels/exchange.h"
+#include "kernels/mix.h"
+#include "kernels/norms.h"
+#include "kernels/quantise.h"
+#include "sampling/bernoulli.h"
+#include "sampling/permutation.h"
+#include "sampling/uniform.h"
+#include "sampling/weighted.h"
+#include "store/checksum.h"
+
+using namespace fedcore;
+
+namespace {
+
+using Bytes = std::vector<char>;
+using Floats = std::vector<float>;
+using Doubles = std::vector<double>;
+
+constexpr std::int64_t kRows = 5;
+constexpr Dtype kDtypes[] = {Dtype::float32, Dtype::float64, Dtype::float16, Dtype::bfloat16};
+constexpr Codec kCodecs[] = {Codec::f32, Codec::bf16, Codec::f16, Codec::int8};
+bool flushes = false;
+
+void flush_to_zero() {
+#if defined(__aarch64__)
+    std::uint64_t mode;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
+    __asm__ volatile("msr fpcr, %0" : : "r"(mode | std::uint64_t{1} << 24));
+#elif defined(__SSE2__)
+    _mm_setcsr(_mm_getcsr() | 0x8040);
+#endif
+}
+
+// call() as a binding makes it.
+template <class Call>
+void made(const Call& call) {
+    const IeeeMode before;  // what follows here is this program's own
+    if (flushes) flush_to_zero();
+    const IeeeMode mode;
+    call();
+}
+
+template <class T>
+void show(const std::string& name, const std::vector<T>& values) {
+    std::uint64_t hash = 1469598103934665603u;  // FNV-1a
+    const auto* bytes = reinterpret_cast<const unsigned char*>(values.data());
+    for (std::size_t i = 0; i < values.size() * sizeof(T); ++i) hash = (hash ^ bytes[i]) * 1099511628211u;
+    std::printf("%-60s %016llx\n", name.c_str(), static_cast<unsigned long long>(hash));
+}
+
+std::uint64_t word() {
+    static std::uint64_t state = 88172645463325252u;
+    state ^= state << 13;
+    state ^= state >> 7;
+    return state ^= state << 17;
+}
+
+// Zeros and subnormal numbers among others of 2^-39 to 2^8.
+float number() {
+    const std::uint64_t random = word();
+    if (random % 61 == 0) return 0;
+    auto bits = static_cast<std::uint32_t>(random >> 32) & 0x807fffffu;
+    if (random % 37 != 0) bits |= static_cast<std::uint32_t>(88 + random % 48) << 23;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+Floats numbers(std::int64_t n) {
+    Floats values(n);
+    for (float& value : values) value = number();
+    return values;
+}
+
+Doubles wide_numbers(std::int64_t n) {
+    Doubles values(n);
+    for (double& value : values) {
+        value = static_cast<double>(number()) * (1 + 1e-9 * static_cast<double>(number()));
+    }
+    return values;
+}
+
+std::int64_t scale_count(Codec codec, std::int64_t n) {
+    return codec == Codec::int8 ? n / kCodeBlock + 1 : 0;
+}
+
+// x in a codec, rounded to the nearest.
+struct Coded {
+    Codec codec;
+    Bytes codes;
+    Floats scales;
+
+    Coded(Codec of, const Floats& x) : codec(of), codes(4 * x.size()), scales(scale_count(of, x.size())) {
+        if (codec == Codec::f32)
+            std::memcpy(codes.data(), x.data(), codes.size());
+        else
+            quantise(x.data(), codec, nullptr, static_cast<std::int64_t>(x.size()), codes.data(), scale());
+    }
+    float* scale() { return codec == Codec::int8 ? scales.data() : nullptr; }
+    Row row() { return {codec, codes.data(), scale()}; }
+};
+
+Bytes row_of(Dtype dtype, const Floats& x) {
+    if (dtype == Dtype::float64) {
+        const Doubles wide = wide_numbers(static_cast<std::int64_t>(x.size()));
+        Bytes bytes(8 * x.size());
+        std::memcpy(bytes.data(), wide.data(), bytes.size());
+        return bytes;
+    }
+    return Coded(dtype == Dtype::float32 ? Codec::f32 : dtype == Dtype::float16 ? Codec::f16 : Codec::bf16, x).codes;
+}
+
+// What all of one length are tried on.
+struct Problem {
+    std::int64_t n;
+    Floats x = numbers(n), g = numbers(n);
+    std::vector<Floats> ys, olds, anchors;
+    Doubles acc = wide_numbers(n), total = wide_numbers(n), control = wide_numbers(n);
+    Doubles weights{1.5, -0.3, 2e-3, 7, 0.1}, norms = Doubles(kRows + 1);
+    Doubles scratch = Doubles((kRows + 1) * (block_count(n) + 1));
+    std::vector<Piece> pieces;
+
+    explicit Problem(std::int64_t length) : n(length) {
+        for (std::vector<Floats>* rows : {&ys, &olds, &anchors})
+            for (std::int64_t i = 0; i < kRows; ++i) rows->push_back(numbers(n));
+        for (std::int64_t begin = 0; begin < n; begin += kBlock)
+            pieces.push_back({0, begin, std::min(begin + kBlock, n)});
+    }
+    std::int64_t count() const { return static_cast<std::int64_t>(pieces.size()); }
+};
+
+void sums(Problem& p, Dtype dtype, const std::vector<Bytes>& rows) {
+    std::vector<const void*> listed;
+    for (const Bytes& row : rows) listed.push_back(row.data());
+    for (const Precision precision : {Precision::float32, Precision::float64})
+        for (const bool based : {false, true})
+            for (const Dtype to : {Dtype::float32, dtype}) {
+                Bytes out(8 * p.n);
+                const RowSum sum{listed.data(), based ? p.x.data() : nullptr, out.data(), dtype, to};
+                made([&] {
+                    weighted_sums(&sum, p.weights.data(), kRows, p.pieces.data(), p.count(), precision,
+                                  p.scratch.data(), p.norms.data());
+                });
+                show("weighted_sum", out);
+                show("  norms", p.norms);
+            }
+}
+
+template <class Sum>
+void folds(Problem& p, const std::vector<Sent>& sent, std::vector<Sum> acc) {
+    const Fold<Sum> fold{acc.data(), acc.data(), sent.data()};
+    made([&] { accumulate(&fold, kRows, p.pieces.data(), p.count(), p.scratch.data(), p.norms.data()); });
+    show("accumulate", acc);
+    show("  norms", p.norms);
+}
+
+// have: no old rows, old rows, and those with anchors
+void exchanges(Problem& p, const std::vector<Sent>& sent, Codec codec, Form form, int have) {
+    std::vector<Coded> old, fresh;
+    std::vector<RowSwap> swaps;
+    for (std::int64_t i = 0; i < kRows; ++i) {
+        old.emplace_back(codec, p.olds[i]);
+        fresh.emplace_back(codec, p.x);
+    }
+    for (std::int64_t i = 0; i < kRows; ++i)
+        swaps.push_back({have > 0 ? old[i].row() : Row{Codec::f32, nullptr, nullptr},
+                         have > 1 ? p.anchors[i].data() : nullptr,
+                         fresh[i].row(),
+                         {42, static_cast<std::uint64_t>(i)}});
+    Doubles out(p.n);
+    made([&] {
+        exchange(p.acc.data(), out.data(), sent.data(), swaps.data(), form, kRows, p.n, p.scratch.data(),
+                 p.norms.data());
+    });
+    show("exchange", out);
+    show("  norms", p.norms);
+    for (const Coded& row : fresh) {
+        show("  row", row.codes);
+        show("  scales", row.scales);
+    }
+}
+
+void steps(Problem& p) {
+    const Step step{0.3, -0.7, 0.2, 1.5, 0.25, -2.5, 0.9};
+    for (const bool with : {false, true}) {
+        Floats v(p.n), x(p.n);
+        Doubles total(p.n), squares(2);
+        const StepInputs<double> in{p.acc.data(), with ? p.total.data() : nullptr, p.g.data(),
+                                    with ? p.control.data() : nullptr, p.x.data()};
+        const StepOutputs to{v.data(), with ? total.data() : nullptr, x.data()};
+        made([&] { server_step(step, in, to, p.n, p.scratch.data(), squares.data()); });
+        show("server_step", v);
+        show("  x", x);
+        show("  total", total);
+        show("  squares", squares);
+    }
+    for (unsigned terms = 0; terms < 16; ++terms) {
+        Floats y = p.ys[0];
+        const LocalStep local{p.g.data(),
+                              (terms & 1) != 0 ? p.olds[0].data() : nullptr,
+                              (terms & 2) != 0 ? p.olds[1].data() : nullptr,
+                              (terms & 4) != 0 ? p.x.data() : nullptr,
+                              0.7f,
+                              0.3f,
+                              0.1f,
+                              (terms & 8) != 0 ? 1e-4f : 0.0f,
+                              0.01f};
+        made([&] { direction_step(local, y.data(), p.n); });
+        show("direction_step", y);
+    }
+    Floats offset(p.n);
+    const Term terms[] = {{p.acc.data(), true, 0.1}, {p.x.data(), false, -1}, {p.g.data(), false, 0.3}};
+    made([&] { direction_offset(terms, 3, offset.data(), p.n); });
+    show("direction_offset", offset);
+}
+
+void mixes(Problem& p) {
+    std::vector<Floats> models = p.ys;
+    std::vector<float*> listed;
+    for (Floats& model : models) listed.push_back(model.data());
+    const std::int64_t starts[] = {0, 2, 5, 5, 10, 12}, columns[] = {0, 4, 0, 1, 2, 0, 1, 2, 3, 4, 3, 4};
+    const float weights[] = {.5f, .5f, .2f, .3f, .5f, .1f, .2f, .3f, .25f, .15f, .4f, .6f};
+    const Mixing matrix{starts, columns, weights, kRows};
+    std::vector<std::int64_t> memory(mix_memory(matrix));
+    const MixPlan plan = plan_mix(matrix, p.n, memory.data());
+    Floats scratch(plan.scratch);
+    made([&] { mix(matrix, plan, listed.data(), p.n, scratch.data()); });
+    for (const Floats& model : models) show("mix", model);
+}
+
+void codes(Problem& p) {
+    for (const Codec codec : {Codec::bf16, Codec::f16, Codec::int8})
+        for (const bool dither : {false, true}) {
+            Coded coded(codec, p.x);
+            Floats back(p.n);
+            const DitherKey key{7, 9};
+            made([&] {
+                quantise(p.x.data(), codec, dither ? &key : nullptr, p.n, coded.codes.data(), coded.scale());
+                dequantise(coded.codes.data(), coded.scale(), codec, p.n, back.data());
+            });
+            show("quantise", coded.codes);
+            show("  scales", coded.scales);
+            show("  back", back);
+        }
+    for (const float factor : {1.0f, 1e25f, 1e-25f}) {  // what float32 squares hold, and what they do not
+        Floats row = p.x;
+        for (float& value : row) value *= factor;
+        const float* listed[] = {row.data()};
+        Doubles square(1);
+        made([&] { squared_norms(listed, 1, p.n, p.scratch.data(), square.data()); });
+        show("squared_norms", square);
+    }
+    std::vector<std::uint64_t> sums(4 * p.n / 1000 + 1);
+    checksum(p.x.data(), 4 * p.n, 1000, sums.data());
+    show("checksum", sums);
+}
+
+void draws(const Problem& p) {
+    const Key key{1, 2, 3, 4};
+    std::vector<std::int64_t> drawn(std::min<std::int64_t>(p.n, 500));
+    const auto k = static_cast<std::int64_t>(drawn.size());
+    without_replacement(p.n, k, key, drawn.data());
+    show("without_replacement", drawn);
+    permutation(p.n, 0, k, key, drawn.data());
+    show("permutation", drawn);
+    Doubles weights(p.n);
+    for (double& weight : weights)
+        weight = static_cast<double>(1 + word() % 1000) * (word() % 5 == 0 ? 0x1p-1060 : 1e-3);
+    made([&] {
+        WeightTree tree(weights.data(), p.n);
+        with_replacement(tree, k, key, drawn.data());
+        show("with_replacement", drawn);
+        drawn.resize(weighted_without_replacement(tree, k / 2, key, drawn.data()));
+    });
+    show("weighted_without_replacement", drawn);
+    for (double& weight : weights) weight = std::min(weight, 1.0);
+    BitSet set(p.n);
+    made([&] { bernoulli(weights.data(), true, key, set); });
+    std::vector<std::int64_t> listed(set.size());
+    set.list(listed.data());
+    show("bernoulli", listed);
+}
+
+void all_of(std::int64_t n) {
+    std::printf("n = %lld\n", static_cast<long long>(n));
+    Problem p(n);
+    for (const Dtype dtype : kDtypes) {
+        std::vector<Bytes> rows;
+        std::vector<Sent> sent;
+        for (const Floats& y : p.ys) rows.push_back(row_of(dtype, y));
+        for (std::int64_t i = 0; i < kRows; ++i)
+            sent.push_back({rows[i].data(), dtype, i % 2 != 0 ? p.x.data() : nullptr, 0.37f * static_cast<float>(i + 1),
+                            p.weights[i]});
+        sums(p, dtype, rows);
+        folds<double>(p, sent, p.acc);
+        folds<float>(p, sent, p.x);
+        for (const Codec codec : kCodecs)
+            for (const Form form : {Form::gradient, Form::control})
+                for (const int have : {0, 1, 2}) exchanges(p, sent, codec, form, have);
+    }
+    steps(p);
+    mixes(p);
+    codes(p);
+    draws(p);
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+    flushes = count > 1 && std::strcmp(arguments[1], "flush") == 0;
+    try {
+        active_isa();
+    } catch (const std::runtime_error& error) {
+        std::fprintf(stderr, "%s\n", error.what());
+        return 77;
+    }
+    for (const std::int64_t n : {1, 77, 2063, 40000}) all_of(n);
+}

@@ -1,0 +1,154 @@
+"""What ``fedcore._core`` is called with directly: an error, whatever it is, and never the end of the process."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fedcore import Update, _core, errors, sampling
+
+KEY = (1, 2, 3, 4)
+ROW = np.ones(4, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: _core.checksum(b"abc", 0), "block_bytes: expected an int in 1 .. 9223372036854775807, got 0"),
+        (lambda: _core.checksum(b"", -5), "block_bytes: .* got -5"),
+        (lambda: _core.permutation(0, 0, 0, KEY), "population: expected an int in 1 .. .* got 0"),
+        (lambda: _core.permutation(-3, 0, 0, KEY), "population: .* got -3"),
+        (lambda: _core.permutation(5, -1, 2, KEY), "start: expected an int in 0 .. 5, got -1"),
+        (lambda: _core.permutation(5, 3, 3, KEY), "count: expected an int in 0 .. 2, got 3"),
+        (lambda: _core.permutation(5, 0, -1, KEY), "count: .* got -1"),
+        (lambda: _core.without_replacement(0, 0, KEY), "population: .* got 0"),
+        (lambda: _core.without_replacement(4, 5, KEY), "k: expected an int in 0 .. 4, got 5"),
+        (lambda: _core.without_replacement(4, -1, KEY), "k: .* got -1"),
+        (lambda: _core.with_replacement(np.ones(3), -1, KEY), "k: .* got -1"),
+        (lambda: _core.weighted_without_replacement(np.ones(3), -1, KEY), "k: .* got -1"),
+        (lambda: _core.bernoulli(-1, 0.5, KEY), "population: .* got -1"),
+        (lambda: _core.random_words(KEY, (0, 0, 0), 0, -1), "blocks: .* got -1"),
+        (lambda: _core.random_words(KEY, (0, 0, 0), 0, 2**62), "blocks: .* got 4611686018427387904"),
+        (lambda: _core.set_threads(-5), "count: expected an int in 1 .. 4096, got -5"),
+        (lambda: _core.set_threads(0), "count: .* got 0"),
+        (lambda: _core.set_threads(4097), "count: .* got 4097"),
+        (lambda: _core.ClientIndex(bytes(16), -1), "count: expected an int in 0 .. 4611686018427387904, got -1"),
+        (lambda: _core.ClientIndex(bytes(16), 2**62 + 1), "count: .* got 4611686018427387905"),
+        (lambda: _core.ClientIndex(b"short", 1), "key: expected 16 bytes, got 5"),
+        (lambda: _core.permutation(5, 0, 5, (1, 2, 3, None)), r"key\[3\]: expected an int"),
+    ],
+)
+def test_numbers_out_of_range(call, message):
+    before = _core.threads()
+    with pytest.raises(errors.RangeError, match=message):
+        call()
+    assert _core.threads() == before
+
+
+@pytest.mark.parametrize("key", [(), (1, 2, 3), (1, 2, 3, 4, 5)])
+def test_keys_of_another_length(key):
+    with pytest.raises(errors.ShapeError, match="key: expected 4 entries"):
+        _core.permutation(5, 0, 5, key)
+
+
+def test_a_key_is_a_list_or_a_tuple_of_ints():
+    class Liar:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, i):
+            return 1
+
+    with pytest.raises(errors.ArrayError, match="key: expected a list or tuple"):
+        _core.permutation(5, 0, 5, Liar())
+    for word in (-1, 2**64):
+        with pytest.raises(OverflowError):
+            _core.permutation(5, 0, 5, (1, 2, 3, word))
+
+
+def test_what_is_no_type_of_updates():
+    for named, items in ((int, [5]), (object, [object()]), (str, ["text"]), (7, [Update(0, ROW, 1)])):
+        with pytest.raises(errors.ArrayError, match="type: expected a type of named tuples"):
+            _core.read_plain_updates(items, named, 4, 0.1, 10.0, 10.0, 10.0)
+    assert _core.read_plain_updates([("too", "short")], tuple, 4, 0.1, 10.0, 10.0, 10.0) is None
+
+
+def test_numbers_of_clients_are_looked_for_from_zero_on():
+    index = _core.ClientIndex(bytes(16), 3)
+    assert index.ids(-(2**63), 2**63 - 1) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("population", [2**62, 2**63 - 1])
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda population: sampling.bernoulli(population, 0.0, seed=1, round=1),
+        lambda population: sampling.without_replacement(population, population, seed=1, round=1),
+        lambda population: sampling.permutation(population, seed=1, round=1),
+        lambda population: sampling.with_replacement([1.0, 2.0], population, seed=1, round=1),
+    ],
+)
+def test_draws_that_no_memory_holds(draw, population):
+    with pytest.raises(MemoryError):
+        draw(population)
+
+
+FUZZ = """
+import random, re, resource, sys, warnings
+import numpy as np
+from fedcore import _core, Update, kernels
+warnings.simplefilter("ignore")
+resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+rng = random.Random(int(sys.argv[1]))
+row, rows = np.ones(7, np.float32), np.ones((9, 7), np.float32)
+values = {
+    "int": [-(2**63), -1, 0, 1, 2, 3, 7, 64, 65, 1000, 2**40, 2**62, 2**63 - 1, 2**64 - 1, 2**64],
+    "float": [0, -1.0, 0.5, 1e-310, 1e308, float("nan"), float("inf")],
+    "bool": [False, True],
+    "str": ["bf16", "f16", "int8", "f32", "text", "\\ud800"],
+    "bytes": [b"", bytes(3), bytes(16)],
+    "lists": [
+        (), [], [1], (1, 2, 3, 4), [0, 0, 0], [None], [None, None], [row, row.copy()], [rows[0], rows[1]], [rows[2]],
+        [[row], [row.copy()]], [[rows[3]], [rows[4]]], ["a", "b"], [Update(0, row, 1)], [bytes(3)], [2**64 - 1, "c"],
+        [kernels.Codes("int8", np.int8([1] * 7), np.ones(1, "f"))], [("int8", row, row)], [rows[5], None], [row[:0]],
+    ],
+    "object": [
+        None, 7, 0.5, "text", b"", bytes(100), bytearray(9), {}, object(), int, tuple, Update, lambda *_: None,
+        row, row[::2], row.astype("f8"), np.zeros(7), np.zeros((2, 3), "f"), np.zeros(0, "f"), np.ones(2, "f"),
+        np.int64([0, 7]), np.int64([0, 1, 1]), np.int64([0, 2]), np.int64([0]), np.uint64([1, 2]), np.int8([1] * 7),
+        np.uint16([1] * 7), np.float64([0.5, 0.5]), np.zeros(1, "f"), *rows,
+    ],
+}
+index = _core.ClientIndex(bytes(16), 5)
+functions = [getattr(_core, name) for name in dir(_core) if not name.startswith("_") and name != "in_ieee_mode"]
+functions += [getattr(index, name) for name in dir(index) if not name.startswith("_")]
+functions = [f for f in functions if callable(f) and f is not _core.ClientIndex] + [_core.ClientIndex]
+known = {
+    f: re.findall(r"(\\w+): ([^,)]+)", (f.__doc__ or "").split("\\n")[0]) if f is not _core.ClientIndex
+    else [("key", "bytes"), ("count", "int")] for f in functions
+}
+returned = 0
+for _ in range(int(sys.argv[2])):
+    function = rng.choice(functions)
+    arguments = {}
+    for name, annotation in known[function]:
+        kinds = [kind for kind in ("int", "float", "bool", "str", "bytes") if kind in annotation.lower()]
+        kind = rng.choice(kinds or ["lists", "object", "object"]) if rng.random() < 0.95 else rng.choice(list(values))
+        arguments[name] = rng.choice(values[kind])
+    arguments.pop("self", None)
+    try:
+        function(**arguments)
+        returned += 1
+    except (TypeError, ValueError, OverflowError, MemoryError, KeyError):
+        pass
+print("done", returned > 0)
+"""
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_whatever_the_core_is_called_with(seed):
+    done = subprocess.run(
+        [sys.executable, "-c", FUZZ, str(seed), "30000"], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.stdout == "done True\n", (done.returncode, done.stderr[-2000:])

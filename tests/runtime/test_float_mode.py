@@ -1,0 +1,301 @@
+"""Results in a thread that takes subnormal numbers for zeros: the bits of any other thread."""
+
+import dataclasses
+import inspect
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import fedcore
+from fedcore import ClientStore, Network, Update, _core, kernels, sampling
+from fedcore.algorithms import departure, optimizers, rates
+from fedcore.float_mode import ieee
+from fedcore.participation import Active, Bernoulli, Trace, Weighted
+from fedcore.participation.traces import Recorded
+from fedcore.topology import Topology
+from tests.server import rounds
+
+TINY = np.float32([1e-40, 1, 3e-39, -2e-42, 0, 1e-30, -1e-38, 2])
+WIDE = TINY.astype(np.float64) * np.float64([1e-280] * 4 + [1] * 4)
+SCALES = np.float64([1e-40, 1])
+LARGE = np.full(8, 1e30, np.float32)
+DRAW = dict(seed=1, round=2)
+
+
+def flushed(call):
+    """What call() returns, once in this thread as it is, and once while it takes subnormal numbers for zeros."""
+    plain = call()
+    assert torch.set_flush_denormal(True)
+    try:
+        assert np.float32(1e-40) * TINY[1] == 0, "this thread does not flush"
+        return plain, call()
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def bits(result):
+    """The bytes of everything in a result."""
+    if isinstance(result, np.ndarray | np.generic | float | int | None):
+        return np.asarray(result).tobytes()
+    if dataclasses.is_dataclass(result):
+        return bits([getattr(result, field.name) for field in dataclasses.fields(result)])
+    if isinstance(result, dict):
+        return bits(list(result.values()))
+    return b"".join(bits(part) for part in result)
+
+
+def written(run, *arrays):
+    """Copies of arrays that run(*copies) has written to."""
+    copies = [array.copy() for array in arrays]
+    run(*copies)
+    return copies
+
+
+def codes(codec):
+    coded = kernels.quantise(TINY, codec, seed=3)
+    return [coded.codes, [] if coded.scales is None else coded.scales, kernels.dequantise(coded)]
+
+
+def accumulated(acc):
+    norms = kernels.accumulate(acc, [None, TINY], [TINY, LARGE], SCALES, WIDE[:2], out=acc)
+    return [acc, norms]
+
+
+def exchanged(form):
+    total, row = np.zeros(8), TINY.copy()
+    norms = kernels.exchange(total, [LARGE], [TINY], np.ones(1), np.ones(1), [row], [None], [row], out=total, form=form)
+    return [total, row, norms]
+
+
+def stepped():
+    v, total, x = np.empty(8, np.float32), np.empty(8), np.empty(8, np.float32)
+    arguments = dict(from_sum=0.5, from_total=1e-300, keep_sum=0.3, gamma=0.25, v=v, total_out=total, x_out=x)
+    return [kernels.server_step(WIDE, WIDE, TINY, **arguments), v, total, x]
+
+
+def mixed(W):
+    return written(lambda a, b: kernels.mix([a, b], W), LARGE, TINY)
+
+
+# Made here, in a thread that does not flush; only lists of numbers are read in the one that does.
+SPARSE = dict(indptr=np.int64([0, 2, 3]), indices=np.int64([0, 1, 1]), data=np.float32([1e-40, 1, 1]))
+MATRICES = [*(np.array([[1e-40, 1], [0, 1]], dtype) for dtype in ("f4", "f8")), type("Rows", (), SPARSE)()]
+SHORT = np.full(8, 1e-22, np.float32)  # its squares are subnormal
+SCALE, SUBNORMAL_WEIGHTS = np.float32([1e-40]), np.float64([1e-310, 1, 2e-310, 3e-310, 4e-310])
+SHARES, PARTS = np.float64([1e-310, 0.5, 1]), np.float64([1, 1e-310, 1])
+KERNELS = {
+    "weighted_sum": lambda: [
+        kernels.weighted_sum([LARGE, TINY], [1e-40, 0.5]),
+        kernels.weighted_sum([LARGE], TINY[:1]),
+        kernels.weighted_sum([LARGE.astype(np.float64)], [1e-320], accumulate="float64"),
+    ],
+    "weighted_sum_norms": lambda: [
+        (summed := kernels.weighted_sum_norms([TINY, LARGE], [0.5, 1e-40])),
+        summed.diversity,
+        summed.finite,
+    ],
+    "weighted_sum_segments": lambda: kernels.weighted_sum_segments([[LARGE, TINY]], [1e-40]),
+    "weighted_sum_segments_norms": lambda: kernels.weighted_sum_segments_norms([[LARGE, TINY]], [1e-40]),
+    "accumulate": lambda: [accumulated(TINY.copy()), accumulated(WIDE.copy())],
+    "server_step": stepped,
+    "exchange": lambda: [exchanged("gradient"), exchanged("control")],
+    "direction_step": lambda: written(lambda y: kernels.direction_step(y, LARGE, lr=1e-40, offset=TINY), TINY),
+    "direction_offset": lambda: kernels.direction_offset([LARGE, TINY, WIDE], [1e-40, 0.5, 1e-320]),
+    "mix": lambda: [
+        mixed([[1e-40, 1.0], [0.0, 1.0]]),
+        *(mixed(W) for W in MATRICES),
+    ],
+    "quantise": lambda: [codes(codec) for codec in ("bf16", "f16", "int8")],
+    "dequantise": lambda: kernels.dequantise(kernels.Codes("int8", np.int8([3] * 8), SCALE)),
+    "squared_norms": lambda: kernels.squared_norms([TINY, SHORT]),
+    "all_finite": lambda: kernels.all_finite([TINY]),
+}
+TINY_WEIGHTS, TINY_CHANCES = WIDE.clip(0) * 1e-30, np.float64([5e-324, 1, 1e-310, 0, 1])
+SAMPLING = {
+    "without_replacement": lambda: sampling.without_replacement(9, 3, **DRAW),
+    "bernoulli": lambda: [sampling.bernoulli(5, p, **DRAW) for p in (TINY_CHANCES, TINY_CHANCES.tolist(), 1e-320)],
+    "permutation": lambda: sampling.permutation(9, **DRAW),
+    "weighted_without_replacement": lambda: [
+        sampling.weighted_without_replacement(weights, 5, **DRAW)
+        for weights in ([1e-320, 2e-320, 0, 3e-320, 1e-321, 4e-320], SUBNORMAL_WEIGHTS)
+    ],
+    "with_replacement": lambda: sampling.with_replacement([1e-320, 2e-320, 0, 3e-320], 9, **DRAW),
+}
+LIMITS = dict(t0=1.0, E=1, D=1e-310, V=2e-310, g=1.0, gap=1e-310)
+OTHERS = {
+    "aggregate": lambda: fedcore.aggregate([{"w": LARGE}, {"w": TINY}], [1e-40, 1]),
+    "aggregate, torch": lambda: {
+        name: tensor.numpy()
+        for name, tensor in fedcore.aggregate([{"w": torch.from_numpy(TINY)}, {"w": torch.from_numpy(LARGE)}]).items()
+    },
+    "Topology": lambda: [Topology.named("ring", 24).zeta, Topology.named("erdos-renyi", 9, probability=0.9).W],
+    "Weighted": lambda: [Weighted(4, 2, [1e-320, 2e-320, 3e-320, 0]).active(t).clients for t in range(9)],
+    "Bernoulli": lambda: [Bernoulli(4, [5e-324, 1.0, 1e-310, 0.5]).p, Bernoulli(4, 1e-310, levels=3).p],
+    "Trace": lambda: Trace(3, [Recorded("a", (1e-310, 1.0))], draw="replay").active(0).clients,
+    "Active": lambda: Active(np.arange(3), SHARES).working(PARTS),
+    "departure": lambda: [
+        departure.kept_bound(2, **{k: LIMITS[k] for k in ("t0", "E", "D", "V", "g")}),
+        departure.excluded_bound(2, **{k: LIMITS[k] for k in ("t0", "E", "V", "g", "gap")}),
+        departure.should_exclude(2, **LIMITS),
+        departure.should_exclude_by_rate(2, t0=1, gap=1e-310),
+        departure.reboot_helps_within(shift=1e-310, share=0.5, gap=1, L=1, mu=1, W=1),
+    ],
+    "rates": lambda: [rates.rate_at(rates.Exponential(1e-300, 0.1), 12), rates.as_rate(1e-310)(0)],
+}
+CASES = KERNELS | SAMPLING | OTHERS
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_functions_give_the_same_bits_in_a_thread_that_flushes(name):
+    plain, result = flushed(CASES[name])
+    assert bits(plain) == bits(result)
+
+
+def test_every_kernel_and_draw_is_among_them():
+    for room, cases in ((kernels, KERNELS), (sampling, SAMPLING)):
+        assert {name for name in room.__all__ if inspect.isfunction(getattr(room, name))} == set(cases)
+
+
+def replies(server, cohort):
+    """What the clients send, near what subnormal numbers are; the arithmetic is theirs, whatever the server's mode."""
+    rng = np.random.default_rng(server.round_number)
+    sent = server.broadcast(cohort)
+    for i in cohort:
+        offset = sent.offset(i)
+        y = server.x * np.float32(0.9) + rng.normal(size=rounds.n).astype(np.float32) * np.float32(1e-39)
+        y -= 0 if offset is None else offset
+        y -= 0 if sent.x_prev is None else np.float32(0.1) * sent.x_prev
+        control = rng.normal(size=rounds.n).astype(np.float32) * np.float32(1e-40) if sent.second else None
+        yield Update(i, y, steps=1 + i % 3, examples=i + 1, control=control)
+
+
+def run(method, x0, one_by_one=False, **options):
+    """Everything that a server knows after a few rounds, a departure and an arrival, and what its reports say."""
+    server = rounds.made(method, x0=x0, **options)
+    told = []
+    for t in range(4):
+        cohort = [[0, 1, 2], [2, 3], [], [0, 4, 5]][t]
+        sent = server.broadcast(cohort)
+        told += [sent.lr, sent.a, sent.b, sent.mu, *(sent.offset(i) for i in cohort)]
+        updates = list(ieee(list)(replies(server, cohort)))
+        if one_by_one:
+            with server.open_round() as opened:
+                for update in updates:
+                    opened.add_update(update)
+            report = opened.report
+        else:
+            report = server.round(updates)
+        told += [report.norms, report.diversity, report.correction_norm, report.gamma]
+    told += [server.correction(1), server.v, server.x]
+    known = rounds.everything(server)
+    if server.algorithm.placement == "server":
+        server.depart(4)
+        told += list(server._state.now.vectors(server.algorithm).values())
+    return [known, told]
+
+
+def flat(result):
+    everything, told = result
+    vectors, rows, written_in, numbers = everything
+    return [*vectors.items(), *rows.items(), *written_in.items(), numbers, bits(told)]
+
+
+@pytest.fixture
+def tiny_x0():
+    x = np.linspace(-1, 1, rounds.n, dtype=np.float32)
+    x[::3] *= np.float32(1e-39)
+    return x
+
+
+@pytest.mark.parametrize("optimizer", [None, *optimizers.REGISTRY])
+@pytest.mark.parametrize("method", rounds.METHODS)
+def test_rounds_of_every_method_and_optimiser(method, optimizer, tiny_x0):
+    options = dict(optimizer=None if optimizer is None else optimizers.named(optimizer), diagnostics=True)
+    if optimizer in ("Adagrad", "Adam", "Yogi"):
+        options["optimizer"] = optimizers.named(optimizer, tau=1e-20)  # tau^2 is subnormal
+    plain, result = flushed(lambda: run(method, tiny_x0, **options))
+    assert flat(plain) == flat(result)
+
+
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
+@pytest.mark.parametrize("method", ["MIFA", "MimiC", "SCAFFOLD"])
+def test_rounds_with_coded_rows_one_by_one(method, codec, tiny_x0):
+    def stored():
+        store = ClientStore(rounds.N, rounds.n, codec=codec)
+        return run(method, tiny_x0, one_by_one=True, store=store, clients=None)
+
+    plain, result = flushed(stored)
+    assert flat(plain) == flat(result)
+
+
+def test_rounds_of_a_network():
+    W = np.float64([[0.5, 0.5, 1e-41], [0.5, 0.25, 0.25], [1e-41, 0.25, 0.75]])
+    backwards = TINY[::-1].copy()
+
+    def mixed_models():
+        network = Network([TINY, LARGE, backwards], W, lr=0.1, q=[1e-310, 1.0, 1.0])
+        told = []
+        for heard in ([0, 1, 2], [0, 2]):
+            report = network.round(
+                [Update(i, y, steps=2) for i, y in zip(heard, (TINY, backwards, TINY), strict=False)]
+            )
+            told.append([report.zeta, report.consensus, report.diversity, report.norms])
+        return [network.models, network.output(), network.tensors(0), network.q, told]
+
+    plain, result = flushed(mixed_models)
+    assert bits(plain) == bits(result)
+
+
+def test_a_warm_start(tiny_x0):
+    gradients = {i: tiny_x0 * np.float32(0.1) for i in range(3)}
+
+    def started():
+        server = rounds.made("SCAFFOLDMVR", x0=tiny_x0)
+        server.warm_start(gradients)
+        return [rounds.everything(server), [server.v]]
+
+    plain, result = flushed(started)
+    assert flat(plain) == flat(result)
+
+
+def test_the_callers_mode_is_back_behind_a_call():
+    for failing in (False, True):
+        assert torch.set_flush_denormal(True)
+        try:
+            if failing:
+                with pytest.raises(ValueError, match="weights"):
+                    kernels.weighted_sum([TINY], [1, 2])
+            else:
+                kernels.weighted_sum([TINY], [1])
+            still = np.float32(1e-40) * TINY[1] == 0
+        finally:
+            torch.set_flush_denormal(False)
+        assert still
+
+
+def test_what_is_decorated_stays_what_it_was():
+    assert list(inspect.signature(kernels.mix).parameters) == ["models", "W"]
+    assert kernels.mix.__doc__.startswith("All models at once")
+    assert ieee(dict)(a=1) == {"a": 1}
+    with pytest.raises(TypeError, match="expected a function"):
+        _core.in_ieee_mode()
+    with pytest.raises(KeyError):
+        ieee({}.__getitem__)("no")
+
+
+def test_another_thread_keeps_its_mode():
+    """The mode is a thread's own, and a call in one leaves the others alone."""
+    found = []
+
+    def flush():
+        torch.set_flush_denormal(True)
+        kernels.weighted_sum([TINY], [1])
+        found.append(bool(np.float32(1e-40) * TINY[1] == 0))
+
+    thread = threading.Thread(target=flush)
+    thread.start()
+    thread.join()
+    assert found == [True]
+    assert np.float32(1e-40) * TINY[1] != 0
