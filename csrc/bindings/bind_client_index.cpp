@@ -18,8 +18,8 @@ constexpr std::int64_t kMostCounted = std::int64_t{1} << 62;
 // Every call holds the GIL, so that an index is used by one thread at a time.
 using Numbers = py::array_t<std::int64_t>;
 
-// A client's id as Python holds it: an int in 0 .. 2^64 - 1 or a str of Unicode characters, exactly; the face makes others
-// into these, and refuses what is none: a str with lone surrogates is no text that a file could hold.
+// A client's id as Python holds it: an int in 0 .. 2^64 - 1 or a str of Unicode characters, exactly; the face makes
+// others into these, and refuses what is none: a str with lone surrogates is no text that a file could hold.
 class ReadId {
   public:
     explicit ReadId(py::handle object) {

@@ -4,12 +4,12 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 import numpy as np
 
-from fedcore.errors import RangeError, StoreError, UnknownNameError
-from fedcore.store.committed_rows import CommittedRows, Medium
+from fedcore.errors import RangeError, StoreError
+from fedcore.store.committed_rows import CommittedRows
 from fedcore.store.content import Content
 from fedcore.store.folder import Folder
 from fedcore.store.head import state_text
@@ -17,7 +17,7 @@ from fedcore.store.making import draft
 from fedcore.store.registry import ClientId, Registry
 from fedcore.store.row_format import Codec, Row, RowFormat
 from fedcore.store.saving import save
-from fedcore.store.session import Durability, Session
+from fedcore.store.session import Durability, Medium, Session, require_names
 
 
 class ClientStore(CommittedRows):
@@ -48,9 +48,14 @@ class ClientStore(CommittedRows):
     One process writes, and calls on one store take turns; a process that is forked opens the folder itself. Any number
     may read beside the writer (``ClientStore.open(path, readonly=True)``).
 
+    A folder is meant for a local ext4, XFS, tmpfs or btrfs, where a full disk is a StoreError. On btrfs a new store's
+    files are overwritten in place; what a snapshot, a reflink or a copy elsewhere makes of them is copied on writing,
+    and there a full disk can end the process (SIGBUS), the last committed round intact. On NFS, SMB, AFS and Coda a
+    store cannot be opened for writing; copies by ``save`` may lie there. Others were not tried.
+
     Cost: a row's bytes (4 n, 2 n, or 1.0625 n) for each client that has one and for each of the largest cohort,
-        rounded up to pages from 64 KB on; 25 bytes a registered client; for mmap about 30 bytes a row in the index
-        too. A commit reads each new row once for its checksum.
+        rounded up to 4 KiB from 64 KiB on and to 64 KiB from 1 MiB on; 25 bytes a client, once one has a row; for mmap
+        about 30 bytes a row in the index too. A commit reads each new row once for its checksum.
 
     >>> store = ClientStore(clients=3, n=2)
     >>> store.stage(1)[:] = [4, 5]
@@ -70,7 +75,7 @@ class ClientStore(CommittedRows):
         durability: Durability = "round",
         resident_rows: int | None = None,
     ) -> None:
-        _require_names(medium, durability)
+        require_names(medium, durability)
         form, registry = RowFormat(codec, n), Registry(clients)
         if medium == "ram":
             if path is not None:
@@ -110,7 +115,7 @@ class ClientStore(CommittedRows):
 
         Cost: reads the index, about a second for a million rows; for "ram" everything.
         """
-        _require_names(medium, durability)
+        require_names(medium, durability)
         store = cls.__new__(cls)
         folder = Folder(Path(path), readonly=readonly or medium == "ram", durable=durability != "none")
         try:
@@ -285,10 +290,3 @@ class ClientStore(CommittedRows):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _require_names(medium: str, durability: str) -> None:
-    if medium not in get_args(Medium):
-        raise UnknownNameError.of("medium", medium, get_args(Medium))
-    if durability not in get_args(Durability):
-        raise UnknownNameError.of("durability", durability, get_args(Durability))

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,7 @@ from fedcore.store.info import StoreInfo, info
 from fedcore.store.registry import ClientId, Registry
 from fedcore.store.residency import Residency
 from fedcore.store.row_format import Codec, Row
-from fedcore.store.session import Session
-
-Medium = Literal["ram", "mmap"]
+from fedcore.store.session import Medium, Session
 
 
 class CommittedRows:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from fedcore.errors import CorruptionError, StoreError
 from fedcore.store import disk, file_system
+from fedcore.store.geometry import VERSION, Geometry
 from fedcore.store.head import Head
 from fedcore.store.header import Header
 from fedcore.store.index import Index, RowEntries
@@ -15,7 +16,6 @@ from fedcore.store.inventory import INDEX, READERS, ROWS, VECTORS, require_own, 
 from fedcore.store.row_format import RowFormat
 from fedcore.store.sharing import Pin, WriterLock, oldest_pin
 from fedcore.store.slot_file import SlotFile
-from fedcore.store.slots import Slots
 from fedcore.store.stored_ids import StoredId
 
 
@@ -66,7 +66,8 @@ class Folder:
             self.index = Index(path / INDEX, durable=durable, access=access)
             self.head = self.index.head()
             self.format = RowFormat(self.head.codec, self.head.n)
-            self.rows = SlotFile(path / ROWS, rows_header(self.head.store, self.format), writable=not readonly)
+            header = rows_header(self.head.store, self.format, self.index.version)
+            self.rows = SlotFile(path / ROWS, header, writable=not readonly)
             marked = self.rows.sequence
             self.head = self.index.head()  # again: a writer may have gone on since
             if marked > self.head.sequence:
@@ -84,7 +85,7 @@ class Folder:
         """The slots for vectors of so many bytes; a writer makes the file when it is first asked for."""
         if payload not in self._files:
             path = self.path / VECTORS.format(payload)
-            header = vectors_header(self.head.store, payload)
+            header = vectors_header(self.head.store, payload, self.index.version)
             is_there = self.readonly or any(vector.payload == payload for vector in self.head.vectors.values())
             if is_there or path.exists():
                 self._files[payload] = SlotFile(path, header, writable=not self.readonly)
@@ -185,14 +186,15 @@ class Folder:
         yield from self._files.values()
 
 
-def rows_header(store: str, form: RowFormat) -> Header:
+def rows_header(store: str, form: RowFormat, version: int = VERSION) -> Header:
     """The header of the file of rows."""
-    return Header(bytes.fromhex(store), "rows", form.codec, form.n, form.payload, Slots(form.payload).stride)
+    stride = Geometry.of(form.payload, version).stride
+    return Header(bytes.fromhex(store), "rows", form.codec, form.n, form.payload, stride, version)
 
 
-def vectors_header(store: str, payload: int) -> Header:
+def vectors_header(store: str, payload: int, version: int) -> Header:
     """The header of the file of vectors of so many bytes."""
-    return Header(bytes.fromhex(store), "vectors", "", 0, payload, Slots(payload).stride)
+    return Header(bytes.fromhex(store), "vectors", "", 0, payload, Geometry.of(payload, version).stride, version)
 
 
 def _require_closed(path: Path) -> None:

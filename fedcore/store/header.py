@@ -1,4 +1,4 @@
-"""The first page of a file of slots: whose it is, and how the slots lie in it."""
+"""The beginning of a file of slots: whose it is, and how the slots lie in it."""
 
 import hashlib
 import os
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedcore.errors import CorruptionError, StoreError
-from fedcore.store.slots import BLOCK, PAGE
+from fedcore.store.geometry import BLOCK, GRAINS, VERSION
 
-VERSION = 1
 MAGIC = b"fedcore\x1a"
 KINDS = ("rows", "vectors")
 
 _FORMAT = struct.Struct("<8sII16s8sQQQQ")
 _DIGEST = 8
+_SIZE = 4096
 SEQUENCE_AT = 512
 _SEQUENCE = struct.Struct("<Q8s")
 
@@ -28,6 +28,7 @@ class Header:
         kind: "rows" or "vectors".
         codec, n: of the rows; "" and 0 for vectors.
         payload, stride: bytes of a slot that are used, and from one slot to the next.
+        version: of the format, which says where the first slot lies.
     """
 
     store: bytes
@@ -36,12 +37,13 @@ class Header:
     n: int
     payload: int
     stride: int
+    version: int = VERSION
 
     def packed(self) -> bytes:
-        """The page, with a digest of itself."""
+        """The header, with a digest of itself."""
         fields = _FORMAT.pack(
             MAGIC,
-            VERSION,
+            self.version,
             KINDS.index(self.kind),
             self.store,
             self.codec.encode(),
@@ -50,7 +52,7 @@ class Header:
             self.stride,
             BLOCK,
         )
-        return (fields + digest(fields)).ljust(PAGE, b"\0")
+        return (fields + digest(fields)).ljust(_SIZE, b"\0")
 
     @classmethod
     def read(cls, fd: int, path: Path) -> "Header":
@@ -60,9 +62,9 @@ class Header:
             StoreError: the file is no store's, or of a newer format.
             CorruptionError: it is damaged.
         """
-        page = os.pread(fd, PAGE, 0)
+        page = os.pread(fd, _SIZE, 0)
         fields = page[: _FORMAT.size]
-        if len(page) < PAGE or not fields.startswith(MAGIC):
+        if len(page) < _SIZE or not fields.startswith(MAGIC):
             size = os.fstat(fd).st_size
             raise StoreError(
                 f"{path}: expected a file of a fedcore store, got {size} bytes that do not begin like one; if it was "
@@ -71,13 +73,13 @@ class Header:
         version = struct.unpack_from("<I", fields, len(MAGIC))[0]
         if page[_FORMAT.size : _FORMAT.size + _DIGEST] != digest(fields):
             raise CorruptionError(f"{path}: its header was changed (format {version}); use a copy of the store")
-        if version != VERSION:
+        if version not in GRAINS:
             raise StoreError(
-                f"{path}: expected format {VERSION}, got {version}: open it with the version of fedcore that wrote it, "
-                "or a newer one"
+                f"{path}: expected a format up to {VERSION}, got {version}: open it with the version of fedcore that "
+                "wrote it, or a newer one"
             )
         _, _, kind, store, codec, n, payload, stride, _ = _FORMAT.unpack(fields)
-        return cls(store, KINDS[kind], codec.rstrip(b"\0").decode(), n, payload, stride)
+        return cls(store, KINDS[kind], codec.rstrip(b"\0").decode(), n, payload, stride, version)
 
 
 def packed_sequence(sequence: int) -> bytes:

@@ -14,10 +14,10 @@ import numpy.typing as npt
 from fedcore.errors import CorruptionError, StoreError
 from fedcore.store import disk
 from fedcore.store.digests import client_digests, row_digests, total
+from fedcore.store.geometry import GRAINS, VERSION
 from fedcore.store.head import Head
 from fedcore.store.stored_ids import StoredId
 
-VERSION = 1
 _APPLICATION = 0x66656463  # "fedc"
 _TABLES = (
     "CREATE TABLE head(key INTEGER PRIMARY KEY, content TEXT NOT NULL)",
@@ -54,6 +54,9 @@ class Index:
         durable: whether a transaction survives a loss of power, and not only the end of this process.
         access: "rw"; "ro"; or "immutable" for a folder where nobody can write.
 
+    Attributes:
+        version: of the store's format.
+
     Raises:
         StoreError: the file is no index, or newer.
     """
@@ -67,13 +70,13 @@ class Index:
         self._digests = np.zeros(0, np.uint64)  # of the rows, by number
         with self._reading() as connection:
             kind = connection.execute("PRAGMA application_id").fetchone()[0]
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            self.version: int = connection.execute("PRAGMA user_version").fetchone()[0]
         if kind != _APPLICATION:
             raise StoreError(f"{path}: expected the index of a fedcore store, got another SQLite file")
-        if version != VERSION:
+        if self.version not in GRAINS:
             raise StoreError(
-                f"{path}: expected format {VERSION}, got {version}: open it with the version of fedcore that wrote it, "
-                "or a newer one"
+                f"{path}: expected a format up to {VERSION}, got {self.version}: open it with the version of fedcore "
+                "that wrote it, or a newer one"
             )
 
     @classmethod

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedcore.store.content import Content
 from fedcore.store.folder import Folder
-from fedcore.store.header import VERSION
+from fedcore.store.geometry import VERSION
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def info(content: Content) -> StoreInfo:
     vectors, readonly = content.vectors, folder is not None and folder.readonly
     return StoreInfo(
         path=None if folder is None else folder.path,
-        format=VERSION,
+        format=VERSION if folder is None else folder.index.version,
         codec=content.form.codec,
         n=content.form.n,
         row_bytes=rows.slots.stride,

@@ -8,7 +8,8 @@ import numpy.typing as npt
 from fedcore.errors import RangeError, UnknownNameError
 from fedcore.kernels import Codes, dequantise
 from fedcore.kernels.quantise import BLOCK
-from fedcore.store.slots import LINE, Memory, padded
+from fedcore.store.geometry import LINE, padded
+from fedcore.store.slots import Memory
 
 Codec = Literal["f32", "bf16", "int8"]
 Row: TypeAlias = npt.NDArray[np.float32] | Codes

@@ -2,10 +2,10 @@
 
 import os
 from contextlib import suppress
-from typing import Literal
+from typing import Literal, get_args
 from weakref import finalize
 
-from fedcore.errors import StoreError
+from fedcore.errors import StoreError, UnknownNameError
 from fedcore.store.background import Background
 from fedcore.store.content import Content
 from fedcore.store.folder import Folder
@@ -13,6 +13,15 @@ from fedcore.store.journal import Journal
 from fedcore.store.residency import Residency
 
 Durability = Literal["round", "checkpoint", "none"]
+Medium = Literal["ram", "mmap"]
+
+
+def require_names(medium: str, durability: str) -> None:
+    """Raise an UnknownNameError unless both are what they may be."""
+    if medium not in get_args(Medium):
+        raise UnknownNameError.of("medium", medium, get_args(Medium))
+    if durability not in get_args(Durability):
+        raise UnknownNameError.of("durability", durability, get_args(Durability))
 
 
 class Session:

@@ -13,15 +13,16 @@ import numpy.typing as npt
 from fedcore.errors import CorruptionError
 from fedcore.store import disk
 from fedcore.store.header import SEQUENCE_AT, Header, packed_sequence, read_sequence
-from fedcore.store.slots import PAGE, Memory, Slots, padded
+from fedcore.store.slots import Memory, Slots
 
+_PAGE = mmap.ALLOCATIONGRANULARITY  # bytes: what the system maps from and advises, 4 to 64 KiB
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14
 _AHEAD = 128 << 10  # bytes; the smallest read-ahead that is usual
 _RESERVE = 4 << 20  # bytes that a large file reserves ahead as it grows
 
 
 class SlotFile(Slots):
-    """Slots behind the header page of a file, which grows as they are taken.
+    """Slots behind the header of a file, which grows as they are taken.
 
     A slot gets its place on the disk when it is first taken, and its pages are made writable in one call: a full
     disk is an error there, not a signal in the middle of a write, and it is quicker than a fault for each page.
@@ -39,7 +40,7 @@ class SlotFile(Slots):
     """
 
     def __init__(self, path: Path, header: Header, *, writable: bool) -> None:
-        super().__init__(header.payload)
+        super().__init__(header.payload, header.version)
         self.path, self.where = path, str(path)
         self._writable = writable
         with disk.explained("opening", path):
@@ -112,7 +113,7 @@ class SlotFile(Slots):
         """See how far the file has grown; a reader's views stay valid."""
         self._size = os.fstat(self._fd).st_size
         size = self._per_chunk * self.stride
-        for number in [number for number, mapped in self._maps.items() if len(mapped) < size]:
+        for number in [number for number, chunk in self._chunks.items() if len(chunk) < size]:
             del self._maps[number], self._chunks[number]
 
     def trim(self) -> None:
@@ -136,7 +137,7 @@ class SlotFile(Slots):
                 break
         with disk.explained("shrinking", self.path):
             disk.resize(self._fd, self._end(self.high))
-            self._size = PAGE + chunks * self._per_chunk * self.stride
+            self._size = self._end(chunks * self._per_chunk)
             disk.resize(self._fd, self._size)  # what is added again takes no disk
         del self._reserved[self.high + 1 :]
 
@@ -151,11 +152,11 @@ class SlotFile(Slots):
         return True
 
     def _end(self, slot: int) -> int:
-        return PAGE + slot * self.stride
+        return self.geometry.begin + slot * self.stride
 
     def _open_chunk(self, number: int) -> Memory:
         size = self._per_chunk * self.stride
-        start = PAGE + number * size
+        start = self.geometry.begin + number * size
         if self._size < start + size:
             if self._writable:
                 with disk.explained("growing", self.path):
@@ -164,9 +165,10 @@ class SlotFile(Slots):
             else:
                 size = self._size - start
         access = mmap.ACCESS_WRITE if self._writable else mmap.ACCESS_READ
+        before = start % _PAGE  # of version 1 alone, on pages larger than it knew
         with disk.explained("mapping", self.path):
-            self._maps[number] = mmap.mmap(self._fd, size, offset=start, access=access)
-        return np.frombuffer(self._maps[number], np.uint8)
+            self._maps[number] = mmap.mmap(self._fd, before + size, offset=start - before, access=access)
+        return np.frombuffer(self._maps[number], np.uint8, offset=before)
 
     def _put(self, slot: int, start: int, sums: npt.NDArray[np.uint64]) -> None:
         with disk.explained("writing checksums", self.path):
@@ -195,7 +197,8 @@ class SlotFile(Slots):
         for slot in slots:
             if not self._writable and self._end(slot) > self._size:
                 continue
-            number, place = divmod(slot - 1, self._per_chunk)
+            number = (slot - 1) // self._per_chunk
             self._whole(slot)
-            start = place * self.stride // PAGE * PAGE
-            self._maps[number].madvise(advice, start, padded((place + 1) * self.stride, PAGE) - start)
+            mapped = self._end(number * self._per_chunk) // _PAGE * _PAGE
+            start = (self._end(slot - 1) - mapped) // _PAGE * _PAGE
+            self._maps[number].madvise(advice, start, self._end(slot) - mapped - start)

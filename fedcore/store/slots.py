@@ -10,19 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.store.checksum import checksums
+from fedcore.store.geometry import BLOCK, VERSION, Geometry
 
 Memory = npt.NDArray[np.uint8]
 
-PAGE = 4096
-LINE = 64  # bytes: a cache line, to which every part of a slot is aligned
-CHUNK = 64 << 20  # bytes that memory is asked for at a time
-BLOCK = 64 << 10  # bytes under one checksum
 HUGE = 1 << 20  # bytes of a slot from which on huge pages are asked for: they may waste one of 2 MiB
-
-
-def padded(size: int, to: int) -> int:
-    """The size rounded up to a multiple."""
-    return -(-size // to) * to
 
 
 class Slots:
@@ -33,25 +25,21 @@ class Slots:
 
     Args:
         payload: bytes of a slot that its user sees.
+        version: of the format, which says how slots lie.
 
     Attributes:
-        stride: bytes from one slot to the next.
+        geometry, stride: how slots lie, and bytes from one to the next.
         where: what messages call them.
         high: the highest slot that was ever taken.
 
     Cost: pages that were never written to take no memory.
     """
 
-    def __init__(self, payload: int) -> None:
+    def __init__(self, payload: int, version: int = VERSION) -> None:
         self.where = "memory"
         self.payload = payload
-        self._sums_at = padded(payload, LINE)
-        self._blocks = -(-payload // BLOCK)
-        stride = self._sums_at + padded(8 * self._blocks, LINE)
-        # Chunks start on a page: large slots are whole pages, and of small ones 64 always are.
-        self.stride = padded(stride, PAGE) if stride >= 16 * PAGE else stride
-        fitting = CHUNK // self.stride
-        self._per_chunk = max(1, fitting) if self.stride % PAGE == 0 else fitting // 64 * 64
+        self.geometry = Geometry.of(payload, version)
+        self.stride, self._per_chunk = self.geometry.stride, self.geometry.per_chunk
         self.high = 0
         self._chunks: dict[int, Memory] = {}
         self._free: list[int] = []  # a heap: low slots first, which keeps a round's rows together
@@ -123,14 +111,14 @@ class Slots:
         """A new slot with the same payload, and with its checksums if they were kept."""
         copy = self.take()
         self.memory(copy)[:] = self.memory(slot)
-        sums = self._whole(slot)[self._sums_at : self._sums_at + 8 * self._blocks]
-        self._put(copy, self._sums_at, sums.view(np.uint64))
+        sums = self._whole(slot)[self.geometry.sums_at : self.geometry.sums_at + 8 * self.geometry.blocks]
+        self._put(copy, self.geometry.sums_at, sums.view(np.uint64))
         return copy
 
     def seal(self, slot: int) -> int:
         """Write the checksums of the slot's blocks behind them, and return the checksum of them all."""
         sums = checksums(self.memory(slot), BLOCK)
-        self._put(slot, self._sums_at, sums)
+        self._put(slot, self.geometry.sums_at, sums)
         return folded(sums)
 
     def damage(self, slot: int, seal: int) -> str | None:
@@ -139,7 +127,7 @@ class Slots:
         found = checksums(whole[: self.payload], BLOCK)
         if folded(found) == seal:
             return None
-        kept = whole[self._sums_at : self._sums_at + found.nbytes].view(np.uint64)
+        kept = whole[self.geometry.sums_at : self.geometry.sums_at + found.nbytes].view(np.uint64)
         if folded(kept) != seal:
             return f"none of its {len(kept)} blocks can be trusted"  # it holds something else
         blocks = np.flatnonzero(found != kept).tolist()

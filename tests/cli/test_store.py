@@ -36,7 +36,7 @@ def test_verify_says_who_is_damaged(path):
     result = store("verify", path)
     assert (result.status, result.output) == (0, "sound: 10 rows and 1 vectors\n")
     with open(path / "rows.slots", "r+b") as raw:
-        raw.seek(4096 + 15 * 53_248)
+        raw.seek(65_536 + 15 * 53_248)
         raw.write(b"\xff" * 100)
     result = store("verify", path)
     assert result.status == 1
@@ -50,7 +50,7 @@ def test_compact_makes_the_files_shorter(path):
     assert result.status == 0
     assert " on disk before, " in result.output
     after = (path / "rows.slots").stat().st_size
-    assert after == 4096 + 10 * 53_248 < before
+    assert after == 65_536 + 10 * 53_248 < before
     with ClientStore.open(path) as compacted:
         for client in range(10, 20):
             np.testing.assert_array_equal(compacted.read(client), np.full(50_000, client))

@@ -2,11 +2,14 @@
 
 import shutil
 import sqlite3
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fedcore import ClientStore, errors
+from fedcore.store import header
+from fedcore.store.geometry import GRAINS, VERSION
 from tests.store.contents import content, write
 
 N = 40_000  # 160,000 bytes: three blocks
@@ -67,7 +70,8 @@ def test_flipped_bits(path, file):
     size = target.stat().st_size
     found = 0
     for trial in range(150):
-        place = int(rng.integers(0, min(size, 4096) if trial % 3 == 0 else size))
+        start = GRAINS[VERSION] if file.endswith(".slots") and trial % 3 else 0  # between header and slots is nothing
+        place = int(rng.integers(start, size if trial % 3 else min(size, 4096)))
         with open(target, "r+b") as raw:
             raw.seek(place)
             (byte,) = raw.read(1)
@@ -111,7 +115,7 @@ def test_missing_files(path, file):
 def test_a_damaged_row_is_named_and_the_others_are_there(path):
     with ClientStore.open(path) as store:
         slot = int(store._content.rows.slot[store.registry.number("b")])
-        place = 4096 + (slot - 1) * store.info().row_bytes + 70_000  # in the second block
+        place = GRAINS[VERSION] + (slot - 1) * store.info().row_bytes + 70_000  # in the second block
     with open(path / "rows.slots", "r+b") as raw:
         raw.seek(place)
         raw.write(b"\xff")
@@ -142,7 +146,7 @@ def test_a_damaged_row_is_named_and_the_others_are_there(path):
 
 def test_a_damaged_vector_is_named(path):
     with open(path / "vectors-400.slots", "r+b") as raw:
-        raw.seek(4096)
+        raw.seek(GRAINS[VERSION])
         raw.write(b"\x01" * 4096)
     with ClientStore.open(path) as store:
         with pytest.raises(errors.CorruptionError, match=r"vectors-400.slots: the vector 'x' is damaged"):
@@ -208,25 +212,30 @@ def test_foreign_and_newer_files_are_refused_with_what_to_do(path, tmp_path):
     with pytest.raises(errors.StoreError, match=r"empty: expected the folder of a store, .* got \[\]"):
         ClientStore.open(tmp_path / "empty")
     connection = sqlite3.connect(path / "index.sqlite")
-    connection.execute("PRAGMA user_version = 2")
+    connection.execute(f"PRAGMA user_version = {VERSION + 1}")
     connection.close()
-    with pytest.raises(errors.StoreError, match=r"index.sqlite: expected format 1, got 2: open it with the version"):
+    with pytest.raises(
+        errors.StoreError, match=rf"index.sqlite: expected a format up to {VERSION}, got {VERSION + 1}: op"
+    ):
         ClientStore.open(path)
     connection = sqlite3.connect(path / "index.sqlite")
     connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    with pytest.raises(errors.CorruptionError, match=r"rows.slots: expected the header .*: files of two stores"):
+        ClientStore.open(path)
+    connection = sqlite3.connect(path / "index.sqlite")
+    connection.execute(f"PRAGMA user_version = {VERSION}")
     connection.close()
     (path / "rows.slots").write_bytes(b"GIF89a" + bytes(10_000))
     with pytest.raises(errors.StoreError, match=r"rows.slots: expected a file of a fedcore store, got 10006 bytes"):
         ClientStore.open(path)
 
 
-def test_a_rows_file_of_a_newer_format_is_refused(path, monkeypatch):
-    from fedcore.store import header
-
+def test_a_rows_file_of_a_newer_format_is_refused(path):
     with open(path / "rows.slots", "r+b") as raw:
         found = header.Header.read(raw.fileno(), path / "rows.slots")
-        monkeypatch.setattr(header, "VERSION", 2)
-        raw.write(found.packed())
-    monkeypatch.undo()
-    with pytest.raises(errors.StoreError, match=r"rows.slots: expected format 1, got 2: open it with the version of"):
+        raw.write(replace(found, version=VERSION + 1).packed())
+    with pytest.raises(
+        errors.StoreError, match=rf"rows.slots: expected a format up to {VERSION}, got {VERSION + 1}: open"
+    ):
         ClientStore.open(path)

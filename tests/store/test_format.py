@@ -14,10 +14,10 @@ import pytest
 
 from fedcore import ClientStore, Server, Update, algorithms, kernels
 from fedcore.kernels import Codes
-from fedcore.store import header, index
+from fedcore.store import geometry
 
 FORMATS = Path(__file__).with_name("formats")
-VERSIONS = {1: "read"}
+VERSIONS = {1: "read", 2: "read"}
 N = 200
 CLIENTS = ["a", 7, 2**64 - 1, "gone", "never"]
 
@@ -74,8 +74,8 @@ def folder(request, tmp_path):
 
 def test_every_version_has_its_archive_and_the_present_one_is_read():
     assert sorted(f"{version}.zip" for version in VERSIONS) == sorted(path.name for path in FORMATS.iterdir())
-    assert header.VERSION == index.VERSION == max(VERSIONS)
-    assert VERSIONS[header.VERSION] == "read"
+    assert geometry.VERSION == max(VERSIONS) == max(geometry.GRAINS)
+    assert VERSIONS[geometry.VERSION] == "read"
 
 
 @pytest.mark.parametrize("readonly", [True, False])
@@ -109,7 +109,7 @@ def test_a_server_of_that_version_goes_on(folder):
 
 
 if __name__ == "__main__":
-    target = FORMATS / f"{header.VERSION}.zip"
+    target = FORMATS / f"{geometry.VERSION}.zip"
     if target.exists():
         sys.exit(f"{target}: is there already, and is never written again")
     FORMATS.mkdir(exist_ok=True)
