@@ -128,8 +128,8 @@ class Population:
         included = dict(map(tuple, state.get("included", [])))  # the first folders have none
         if "sizes" in state:  # and older ones list what are columns now
             sizes, arrived = (dict(map(tuple, state[name])) for name in ("sizes", "arrived"))
-            columns = (_with(None, registry.numbers(list(of)), list(of.values())) for of in (sizes, arrived))
-            return cls(*columns, included, state["total"])
+            n_k, came = (_with(None, registry.numbers(list(of)), of.values()) for of in (sizes, arrived))
+            return cls(n_k, came, included, state["total"])
         return cls(vectors.get("population/sizes"), vectors.get("population/arrived"), included, state["total"])
 
 
