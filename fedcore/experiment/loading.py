@@ -31,7 +31,7 @@ def load_preset(
         name_or_path: the name of a preset, or the path of a ``.toml`` or ``.json`` file. A file may stand on a preset
             (``base``), and change what it says.
         overrides: ``"table.key=value"``. Values are TOML (``5``, ``0.1``, ``[0, 1]``, ``{p = 0.3}``); bare
-            words are strings, and ``none`` takes a key out. They come last.
+            words are strings, and ``none`` takes a key out. They come last, and ``Experiment.changes`` tells of them.
         scale: "full" is the size that the file describes, "quick" what its table ``quick`` makes of it.
 
     Raises:

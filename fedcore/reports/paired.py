@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, stdev
 
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from fedcore.experiment.records import Record
 from fedcore.reports.summary import paired
@@ -43,7 +43,7 @@ class Difference:
         """
         if len(self.values) < 2:
             return None
-        half = student.ppf((1 + CONFIDENCE) / 2, len(self.values) - 1) * stdev(self.values) / sqrt(len(self.values))
+        half = stdtrit(len(self.values) - 1, (1 + CONFIDENCE) / 2) * stdev(self.values) / sqrt(len(self.values))
         return fmean(self.values) - float(half), fmean(self.values) + float(half)
 
 

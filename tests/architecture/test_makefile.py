@@ -1,0 +1,42 @@
+"""What make would do, without doing it."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import fedcore
+
+ROOT = Path(fedcore.layout.__file__).parent.parent
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+
+
+def commands(target):
+    """The commands of a target in a clone that has nothing installed."""
+    make = ["make", "--dry-run", "--always-make", "VENV=nowhere", target]
+    done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def installs(target):
+    return [line.rpartition(" ")[2] for line in commands(target) if "--no-build-isolation" in line]
+
+
+def test_the_quickstart_installs_the_simulator_alone_and_says_so_first():
+    assert installs("quickstart") == ['".[sim]"']
+    first, *_ = commands("quickstart")
+    assert first.startswith('echo "Installing the simulator')
+    assert not any("wheel" in line.split() for line in commands("quickstart"))
+
+
+def test_the_tests_install_the_rest():
+    assert installs("test") == ['".[sim]"', '".[dev]"']
+
+
+def test_the_package_s_old_name_goes_before_the_new_one_comes():
+    lines = commands("quickstart")
+    (gone,) = (at for at, line in enumerate(lines) if line.endswith("pip uninstall -qq -y fedcore"))
+    (comes,) = (at for at, line in enumerate(lines) if line.endswith('-e ".[sim]"'))
+    assert gone < comes
