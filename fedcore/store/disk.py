@@ -15,6 +15,7 @@ from fedcore.errors import StoreError
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 _SYNC_FILE_RANGE_WRITE = 2
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of its fallocate
 
 
 @contextmanager
@@ -40,6 +41,21 @@ def write(fd: int, content: bytes, start: int = 0) -> None:
 def resize(fd: int, size: int) -> None:
     """Set a file's size; what is added takes no disk yet."""
     os.ftruncate(fd, size)
+
+
+def free(fd: int, start: int, size: int) -> bool:
+    """Give a range of a file back to the disk; the file stays as long. False where the system cannot."""
+    try:
+        fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+    except AttributeError:
+        return False
+    fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    if fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, start, size) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+        return False
+    raise OSError(code, os.strerror(code))
 
 
 def reserve(fd: int, start: int, size: int) -> None:

@@ -16,7 +16,7 @@ from fedcore.store.header import SEQUENCE_AT, Header, packed_sequence, read_sequ
 from fedcore.store.slots import Memory, Slots
 
 _PAGE = mmap.ALLOCATIONGRANULARITY  # bytes: what the system maps from and advises, 4 to 64 KiB
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14
+_POPULATE_READ, _POPULATE_WRITE = 22, 23  # MADV_POPULATE_* of Linux 5.14
 _AHEAD = 128 << 10  # bytes; the smallest read-ahead that is usual
 _RESERVE = 4 << 20  # bytes that a large file reserves ahead as it grows
 
@@ -93,6 +93,11 @@ class SlotFile(Slots):
         """What is wrong with a slot that was sealed so, or None."""
         if not self._writable and self._end(slot) > self._size:
             return "it lies past the end of the file"
+        try:
+            self._advise([slot], _POPULATE_READ)  # a bad sector is an error here, and a signal where a checksum is made
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # an older kernel
+                return "it cannot be read from the disk"
         return super().damage(slot, seal)
 
     def will_need(self, slot: int) -> None:
@@ -136,9 +141,12 @@ class SlotFile(Slots):
                 chunks = number + 1  # somebody still holds a view: the file must not end before it
                 break
         with disk.explained("shrinking", self.path):
-            disk.resize(self._fd, self._end(self.high))
-            self._size = self._end(chunks * self._per_chunk)
-            disk.resize(self._fd, self._size)  # what is added again takes no disk
+            end, size = self._end(self.high), self._end(chunks * self._per_chunk)
+            # The file must not be shorter than what is mapped, not even for a moment: another thread may read there.
+            if self._size > end and not disk.free(self._fd, end, self._size - end):
+                disk.resize(self._fd, end)
+            disk.resize(self._fd, size)  # what is added again takes no disk
+            self._size = size
         del self._reserved[self.high + 1 :]
 
     def _unmap(self, number: int) -> bool:

@@ -19,7 +19,7 @@ from fedcore.store import disk
 from tests.store.contents import content, write
 
 N, CLIENTS, COHORT = 300, 20, 6
-SEAM = ("resize", "reserve", "sync", "sync_path", "write", "commit", "rename", "exchange")
+SEAM = ("resize", "free", "reserve", "sync", "sync_path", "write", "commit", "rename", "exchange")
 
 
 def cohort(round):

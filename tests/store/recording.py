@@ -25,7 +25,7 @@ class Recorder:
     def __init__(self, folder, monkeypatch):
         self.folder, self.events, self.upcoming = folder, [], None
         self.start = {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.is_file()}
-        for name in ("resize", "sync", "sync_path", "write", "commit"):
+        for name in ("resize", "free", "sync", "sync_path", "write", "commit"):
             monkeypatch.setattr(disk, name, self._recorded(getattr(disk, name), getattr(self, f"_{name}")))
         seal, copied = SlotFile.seal, SlotFile.copy
 
@@ -55,6 +55,9 @@ class Recorder:
 
     def _resize(self, fd, size):
         self.events.append(("size", _name(fd), size))
+
+    def _free(self, fd, start, size):
+        self.events.append(("size", _name(fd), start))  # up to the end: as good as if it ended there
 
     def _sync(self, fd):
         self.events.append(("sync", _name(fd)))

@@ -2,6 +2,8 @@
 
 import shutil
 import sqlite3
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -229,6 +231,32 @@ def test_foreign_and_newer_files_are_refused_with_what_to_do(path, tmp_path):
     (path / "rows.slots").write_bytes(b"GIF89a" + bytes(10_000))
     with pytest.raises(errors.StoreError, match=r"rows.slots: expected a file of a fedcore store, got 10006 bytes"):
         ClientStore.open(path)
+
+
+UNREADABLE = """
+import os, sys
+from fedcore import ClientStore, errors
+store = ClientStore.open(sys.argv[1])
+store.read("a")  # maps the file
+# Whoever reads behind the end of what is mapped gets what a bad sector gives: SIGBUS.
+os.truncate(sys.argv[1] + "/rows.slots", 65536 + store.info().row_bytes)
+for line in store.verify():
+    print(line)
+for client in store.registry:
+    try:
+        store.read(client)
+    except errors.CorruptionError as error:
+        print(error)
+os._exit(0)
+"""
+
+
+def test_a_row_that_the_disk_cannot_read_is_named_instead_of_ending_the_process(path):
+    run = subprocess.run([sys.executable, "-c", UNREADABLE, path], capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stderr) == (0, "")
+    lines = [line for line in run.stdout.splitlines() if "is damaged: it cannot be read from the disk" in line]
+    assert any("the row of client" in line for line in lines)
+    assert any(line.endswith("forget the client, or use a copy of the store") for line in lines)
 
 
 def test_a_rows_file_of_a_newer_format_is_refused(path):
