@@ -3,19 +3,19 @@
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from fedcore.algorithms import Algorithm, Direction, Placement, named
+from fedcore.algorithms import MEAN_GRADIENT, Algorithm, Direction, Placement, named
 from fedcore.algorithms.rates import Rate
 from fedcore.errors import ConfigError, RangeError
 from fedcore.server import Broadcast, Server
 from fedcore.server.update import is_integer
 
-FIELDS = ("round", "lr", "a", "b", "mu", "second", "local_rule", "placement", "plain")
+FIELDS = ("round", "lr", "a", "b", "mu", "second_vector", "local_rule", "placement", "plain")
 """The fields of a Broadcast that are no vectors, in every message that orders a client's steps."""
 
 
 def fields_of(sent: Broadcast) -> dict[str, Any]:
-    """The fields of an order, by name; the offset and x_prev travel beside them."""
-    return {name: getattr(sent, name) for name in FIELDS}
+    """The fields of an order, by name ("" for None, which not every wire has); offset and x_prev travel beside them."""
+    return {name: getattr(sent, name) for name in FIELDS} | {"second_vector": sent.second_vector or ""}
 
 
 def read_fields(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,14 +33,14 @@ def read_fields(found: Mapping[str, Any]) -> dict[str, Any]:
         )
     if found["placement"] not in get_args(Placement):
         raise ConfigError(f"placement: expected one of {get_args(Placement)}, got {found['placement']!r}")
-    return {name: found[name] for name in FIELDS}
+    return {name: found[name] for name in FIELDS} | {"second_vector": found["second_vector"] or None}
 
 
 def require_followed(fields: Mapping[str, Any], *, plain: bool) -> None:
     """Refuse, at the client, an order that ``fedcore.local`` would not follow.
 
     Args:
-        fields: those of the order, "placement" and "plain" among them.
+        fields: those of the order, "placement", "second_vector" and "plain" among them.
         plain: whether the client's steps are: without local momentum and clipping.
 
     Raises:
@@ -49,6 +49,11 @@ def require_followed(fields: Mapping[str, Any], *, plain: bool) -> None:
     if fields["placement"] == "client":
         raise RangeError(
             "placement: expected 'server', got an order to keep one's own row, which is left to a loop of one's own"
+        )
+    if fields["second_vector"] not in (None, MEAN_GRADIENT):
+        raise RangeError(
+            f"second_vector: expected {MEAN_GRADIENT!r}, got an order to send back {fields['second_vector']!r}, which"
+            " is left to a loop of one's own"
         )
     if fields["plain"] and not plain:
         raise RangeError(

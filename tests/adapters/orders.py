@@ -21,16 +21,21 @@ PLAIN = ["FedAvg", "MIFA", "MimiC", "FlexibleFedAvg", "LocalDescent", "FedProx, 
 """Those whose clients do nothing but steps along their gradients, so that a wire may carry the model alone."""
 OF_STEPS = InverseStep(mu=1.0, alpha=3.0, E=4)
 
-CROSS = {"round", "lr", "a", "b", "mu", "second", "local_rule", "placement", "plain"}
+CROSS = {"round", "lr", "a", "b", "mu", "second_vector", "local_rule", "placement", "plain"}
 VECTORS = {"x", "x_prev", "_offset"}
-ELSEWHERE = {"ids": "the address", "bytes": "the server's own", "direction": "a, b, mu and the offset"}
+ELSEWHERE = {
+    "ids": "the address",
+    "bytes": "the server's own",
+    "direction": "a, b, mu and the offset",
+    "has_offset": "its presence",
+}
 REFUSED = {"lr_of_step"}
 
 
 def assert_crossed(sent, client, got):
     """``got``: what the client found, by the names of a Broadcast, with its vectors "offset" and "x_prev"."""
     assert {name: got[name] for name in CROSS} == {name: getattr(sent, name) for name in CROSS}
-    for name, due in (("offset", sent.offset(client)), ("x_prev", sent.x_prev)):
+    for name, due in (("offset", sent.offset(client) if sent.has_offset else None), ("x_prev", sent.x_prev)):
         assert (got[name] is None) == (due is None), name
         if due is not None:
             np.testing.assert_array_equal(got[name], due, err_msg=name)

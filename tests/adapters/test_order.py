@@ -10,7 +10,7 @@ from fedcore.errors import ConfigError, RangeError
 from fedcore.server import Broadcast
 from tests.adapters.orders import CROSS, ELSEWHERE, OF_STEPS, ORDERS, PLAIN, REFUSED, VECTORS
 
-ORDER = dict.fromkeys(FIELDS, 0) | {"placement": "server", "plain": True}
+ORDER = dict.fromkeys(FIELDS, 0) | {"placement": "server", "plain": True, "second_vector": None}
 
 
 def test_no_field_of_a_broadcast_is_forgotten_here():
@@ -52,6 +52,9 @@ def test_fedcore_s_own_steps_refuse_what_they_would_not_follow():
     require_followed({**ORDER, "plain": False}, plain=False)
     with pytest.raises(RangeError, match=r"options: expected no momentum and no clip.*control='sent'"):
         require_followed(ORDER, plain=False)
+    require_followed({**ORDER, "second_vector": "mean gradient"}, plain=True)
+    with pytest.raises(RangeError, match=r"second_vector: expected 'mean gradient', got .*'my own'"):
+        require_followed({**ORDER, "second_vector": "my own"}, plain=True)
     with pytest.raises(RangeError, match="placement: expected 'server'"):
         require_followed({**ORDER, "placement": "client"}, plain=True)
 

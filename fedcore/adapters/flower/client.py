@@ -28,7 +28,8 @@ class Task:
         message: what came.
         round: the server's number of the round.
         lr, a, b, mu: the rate and the coefficients above.
-        second: whether to send the mean of the gradients at the y's, before any correction, as ``control``.
+        second_vector: what to send back as ``control``, or None: "mean gradient", that of the gradients at the y's
+            before any correction; "change of the row", where the client keeps it; or what a method of one's own asks for.
         local_rule: "sgd", "full gradient" for steps along the gradient over all examples, or "one minibatch" for one
             step along all that its minibatches hold.
         placement: "server", or "client" where the client keeps its own row, whose part the offset is short of.
@@ -44,7 +45,7 @@ class Task:
     a: float
     b: float
     mu: float
-    second: bool
+    second_vector: str | None
     local_rule: str
     placement: Placement
     plain: bool
@@ -79,6 +80,11 @@ class Task:
             x_prev=read_vector(X_PREV, vectors[X_PREV]) if X_PREV in vectors else None,
             _arrays=arrays,
         )
+
+    @property
+    def second(self) -> bool:
+        """Whether a second vector goes back, as ``control``."""
+        return self.second_vector is not None
 
     @property
     def arrays(self) -> ArrayRecord:

@@ -28,7 +28,7 @@ class Terms:
     """What a client's steps are: y -= lr (a grad(y) + b grad(x_prev) + offset + mu (y - x)); see ``fedcore.Broadcast``.
 
     Attributes:
-        round, lr, a, b, mu, second, local_rule, placement, plain: as of a Broadcast.
+        round, lr, a, b, mu, second_vector, local_rule, placement, plain: as of a Broadcast.
         layout: of the parameters that came with it; the two vectors are in its order.
         offset: float32[n_parameters], or None for zero.
         x_prev: float32[n], where ``b`` is not 0; else None.
@@ -39,13 +39,18 @@ class Terms:
     a: float
     b: float
     mu: float
-    second: bool
+    second_vector: str | None
     local_rule: str
     placement: Placement
     plain: bool
     layout: Layout
     offset: F32 | None
     x_prev: F32 | None
+
+    @property
+    def second(self) -> bool:
+        """Whether a second vector goes back, as ``control``."""
+        return self.second_vector is not None
 
     def named(self, vector: F32 | None) -> dict[str, F32]:
         """``offset`` or ``x_prev`` by the parameters' names, as views; nothing for None."""

@@ -114,7 +114,13 @@ def test_a_node_answers_the_query_for_itself_alone():
     grid.spoil = in_another_s_name
     strategy, _ = run("FlexibleFedAvg", grid, 1)
     total = sum(SIZES.values()) - SIZES[BAD] + 1
-    shares = dict(zip(sorted(NODES), strategy.server._state.now.population.shares(sorted(NODES)), strict=True))
+    shares = dict(
+        zip(
+            sorted(NODES),
+            strategy.server._state.now.population.shares(strategy.server.store.registry, sorted(NODES)),
+            strict=True,
+        )
+    )
     assert shares == {node: pytest.approx((1 if node == BAD else SIZES[node]) / total) for node in NODES}
 
 

@@ -36,7 +36,7 @@ class Proxy(ClientProxy):
             y = y - said["lr"] * (said["fedcore.a"] * grad + offset + said["fedcore.mu"] * (y - x))
         y = y.astype(np.float32)
         metrics = {"fedcore.steps": STEPS}
-        if said["fedcore.second"]:
+        if said["fedcore.second_vector"]:
             metrics["fedcore.control"] = npy.write(control)
         return FitRes(Status(Code.OK, ""), ndarrays_to_parameters([y[:6].reshape(3, 2), y[6:]]), 5, metrics)
 

@@ -198,6 +198,7 @@ def test_every_field_crosses_in_the_older_api_or_the_method_is_refused_by_name(n
         for proxy, ins in sorted(strategy.configure_fit(t + 1, None, manager), key=lambda pair: pair[0].cid):
             got = {key.removeprefix(PREFIX): value for key, value in ins.config.items() if key.startswith(PREFIX)}
             assert got.keys() <= CROSS | {"offset", "x_prev"}
+            got["second_vector"] = got["second_vector"] or None
             for vector in ("offset", "x_prev"):
                 got[vector] = npy.read(got[vector]) if vector in got else None
             assert_crossed(strategy.server.broadcast([proxy.cid]), proxy.cid, got)
