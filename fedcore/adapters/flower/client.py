@@ -29,7 +29,7 @@ class Task:
         round: the server's number of the round.
         lr, a, b, mu: the rate and the coefficients above.
         second_vector: what to send back as ``control``, or None: "mean gradient", that of the gradients at the y's
-            before any correction; "change of the row", where the client keeps it; or what a method of one's own asks for.
+            before any correction; "change of the row", where the client keeps it; or what a method of one's own wants.
         local_rule: "sgd", "full gradient" for steps along the gradient over all examples, or "one minibatch" for one
             step along all that its minibatches hold.
         placement: "server", or "client" where the client keeps its own row, whose part the offset is short of.

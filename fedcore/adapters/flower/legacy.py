@@ -29,10 +29,11 @@ class LegacyStrategy(FlowerFedAvg):
     """Flower's older FedAvg, but that the model, the method and its state are a ``fedcore.Server``'s.
 
     A client finds the method's coefficients in its config: ``fedcore.lr``, ``fedcore.a``, ``fedcore.b``,
-    ``fedcore.mu``, ``fedcore.second_vector`` ("" for none), ``fedcore.plain`` (whether it must do without local momentum
-    and clipping), and as `.npy` bytes of flat vectors ``fedcore.offset`` and ``fedcore.x_prev``. In its metrics it says
-    ``fedcore.steps`` and, where a second vector is asked for, ``fedcore.control``. Its steps are along minibatches and its row is the server's:
-    this API has no client of fedcore's own, that could be held to anything else.
+    ``fedcore.mu``, ``fedcore.second_vector`` ("" for none), ``fedcore.plain`` (whether it must do without local
+    momentum and clipping), and as `.npy` bytes of flat vectors ``fedcore.offset`` and ``fedcore.x_prev``. In its
+    metrics it says ``fedcore.steps`` and, where a second vector is asked for, ``fedcore.control``. Its steps are along
+    minibatches and its row is the server's: this API has no client of fedcore's own, that could be held to anything
+    else.
 
     Args:
         algorithm: one of ``fedcore.algorithms``, or its name: of the local rule "sgd", with rows on the server.
