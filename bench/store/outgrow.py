@@ -73,7 +73,7 @@ class Bench:
         slots = [int(self.server.store._content.rows.slot[client]) for client in ids]
         fd, into = os.open(self.options.folder / "rows.slots", os.O_RDONLY), memoryview(bytearray(PIECE))
         for slot in sorted(slots):
-            start = 4096 + (slot - 1) * self.row_bytes
+            start = 65_536 + (slot - 1) * self.row_bytes
             for at in range(start, start + self.row_bytes, PIECE):
                 os.preadv(fd, [into[: min(PIECE, start + self.row_bytes - at)]], at)
         os.close(fd)

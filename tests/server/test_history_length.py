@@ -125,7 +125,7 @@ def test_a_client_whose_row_is_damaged_can_go_and_the_sums_are_right_again(metho
     server.store.close()
     with open(path / "rows.slots", "r+b") as raw:
         for slot in slots:
-            raw.seek(4096 + (slot - 1) * width + 100)
+            raw.seek(65_536 + (slot - 1) * width + 100)
             raw.write(b"\xff\xfe\xfd")
     server = Server.load(path)
     before = server.x.copy()
