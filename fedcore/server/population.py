@@ -138,9 +138,11 @@ def checked_sizes(clients: Sequence[ClientId], examples: Sizes | None, *, sized:
 
     Raises:
         RangeError: one is no integer in 1..2^53 where the others have theirs, or there are some where they have none.
+        UnknownClientError: one is for somebody else.
     """
     if isinstance(examples, Mapping):
-        if strangers := [client for client in examples if client not in set(clients)]:
+        arriving = set(clients)
+        if strangers := [client for client in examples if client not in arriving]:
             raise UnknownClientError(f"examples: expected those of the clients that arrive, got {strangers[0]!r}")
         given: Sequence[object] = [examples.get(client) for client in clients]
     else:

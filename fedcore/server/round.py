@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from threading import Lock, RLock
 from typing import Any
 
 import numpy as np
@@ -25,13 +26,14 @@ from fedcore.server.report import RoundReport, warn_if_unheard
 from fedcore.server.settings import Settings
 from fedcore.server.state import Outcome, State
 from fedcore.server.tally import Tally
-from fedcore.server.turn import Turn
+from fedcore.server.turn import one_call
 from fedcore.server.uninterrupted import uninterrupted
 from fedcore.server.update import (
     KINDS,
     Kind,
     Update,
     as_vector,
+    bytes_of,
     check_claims,
     is_integer,
     lasting,
@@ -62,7 +64,7 @@ class Round:
         self.is_open = True
         self._settings, self._state, self._fold_at, self._may_hold = settings, state, fold, may_hold
         self._lr = rate_at(settings.lr, state.now.round_number)
-        self._turn = Turn(self._abort)
+        self._turn, self._inside, self._is_ending = RLock(), Lock(), False
         self._held: list[Reply] = []
         unit = "|x - y|" if settings.averages_models else "|x - y| / (eta K)"
         self._judge = Judge(settings.limits, unit, state.now.norms)
@@ -79,7 +81,7 @@ class Round:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            self._turn.end(at_once=True)
+            self.abort()
         elif self.is_open:
             self.finish()
 
@@ -115,50 +117,55 @@ class Round:
         self.add_update(Update(client, y, steps, examples, lr, control, count, round, kind, keep))
 
     @ieee
+    @one_call
     def add_update(self, update: Update) -> None:
         """Fold one client's update in: ``add`` for an Update."""
-        with self._turn:
-            began = time.perf_counter()
-            self._require_open()
-            client = self._check_caller(update)
-            try:
-                reply, fixed = self._read(update, client)
-            except FedcoreError as error:
-                self._refused.append((client, str(error)))
-                self._bytes += getattr(update.y, "nbytes", 0)
-            else:
-                self._bytes += reply.bytes
-                self._known.add(client)
-                self._held.append(reply)
-                if not (self._may_hold or update.keep or fixed) or len(self._held) >= self._fold_at:
-                    self._fold_held()
-            self._seconds += time.perf_counter() - began
+        began = time.perf_counter()
+        self._require_open()
+        client = self._check_caller(update)
+        try:
+            reply, fixed = self._read(update, client)
+        except FedcoreError as error:
+            self._refused.append((client, str(error)))
+            self._bytes += bytes_of(update.y)
+        else:
+            self._bytes += reply.bytes
+            self._known.add(client)
+            self._held.append(reply)
+            if not (self._may_hold or update.keep or fixed) or len(self._held) >= self._fold_at:
+                self._fold_held()
+        self._seconds += time.perf_counter() - began
 
+    @one_call
     def refuse(self, client: ClientId, reason: str) -> None:
         """Report a client's reply as refused that never became an update, because its bytes could not be read.
 
         Raises:
             RoundError: the round is closed.
         """
-        with self._turn:
-            self._require_open()
-            self._refused.append((client, reason))
+        self._require_open()
+        self._refused.append((client, reason))
 
     @ieee
     def add_all(self, updates: list[Update]) -> None:
         """Fold a cohort's updates in, in one pass where they can be held: ``add_update`` for each of them."""
-        with self._turn:
-            began = time.perf_counter()
-            self._require_open()
-            batch = self._read_plain(updates)
-            if batch is not None:
-                self._known.update(batch.clients)
-                self._bytes += batch.ys[0].nbytes * len(batch)
-                self._fold(batch)
-                self._seconds += time.perf_counter() - began
-                return
-        for update in updates:
-            self.add_update(update)
+        if not self._add_plain(updates):
+            for update in updates:
+                self.add_update(update)
+
+    @one_call
+    def _add_plain(self, updates: list[Update]) -> bool:
+        """Fold the updates if all are what nearly all are; whether they are."""
+        began = time.perf_counter()
+        self._require_open()
+        batch = self._read_plain(updates)
+        if batch is None:
+            return False
+        self._known.update(batch.clients)
+        self._bytes += batch.ys[0].nbytes * len(batch)
+        self._fold(batch)
+        self._seconds += time.perf_counter() - began
+        return True
 
     @ieee
     def finish(self) -> RoundReport:
@@ -170,32 +177,41 @@ class Round:
             RoundError: the round is closed.
             DivergedError: x would become infinite or NaN; the server stays as it was before the round.
         """
-        with self._turn:
-            began = time.perf_counter()
-            self._require_open()
-            self._seconds -= began
-            self._fold_held(last=True)
-            number, staleness = self._state.now.round_number, self._staleness()
-            try:
-                with uninterrupted():
-                    outcome = self._state.commit(self._tally, self._judge.heard())
-                    self.is_open = False
-                    self.report = self._make_report(number, outcome, staleness)
-            finally:
-                if self.is_open:
-                    self._abort()
-                else:
-                    del self._state  # a round that is over keeps no store open
-            report = self.report
+        report = self._finish()
         warn_if_unheard(report, LOGGER)  # outside of the turn: a handler may look at the round
         return report
+
+    @one_call
+    def _finish(self) -> RoundReport:
+        began = time.perf_counter()
+        self._require_open()
+        self._seconds -= began
+        self._fold_held(last=True)
+        number, staleness = self._state.now.round_number, self._staleness()
+        try:
+            with uninterrupted():
+                if self._is_ending:
+                    raise RoundError("round: expected to finish it, got abort() from a signal's handler meanwhile")
+                outcome = self._state.commit(self._tally, self._judge.heard())
+                self.is_open = False
+                self.report = self._make_report(number, outcome, staleness)
+        finally:
+            if self.is_open:
+                self._abort()
+            else:
+                del self._state  # a round that is over keeps no store open
+        return self.report
 
     def abort(self) -> None:
         """Close the round and leave the server as it was before ``open_round``; a closed round stays as it is.
 
         The handler of a signal may call it too: in the middle of ``add`` the round is aborted when that is done.
         """
-        self._turn.end()
+        with self._turn:
+            if self._inside.locked():
+                self._is_ending = True
+            else:
+                self._abort()
 
     def _abort(self) -> None:
         if self.is_open:

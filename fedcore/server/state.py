@@ -172,7 +172,7 @@ class State:
     def _become(self, after: Snapshot, round: int) -> None:
         """Let the store keep the rows of the round and the snapshot, and then believe it.
 
-        What the store has accepted is believed whatever comes after it; what it has not is forgotten here too.
+        What the store has accepted is believed whatever comes after it.
         """
         before, commits = self.now, self.store.commits
         spare_v = before.momentum
@@ -182,9 +182,7 @@ class State:
             self.keep(after, round)
             self._adopt(before, after, spare_v)
         except BaseException:
-            if self.store.commits == commits:
-                self.store.rollback()
-            else:
+            if self.store.commits != commits:
                 self._adopt(before, after, spare_v)
             raise
         if self.store.medium == "mmap":

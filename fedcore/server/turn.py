@@ -1,60 +1,53 @@
 """One call at a time into an open round."""
 
 from collections.abc import Callable
-from threading import RLock
-from types import TracebackType
-from weakref import WeakMethod
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from fedcore.errors import RoundError
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-class Turn:
-    """A context manager around each call: threads wait for each other.
 
-    A call from within a call of the same thread, which the handler of a signal may make, cannot wait for it. It is
-    refused; ``end`` alone is remembered, and obeyed when the call is done.
+class Turns(Protocol):
+    """What has calls that take turns.
 
-    Args:
-        on_end: what ``end`` comes to, a method of the turn's owner, whom a turn does not keep alive.
+    Attributes:
+        _turn: whose turn it is; the same thread's too, within a call.
+        _inside: held while a call is at work. Both are let go by Python itself, at whatever line an exception comes.
+        _is_ending: whether ``abort`` came from within a call, which obeys when it is done.
     """
 
-    def __init__(self, on_end: Callable[[], None]) -> None:
-        self._lock = RLock()
-        self._on_end = WeakMethod(on_end)
-        self._is_taken = self._is_to_end = False
+    _turn: Any  # RLock and Lock, which are functions to the type checker
+    _inside: Any
+    _is_ending: bool
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        if self._is_taken:
-            self._lock.release()
-            raise RoundError(
-                "round: expected one call at a time, got one from within another, as a signal's handler makes it: "
-                "abort() alone may be called there"
-            )
-        self._is_taken = True
+    def _abort(self) -> None: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._is_taken = False
-        try:
-            if self._is_to_end:
-                self._ended()
-        finally:
-            self._lock.release()
 
-    def end(self, *, at_once: bool = False) -> None:
-        """Do what there is to do at the end: now, or when the call is done from within which this comes.
+T = TypeVar("T", bound=Turns)
 
-        Args:
-            at_once: there is no such call, whatever an exception from outside has left.
-        """
-        with self._lock:
-            if self._is_taken and not at_once:
-                self._is_to_end = True
-            else:
-                self._ended()
 
-    def _ended(self) -> None:
-        if on_end := self._on_end():
-            on_end()
+def one_call(method: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
+    """A method that waits for other threads, and refuses to run within a call of its own thread.
+
+    Only the handler of a signal comes upon a call of its own thread: it cannot wait for it.
+    """
+
+    @wraps(method)
+    def called(self: T, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._turn:
+            if self._inside.locked():
+                raise RoundError(
+                    "round: expected one call at a time, got one from within another, as a signal's handler makes it: "
+                    "abort() alone may be called there"
+                )
+            try:
+                with self._inside:
+                    return method(self, *args, **kwargs)
+            finally:
+                if self._is_ending:
+                    self._abort()
+
+    return called

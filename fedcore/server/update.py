@@ -235,6 +235,14 @@ def _in_cpu_memory(name: str, y: Any, n: int, dtype: str) -> Any:
         raise DtypeError(f"{name}: expected float32[{n}] in CPU memory: {error}") from None
 
 
+def bytes_of(y: Any) -> int:
+    """The bytes of what a client sent, 0 where they cannot be told: a sparse tensor has no one array of them."""
+    try:
+        return int(getattr(y, "nbytes", 0))
+    except Exception:  # whatever the class of what came says
+        return 0
+
+
 def is_immutable(y: Any) -> bool:
     """Whether nobody can change the memory: the chain of what y is a view of ends in bytes."""
     base: Any = y

@@ -57,11 +57,12 @@ class Acceptance:
         """Make it so. After an error (of an allocation, say) it is called again, and goes on where it stopped."""
         content, slots = self._content, self._content.rows.slots
         content.rows.accept(self._entries, self._written)
+        # Taken from here before it is given there: an error in between leaves a slot unused until the store is opened
+        # again. In the other order it would be given twice, and two clients would share it.
         while self._free:
-            slots.give(self._free[-1:])
-            self._free.pop()
-        if self._retired:
-            slots.retire(self._retired, self._forgets)
-            self._retired = []
+            slot = self._free.pop()
+            slots.give((slot,))
+        retired, self._retired = self._retired, []
+        slots.retire(retired, self._forgets)
         content.vectors.accept(self._vectors)
         content.round, content.state = self._round, self._state

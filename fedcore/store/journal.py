@@ -1,6 +1,7 @@
 """How a store's commits become the folder's: what it does not know yet, and the slots that it may still need."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ from fedcore.store.acceptance import Acceptance
 from fedcore.store.compaction import lowered_rows
 from fedcore.store.content import Content
 from fedcore.store.index import RowEntries
-from fedcore.store.registry import ClientId
+from fedcore.store.registry import ClientId, canonical
 from fedcore.store.stored_ids import StoredId, stored
 from fedcore.store.vectors import Place, Table, places
 
@@ -58,31 +59,48 @@ class Journal:
     def arrive(self, clients: Sequence[ClientId]) -> list[int]:
         """Register clients that arrive, all or (after an error) none; return their numbers."""
         registry = self._content.registry
-        numbers = [registry.add(clients[0])] if len(clients) == 1 else registry.add_all(clients).tolist()
-        for number in numbers:
-            client = registry.id_of(number)
-            self._undo.append(partial(registry.remove, client))
-            # A counted one is back, if the folder's count registers its number.
-            self._note(number, None if self._is_counted(number) else (stored(client),))
+        new = [client for client in map(canonical, clients) if client not in registry]
+        with self._all_or_none():
+            self._undo.append(lambda: [registry.remove(client) for client in new if client in registry])
+            numbers = [registry.add(clients[0])] if len(clients) == 1 else registry.add_all(clients).tolist()
+            for number, client in zip(numbers, new, strict=True):
+                # A counted one is back, if the folder's count registers its number.
+                self._note(number, None if self._is_counted(number) else (stored(client),))
         return numbers
 
     def leave(self, client: ClientId) -> None:
         """Forget a client that departs; its row goes with the next commit."""
         registry, rows = self._content.registry, self._content.rows
-        number = registry.remove(client)
-        self._undo.append(partial(registry.put_back, number, client))
-        slot = rows.drop(number)
-        if slot:
-            self._dropped[number] = slot
-            self._undo.append(lambda: rows.put_back(number, self._dropped.pop(number)))
-        self._note(number, (None,) if self._is_counted(number) else None)
+        number = registry.number(client)
+        slot = rows.slot_of(number)
+        with self._all_or_none():
+            self._undo.append(lambda: registry.put_back(number, client))
+            registry.remove(client)
+            self._undo.append(lambda: rows.put_back(number, self._dropped.pop(number, slot)))
+            if slot:
+                self._dropped[number] = slot
+            rows.drop(number)
+            self._note(number, (None,) if self._is_counted(number) else None)
 
     def rollback(self) -> None:
         """Forget who came and went since the last commit, and every staged row."""
-        while self._undo:
-            self._undo[-1]()
-            self._undo.pop()
+        self._undo_to(0)
         self._content.rows.discard()
+
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """Changes, each with its undo before it, that an error takes back."""
+        mark = len(self._undo)
+        try:
+            yield
+        except BaseException:
+            self._undo_to(mark)
+            raise
+
+    def _undo_to(self, mark: int) -> None:
+        while len(self._undo) > mark:
+            self._undo[-1]()  # twice is as once
+            self._undo.pop()
 
     def commit(self, round: int, vectors: Mapping[str, Any] | None, state: str | None) -> None:
         """Make what is staged count, together with the vectors and the state (None: as they were)."""

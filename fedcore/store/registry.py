@@ -243,12 +243,18 @@ class Registry:
         return number
 
     def put_back(self, number: int, client: ClientId) -> None:
-        """Undo ``remove``, which returned this number and has it free still."""
-        if number < self._index.count:
-            self._index.add(client)  # one of 0 .. count - 1 gets no other number
-        else:
-            self._index.add_at([client], np.array([number], np.int64))
-        self._whole = self._index.whole
+        """Undo ``remove``, which returned this number, free since; nothing if the client is registered again.
+
+        Raises:
+            RangeError: somebody else has the number.
+
+        Cost: makes the index anew.
+        """
+        if client not in self:
+            count, listed = self.explicit()
+            others = [entry for entry in listed if entry != (number, None)]
+            again = Registry.restore(count, others if number < count else [*others, (number, client)])
+            self._index, self._find, self._whole = again._index, again._find, again._whole
 
     def _unknown(self, client: object) -> UnknownClientError:
         whole = self._whole == self.capacity and self._whole > 0

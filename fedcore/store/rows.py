@@ -146,8 +146,8 @@ class Rows:
         return slot
 
     def put_back(self, number: int, slot: int) -> None:
-        """Undo ``drop``, which returned this slot."""
-        if slot:
+        """Undo ``drop``, which returned this slot. Twice is as once."""
+        if slot and not self.slot[number]:
             self.slot[number] = slot
             self.written += 1
 

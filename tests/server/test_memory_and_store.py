@@ -3,18 +3,20 @@
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import numpy as np
 import pytest
 
-from fedcore import Server, Update, algorithms
+from fedcore import ClientStore, Server, Update, algorithms
 from fedcore.errors import RoundError
-from fedcore.server.invariant import contradictions
+from fedcore.server.uninterrupted import uninterrupted
+from tests.server.invariant import contradictions
 
 METHODS = ["MIFA", "MimiC", "SCAFFOLDM", "FlexibleFedAvg"]
 KINDS = [signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGUSR1]
-N, P = 4, 6
+CLIENTS, P = ["a", "b", 7, "d"], 6
 
 
 class Stopped(BaseException):
@@ -24,7 +26,7 @@ class Stopped(BaseException):
 def a_server(method, store):
     algorithm = algorithms.MIFA(wait=False) if method == "MIFA" else method
     sizes = [1, 2, 3, 4] if method == "FlexibleFedAvg" else None
-    server = Server(algorithm, np.zeros(P, np.float32), N, lr=0.1, store=store, examples=sizes)
+    server = Server(algorithm, np.zeros(P, np.float32), CLIENTS, lr=0.1, store=store, examples=sizes)
     a_round(server)
     return server
 
@@ -34,16 +36,21 @@ def a_round(server):
     return server.round([Update(client, server.x + 1 + number, 1) for client in list(server.store.registry)[:3]])
 
 
-def a_departure(server):
-    server.depart(list(server.store.registry)[-1])
+def the_first_departs(server):
+    server.depart(next(iter(server.store.registry)))
 
 
-def an_arrival(server):
+def one_in_the_middle_departs(server):
+    server.depart(list(server.store.registry)[1])
+
+
+def two_arrive(server):
     sized = server._state.now.population.is_sized
-    server.arrive(1000 + max(server.store.registry), examples=3 if sized else None)
+    names = [f"new {server.round_number} {i}" for i in range(2)]
+    server.arrive_all(names, examples=[3, 4] if sized else None)
 
 
-OPERATIONS = [a_round, a_departure, an_arrival]
+OPERATIONS = [a_round, the_first_departs, one_in_the_middle_departs, two_arrive]
 
 
 def seen(server):
@@ -78,14 +85,15 @@ def expected(make, operation):
 
 def check(server, before, after):
     """Both sides are old or both new; returns which."""
-    assert contradictions(server._state) == []
+    assert contradictions(server) == []
     now = seen(server)
     assert now in (before, after)
     if server.store.medium == "mmap":
         assert lasting(Server.load(server.store.path, medium="ram")) == lasting(server)
-    a_round(server)  # and it goes on
-    assert contradictions(server._state) == []
-    server.store.close()
+    for go_on in (a_round, two_arrive, a_round, the_first_departs, a_round):  # in slots of its own
+        go_on(server)
+        assert contradictions(server) == []
+    server.close()
     return now == after
 
 
@@ -214,7 +222,7 @@ def test_a_handler_may_abort_the_round_at_any_line_of_add(method):
         signal.signal(signal.SIGTERM, lambda *_, opened=opened: opened.abort())
         try:
             goes_on = each_line(
-                lambda server, opened=opened: opened.add(0, server.x + 1, steps=1),
+                lambda server, opened=opened: opened.add("a", server.x + 1, steps=1),
                 server,
                 at,
                 lambda: signal.raise_signal(signal.SIGTERM),
@@ -224,6 +232,10 @@ def test_a_handler_may_abort_the_round_at_any_line_of_add(method):
         finally:
             signal.signal(signal.SIGTERM, before)
         assert opened.is_open == (not goes_on)
+        with ThreadPoolExecutor(1) as other:  # and nobody waits for ever for its turn
+            assert isinstance(
+                other.submit(opened.refuse, "b", "why").exception(60), RoundError if goes_on else type(None)
+            )
         assert not goes_on or seen(server) == old
         opened.abort()
         check(server, old, old)
@@ -237,14 +249,14 @@ def test_a_handler_may_not_add_in_the_midst_of_add():
 
     def add(number, frame):
         with pytest.raises(RoundError, match=r"one call at a time.*abort\(\) alone"):
-            opened.add(1, server.x + 1, steps=1)
+            opened.add("b", server.x + 1, steps=1)
         said.append(number)
 
     before = signal.signal(signal.SIGTERM, add)
     try:
         with server.open_round() as opened:
             each_line(
-                lambda server: opened.add(0, server.x + 1, steps=1),
+                lambda server: opened.add("a", server.x + 1, steps=1),
                 server,
                 30,
                 lambda: signal.raise_signal(signal.SIGTERM),
@@ -252,4 +264,40 @@ def test_a_handler_may_not_add_in_the_midst_of_add():
     finally:
         signal.signal(signal.SIGTERM, before)
     assert said == [signal.SIGTERM]
-    assert opened.report.heard == (0,)
+    assert opened.report.heard == ("a",)
+
+
+def test_named_clients_that_departed_are_back_after_a_commit_that_failed(tmp_path):
+    for at in range(3):
+        with ClientStore(["a", "b", "c"], 2) as store:
+            for number, client in enumerate("abc"):
+                store.stage(client)[:] = number
+            store.commit(0)
+            before = store.registry.explicit()
+            store.forget("abc"[at])
+            store.add_all(["x", "y"])
+            store.forget("x")
+            store.rollback()
+            assert store.registry.explicit() == before
+            assert [store.read(client)[0] for client in "abc"] == [0, 1, 2]
+
+
+def test_handlers_that_waited_all_run_however_many_and_whatever_they_raise():
+    came = []
+
+    def handler(number, frame):
+        came.append(number)
+        raise Stopped(number)
+
+    before = {kind: signal.signal(kind, handler) for kind in (signal.SIGUSR1, signal.SIGTERM)}
+    try:
+        with pytest.raises(Stopped), uninterrupted():
+            for _ in range(2000):
+                signal.raise_signal(signal.SIGUSR1)
+            signal.raise_signal(signal.SIGTERM)
+            assert came == []
+        assert came == [signal.SIGUSR1] * 2000 + [signal.SIGTERM]
+        assert signal.getsignal(signal.SIGUSR1) is handler
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)

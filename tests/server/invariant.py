@@ -2,19 +2,18 @@
 
 import numpy as np
 
-from fedcore.server.state import State
+from fedcore import ClientStore
 
 _SLACK = 1e-6  # of what T sums, for the rounding of float64 over any number of rounds
 
 
-def contradictions(state: State) -> list[str]:
+def contradictions(server):
     """Where memory, rows and folder say different things: a line for each; empty if they agree.
 
-    T is the sum of all rows, or MimiC's of all corrections v[t_i] - r_i; the folder's last commit has this x and this
-    round.
-
-    Cost: reads every row once.
+    T is the sum of all rows, or MimiC's of all corrections v[t_i] - r_i; no two clients share a slot, and no slot that
+    is in use is free; the folder's last commit has this x, this round, and these clients.
     """
+    state = server._state
     now, store, algorithm = state.now, state.store, state.settings.algorithm
     found = []
     if now.total is not None and algorithm.keeps_rows:
@@ -30,7 +29,15 @@ def contradictions(state: State) -> list[str]:
             found.append(
                 f"T: expected the sum of all rows, {due[worst]:g} in element {worst}, got {now.total[worst]:g}"
             )
+    rows = store._content.rows
+    used = rows.slot[rows.slot > 0].tolist()
+    free = rows.slots._free + [slot for _, slots in rows.slots._retired for slot in slots]
+    if len(set(used + free)) < len(used + free):
+        found.append(f"slots: expected each once, got {sorted(used)} in use and {sorted(free)} free")
     if store.medium == "mmap":
+        with ClientStore.open(store.path, readonly=True) as folder:
+            if folder.registry != store.registry:
+                found.append(f"clients: expected the folder's, {list(folder.registry)}, got {list(store.registry)}")
         kept = store.state["numbers"]["round_number"] if store.state else None
         if kept != now.round_number:
             found.append(f"round: expected the folder's, {kept}, got {now.round_number} in memory")
