@@ -17,6 +17,9 @@ __version__ = _core.version
 def threads() -> int:
     """How many threads one call may use: FEDCORE_THREADS, else the cores that this process may use.
 
+    Those are the cores that it may run on, or fewer where its control group (a container's, say) has less time than
+    theirs: a quota of 2.5 cores counts as 2, and one below 1 as 1.
+
     Raises:
         RuntimeError: FEDCORE_THREADS is no number in 1..4096. A kernel that would share its work says the same.
     """

@@ -20,6 +20,10 @@ std::int64_t width(Codec codec) {
     return codec == Codec::f32 ? 4 : codec == Codec::int8 ? 1 : 2;
 }
 
+void copy(const void* from, std::int64_t bytes, void* to) {
+    if (bytes != 0) std::memcpy(to, from, static_cast<std::size_t>(bytes));  // an empty vector has no address
+}
+
 // A row in a codec, in memory that nobody may read beside it.
 struct Coded {
     Codec codec;
@@ -36,13 +40,13 @@ struct Coded {
 
     void encode(const float* x, const DitherKey* key, std::int64_t n) {
         if (codec == Codec::f32)
-            std::memcpy(codes.data(), x, static_cast<std::size_t>(4 * n));
+            copy(x, 4 * n, codes.data());
         else
             quantise(x, codec, key, n, codes.data(), scale());
     }
     void decode(std::int64_t n, float* out) {
         if (codec == Codec::f32)
-            std::memcpy(out, codes.data(), static_cast<std::size_t>(4 * n));
+            copy(codes.data(), 4 * n, out);
         else
             dequantise(codes.data(), scale(), codec, n, out);
     }
@@ -54,7 +58,7 @@ Array<std::uint8_t> sent_as(Arrays& make, Dtype dtype, std::vector<float>& y) {
     if (dtype == Dtype::float64) {
         const std::vector<double> wide(y.begin(), y.end());
         Array<std::uint8_t> bytes = make.empty<std::uint8_t>(8 * n);
-        std::memcpy(bytes.data(), wide.data(), static_cast<std::size_t>(8 * n));
+        copy(wide.data(), 8 * n, bytes.data());
         return bytes;
     }
     const Codec codec = dtype == Dtype::float32 ? Codec::f32 : dtype == Dtype::float16 ? Codec::f16 : Codec::bf16;
@@ -136,12 +140,16 @@ void try_codes(const Case& c, const std::vector<std::pair<std::int64_t, float>>&
 
 TEST(exchanges_through_codecs) {
     at_edges([](std::int64_t n, std::size_t first) {
-        for (const std::int64_t k : {1, 2, 5})
-            for (const Codec codec : kCodecs)
-                for (const Codec before : {codec, kCodecs[(first + 1) % 4]})
-                    for (const Form form : {Form::gradient, Form::control})
+        const Dtype dtype = kDtypes[first % 4];
+        for (const Codec codec : kCodecs)
+            for (const Form form : {Form::gradient, Form::control}) {
+                try_codes({codec, codec, form, true, dtype, 5, n, first});
+                if (n > kBlock) continue;  // shared by threads, which makes no other case
+                for (const std::int64_t k : {1, 2, 5})
+                    for (const Codec before : {codec, kCodecs[(first + 1) % 4]})
                         for (const bool in_place : {false, true})
-                            try_codes({before, codec, form, in_place, kDtypes[first % 4], k, n, first});
+                            try_codes({before, codec, form, in_place, dtype, k, n, first});
+            }
     });
 }
 
@@ -161,7 +169,7 @@ TEST(exchanges_of_numbers_that_are_none) {
             for (const Codec codec : kCodecs)
                 for (const Form form : {Form::gradient, Form::control})
                     for (const std::int64_t k : {1, 2, 3})
-                        for (const std::int64_t where : {0, 31, 63, 511, 1030})
-                            for (std::size_t first = 0; first < 5; ++first)
+                        for (const std::int64_t where : {0, 63, 511, 1030})
+                            for (const std::size_t first : {0, 3})
                                 try_codes({codec, codec, form, false, dtype, k, 1100, first}, {{where, none}});
 }
