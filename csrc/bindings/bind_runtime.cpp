@@ -12,8 +12,8 @@ void set_thread_count(std::int64_t count) {
     set_threads(static_cast<int>(count));
 }
 
-// in_ieee_mode(function, *args, **kwargs): what the function returns or raises. By CPython's own call protocol, which
-// takes a twentieth of a microsecond.
+// in_ieee_mode(function, *args, **kwargs): what the function returns or raises. By CPython's own call protocol, because
+// every call of the package's functions comes through here.
 PyObject* in_ieee_mode(PyObject*, PyObject* const* arguments, Py_ssize_t count, PyObject* names) {
     if (count < 1) {
         PyErr_SetString(PyExc_TypeError, "in_ieee_mode: expected a function, got nothing");
