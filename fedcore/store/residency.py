@@ -1,6 +1,6 @@
 """Which rows of a file stay in this process's memory."""
 
-from threading import Lock
+from threading import RLock
 
 from fedcore.store.slot_file import SlotFile
 
@@ -22,7 +22,7 @@ class Residency:
         self._slots = slots
         self.rows = max(1, DEFAULT_BYTES // slots.stride) if rows is None else rows
         self._used: dict[int, None] = {}  # in the order of their last use
-        self._turn = Lock()
+        self._turn = RLock()  # a handler of a signal may read rows in the midst of it
 
     def use(self, slot: int) -> None:
         """Note that a slot is used; twice as many as should stay are the most that ever do between two trims."""

@@ -126,9 +126,11 @@ class Vectors:
     def reclaim(self, sequence: int) -> None:
         """Let places be used again that were retired with this number or before, and that nobody has a view of."""
         free = [place for number, place in self._retired if number <= sequence and place not in self._views]
-        self.withdraw(free)
         if free:
-            self._retired = [item for item in self._retired if item[1] not in set(free)]
+            gone = set(free)
+            # First, so that an error in between leaves a place unused, instead of giving it twice.
+            self._retired = [item for item in self._retired if item[1] not in gone]
+            self.withdraw(free)
 
     def lowered(self) -> tuple[Table, list[Place]]:
         """Copy the highest vectors to the lowest free slots; a damaged one stays.
