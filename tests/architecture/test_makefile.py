@@ -1,5 +1,6 @@
 """What make would do, without doing it."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,9 +15,10 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 
 
 def commands(target):
-    """The commands of a target in a clone that has nothing installed."""
+    """The commands of a target in a clone that has nothing installed, whether or not a make runs these tests."""
     make = ["make", "--dry-run", "--always-make", "VENV=nowhere", target]
-    done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True)
+    env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    done = subprocess.run(make, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
 

@@ -21,6 +21,7 @@ def threads():
 
 
 def test_a_store_that_is_dropped_leaves_no_thread_and_no_file(tmp_path):
+    gc.collect()  # of what other tests have left
     files = os.listdir("/proc/self/fd")
     for number in range(5):
         store = ClientStore(3, N, medium="mmap", path=tmp_path / f"{number}", durability="checkpoint")
