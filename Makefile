@@ -66,21 +66,24 @@ clean:
 	rm -rf $(VENV) build dist
 
 # The build tools go in first and the package is built with them, not in isolation, so that a rebuild compiles only
-# what changed. An environment of before holds the package under its old name, fedcore, which would be in the way.
-# Bytecode is made where it is imported: of all of torch and SciPy it takes longer than the quickstart. The pip of
-# Python 3.11 takes twice as long as later ones.
+# what changed. The quickstart compiles this machine's level of instructions alone, the tests all of them. An
+# environment of before holds the package under its old name, fedcore, which would be in the way. Bytecode is made
+# where it is imported: of all of torch and SciPy it takes longer than the quickstart. The pip of Python 3.11 takes
+# twice as long as later ones.
 $(SIMULATOR): $(SOURCES)
 	@echo "Installing the simulator (torch, scikit-learn, matplotlib, ...) into $(VENV), 1 GB, or 5 with CUDA's torch, and"
 	@echo "compiling the native module: one to three minutes and the download. Only this once."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install -q --no-compile -c constraints.txt "pip>=25" "scikit-build-core>=0.10" "pybind11>=2.13" cmake ninja
 	@$(BIN)/pip uninstall -qq -y fedcore
-	@$(BIN)/pip install -q --no-compile -c constraints.txt --no-build-isolation -e ".[sim]"
+	@$(BIN)/pip install -q --no-compile -c constraints.txt --no-build-isolation \
+		-C cmake.define.FEDCORE_LEVELS=native -e ".[sim]"
 	@touch $@
 
 # FedLab comes as source, which takes setuptools and wheel to build.
 $(INSTALLED): $(SIMULATOR)
 	@echo "Installing what the tests need (Flower, NVFlare, pfl, FedLab, the linters): another GB. Only this once."
 	@$(BIN)/pip install -q -c constraints.txt setuptools wheel
-	@$(BIN)/pip install -q -c constraints.txt --no-build-isolation -e ".[dev]"
+	@$(BIN)/pip install -q -c constraints.txt --no-build-isolation \
+		-C cmake.define.FEDCORE_LEVELS=all -e ".[dev]"
 	@touch $@

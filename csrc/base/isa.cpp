@@ -17,32 +17,56 @@ const char* name(Isa level) {
     }
 }
 
-Isa best_isa() {
-#if defined(FEDCORE_X86_LEVELS)
+namespace {
+
+bool is_there([[maybe_unused]] Isa level) {
+#if defined(FEDCORE_HAS_AVX2) || defined(FEDCORE_HAS_AVX512)
     __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("f16c")) return Isa::baseline;
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl"))
-        return Isa::avx512;
-    return Isa::avx2;
-#else
-    return Isa::baseline;
+    [[maybe_unused]] const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
 #endif
+    switch (level) {
+#if defined(FEDCORE_HAS_BASELINE)
+        case Isa::baseline:
+            return true;
+#endif
+#if defined(FEDCORE_HAS_AVX2)
+        case Isa::avx2:
+            return avx2;
+#endif
+#if defined(FEDCORE_HAS_AVX512)
+        case Isa::avx512:
+            return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#endif
+        default:
+            return false;
+    }
 }
 
-namespace {
+constexpr Isa kLevels[] = {Isa::avx512, Isa::avx2, Isa::baseline};
 
 Isa chosen_isa() {
     const Isa best = best_isa();
     const char* wanted = std::getenv("FEDCORE_ISA");
     if (wanted == nullptr || *wanted == '\0') return best;
-    for (const Isa level : {Isa::baseline, Isa::avx2, Isa::avx512})
-        if (std::string(wanted) == name(level) && level <= best) return level;
-    throw std::runtime_error("FEDCORE_ISA: expected one of the levels from baseline to " + std::string(name(best)) +
-                             ", which this machine has, got " + wanted);
+    std::string known;
+    for (const Isa level : kLevels) {
+        if (!is_there(level)) continue;
+        if (std::string(wanted) == name(level)) return level;
+        known += (known.empty() ? "" : ", ") + std::string(name(level));
+    }
+    throw std::runtime_error("FEDCORE_ISA: expected a level that this machine and this build have, " + known +
+                             ", got " + wanted);
 }
 
 }  // namespace
+
+Isa best_isa() {
+    for (const Isa level : kLevels)
+        if (is_there(level)) return level;
+    throw std::runtime_error(
+        "fedcore was compiled for this machine's processor alone, on a machine with another one: compile it again");
+}
 
 Isa active_isa() {
     static const Isa level = chosen_isa();

@@ -7,37 +7,10 @@ namespace fedcore {
 using Fill = void(const std::uint64_t* key, const std::uint64_t* use, std::uint64_t first, std::int64_t blocks,
                   std::uint64_t* out);
 
-namespace baseline {
-Fill threefry4x64;
-}
-#if defined(FEDCORE_X86_LEVELS)
-namespace avx2 {
-Fill threefry4x64;
-}
-namespace avx512 {
-Fill threefry4x64;
-}
-#endif
-
-namespace {
-
-Fill* chosen() {
-    switch (active_isa()) {
-#if defined(FEDCORE_X86_LEVELS)
-        case Isa::avx512:
-            return avx512::threefry4x64;
-        case Isa::avx2:
-            return avx2::threefry4x64;
-#endif
-        default:
-            return baseline::threefry4x64;
-    }
-}
-
-}  // namespace
+FEDCORE_EACH_LEVEL(Fill threefry4x64)
 
 void random_words(const Stream& stream, std::uint64_t first, std::int64_t blocks, std::uint64_t* out) {
-    static Fill* const fill = chosen();
+    static Fill* const fill = of_level(baseline::threefry4x64, avx2::threefry4x64, avx512::threefry4x64);
     const std::uint64_t key[4] = {stream.key.seed, stream.key.round, stream.key.client, stream.key.purpose};
     fill(key, stream.use, first, blocks, out);
 }

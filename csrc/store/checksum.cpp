@@ -9,39 +9,16 @@ namespace fedcore {
 
 using OfBlock = std::uint64_t(const char* data, std::int64_t bytes);
 
-namespace baseline {
-OfBlock checksum_block;
-}
-#if defined(FEDCORE_X86_LEVELS)
-namespace avx2 {
-OfBlock checksum_block;
-}
-namespace avx512 {
-OfBlock checksum_block;
-}
-#endif
+FEDCORE_EACH_LEVEL(OfBlock checksum_block)
 
 namespace {
 
 constexpr std::int64_t kPieceBytes = 1 << 18;  // small blocks are claimed together, or claiming would take longest
 
-OfBlock* chosen() {
-    switch (active_isa()) {
-#if defined(FEDCORE_X86_LEVELS)
-        case Isa::avx512:
-            return avx512::checksum_block;
-        case Isa::avx2:
-            return avx2::checksum_block;
-#endif
-        default:
-            return baseline::checksum_block;
-    }
-}
-
 }  // namespace
 
 void checksum(const void* data, std::int64_t bytes, std::int64_t block_bytes, std::uint64_t* out) {
-    static OfBlock* const of_block = chosen();
+    static OfBlock* const of_block = of_level(baseline::checksum_block, avx2::checksum_block, avx512::checksum_block);
     if (bytes == 0) return;
     const auto* first = static_cast<const char*>(data);
     const std::int64_t blocks = (bytes - 1) / block_bytes + 1;

@@ -19,7 +19,7 @@ def commands(target):
     make = ["make", "--dry-run", "--always-make", "VENV=nowhere", target]
     env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
     done = subprocess.run(make, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()
+    return done.stdout.replace("\\\n", "").splitlines()
 
 
 def installs(target):
@@ -35,6 +35,16 @@ def test_the_quickstart_installs_the_simulator_alone_and_says_so_first():
 
 def test_the_tests_install_the_rest():
     assert installs("test") == ['".[sim]"', '".[dev]"']
+
+
+def test_the_quickstart_compiles_one_level_and_the_tests_all():
+    (quick,), (_, all_of_them) = levels("quickstart"), levels("test")
+    assert (quick, all_of_them) == ("native", "all")
+
+
+def levels(target):
+    lines = [line for line in commands(target) if "--no-build-isolation" in line]
+    return [line.partition("FEDCORE_LEVELS=")[2].split()[0] for line in lines]
 
 
 def test_the_package_s_old_name_goes_before_the_new_one_comes():
