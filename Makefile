@@ -75,7 +75,7 @@ $(SIMULATOR): $(SOURCES)
 	@echo "compiling the native module: one to three minutes and the download. Only this once."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install -q --no-compile -c constraints.txt "pip>=25" "scikit-build-core>=0.10" "pybind11>=2.13" cmake ninja
-	@$(BIN)/pip uninstall -qq -y fedcore
+	@! ls -d $(VENV)/lib/python*/site-packages/fedcore-*.dist-info >/dev/null 2>&1 || $(BIN)/pip uninstall -qq -y fedcore
 	@$(BIN)/pip install -q --no-compile -c constraints.txt --no-build-isolation \
 		-C cmake.define.FEDCORE_LEVELS=native -e ".[sim]"
 	@touch $@

@@ -1,18 +1,6 @@
 // Which instruction sets this machine and this build have, and which one the kernels use.
 #pragma once
 
-// What is declared with this is compiled once for each level; one that the build lacks has the address 0.
-#define FEDCORE_EACH_LEVEL(declaration)       \
-    namespace baseline {                      \
-    extern declaration __attribute__((weak)); \
-    }                                         \
-    namespace avx2 {                          \
-    extern declaration __attribute__((weak)); \
-    }                                         \
-    namespace avx512 {                        \
-    extern declaration __attribute__((weak)); \
-    }
-
 namespace fedcore {
 
 enum class Isa { baseline, avx2, avx512 };  // ascending; aarch64 has only `baseline`, which is NEON
@@ -27,9 +15,44 @@ Isa best_isa();
 // that is unknown or not to be had.
 Isa active_isa();
 
-// That of the three which the active level has.
-template <class Twin>
-Twin* of_level(Twin* baseline, Twin* avx2, Twin* avx512) {
+}  // namespace fedcore
+
+// Declares what is compiled once for each level. What a build lacks is never asked for.
+#define FEDCORE_EACH_LEVEL(declaration) \
+    namespace baseline {                \
+    extern declaration;                 \
+    }                                   \
+    namespace avx2 {                    \
+    extern declaration;                 \
+    }                                   \
+    namespace avx512 {                  \
+    extern declaration;                 \
+    }
+
+#if defined(FEDCORE_HAS_BASELINE)
+#    define FEDCORE_IF_BASELINE(address) address
+#else
+#    define FEDCORE_IF_BASELINE(address) nullptr
+#endif
+#if defined(FEDCORE_HAS_AVX2)
+#    define FEDCORE_IF_AVX2(address) address
+#else
+#    define FEDCORE_IF_AVX2(address) nullptr
+#endif
+#if defined(FEDCORE_HAS_AVX512)
+#    define FEDCORE_IF_AVX512(address) address
+#else
+#    define FEDCORE_IF_AVX512(address) nullptr
+#endif
+
+// The address of what the active level has by that name; Type is that of what was declared.
+#define FEDCORE_OF_LEVEL(Type, name) \
+    of_level<Type>(FEDCORE_IF_BASELINE(&baseline::name), FEDCORE_IF_AVX2(&avx2::name), FEDCORE_IF_AVX512(&avx512::name))
+
+namespace fedcore {
+
+template <class Type>
+Type* of_level(Type* baseline, Type* avx2, Type* avx512) {
     switch (active_isa()) {
         case Isa::avx512:
             return avx512;

@@ -10,7 +10,7 @@ using Fill = void(const std::uint64_t* key, const std::uint64_t* use, std::uint6
 FEDCORE_EACH_LEVEL(Fill threefry4x64)
 
 void random_words(const Stream& stream, std::uint64_t first, std::int64_t blocks, std::uint64_t* out) {
-    static Fill* const fill = of_level(baseline::threefry4x64, avx2::threefry4x64, avx512::threefry4x64);
+    static Fill* const fill = FEDCORE_OF_LEVEL(Fill, threefry4x64);
     const std::uint64_t key[4] = {stream.key.seed, stream.key.round, stream.key.client, stream.key.purpose};
     fill(key, stream.use, first, blocks, out);
 }

@@ -7,7 +7,7 @@ namespace fedcore {
 FEDCORE_EACH_LEVEL(const Table loops)
 
 const Table& table() {
-    return *of_level(&baseline::loops, &avx2::loops, &avx512::loops);
+    return *FEDCORE_OF_LEVEL(const Table, loops);
 }
 
 }  // namespace fedcore

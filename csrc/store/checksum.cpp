@@ -18,7 +18,7 @@ constexpr std::int64_t kPieceBytes = 1 << 18;  // small blocks are claimed toget
 }  // namespace
 
 void checksum(const void* data, std::int64_t bytes, std::int64_t block_bytes, std::uint64_t* out) {
-    static OfBlock* const of_block = of_level(baseline::checksum_block, avx2::checksum_block, avx512::checksum_block);
+    static OfBlock* const of_block = FEDCORE_OF_LEVEL(OfBlock, checksum_block);
     if (bytes == 0) return;
     const auto* first = static_cast<const char*>(data);
     const std::int64_t blocks = (bytes - 1) / block_bytes + 1;

@@ -27,8 +27,8 @@ def load() -> Dataset:
     except PackageNotFoundError as error:
         raise MissingDependencyError.of("digits", "scikit-learn", extra="sim") from error
     # From its file: to import scikit-learn takes two seconds in each process.
-    table = np.loadtxt(str(scikit_learn.locate_file("sklearn/datasets/data/digits.csv.gz")), np.float32, delimiter=",")
-    x = (table[:, :64] / 16).reshape(-1, 1, 8, 8)
+    table = np.loadtxt(str(scikit_learn.locate_file("sklearn/datasets/data/digits.csv.gz")), delimiter=",")
+    x = (table[:, :64] / 16).astype(np.float32).reshape(-1, 1, 8, 8)
     y = table[:, 64].astype(np.int64)
     order = generator(0, "data: digits split").permutation(len(x))
     train, test = order[:TRAIN], order[TRAIN:]
