@@ -68,12 +68,13 @@ clean:
 # The build tools go in first and the package is built with them, not in isolation, so that a rebuild compiles only
 # what changed. The quickstart compiles this machine's level of instructions alone, the tests all of them. An
 # environment of before holds the package under its old name, fedcore, which would be in the way. Bytecode is made
-# where it is imported: of all of torch and SciPy it takes longer than the quickstart. The pip of Python 3.11 takes
-# twice as long as later ones.
+# where it is imported: of all of torch and SciPy it takes longer than the quickstart, of pip itself four seconds, which
+# the pip that is there saves. The pip of Python 3.11 takes twice as long as later ones.
 $(SIMULATOR): $(SOURCES)
 	@echo "Installing the simulator (torch, scikit-learn, matplotlib, ...) into $(VENV), 1 GB, or 5 with CUDA's torch, and"
 	@echo "compiling the native module: one to three minutes and the download. Only this once."
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/pip || { $(PYTHON) -m venv --without-pip $(VENV) && \
+		$(PYTHON) -m pip --python $(BIN)/python install -q --no-compile pip; } 2>/dev/null || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install -q --no-compile -c constraints.txt "pip>=25" "scikit-build-core>=0.10" "pybind11>=2.13" cmake ninja
 	@! ls -d $(VENV)/lib/python*/site-packages/fedcore-*.dist-info >/dev/null 2>&1 || $(BIN)/pip uninstall -qq -y fedcore
 	@$(BIN)/pip install -q --no-compile -c constraints.txt --no-build-isolation \
