@@ -1,4 +1,4 @@
-"""What an adapter says in its framework's log of the replies that a round refused."""
+"""What an adapter says in its framework's log of the replies that a round refused, and of those that never came."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,21 @@ NAMED = 5
 
 def refusals(refused: Sequence[tuple[ClientId, str]], heard: int) -> str:
     """How many replies were refused beside those heard, whose, and why."""
-    whose = [repr(client) for client, _ in refused[:NAMED]] + ["..."] * (len(refused) > NAMED)
     others = f"heard {heard}" if heard else "HEARD NOBODY"
-    return f"refused {len(refused)} ({', '.join(whose)}) and {others}: {refusal_summary(refused)}"
+    return f"refused {len(refused)} ({_named([c for c, _ in refused])}) and {others}: {refusal_summary(refused)}"
+
+
+def silence(clients: Sequence[ClientId]) -> str:
+    """Who was asked and did not answer.
+
+    >>> silence([3, "b"])
+    "no answer from 2 that were asked (3, 'b')"
+    """
+    return f"no answer from {len(clients)} that were asked ({_named(clients)})"
+
+
+def _named(clients: Sequence[ClientId]) -> str:
+    return ", ".join([repr(client) for client in clients[:NAMED]] + ["..."] * (len(clients) > NAMED))
 
 
 def refusal_line(report: RoundReport) -> str | None:

@@ -89,6 +89,7 @@ def test_lying_clients_are_refused_by_name_and_the_round_goes_on():
     def claims(*numbers):
         return torch.tensor(numbers)
 
+    handler.sample_clients()
     uploads = [
         [y, claims(0, 3, 10)],
         [y, claims(1, -5, 10)],
@@ -98,12 +99,113 @@ def test_lying_clients_are_refused_by_name_and_the_round_goes_on():
         [y.double().int(), claims(5, 3, 10)],
         [y, claims(99, 3, 10)],  # nobody
         [y, claims(0, 3, 10)],  # again
+        [y, claims(6, 3, 10)],
+        [y, claims(7, 3, 10)],
     ]
-    assert [handler.load(upload) for upload in uploads] == [False] * 7 + [True]
+    assert [handler.load(upload) for upload in uploads] == [False] * 9 + [True]
     [report] = handler.reports
-    assert report.heard == (0,)
-    assert {client for client, _ in report.refused} == {1, 2, 3, 4, 5}
+    assert report.heard == (0, 6, 7)
+    assert {client for client, _ in report.refused} == {0, 1, 2, 3, 4, 5}
     assert handler.if_stop
+
+
+def a_third_of_ten(name="MIFA"):
+    """A handler that has sampled three of ten, whom it has sampled, and its model."""
+    random.seed(0)
+    handler = ServerHandler(net(), 5, 0.3, name, lr=LR)
+    handler.num_clients = 10
+    return handler, handler.sample_clients(), handler.downlink_package[0]
+
+
+def claim(client, steps=1, examples=1):
+    return torch.tensor([client, steps, examples])
+
+
+def test_an_upload_counts_for_a_sampled_client_once_and_for_nobody_else(caplog):
+    handler, sampled, x = a_third_of_ten()
+    victim = next(client for client in range(10) if client not in sampled)
+    for _ in range(3):
+        assert not handler.load([x + 5, claim(victim)])
+    assert not handler.load([x - 0.1, claim(sampled[0])])
+    for _ in range(3):
+        assert not handler.load([x + 7, claim(sampled[0])])
+    assert not handler.load([x - 0.2, claim(sampled[1])])
+    assert handler.load([x - 0.3, claim(sampled[2])])
+    [report] = handler.reports
+    assert report.heard == tuple(sampled)
+    assert [client for client, _ in report.refused] == [victim, sampled[0]]
+    assert "one that was sampled" in report.refused[0][1]
+    assert "one that has not answered" in report.refused[1][1]
+    assert f"claims to be {victim}'s" in caplog.text
+    assert handler.server.store.row(victim) is None
+    np.testing.assert_allclose(handler.server.store.read(sampled[0]), 1, rtol=1e-5)
+
+
+def test_a_refused_upload_has_answered_for_its_client_all_the_same():
+    handler, sampled, x = a_third_of_ten()
+    assert not handler.load([x * float("nan"), claim(sampled[0])])
+    assert not handler.load([x - 0.1, claim(sampled[0])])
+    assert not handler.load([x - 0.1, claim(sampled[1])])
+    assert handler.load([x - 0.1, claim(sampled[2])])
+    assert handler.reports[0].heard == tuple(sampled[1:])
+
+
+def test_an_upload_that_nobody_waits_for_opens_no_round(caplog):
+    handler, sampled, x = a_third_of_ten()
+    for client in sampled:
+        handler.load([x - 0.1, claim(client)])
+    before = handler.server.x.copy()
+    for upload in ([x + 5, claim(sampled[0])], [x + 5]):
+        assert not handler.load(upload)
+        assert "no upload is waited for" in caplog.text
+    fresh = handler.sample_clients()
+    x = handler.downlink_package[0]
+    np.testing.assert_array_equal(x.numpy(), before)
+    for client in fresh:
+        handler.load([x - 0.1, claim(client)])
+    assert [report.heard for report in handler.reports] == [tuple(sampled), tuple(fresh)]
+
+
+NO_CLAIMS = [
+    "abc",
+    None,
+    object(),
+    [None],
+    torch.tensor(float("nan")),
+    torch.tensor([0.0, 1.0, 1.0]),
+    torch.tensor([0, 1]),
+    torch.tensor([0, 1, 1]).to_sparse(),
+    torch.tensor([True, True, True]),
+]
+
+
+@pytest.mark.parametrize("claims", NO_CLAIMS, ids=lambda claims: str(claims).split(" at ")[0].replace("\n", ""))
+def test_claims_that_are_no_claims_are_refused_and_answer_for_nobody(claims, caplog):
+    handler, sampled, x = a_third_of_ten()
+    assert not handler.load([x + 5, claims])
+    assert "claims: expected three integers" in caplog.text
+    for client in sampled:
+        handler.load([x - 0.1, claim(client)])
+    assert handler.reports[0].heard == tuple(sampled)
+
+
+@pytest.mark.parametrize("upload", [None, [], (), object(), [torch.zeros(18).to_sparse()]], ids=repr)
+def test_an_upload_that_is_no_model_is_refused_as_the_next_client_s(upload):
+    handler, sampled, x = a_third_of_ten()
+    handler.load(upload)
+    for client in sampled[1:]:
+        handler.load([x - 0.1])
+    assert handler.reports[0].heard == tuple(sampled[1:])
+    assert handler.reports[0].refused[0][0] == sampled[0]
+
+
+def test_sampling_ends_a_round_that_somebody_did_not_answer(caplog):
+    caplog.set_level("INFO")
+    handler, sampled, x = a_third_of_ten()
+    handler.load([x - 0.1, claim(sampled[1])])
+    handler.sample_clients()
+    assert handler.reports[0].heard == (sampled[1],)
+    assert f"no answer from 2 that were asked ({sampled[0]}, {sampled[2]})" in caplog.text
 
 
 def test_methods_whose_steps_need_more_are_refused():
