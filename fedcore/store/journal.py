@@ -161,9 +161,12 @@ class Journal:
         Args:
             untold: what the folder is told of rows that memory knows already; None for what changes now.
         """
-        content, dropped = self._content, self._dropped
+        content, dropped, folder = self._content, self._dropped, self._folder
+        due = 0 if folder is None else folder.head.sequence + 1
         late: BaseException | None = None
-        try:
+        acceptance: Acceptance | None = None
+        is_accepted = False
+        try:  # the one block of all of it: between two, an exception from outside would find neither
             acceptance = Acceptance(
                 content,
                 entries,
@@ -178,16 +181,16 @@ class Journal:
             if published:
                 told = _with_gone(entries, dropped) if untold is None else untold
                 late = self._transact(told, table, round, state)
-        except BaseException:
-            content.vectors.withdraw(taken)
-            raise
-        self.broken = "a commit was interrupted"
-        try:
+            is_accepted = True
             self._follow(acceptance, entries, table, published)
         except BaseException as error:
+            if published and folder is not None:
+                is_accepted = folder.head.sequence >= due and not folder.in_doubt
+            if not is_accepted or acceptance is None:
+                content.vectors.withdraw(taken)
+                raise
             self._follow(acceptance, entries, table, published)
             late = late or error
-        self.broken = None
         if late is not None and not isinstance(late, MemoryError):  # which hindered nothing
             raise late
 
@@ -213,6 +216,7 @@ class Journal:
 
     def _follow(self, acceptance: Acceptance, entries: RowEntries, table: Table, published: bool) -> None:
         """Change what is in memory, after what can fail. Twice is as once."""
+        self.broken = "a commit was interrupted"
         acceptance.apply()
         if published:
             self._published = places(table)
@@ -225,6 +229,7 @@ class Journal:
         self._undo.clear()
         self._behind = not published and self._folder is not None
         self.commits += 1
+        self.broken = None
 
     def _is_counted(self, number: int) -> bool:
         return self._folder is not None and number < self._folder.head.clients

@@ -97,13 +97,14 @@ def check(server, before, after):
     return now == after
 
 
-def each_line(operation, server, at, action):
-    """Run an operation, with the action before the line ``at`` of those that it runs in fedcore; were there so many?"""
+def each_line(operation, server, at, action, within="fedcore"):
+    """Run an operation, with the action before the line ``at`` of those that it runs in fedcore, or in a file of it;
+    were there so many?"""
     lines = 0
 
     def trace(frame, event, argument):
         nonlocal lines
-        if "fedcore" not in frame.f_code.co_filename or "tests" in frame.f_code.co_filename:
+        if within not in frame.f_code.co_filename or "tests" in frame.f_code.co_filename:
             return None
         if event == "line":
             lines += 1
@@ -179,6 +180,23 @@ def test_an_exception_from_outside_at_any_line(tmp_path, method, medium, operati
             goes_on = each_line(operation, server, at, stop)
         check(server, before, after)
         at += STRIDE
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
+def test_an_exception_from_outside_at_every_line_of_a_commit(tmp_path, operation):
+    def stop():
+        raise Stopped
+
+    places = stores(tmp_path, "mmap")
+    before, after = expected(lambda: a_server("MIFA", next(places)), operation)
+    at, goes_on = 1, True
+    while goes_on:
+        server = a_server("MIFA", next(places))
+        with suppress(Stopped):
+            goes_on = each_line(operation, server, at, stop, "fedcore/store/journal.py")
+        check(server, before, after)
+        at += 1
+    assert at > 30
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of what is collected meanwhile
