@@ -9,7 +9,7 @@ import torch
 from appfl.algorithm.aggregator import BaseAggregator
 from appfl.misc.utils import create_instance_from_file
 
-from fedcore.adapters.opening import open_server
+from fedcore.adapters.opening import newcomers, open_server
 from fedcore.adapters.order import with_plain_steps
 from fedcore.adapters.refusals import refusal_line
 from fedcore.errors import FedcoreError, RangeError
@@ -28,7 +28,8 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
         aggregator_configs: the agent's ``aggregator_kwargs``. ``model_path``, ``model_name``, ``model_kwargs``: as in
             its ``model_configs``, whose model it hands to APPFL's own aggregators alone. ``algorithm``: one of
             ``fedcore.algorithms`` of plain local steps. ``lr``: their rate. ``steps``: K of a reply that does not say
-            it (1). ``clients``: the ids of all clients (those that came). ``store``: "ram", or "mmap:PATH" to go on
+            it (1). ``clients``: the ids of all clients, whether or not they ever answer (those that do, from their
+            first answer that counts). ``store``: "ram", or "mmap:PATH" to go on
             after the last finished round. Any more are arguments of ``fedcore.Server``.
         logger: the agent's.
 
@@ -49,6 +50,7 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
         self.server: Server | None = None
         self.reports: list[RoundReport] = []
         self._steps, self._clients = options.pop("steps", 1), list(options.pop("clients", []))
+        self._examples = options.pop("examples", None)
         self._options, self._logger = options, logger
         self.client_sample_size: dict[Any, int] = {}  # which the base class fills
 
@@ -56,7 +58,7 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
         """The global model; before the first round the one that a run before this has left, if there is one."""
         medium, _, path = str(self._options.get("store", "ram")).partition(":")
         if self.server is None and medium == "mmap" and Path(path).is_dir():
-            self._open([])
+            self._open()
         return self._tensors()
 
     def aggregate(self, local_models: Mapping[Any, Any], **told: Mapping[Any, Any]) -> OrderedDict[str, torch.Tensor]:
@@ -67,8 +69,8 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
         """
         if "_chunk_idx" in told:
             raise RangeError("model_chunk_size: expected none, so that clients send whole models, got chunks")
-        server, steps = self._open([*local_models]), told.get("steps", {})
-        with server.open_round() as round:
+        server, steps = self._open(), told.get("steps", {})
+        with server.open_round(newcomers=newcomers(server, local_models, self._examples)) as round:
             for client, model in local_models.items():
                 examples = self.client_sample_size.get(client, 1)
                 try:
@@ -82,13 +84,10 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
             self._logger.warning(line)
         return self._tensors()
 
-    def _open(self, came: list[Any]) -> Server:
+    def _open(self) -> Server:
         if self.server is None:
-            known = dict.fromkeys([*self._clients, *came])
-            self.server = open_server(self.algorithm, self.model, known, **self._options)
-        for client in came:
-            if client not in self.server.store.registry:
-                self.server.arrive(client)
+            sizes = self._examples and {client: self._examples[client] for client in self._clients}
+            self.server = open_server(self.algorithm, self.model, self._clients, examples=sizes, **self._options)
         return self.server
 
     def _tensors(self) -> OrderedDict[str, torch.Tensor]:

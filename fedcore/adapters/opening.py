@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.algorithms import Algorithm, named
-from fedcore.errors import CheckpointError, RangeError, UnknownNameError
+from fedcore.errors import CheckpointError, UnknownClientError, UnknownNameError
 from fedcore.layout import Layout
 from fedcore.server import Server
 from fedcore.store import ClientId, ClientStore
+from fedcore.store.registry import canonical
 
 LIMITS = ("max_steps", "max_examples", "max_lr", "max_norm", "max_norm_ratio")
 """Arguments of ``Server`` that say what a client may claim and send."""
@@ -67,19 +68,17 @@ def open_server(
     """A server on that store: of an earlier job's last finished round if there is one, else new, with x = ``x0``.
 
     Args:
-        algorithm, x0, clients, options: as for ``Server``. Clients that an old server does not know arrive.
+        algorithm, x0, clients, options: as for ``Server``. Clients that an old server does not know arrive; none, where
+            they count from when they first answer (``newcomers``).
         store: "ram", or "mmap:PATH" for rounds that outlive the job.
 
     Raises:
-        RangeError: there is no client.
         CheckpointError: the old server is of another algorithm, rate or model.
         StoreError: the folder is something else, or another process has it.
     """
     ids = list(clients)
     path = Path(store.removeprefix("mmap:"))
     if not store.startswith("mmap:") or not path.is_dir() or not any(path.iterdir()):
-        if not ids:
-            raise RangeError("clients: expected at least one, got none")
         return Server(algorithm, x0, ids, store=store, **options)
     with ClientStore.open(path, readonly=True) as found:
         never_began = found.state is None and len(found) == 0
@@ -91,3 +90,24 @@ def open_server(
         if client not in server.store.registry:
             server.arrive(client)
     return server
+
+
+def newcomers(
+    server: Server, clients: Iterable[ClientId], examples: Mapping[ClientId, int] | None
+) -> list[ClientId] | dict[ClientId, int]:
+    """Those who are asked and count from their first answer that does, as ``Server.open_round`` takes them.
+
+    Args:
+        clients: all who are asked, or who answer; what is no id is left out.
+        examples: n_k by id, of the clients that have sizes; None where none has.
+    """
+    new = [client for client in dict.fromkeys(clients) if _is_id(client) and client not in server.store.registry]
+    return new if examples is None else {client: examples[client] for client in new if client in examples}
+
+
+def _is_id(client: object) -> bool:
+    try:
+        canonical(client)
+    except UnknownClientError:
+        return False
+    return True

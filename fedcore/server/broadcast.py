@@ -1,6 +1,6 @@
 """What the clients of a round start from."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.algorithms import Direction, Placement
+from fedcore.algorithms.rates import rate_at, rate_of_steps
+from fedcore.errors import RoundError
+from fedcore.server.settings import Settings
+from fedcore.server.state import State
 from fedcore.store import ClientId
+from fedcore.store.registry import canonical
 
 F32 = npt.NDArray[np.float32]
 
@@ -91,3 +96,37 @@ class Broadcast:
         Cost: reads 8 n bytes, writes 4 n bytes.
         """
         return self._offset(client, out)
+
+
+def broadcast(settings: Settings, state: State, ids: Iterable[ClientId], newcomers: Iterable[ClientId]) -> Broadcast:
+    """See ``Server.broadcast``."""
+    algorithm, layout, now, registry = settings.algorithm, settings.layout, state.now, state.store.registry
+    new = {client for client in map(canonical, newcomers) if client not in registry}
+    listed = ids.tolist() if isinstance(ids, np.ndarray) else ids
+    asked = tuple(client if client in new else registry.check(client) for client in listed)
+    if algorithm.keeps_rows:
+        state.store.prefetch(client for client in asked if client not in new)
+    sent = (1 + bool(algorithm.direction.b)) * layout.n + algorithm.sends_offset * layout.n_parameters
+
+    def offset(client: ClientId, out: Any) -> Any:
+        if state.now.round_number != now.round_number:
+            due = f"the round of the broadcast, {now.round_number}"
+            raise RoundError(f"offset: expected {due}, got {state.now.round_number}")
+        return state.offset(client, out, is_new=client in new and client not in registry)
+
+    return Broadcast(
+        asked,
+        now.round_number,
+        now.x.view(),
+        now.x_prev.view() if algorithm.direction.b else None,
+        rate_at(settings.lr, now.round_number),
+        rate_of_steps(settings.lr, now.round_number),
+        algorithm.direction,
+        algorithm.second,
+        algorithm.local_rule,
+        algorithm.placement,
+        algorithm.sends_offset,
+        algorithm.needs_plain_steps,
+        4 * sent * len(asked),
+        offset,
+    )

@@ -22,6 +22,7 @@ from fedcore.errors import (
 from fedcore.float_mode import ieee
 from fedcore.server.batch import Batch, Counters, Reply
 from fedcore.server.judge import Judge, Verdict
+from fedcore.server.newcomers import Coming
 from fedcore.server.report import RoundReport, warn_if_unheard
 from fedcore.server.settings import Settings
 from fedcore.server.state import Outcome, State
@@ -59,7 +60,7 @@ class Round:
     """
 
     @ieee
-    def __init__(self, settings: Settings, state: State, *, fold: int, may_hold: bool) -> None:
+    def __init__(self, settings: Settings, state: State, *, fold: int, may_hold: bool, newcomers: Coming) -> None:
         self.report: RoundReport | None = None
         self.is_open = True
         self._settings, self._state, self._fold_at, self._may_hold = settings, state, fold, may_hold
@@ -74,7 +75,7 @@ class Round:
         self._refused: list[tuple[ClientId, str]] = []
         self._bytes = 0
         self._seconds = 0.0
-        state.begin()
+        state.begin(newcomers)
 
     def __enter__(self) -> "Round":
         return self
@@ -218,7 +219,7 @@ class Round:
             self.is_open = False
             self._held.clear()
             self._undecided = None
-            self._state.store.discard()
+            self._state.abandon()
             del self._state
 
     def _require_open(self) -> None:
@@ -327,7 +328,8 @@ class Round:
 
     def _fold(self, batch: Batch, *, last: bool = False) -> None:
         """Fold some replies, those that are still undecided first; if it fails, the round is over."""
-        population, number = self._state.now.population, self._state.now.round_number
+        now = self._state.now
+        population, number = self._state.newcomers.population or now.population, now.round_number
         registry = self._state.store.registry
         if self._undecided is not None:
             batch = self._undecided.joined(batch)

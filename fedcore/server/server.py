@@ -10,10 +10,11 @@ import numpy.typing as npt
 
 from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import Optimizer
-from fedcore.algorithms.rates import Rate, as_rate, rate_at, rate_of_steps
+from fedcore.algorithms.rates import Rate, as_rate
 from fedcore.errors import ArrayError, RangeError, RoundError, ShapeError, UnknownNameError
 from fedcore.layout import Layout
-from fedcore.server.broadcast import Broadcast
+from fedcore.server.broadcast import Broadcast, broadcast
+from fedcore.server.newcomers import Coming
 from fedcore.server.opening import new_rows, saved_rows
 from fedcore.server.population import Population, Sizes
 from fedcore.server.report import RoundReport
@@ -34,8 +35,8 @@ class Server:
     Args:
         algorithm: one of ``fedcore.algorithms``, or its name.
         x0: float32[n] or anything ``Layout.of`` takes; copied.
-        clients: how many there are (ids 0..clients - 1), or their ids, each an int in 0..2**64 - 1 or a str. May be
-            left out where ``store`` is a ClientStore, which knows.
+        clients: how many there are (ids 0..clients - 1), or their ids, each an int in 0..2**64 - 1 or a str: none, if
+            they come later (``arrive``, ``open_round``). May be left out where ``store`` is a ClientStore, which knows.
         lr: eta, the rate of the clients' local steps: a number, or a function of the round.
         server_lr: gamma: a number, or a function of the round. None averages the clients' models (FedAvg), or uses
             the cohort's mean of eta_i K_i (methods in gradient units; in a round without clients the last gamma).
@@ -126,10 +127,10 @@ class Server:
         x.flags.writeable = False
         p = layout.n_parameters
         with new_rows(store, clients, p) as rows:
-            if len(rows.registry) == 0:
+            if len(rows.registry) == 0 and isinstance(clients, int):
                 raise RangeError("clients: expected at least one, got none")
             population = Population.of(examples, rows.registry)
-            if algorithm.needs_shares and not population.is_sized:
+            if algorithm.needs_shares and not population.is_sized and len(rows.registry):
                 due = "n_k of every client, which the method's p^k = n_k / n needs"
                 raise RangeError(f"examples: expected {due}, got None")
             snapshot = Snapshot(
@@ -333,47 +334,31 @@ class Server:
         self._require_no_round()
         self._state.warm_start({self.store.registry.check(client): g for client, g in gradients.items()})
 
-    def broadcast(self, ids: Iterable[ClientId]) -> Broadcast:
+    def broadcast(self, ids: Iterable[ClientId], *, newcomers: Iterable[ClientId] = ()) -> Broadcast:
         """What those clients start from in the next round; their rows are read ahead from a disk while they train.
 
+        Args:
+            newcomers: those of them that are not registered, and may come with the round (``open_round``).
+
         Raises:
-            UnknownClientError: one of them is not registered.
+            UnknownClientError: one of them is not registered, and no newcomer.
         """
-        algorithm, state, number = self.algorithm, self._state, self.round_number
-        known = tuple(map(self.store.registry.check, ids.tolist() if isinstance(ids, np.ndarray) else ids))
-        if algorithm.keeps_rows:
-            self.store.prefetch(known)
-        sent = (1 + bool(algorithm.direction.b)) * self.layout.n + algorithm.sends_offset * self.layout.n_parameters
+        return broadcast(self._settings, self._state, ids, newcomers)
 
-        def offset(client: ClientId, out: Any) -> Any:
-            if state.now.round_number != number:
-                raise RoundError(f"offset: expected the round of the broadcast, {number}, got {self.round_number}")
-            return state.offset(client, out)
-
-        return Broadcast(
-            known,
-            number,
-            self.x,
-            state.now.x_prev.view() if algorithm.direction.b else None,
-            rate_at(self._settings.lr, number),
-            rate_of_steps(self._settings.lr, number),
-            algorithm.direction,
-            algorithm.second,
-            algorithm.local_rule,
-            algorithm.placement,
-            algorithm.sends_offset,
-            algorithm.needs_plain_steps,
-            4 * sent * len(known),
-            offset,
-        )
-
-    def open_round(self) -> Round:
+    def open_round(self, *, newcomers: Coming = ()) -> Round:
         """Start a round; there is one at a time.
+
+        Args:
+            newcomers: clients that are not registered, and may come with the round: each is from then on if the round
+                hears it, and else never was. With n_k by id, where the others' are known. Until the round is finished
+                the shares p^k and the registry are with all of them.
 
         Raises:
             RoundError: one is open already.
+            RangeError, UnknownClientError: a newcomer is registered already, or is no id, or examples are missing or
+                not expected.
         """
-        return self._open(self._settings.fold, may_hold=False)
+        return self._open(self._settings.fold, may_hold=False, newcomers=newcomers)
 
     def round(self, updates: Iterable[Update]) -> RoundReport:
         """A whole round from an iterable of updates, which may be made while they are read.
@@ -392,9 +377,10 @@ class Server:
         before = self._round() if self._round is not None else None
         if before is not None and before.is_open:
             raise RoundError(f"round {self.round_number} is open already: finish or abort it first")
+        self._state.abandon()  # one that was dropped
 
-    def _open(self, fold: int, *, may_hold: bool) -> Round:
+    def _open(self, fold: int, *, may_hold: bool, newcomers: Coming = ()) -> Round:
         self._require_no_round()
-        opened = Round(self._settings, self._state, fold=fold, may_hold=may_hold)
+        opened = Round(self._settings, self._state, fold=fold, may_hold=may_hold, newcomers=newcomers)
         self._round = ref(opened)
         return opened

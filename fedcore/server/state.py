@@ -18,7 +18,8 @@ from fedcore.float_mode import ieee
 from fedcore.server.batch import Counters
 from fedcore.server.corrections import corrections, mean_square
 from fedcore.server.folding import fold_history
-from fedcore.server.population import Sizes, checked_sizes
+from fedcore.server.newcomers import Coming, Newcomers
+from fedcore.server.population import Population, Sizes, checked_sizes
 from fedcore.server.rounding import rounding_keys
 from fedcore.server.settings import Settings
 from fedcore.server.snapshot import Snapshot
@@ -52,6 +53,7 @@ class State:
         self.store = store
         self.sums = Sums(settings.algorithm, settings.layout, settings.accumulate)
         self.settings = settings
+        self.newcomers = Newcomers(store)
         self._shared: F32 | None = None
         self._zeros: F32 | None = None
         self._vectors = Recycled(settings.layout.n)
@@ -59,14 +61,34 @@ class State:
         self._spare_total = None if snapshot.total is None else np.empty(p, np.float64)
         self._buffer_v = np.empty(settings.layout.n - p, np.float32)
 
-    def begin(self) -> None:
-        """Forget what a round before has left that was never finished."""
+    def begin(self, newcomers: Coming) -> None:
+        """Begin a round, in which those who are new may come.
+
+        Raises:
+            RangeError, UnknownClientError: a newcomer is registered already, or is no id, or its size is not what was
+                due; there is no round then.
+        """
+        self.abandon()
         algorithm = self.settings.algorithm
         known = None
         if algorithm.needs_plain_steps and (shared := self.shared_offset()) is not None:
             known = -shared / np.float32(algorithm.direction.a)
         self.sums.clear(self.store, self.now.history, known, self.now.round_number)
+        self.shared_offset()  # c as it was sent: of those who were there before the newcomers
+        sizes = newcomers if isinstance(newcomers, Mapping) else None
+        ids = list(newcomers)
+        self.newcomers.admit(ids, checked_sizes(ids, sizes, sized=self._is_sized(sizes is not None)), self.now)
+
+    def abandon(self) -> None:
+        """Forget what a round has left that was never finished: the rows that it staged, and who would have come."""
+        self.newcomers.forget()
         self.store.discard()
+
+    def _is_sized(self, told: bool) -> bool:
+        """Whether clients that arrive have sizes."""
+        sized = self.settings.algorithm.needs_shares or self.now.population.is_sized
+        # Where nobody is there, whoever comes first says it.
+        return sized or (told and not len(self.store.registry))
 
     def shared_offset(self) -> F32 | None:
         """from_mean c + from_momentum g, float32[n_parameters] and read-only; None for zero. Made once a round."""
@@ -74,16 +96,16 @@ class State:
         if self._shared is None and (direction.from_mean or direction.from_momentum):
             wide: F64 = direction.from_momentum * now.momentum.astype(np.float64)
             if now.total is not None:
-                wide += (direction.from_mean / len(self.store.registry)) * now.total
+                wide += (direction.from_mean / max(1, len(self.store.registry))) * now.total
             self._shared = wide.astype(np.float32)
             self._shared.flags.writeable = False
         return self._shared
 
     @ieee
-    def offset(self, client: ClientId, out: Any) -> Any:
-        """A client's offset; see ``Broadcast.offset``."""
+    def offset(self, client: ClientId, out: Any, *, is_new: bool = False) -> Any:
+        """A client's offset; see ``Broadcast.offset``. Who is new has a row of zeros."""
         shared, from_row = self.shared_offset(), self.settings.algorithm.direction.from_row
-        row = self.store.read(client) if from_row and self.settings.algorithm.keeps_rows else None
+        row = self.store.read(client) if from_row and self.settings.algorithm.keeps_rows and not is_new else None
         if shared is None and row is None:
             return self._no_offset(out)
         if row is None and out is None:
@@ -110,18 +132,19 @@ class State:
         correction = -self.store.read(client).astype(np.float64)
         return correction if v is None else correction + v
 
-    def cohort(self, tally: Tally) -> Cohort:
+    def cohort(self, tally: Tally, population: Population) -> Cohort:
         """The cohort in the papers' symbols."""
-        rows = len(self.store)
-        if self.settings.algorithm.keeps_rows:
+        rows, algorithm = len(self.store), self.settings.algorithm
+        if algorithm.keeps_rows:
             rows += sum(self.store.row(client) is None for client in tally.clients)
         N = len(self.store.registry)
         return Cohort(
             S=len(tally.clients),
             weighed=tally.weighed,
-            N=N,
-            devices=N + len(self.now.population.included),
-            W=self.sums.weight,
+            # c = T / N is what was sent, before anybody came with the round
+            N=max(1, self.newcomers.before) if algorithm.direction.from_mean else N,
+            devices=N + len(population.included),
+            W=self.sums.weight * self.newcomers.share_of_total,
             rows=rows,
         )
 
@@ -137,14 +160,15 @@ class State:
             StoreError: the store could not keep the round; nothing was changed.
         """
         algorithm, now = self.settings.algorithm, self.now
-        cohort, number = self.cohort(tally), now.round_number
+        population, number = self.newcomers.settle(tally.clients, now), now.round_number
+        cohort = self.cohort(tally, population)
         gamma = self._step_length(tally)
-        moves = algorithm.moves(cohort)
+        moves = cohort.N > 0 and algorithm.moves(cohort)
         # x of every round, whether it moved or not: a client may have started from it.
         late = self.settings.late_rounds
         past = {t: x for t, x in {**now.past, number: now.x}.items() if t > number - late} if late else {}
         # Gathered: a snapshot takes time to make.
-        changes: dict[str, Any] = {"round_number": number + 1, "past": past, "norms": norms}
+        changes: dict[str, Any] = {"round_number": number + 1, "past": past, "norms": norms, "population": population}
         outcome = Outcome()
         if cohort.W > 0 or moves:
             outcome = self._step(cohort, gamma if moves else 0.0, tally, changes)
@@ -240,6 +264,8 @@ class State:
         """Put the x, v, T and moments that the sums lead to into the changes of the snapshot."""
         now, p = self.now, self.settings.layout.n_parameters
         step = check_step(self.settings.algorithm, self.settings.algorithm.step(cohort))
+        share = self.newcomers.share_of_total
+        step = replace(step, from_sum=step.from_sum * share, keep_sum=step.keep_sum * share)
         x = self._vectors.take()  # never in place: a client may still train on the x of this round
         v_square, x_square = kernels.server_step(
             self.sums.parameters,
@@ -297,10 +323,7 @@ class State:
     def arrive(self, clients: list[ClientId], examples: Sizes | None) -> None:
         """See ``Server.arrive_all``."""
         now = self.now
-        sized = self.settings.algorithm.needs_shares or now.population.is_sized
-        if not len(self.store.registry):  # all have gone, and with them the sizes that there were
-            sized = sized or examples is not None
-        sizes = checked_sizes(clients, examples, sized=sized)
+        sizes = checked_sizes(clients, examples, sized=self._is_sized(examples is not None))
         with self._changing():
             numbers = self.store.add_all(clients)
             ids = [self.store.registry.id_of(number) for number in numbers]

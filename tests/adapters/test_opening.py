@@ -1,8 +1,7 @@
 import numpy as np
-import pytest
 
-from fedcore import ClientStore, errors
-from fedcore.adapters.opening import open_server
+from fedcore import ClientStore
+from fedcore.adapters.opening import newcomers, open_server
 
 X0 = {"w": np.arange(4, dtype=np.float32)}
 
@@ -20,6 +19,7 @@ def test_a_job_killed_before_its_server_began_is_begun_anew(tmp_path):
     again.store.close()
 
 
-def test_nobody_to_serve():
-    with pytest.raises(errors.RangeError, match="at least one"):
-        open_server("FedAvg", X0, [], lr=0.1)
+def test_newcomers_are_those_who_are_new_once_and_whose_size_is_known():
+    server = open_server("FedAvg", X0, ["a"], lr=0.1)
+    assert newcomers(server, ["b", "a", "c", "b", "\ud800", True, -1, None], None) == ["b", "c"]
+    assert newcomers(server, ["b", "a", "c"], {"c": 5, "d": 6}) == {"c": 5}

@@ -195,7 +195,7 @@ def test_a_round_that_is_over_keeps_no_store(tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "error"),
-    [({"algorithm": "FlexibleFedAvg"}, errors.RangeError), ({"clients": []}, errors.RangeError)],
+    [({"algorithm": "FlexibleFedAvg"}, errors.RangeError), ({"clients": 0}, errors.RangeError)],
 )
 def test_a_server_that_cannot_be_made_leaves_nothing(tmp_path, options, error):
     arguments = {"algorithm": "MIFA", "clients": N} | options

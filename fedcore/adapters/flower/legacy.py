@@ -13,7 +13,7 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg as FlowerFedAvg
 
 from fedcore.adapters import npy
-from fedcore.adapters.opening import load_server, open_server
+from fedcore.adapters.opening import load_server, newcomers, open_server
 from fedcore.adapters.order import beyond_plain_steps, fields_of, require_rate_of_rounds, require_steps, steps_of
 from fedcore.adapters.refusals import refusal_line
 from fedcore.algorithms import Algorithm, named
@@ -74,6 +74,7 @@ class LegacyStrategy(FlowerFedAvg):
         self.reports: list[RoundReport] = []
         self._model = [npy.read(tensor) for tensor in self.initial_parameters.tensors]
         self._how: dict[str, Any] = {"algorithm": algorithm, "x0": self._model, "lr": lr, **(server or {})}
+        self._examples = self._how.pop("examples", None)
         medium, _, path = self._how.get("store", "ram").partition(":")
         if resume is not None:
             self.server = load_server(resume, **self._how)
@@ -92,12 +93,8 @@ class LegacyStrategy(FlowerFedAvg):
         chosen = super().configure_fit(server_round, parameters, client_manager)
         clients = [_key(proxy) for proxy, _ in chosen]
         if self.server is None:
-            everybody = [_key(proxy) for proxy in client_manager.all().values()]
-            self.server = open_server(clients=everybody, **self._how)
-        for client in clients:
-            if client not in self.server.store.registry:
-                self.server.arrive(client)
-        sent = self.server.broadcast(clients)
+            self.server = open_server(clients=[], **self._how)
+        sent = self.server.broadcast(clients, newcomers=clients)
         model = self._parameters()
         return [(proxy, FitIns(model, {**said.config, **_says(sent, _key(proxy))})) for proxy, said in chosen]
 
@@ -111,7 +108,8 @@ class LegacyStrategy(FlowerFedAvg):
         assert self.server is not None
         if failures and not self.accept_failures:
             return None, {}
-        with self.server.open_round() as round:
+        came = newcomers(self.server, (_key(proxy) for proxy, _ in results), self._examples)
+        with self.server.open_round(newcomers=came) as round:
             for proxy, result in results:
                 self._add(round, _key(proxy), result)
         assert round.report is not None

@@ -21,9 +21,9 @@ from fedcore.adapters.flower.metrics import Refused, usual_metrics
 from fedcore.adapters.flower.population import Sizes, ask_sizes
 from fedcore.adapters.flower.records import Wire
 from fedcore.adapters.flower.replies import Reader
-from fedcore.adapters.opening import require_same_limits
+from fedcore.adapters.opening import newcomers, require_same_limits
 from fedcore.adapters.order import beyond_plain_steps, require_rate_of_rounds, require_steps
-from fedcore.adapters.refusals import refusal_line, refusals
+from fedcore.adapters.refusals import refusal_line, refusals, silence
 from fedcore.algorithms import Algorithm
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import Rate
@@ -31,6 +31,7 @@ from fedcore.errors import CheckpointError, RangeError, RoundError, UnknownNameE
 from fedcore.layout import Layout
 from fedcore.sampling import without_replacement
 from fedcore.server import RoundReport, Server
+from fedcore.store import ClientId
 
 UNKNOWN = 1.0
 """The rate of a server that is told none: the norms of its reports are then lengths of models, for each step."""
@@ -39,8 +40,9 @@ UNKNOWN = 1.0
 class ServerStrategy(FlowerFedAvg):
     """Flower's FedAvg, but that the model, the method and its state are a ``fedcore.Server``'s.
 
-    Nodes are the server's clients, by their ids, from when they are first connected; a node that does not answer, or
-    fails, or sends nonsense did not take part in the round. Sampling, evaluation, metrics and logs are Flower's.
+    Nodes are the server's clients, by their ids, from their first reply to a training message that counts; one that is
+    connected and never answers is none, and nobody waits for it. A node that does not answer, or fails, or sends
+    nonsense did not take part in the round. Sampling, evaluation, metrics and logs are Flower's.
 
     Args:
         lr, server_lr, optimizer, late_rounds, fold, accumulate, max_steps, max_examples, max_lr, max_norm,
@@ -115,6 +117,7 @@ class ServerStrategy(FlowerFedAvg):
         self._server: Server | None = None
         self._asked: list[Asked] = []
         self._evaluating: list[Asked] = []
+        self._sizes: dict[ClientId, int] = {}
         self._lost: dict[int, Mapping[str, Any]] = {}
         self._written: tuple[int, ArrayRecord] | None = None
         self._first = 0
@@ -180,7 +183,8 @@ class ServerStrategy(FlowerFedAvg):
 
         Args:
             round: the server's number of the round, from 0.
-            nodes: connected, registered, and not at work for an earlier round; ascending.
+            nodes: connected, of known size where the method weighs by it, and not at work for an earlier round;
+                ascending.
         """
         if not nodes:
             return []
@@ -193,7 +197,7 @@ class ServerStrategy(FlowerFedAvg):
         """The messages of the round, of the server's model; ``arrays`` matters in the first round alone."""
         if self.fraction_train == 0.0:
             return []
-        nodes = self._register(arrays, grid)
+        nodes = self._there(arrays, grid)
         k = max(int(len(nodes) * self.fraction_train), self.min_train_nodes)
         busy = {asked.node for asked in self._asked}
         chosen = Counter(self.choose(self.server.round_number, [node for node in nodes if node not in busy], k))
@@ -205,7 +209,7 @@ class ServerStrategy(FlowerFedAvg):
         return messages if isinstance(grid, StreamingGrid) else list(messages)
 
     def _messages(self, chosen: Mapping[int, int], config: ConfigRecord) -> Iterator[Message]:
-        sent = self.server.broadcast(chosen)
+        sent = self.server.broadcast(chosen, newcomers=chosen)
         model = self._write_model()
         if self._wire.is_narrow:
             self._lost[sent.round] = self._wire.lost(self.server.tensors(copy=False), self.server.layout)
@@ -227,7 +231,10 @@ class ServerStrategy(FlowerFedAvg):
         asked = {one.message_id: one for one in self._asked}
         contents: dict[int, RecordDict] = {}
         self.failures = []
-        with self.server.open_round() as round:
+        sizes = self._sizes if self._is_sized else None
+        with self.server.open_round(
+            newcomers=newcomers(self.server, (one.node for one in self._asked), sizes)
+        ) as round:
             reader = Reader(self.server, self._wire, self.weighted_by_key, self._lost, self._steps)
             for reply in replies:
                 who = asked.pop(reply.metadata.reply_to_message_id, None)
@@ -247,9 +254,12 @@ class ServerStrategy(FlowerFedAvg):
         """Keep what a finished round leaves, log it, and make Flower's answer."""
         self.reports.append(report)
         first = report.round - self._late_rounds
+        unheard = list(unheard)
         self._asked = [asked for asked in unheard if asked.round > first]
         self._lost = {round: lost for round, lost in self._lost.items() if round > first}
         log(INFO, "aggregate_train: Received %s results and %s failures", len(report.heard), len(self.failures))
+        if silent := [asked.node for asked in unheard if asked.round == report.round]:
+            log(INFO, "\t> %s", silence(silent))
         if line := refusal_line(report):
             log(WARNING if report.heard else ERROR, "\t> %s", line)
         for failure in self.failures:
@@ -298,35 +308,34 @@ class ServerStrategy(FlowerFedAvg):
             self._written = number, self._wire.write(self.server.tensors(copy=False))
         return self._written[1]
 
-    def _register(self, arrays: ArrayRecord, grid: Grid) -> list[int]:
-        """Wait for enough nodes, make the server or let new nodes arrive, and return those that it knows."""
+    @property
+    def _is_sized(self) -> bool:
+        return self.algorithm.needs_shares or self._examples is not None
+
+    def _there(self, arrays: ArrayRecord, grid: Grid) -> list[int]:
+        """Wait for enough nodes, make the server if there is none, and return the nodes that can be asked."""
         enough = max(self.min_available_nodes, self.min_train_nodes)
         while len(nodes := sorted(grid.get_node_ids())) < enough:
             log(INFO, "Waiting for nodes to connect: %d connected (minimum required: %d).", len(nodes), enough)
             time.sleep(1)
-        registry = self._server.store.registry if self._server else ()
-        new = [node for node in nodes if node not in registry]
-        sizes: Mapping[int, int] | None = None
-        if self.algorithm.needs_shares or self._examples is not None:
-            sizes = ask_sizes(grid, new, self._examples, self.configrecord_key)
-            new = [node for node in new if node in sizes]
         if self._server is None:
-            if not new:
-                raise RangeError("examples: expected the number of at least one node, which its query tells, got none")
             self._wire = Wire.of(arrays)
             self._server = Server(
                 self.algorithm,
                 self._wire.read(arrays),
-                new,
+                [],
                 store=self._store,
-                examples=None if sizes is None else [sizes[node] for node in new],
                 **{**self._rates, "lr": UNKNOWN if self._rates["lr"] is None else self._rates["lr"]},
                 **self._settings,
             )
-        else:
-            for node in new:
-                self._server.arrive(node, examples=None if sizes is None else sizes[node])
-        return [node for node in nodes if node in self._server.store.registry]
+        if not self._is_sized:
+            return nodes
+        known = self._server.store.registry
+        new = [node for node in nodes if node not in known and node not in self._sizes]
+        self._sizes |= ask_sizes(grid, new, self._examples, self.configrecord_key) if new else {}
+        if not self._sizes and not len(known):
+            raise RangeError("examples: expected the number of at least one node, which its query tells, got none")
+        return [node for node in nodes if node in known or node in self._sizes]
 
     def _go_on(self, initial: ArrayRecord) -> None:
         """The server that a run before this one has left, if there is one."""

@@ -12,7 +12,7 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedcore.adapters.nvflare.wire import update_of
-from fedcore.adapters.opening import check_limits, open_server
+from fedcore.adapters.opening import check_limits, newcomers, open_server
 from fedcore.adapters.order import with_plain_steps
 from fedcore.adapters.refusals import refusal_line
 from fedcore.algorithms import Algorithm
@@ -35,7 +35,8 @@ class Aggregator(ModelAggregator):
         store: "ram", or "mmap:PATH" so that a later job goes on after the last finished round: with the rows, and with
             the model, which takes the place of the one that the job starts from.
         model: the first model by name; None for the job's own.
-        clients: the clients' names; None for those that are there.
+        clients: the names of all clients, whether or not they ever answer; None for those that do: each counts from
+            its first answer that does.
 
     Attributes:
         server: the ``fedcore.Server``, once a round was opened.
@@ -72,10 +73,7 @@ class Aggregator(ModelAggregator):
             self._round.abort()
         if self.server is None:
             self.server = self._start()
-        for name in self._names():
-            if name not in self.server.store.registry:
-                self.server.arrive(name)
-        self._round = self.server.open_round()
+        self._round = self.server.open_round(newcomers=newcomers(self.server, self._names(), None))
 
     def accept_model(self, model: FLModel) -> None:
         """Fold a reply in, or leave it out if it cannot be believed."""
@@ -116,7 +114,7 @@ class Aggregator(ModelAggregator):
         server = open_server(
             self.algorithm,
             weights,
-            self._names(),
+            self.clients or [],
             store=self.store,
             lr=self.lr,
             server_lr=self.server_lr,

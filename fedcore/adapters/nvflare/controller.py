@@ -8,9 +8,9 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.workflows.model_controller import ModelController
 
 from fedcore.adapters.nvflare.wire import knows_the_order, model_of, update_of
-from fedcore.adapters.opening import check_limits, open_server
+from fedcore.adapters.opening import check_limits, newcomers, open_server
 from fedcore.adapters.order import beyond_plain_steps, require_rate_of_rounds
-from fedcore.adapters.refusals import refusal_line
+from fedcore.adapters.refusals import refusal_line, silence
 from fedcore.algorithms import Algorithm
 from fedcore.errors import FedcoreError
 from fedcore.sampling import without_replacement
@@ -22,9 +22,10 @@ class Controller(ModelController):
 
     Each client gets the model and, in ``FLModel.meta``, what its steps are (``terms``); what it answers (``reply``)
     is folded in as it arrives. A client that fails, or sends what cannot be believed, is left out, by name and reason
-    in ``reports``, and the round goes on with the others. On an "mmap:PATH" store every finished round is durable, and
-    a job that finds an earlier one's store goes on after its last finished round, with its controls; the persistor's
-    model then does not count.
+    in ``reports``, and the round goes on with the others. Clients count from their first answer that does: one that
+    is connected and never answers is none of the server's, and nobody waits for it. On an "mmap:PATH" store every
+    finished round is durable, and a job that finds an earlier one's store goes on after its last finished round, with
+    its controls; the persistor's model then does not count.
 
     Args:
         algorithm: one of ``fedcore.algorithms``, or its name.
@@ -79,12 +80,10 @@ class Controller(ModelController):
 
     def run(self) -> None:
         """The workflow."""
-        x0, there = self.load_model().params, self._there()
         self.server = server = open_server(
             self.algorithm,
-            x0,
-            there,
-            examples=None if self.examples is None else {name: self.examples[name] for name in there},
+            self.load_model().params,
+            [],
             store=self.store,
             lr=self.lr,
             server_lr=self.server_lr,
@@ -94,14 +93,17 @@ class Controller(ModelController):
         self.info(f"{type(server.algorithm).__name__} starts at round {server.round_number} of {self.num_rounds}")
         try:
             while server.round_number < self.num_rounds and not self.abort_signal.triggered:
-                self._arrive(server)
-                with server.open_round() as opened:
-                    self._ask(server, opened)
+                names = self.choose(self._there(), server.round_number)
+                with server.open_round(newcomers=newcomers(server, names, self.examples)) as opened:
+                    answered: set[str] = set()
+                    self._ask(server, opened, names, answered)
                     self._wait()
                     if self.abort_signal.triggered:
                         opened.abort()
                         return
                 assert opened.report is not None
+                if silent := [name for name in names if name not in answered]:
+                    self.info(f"round {opened.report.round}: {silence(silent)}")
                 self._tell(opened.report)
                 self.save_model(FLModel(params=server.tensors(), current_round=server.round_number))
         finally:
@@ -123,14 +125,8 @@ class Controller(ModelController):
         names = (client.name for client in self.engine.get_clients())
         return sorted(name for name in names if self.examples is None or name in self.examples)
 
-    def _arrive(self, server: Server) -> None:
-        for name in self._there():
-            if name not in server.store.registry:
-                server.arrive(name, examples=None if self.examples is None else self.examples[name])
-
-    def _ask(self, server: Server, opened: Round) -> None:
+    def _ask(self, server: Server, opened: Round, names: list[str], answered: set[str]) -> None:
         """Send the round's tasks: one for all, or one for each client where a term is its own."""
-        names = self.choose(self._there(), server.round_number)
         if not names:
             return
         sent = server.broadcast(names)
@@ -141,16 +137,17 @@ class Controller(ModelController):
                 data=model_of(server, sent, targets[0] if own else None),
                 targets=targets,
                 timeout=self.timeout,
-                callback=lambda model: self._heard(opened, model),
+                callback=lambda model: self._heard(opened, answered, model),
             )
 
     def _wait(self) -> None:
         while self.get_num_standing_tasks() and not self.abort_signal.triggered:
             time.sleep(self._task_check_period)
 
-    def _heard(self, opened: Round, model: FLModel) -> bool:
+    def _heard(self, opened: Round, answered: set[str], model: FLModel) -> bool:
         """Fold a reply in; whether it was taken (a held one may still turn out not to be finite)."""
-        name = model.meta["client_name"]
+        name = model.meta["client_name"]  # NVFlare's own, of whom the task was given to
+        answered.add(name)
         assert self.server is not None
         method = self.server.algorithm
         try:

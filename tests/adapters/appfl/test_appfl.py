@@ -31,8 +31,8 @@ def example():
 
 
 def own_rounds(example, algorithm, x0, rounds):
-    """fedcore's server by itself, with the same two honest clients and a third that is never heard."""
-    server = Server(algorithm, x0, ["client-0", "client-1", "client-2"], lr=example.LR)
+    """fedcore's server by itself, with the same two honest clients; a third, that is never heard, is none."""
+    server = Server(algorithm, x0, ["client-0", "client-1"], lr=example.LR)
     for _ in range(rounds):
         model = {name: torch.from_numpy(array) for name, array in server.tensors().items()}
         with server.open_round() as round:
@@ -81,6 +81,18 @@ def test_replies_that_are_no_models_are_refused_and_the_round_goes_on(example, t
     [report] = agent.aggregator.reports
     assert report.heard == ("honest",)
     assert {client for client, _ in report.refused} == {"short", "wide", "steps"}
+
+
+@pytest.mark.parametrize("algorithm", ["FedAvg", "MIFA", "MimiC"])
+def test_a_client_that_never_sent_a_model_that_counts_is_none(example, algorithm, tmp_path):
+    agent = example.make_agent(algorithm, tmp_path, rounds=1, clients=3)
+    good = example.train(agent.get_parameters(init_model=False), 0)
+    bad = {name: tensor * float("nan") for name, tensor in good.items()}
+    for client, model in {"a": good, "b": bad, "\ud800": good}.items():
+        agent.global_update(client, model, steps=4)
+    assert list(agent.aggregator.server.store.registry) == ["a"]
+    assert {client for client, _ in agent.aggregator.reports[0].refused} == {"b", "\ud800"}
+    assert any(np.abs(array).max() > 0 for array in agent.aggregator.server.tensors().values())
 
 
 def test_a_later_run_goes_on_where_the_store_is(example, tmp_path):
@@ -139,7 +151,7 @@ def test_a_client_that_scales_its_model_is_refused_by_name_and_the_others_result
     for name, x in x0.items():
         models["client-2"][name] = x + 1000 * (models["client-2"][name] - x)
     futures = [agent.global_update(client, model) for client, model in models.items()]
-    model, server = futures[0].result(), Server(algorithm, x0, [*models], lr=example.LR)
+    model, server = futures[0].result(), Server(algorithm, x0, ["client-0", "client-1"], lr=example.LR)
     with server.open_round() as opened:
         for client in ("client-0", "client-1"):
             opened.add(client, models[client], steps=example.STEPS)

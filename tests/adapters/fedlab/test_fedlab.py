@@ -193,7 +193,7 @@ def test_claims_that_are_no_claims_are_refused_and_answer_for_nobody(claims, cap
 def test_an_upload_that_is_no_model_is_refused_as_the_next_client_s(upload):
     handler, sampled, x = a_third_of_ten()
     handler.load(upload)
-    for client in sampled[1:]:
+    for _ in sampled[1:]:
         handler.load([x - 0.1])
     assert handler.reports[0].heard == tuple(sampled[1:])
     assert handler.reports[0].refused[0][0] == sampled[0]

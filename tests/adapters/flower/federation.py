@@ -86,9 +86,9 @@ def run(method, grid, rounds, *, before_round=lambda t: None, timeout=5, **optio
     return strategy, strategy.start(grid, initial_arrays(), rounds, timeout=timeout, evaluate_fn=seen)
 
 
-def simulate(method, options, participation, *, first, lr=0.1, steps=STEPS, **settings):
-    """fedcore alone: ``participation`` lists the clients heard in each round, who are there from round 0 if below
-    ``first``, else from the round before which their arrival stands, as ("arrive", client)."""
+def simulate(method, options, participation, *, lr=0.1, steps=STEPS, **settings):
+    """fedcore alone: ``participation`` lists the clients heard in each round, who come with the first that hears
+    them."""
     from fedcore.algorithms import named
 
     dataset, parts = make_data()
@@ -96,18 +96,11 @@ def simulate(method, options, participation, *, first, lr=0.1, steps=STEPS, **se
     algorithm = named(method, **options)
     sizes = {i: len(part) for i, part in enumerate(parts)}
     needs = algorithm.needs_shares
-    server = Server(
-        algorithm,
-        make_module(),
-        range(first),
-        lr=lr,
-        examples={i: sizes[i] for i in range(first)} if needs else None,
-        **settings,
-    )
-    for clients in participation:
-        for client in clients:
-            if isinstance(client, tuple):
-                server.arrive(client[1], examples=sizes[client[1]] if needs else None)
-        heard = [client for client in clients if not isinstance(client, tuple)]
-        server.round(copy.copy(update) for update in engine.updates(server.broadcast(heard)))
+    server = Server(algorithm, make_module(), [], lr=lr, **settings)
+    for heard in participation:
+        new = [client for client in heard if client not in server.store.registry]
+        updates = engine.updates(server.broadcast(heard, newcomers=new))
+        with server.open_round(newcomers={client: sizes[client] for client in new} if needs else new) as round:
+            for update in updates:
+                round.add_update(copy.copy(update))
     return server

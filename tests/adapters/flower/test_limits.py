@@ -50,8 +50,10 @@ def test_a_node_that_scales_its_update_is_refused_by_name(method):
         assert node == NODES[LIAR]
         assert "the median of those heard (max_norm_ratio)" in reason
         assert len(report.heard) == 4
-    due = simulated(method, METHODS[method], ROUNDS * [[i for i in ORDER if i != LIAR]], first=5)
-    np.testing.assert_array_equal(strategy.server.x, due.x)
+    due = simulated(method, METHODS[method], ROUNDS * [[i for i in ORDER if i != LIAR]])
+    # Shares of an objective that the liar was to come into, and then did not: the others' rounding differs.
+    tolerance = 1e-6 if method == "FlexibleFedAvg" else 0
+    np.testing.assert_allclose(strategy.server.x, due.x, rtol=tolerance, atol=tolerance)
 
 
 def test_a_length_in_numbers():
@@ -99,7 +101,7 @@ def test_a_client_of_the_older_api_that_scales_its_update_is_refused_by_name(met
         min_available_clients=4,
         min_fit_clients=4,
     )
-    server = Server(method, MODEL, list(cids), lr=0.1)
+    server = Server(method, MODEL, list(cids[1:]), lr=0.1)
     for t in range(ROUNDS):
         results = []
         asked = sorted(strategy.configure_fit(t + 1, None, manager), key=lambda pair: pair[0].cid)

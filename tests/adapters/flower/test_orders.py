@@ -42,7 +42,7 @@ def test_every_field_crosses_over_messages(name):
         def _(message, context):
             task = Task.of(message)
             np.testing.assert_array_equal(task.x, strategy.server.x)
-            assert_crossed(strategy.server.broadcast([node]), node, vars(task))
+            assert_crossed(strategy.server.broadcast([node], newcomers=[node]), node, vars(task))
             seen.append(node)
             steps = 1 if task.local_rule == "one minibatch" else 2
             return task.reply(task.x - np.float32(node), steps=steps, examples=1, control=np.float32([node, 2, 1]))
@@ -201,7 +201,7 @@ def test_every_field_crosses_in_the_older_api_or_the_method_is_refused_by_name(n
             got["second_vector"] = got["second_vector"] or None
             for vector in ("offset", "x_prev"):
                 got[vector] = npy.read(got[vector]) if vector in got else None
-            assert_crossed(strategy.server.broadcast([proxy.cid]), proxy.cid, got)
+            assert_crossed(strategy.server.broadcast([proxy.cid], newcomers=[proxy.cid]), proxy.cid, got)
             y = strategy.server.x - np.float32(int(proxy.cid))
             says = {"fedcore.steps": 2, "fedcore.control": npy.write(np.float32([int(proxy.cid), 2, 1]))}
             results.append((proxy, FitRes(Status(Code.OK, ""), ndarrays_to_parameters([y]), 5, says)))

@@ -76,7 +76,7 @@ def test_a_bad_reply_is_refused_by_name_and_the_round_goes_on(why):
         assert [node for node, _ in report.refused] == [bad]
         assert len(report.refused[0][1]) < 500
         assert len(report.heard) == 4
-    expected = simulate("MIFA", METHODS["MIFA"], 2 * [[i for i in ORDER if i != 2]], first=5)
+    expected = simulate("MIFA", METHODS["MIFA"], 2 * [[i for i in ORDER if i != 2]])
     np.testing.assert_array_equal(strategy.server.x, expected.x)
     assert result.train_metrics_clientapp.keys() == {1, 2}
 
@@ -94,7 +94,7 @@ def test_a_bad_second_vector_is_refused(why):
                 reply.content["fedcore.control"] = ArrayRecord(2 * [control["0"].numpy()])
 
     strategy, _ = run("SCAFFOLDMVR", make_grid(spoil), 2)
-    expected = simulate("SCAFFOLDMVR", {}, 2 * [[i for i in ORDER if i != 0]], first=5)
+    expected = simulate("SCAFFOLDMVR", {}, 2 * [[i for i in ORDER if i != 0]])
     np.testing.assert_array_equal(strategy.server.x, expected.x)
     assert [[node for node, _ in report.refused] for report in strategy.reports] == [[NODES[0]], [NODES[0]]]
 
@@ -105,7 +105,7 @@ def test_float64_and_fortran_order_count():
         arrays["0.weight"] = Array(np.asfortranarray(arrays["0.weight"].numpy()).astype(np.float64))
 
     strategy, _ = run("MimiC", make_grid(spoil), 2)
-    expected = simulate("MimiC", {}, 2 * [ORDER], first=5)
+    expected = simulate("MimiC", {}, 2 * [ORDER])
     np.testing.assert_array_equal(strategy.server.x, expected.x)
 
 
@@ -160,7 +160,7 @@ def test_replies_after_the_deadline_count_later_against_the_x_that_they_started_
         [0, 1, 2, 3, 4], [0, 1, 2, 4], [0, 1, 2, 4], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4],
     ]  # fmt: skip
     assert [t for t, (kind, node, _) in enumerate(grid.sent) if node == slow] == [2, 7, 20]  # not asked while at work
-    server = simulate("MIFA", METHODS["MIFA"], [ORDER], first=5, late_rounds=3)
+    server = simulate("MIFA", METHODS["MIFA"], [ORDER], late_rounds=3)
     from fedcore.engines import InProcess
     from tests.adapters.flower.federation import BATCH, SEED, STEPS, make_module
 
@@ -189,7 +189,7 @@ def test_a_round_does_not_wait_past_its_deadline_and_late_replies_are_dropped_by
     strategy, _ = run("FedAvg", grid, 2, before_round=before_round, timeout=0.2)
     assert 0.2 < time.monotonic() - began < 5
     assert [len(report.heard) for report in strategy.reports] == [4, 5]
-    expected = simulate("FedAvg", {}, [[i for i in ORDER if i != 0], ORDER], first=5)
+    expected = simulate("FedAvg", {}, [[i for i in ORDER if i != 0], ORDER])
     np.testing.assert_array_equal(strategy.server.x, expected.x)
 
 
@@ -201,7 +201,7 @@ def test_a_stock_client_app_takes_part_in_fedavg():
         reply.content["metrics"]["num-examples"] = float(reply.content["metrics"]["num-examples"])
 
     strategy, _ = run("FedAvg", make_grid(spoil), 2)
-    np.testing.assert_array_equal(strategy.server.x, simulate("FedAvg", {}, 2 * [ORDER], first=5).x)
+    np.testing.assert_array_equal(strategy.server.x, simulate("FedAvg", {}, 2 * [ORDER]).x)
 
 
 def test_metrics_are_weighted_means_of_those_heard_and_odd_ones_are_left_out():

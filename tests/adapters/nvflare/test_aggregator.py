@@ -3,7 +3,7 @@ import pytest
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
 
-from fedcore import Server, errors
+from fedcore import Server, Update, errors
 from fedcore.adapters.nvflare import Aggregator
 
 NAMES = ["site-1", "site-2", "site-3"]
@@ -82,6 +82,25 @@ def test_a_later_job_goes_on_from_the_last_finished_round(tmp_path):
     start, _ = job([3])
     for key in first:
         np.testing.assert_array_equal(start[key], first[key])  # in the place of what the job would have started from
+
+
+def test_clients_that_nobody_named_count_from_their_first_answer():
+    aggregator = Aggregator("MIFA", lr=0.1, model=x0())
+    aggregator._names = lambda: [*NAMES, *(f"phantom-{i}" for i in range(90))]  # those that NVFlare has connected
+    for seed in range(2):
+        aggregator.reset_stats()
+        for name in NAMES[: seed + 2]:
+            aggregator.accept_model(answer(name, seed))
+        nan = answer("phantom-3", 0)
+        nan.params["w"][0, 0] = np.nan
+        aggregator.accept_model(nan)
+        aggregator.aggregate_model()
+        assert set(aggregator.server.store.registry) == set(NAMES[: seed + 2])
+    server = Server("MIFA", x0(), NAMES[:2], lr=0.1)
+    server.round([Update(name, answer(name, 0).params, 5) for name in NAMES[:2]])
+    server.arrive(NAMES[2])
+    server.round([Update(name, answer(name, 1).params, 5) for name in NAMES])
+    np.testing.assert_array_equal(aggregator.server.x, server.x)
 
 
 def test_out_of_order():

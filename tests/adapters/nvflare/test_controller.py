@@ -5,7 +5,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from fedcore import Server, Update, errors
 from fedcore.adapters.nvflare import Trainer, reply, terms
-from fedcore.algorithms import REGISTRY, SCAFFOLD, FedAvg, FlexibleFedAvg, MimiC, named
+from fedcore.algorithms import MIFA, REGISTRY, SCAFFOLD, FedAvg, FlexibleFedAvg, MimiC, named
 from fedcore.data import Dataset
 from fedcore.engines import InProcess
 from fedcore.local import minibatches
@@ -51,11 +51,15 @@ def engine():
 
 
 def straight(algorithm, rounds, cohorts):
-    """fedcore's own simulation of the same participation."""
+    """fedcore's own simulation of the same participation, of clients that come with the first round that hears them."""
     simulated = engine()
-    server = Server(algorithm, net(), 3, lr=0.1)
+    server = Server(algorithm, net(), [], lr=0.1)
     for round in range(rounds):
-        server.round(simulated.updates(server.broadcast(cohorts[round])))
+        new = [client for client in cohorts[round] if client not in server.store.registry]
+        updates = simulated.updates(server.broadcast(cohorts[round], newcomers=new))
+        with server.open_round(newcomers=new) as opened:
+            for update in updates:
+                opened.add_update(update)
     return server
 
 
@@ -271,6 +275,63 @@ def test_a_second_vector_that_is_none_is_refused():
     [report] = controller.reports
     assert report.heard == ("good",)
     assert {name for name, _ in report.refused} == {"none", "short", "nan"}
+
+
+@pytest.mark.parametrize("name", WITHOUT_SIZES)
+def test_sites_that_are_connected_and_never_answer_change_nothing(name):
+    silent = {f"phantom-{i}": lambda got: None for i in range(90)}
+    algorithm = MIFA(wait=True) if name == "MIFA" else name
+    controllers = []
+    for phantoms in ({}, silent):
+        controller = LocalController(sites() | phantoms, x0(), algorithm, lr=0.1, num_rounds=3)
+        said = []
+        controller.info = said.append
+        controller.run()
+        assert set(controller.server.store.registry) == set(NAMES)
+        assert sum("no answer from 90 that were asked ('phantom-0'" in line for line in said) == (3 if phantoms else 0)
+        controllers.append(controller)
+    np.testing.assert_array_equal(*(controller.server.x for controller in controllers))
+
+
+@pytest.mark.parametrize("scheme", ["A", "B", "C"])
+def test_a_size_alone_makes_no_member(scheme):
+    sizes = {name: len(part) for name, part in zip(NAMES, PARTS, strict=True)} | {"phantom": 10**6}
+    xs = []
+    for phantoms in ({}, {"phantom": lambda got: None}):
+        algorithm = FlexibleFedAvg(scheme, local_steps=3)
+        controller = LocalController(sites() | phantoms, x0(), algorithm, lr=0.1, num_rounds=3, examples=sizes)
+        controller.run()
+        assert set(controller.server.store.registry) == set(NAMES)
+        xs.append(controller.server.x)
+    np.testing.assert_allclose(*xs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_site_answers_for_itself_once_and_while_it_is_asked():
+    """Whatever its message says; NVFlare knows whom it gave the task to, and sets the name."""
+    held = []
+
+    class Twice(LocalController):
+        def send_model(self, task_name, data, targets, timeout, callback):
+            held.append(callback)
+            super().send_model(task_name, data, targets, timeout, callback)
+            answer = self.clients["a"](data)
+            answer.meta["client_name"] = "a"
+            assert callback(answer) is False
+
+    def another(received):
+        answer = lie()(received)
+        answer.meta["client_name"] = "b"
+        return answer
+
+    controller = Twice({"a": another, "b": lambda got: None}, x0(), "MIFA", lr=0.1, num_rounds=1)
+    controller.run()
+    assert controller.reports[0].heard == ("a",)
+    assert list(controller.server.store.registry) == ["a"]
+    late = lie()(FLModel(params=x0()))
+    late.meta["client_name"] = "b"
+    assert held[0](late) is False
+    assert any("has an update in round 0 already" in line for line in controller.warnings)
+    assert any("b: round: expected an open one" in line for line in controller.warnings)
 
 
 def test_a_client_that_fails_is_not_heard():

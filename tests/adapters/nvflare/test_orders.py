@@ -24,7 +24,7 @@ def test_every_field_crosses(name):
     def site(client):
         def work(received):
             told = terms(received)
-            assert_crossed(controller.server.broadcast([client]), client, vars(told))
+            assert_crossed(controller.server.broadcast([client], newcomers=[client]), client, vars(told))
             seen.append(client)
             number = np.float32(client[-1])
             control = np.full(9, number, np.float32)

@@ -67,10 +67,14 @@ def test_a_killed_job_s_successor_ends_where_an_unbroken_run_does(tmp_path, meth
     digits = load("digits")
     parts = divide(digits, "label-k", SITES, seed=0, classes_per_client=4)
     simulated = InProcess(build("mlp", seed=0), digits, parts, batch=32, epochs=1, seed=0)
-    straight = Server(method, build("mlp", seed=0), SITES, lr=0.1)
+    straight = Server(method, build("mlp", seed=0), [], lr=0.1)
     for round in range(ROUNDS):
         cohort = sorted(without_replacement(SITES, 3, seed=0, round=round).tolist())
-        straight.round(simulated.updates(straight.broadcast(cohort)))
+        new = [site for site in cohort if site not in straight.store.registry]
+        updates = simulated.updates(straight.broadcast(cohort, newcomers=new))
+        with straight.open_round(newcomers=new) as opened:
+            for update in updates:
+                opened.add_update(update)
 
     found = Server.load(tmp_path / "rows", medium="ram")
     assert found.round_number == ROUNDS

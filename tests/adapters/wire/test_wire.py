@@ -40,14 +40,12 @@ def test_nodes_and_server_are_killed_and_the_model_is_that_of_the_same_participa
     assert [(number[node], code) for node, code in rounds[1]["failed"]] == [(1, 5)]
     assert {line["grid"] for line in rounds} == {"HttpGrid"}
 
-    server = Server(method, initial_model(), rounds[0]["known"], lr=LR)
+    server = Server(method, initial_model(), [], lr=LR)
     for line in rounds:
-        for node in line["known"]:
-            if node not in server.store.registry:
-                server.arrive(node)
-        sent = server.broadcast(line["heard"])
+        new = [node for node in line["heard"] if node not in server.store.registry]
+        sent = server.broadcast(line["heard"], newcomers=new)
         how = {"round": sent.round, "lr": sent.lr, "a": sent.a}
-        with server.open_round() as opened:
+        with server.open_round(newcomers=new) as opened:
             for node in sent.ids:
                 client = number[node]
                 y = train_locally(

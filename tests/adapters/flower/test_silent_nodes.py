@@ -1,0 +1,75 @@
+"""Nodes that connect and never answer: no clients, waited for by nobody, and named in the log."""
+
+import numpy as np
+import pytest
+
+from tests.adapters.flower.federation import METHODS, NODES, make_app, make_data, run
+from tests.adapters.flower.local_grid import LocalGrid
+
+PHANTOMS = [7 * 2**32 + i for i in range(90)]
+
+
+def grid_of(phantoms):
+    """Five nodes that answer, and as many more as there are phantoms, who say their size and no more."""
+    dataset, parts = make_data()
+    grid = LocalGrid({node: (make_app(i, dataset, parts), {}) for i, node in enumerate(NODES)})
+    train = make_app(0, dataset, parts)
+    for node in phantoms:
+        grid.nodes[node] = (train, {})
+
+    real = grid._reply
+
+    def reply(message, node):
+        if node in phantoms and message.metadata.message_type == "train":
+            return None
+        return real(message, node)
+
+    grid._reply = reply
+    pull = grid.pull_messages
+    grid.pull_messages = lambda numbers: [message for message in pull(numbers) if message is not None]
+    return grid
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "FlexibleFedAvg"] + ["MIFA, waiting"])
+def test_phantoms_change_nothing(method):
+    how = {"wait": True} if "," in method else {}
+    xs = []
+    for phantoms in ([], PHANTOMS):
+        strategy, _ = run(method.split(",")[0], grid_of(phantoms), 3, timeout=0.3, **how)
+        assert set(strategy.server.store.registry) == set(NODES)
+        assert [len(report.heard) for report in strategy.reports] == [5, 5, 5]
+        xs.append(strategy.server.x)
+    np.testing.assert_array_equal(*xs)
+    assert strategy.reports[-1].gamma > 0
+
+
+@pytest.mark.parametrize("scheme", "ABC")
+def test_a_size_alone_makes_no_member(scheme):
+    xs = []
+    for phantoms in ([], PHANTOMS):
+        strategy, _ = run("FlexibleFedAvg", grid_of(phantoms), 3, timeout=0.3, scheme=scheme)
+        assert set(strategy.server.store.registry) == set(NODES)
+        xs.append(strategy.server.x)
+    np.testing.assert_allclose(*xs, rtol=1e-5, atol=1e-6)
+
+
+def test_who_did_not_answer_is_logged(caplog):
+    caplog.set_level("INFO")
+    strategy, _ = run("MIFA", grid_of(PHANTOMS[:2]), 2, timeout=0.3, wait=True)
+    lines = [record.message for record in caplog.records if "no answer from" in record.message]
+    assert len(lines) == 2
+    assert f"no answer from 2 that were asked ({PHANTOMS[0]}, {PHANTOMS[1]})" in lines[0]
+    assert strategy.server.x.any()
+
+
+def test_a_silent_node_that_answers_at_last_comes_then():
+    grid = grid_of([])
+    grid.slow = {NODES[2]}
+
+    def before_round(t):
+        if t == 1:
+            grid.go(NODES[2])
+
+    strategy, _ = run("MIFA", grid, 2, before_round=before_round, timeout=0.3, wait=True)
+    assert [NODES[2] in report.heard for report in strategy.reports] == [False, True]
+    assert set(strategy.server.store.registry) == set(NODES)

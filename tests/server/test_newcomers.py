@@ -1,0 +1,150 @@
+"""Clients that come with a round: each counts from its first update that does, and one that is only asked never."""
+
+import numpy as np
+import pytest
+
+from fedcore import Server, Update, errors
+from fedcore.algorithms import REGISTRY, FlexibleFedAvg, named
+from tests.server.invariant import contradictions
+
+P = 4
+X0 = np.zeros(P, np.float32)
+OPTIMA = {client: np.full(P, i + 1, np.float32) for i, client in enumerate("abcd")}
+
+
+def a_server(method, store="ram", clients=(), server_lr=None):
+    return Server(method, X0, list(clients), lr=0.1, store=store, server_lr=server_lr)
+
+
+def answers(server, clients, asked=()):
+    """What those clients send: steps toward their optima along the method's direction."""
+    sent = server.broadcast(clients, newcomers=[*clients, *asked])
+    for client in clients:
+        y = sent.x - np.float32(sent.lr) * (sent.a * (sent.x - OPTIMA[client]) + np.asarray(sent.offset(client)))
+        control = sent.x - OPTIMA[client] if sent.second else None
+        yield Update(client, np.asarray(y, np.float32), 1, control=control)
+
+
+def a_round(server, heard, asked, sizes=None):
+    new = [client for client in asked if client not in server.store.registry]
+    updates = list(answers(server, heard, asked))
+    with server.open_round(newcomers=new if sizes is None else {c: sizes[c] for c in new}) as round:
+        for update in updates:
+            round.add_update(update)
+    return round.report
+
+
+COURSE = [["a", "b"], ["b"], ["a", "c"], ["c", "b"], ["a"]]
+SILENT = ["x", "y", 7]
+
+
+@pytest.mark.parametrize("medium", ["ram", "mmap"])
+@pytest.mark.parametrize("method", [name for name in REGISTRY if not named(name).needs_shares])
+def test_those_who_never_answer_are_none(tmp_path, method, medium):
+    """Bit for bit what there is without them, in memory and in the folder."""
+    servers = []
+    for name, silent in (("with", SILENT), ("without", [])):
+        server = a_server(method, "ram" if medium == "ram" else f"mmap:{tmp_path / name}")
+        for heard in COURSE:
+            report = a_round(server, heard, [*heard, *silent])
+            assert report.heard == tuple(heard)
+            assert contradictions(server) == []
+        assert set(server.store.registry) == {"a", "b", "c"}
+        servers.append(server)
+    np.testing.assert_array_equal(servers[0].x, servers[1].x)
+    for client in "abc":
+        np.testing.assert_array_equal(servers[0].store.read(client), servers[1].store.read(client))
+    if medium == "mmap":
+        servers[0].close()
+        with Server.load(tmp_path / "with") as again:
+            assert set(again.store.registry) == {"a", "b", "c"}
+            np.testing.assert_array_equal(again.x, servers[1].x)
+            a_round(again, ["d"], ["d", "x"])
+            assert set(again.store.registry) == {"a", "b", "c", "d"}
+    servers[1].close()
+
+
+@pytest.mark.parametrize("scheme", "ABC")
+def test_shares_are_of_those_who_answered(scheme):
+    sizes = {"a": 1, "b": 2, "c": 5, "x": 1000, "y": 7, 7: 9}
+    method = FlexibleFedAvg(scheme, local_steps=1)
+    silent, alone = a_server(method), a_server(method)
+    for heard in COURSE:
+        a_round(silent, heard, [*heard, *SILENT], sizes)
+        a_round(alone, heard, heard, sizes)
+    np.testing.assert_allclose(silent.x, alone.x, rtol=1e-6)
+    assert silent._state.now.population.total == 8
+
+
+def test_one_who_is_refused_has_not_come():
+    server = a_server("MIFA")
+    with server.open_round(newcomers=["a", "b"]) as round:
+        round.add("a", server.x + 1, steps=1)
+        round.add("b", server.x * np.float32("nan"), steps=1)
+    assert [client for client, _ in round.report.refused] == ["b"]
+    assert list(server.store.registry) == ["a"]
+    assert server.x.any()  # nobody is waited for
+
+
+@pytest.mark.parametrize("medium", ["ram", "mmap"])
+@pytest.mark.parametrize("end", ["abort", "error", "dropped", "diverged"])
+def test_nobody_comes_with_a_round_that_was_given_up(tmp_path, medium, end):
+    store = "ram" if medium == "ram" else f"mmap:{tmp_path / 'store'}"
+    server = a_server("MIFA", store, server_lr=100 if end == "diverged" else None)
+    a_round(server, ["a"], ["a"])
+    round = server.open_round(newcomers=["b", "c"])
+    round.add("b", server.x + np.float32(3e38 if end == "diverged" else 1), steps=1, lr=1.0)
+    if end == "abort":
+        round.abort()
+    elif end == "diverged":
+        with pytest.raises(errors.DivergedError):
+            round.finish()
+    elif end == "error":
+        with pytest.raises(ZeroDivisionError), round:
+            _ = 1 / 0
+    del round
+    server.arrive("z")  # which commits
+    assert list(server.store.registry) == ["a", "z"]
+    assert contradictions(server) == []
+    a_round(server, ["b"], ["b", "c"])
+    assert set(server.store.registry) == {"a", "b", "z"}
+    server.close()
+
+
+def test_newcomers_are_refused_that_are_there_or_no_ids_or_twice():
+    server = a_server("FedAvg", clients="ab")
+    wrong = [(["a"], errors.RangeError), ([None], errors.UnknownClientError), (["c", "c"], errors.RangeError)]
+    for newcomers, error in wrong:
+        with pytest.raises(error):
+            server.open_round(newcomers=["d", *newcomers])
+        assert list(server.store.registry) == ["a", "b"]
+    with pytest.raises(errors.RangeError, match="examples: expected None"):
+        server.open_round(newcomers={"c": 5})
+    with pytest.raises(errors.UnknownClientError):
+        server.broadcast(["c"])
+    with server.open_round(newcomers=["c"]):
+        pass
+    assert list(server.store.registry) == ["a", "b"]
+
+
+def test_a_round_of_nobody_moves_nothing():
+    for method in REGISTRY:
+        server = a_server(method)
+        with server.open_round():
+            pass
+        assert server.round_number == 1
+        assert not server.x.any()
+
+
+def test_the_control_is_that_of_those_to_whom_it_was_sent():
+    """SCAFFOLD: x moves along the mean of what the clients did, whoever comes meanwhile."""
+    server = a_server("SCAFFOLD")
+    a_round(server, ["a", "b"], ["a", "b"])
+    before = server.x
+    updates = list(answers(server, ["c", "d"]))
+    with server.open_round(newcomers=["c", "d"]) as round:
+        for update in updates:
+            round.add_update(update)
+    mean = np.mean([update.y for update in updates], axis=0)
+    np.testing.assert_allclose(server.x, mean, rtol=1e-5, atol=1e-6)
+    assert not np.array_equal(before, server.x)
