@@ -3,22 +3,24 @@
 from collections.abc import Mapping
 from logging import ERROR, WARNING
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from flwr.common import FitIns, FitRes, Parameters, Scalar
+from flwr.common import EvaluateRes, FitIns, FitRes, Parameters, Scalar
 from flwr.common.logger import log
 from flwr.server.client_manager import ClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg as FlowerFedAvg
 
 from fedcore.adapters import npy
+from fedcore.adapters.flower.metrics import MOST, require_finite
 from fedcore.adapters.opening import load_server, newcomers, open_server
 from fedcore.adapters.order import beyond_plain_steps, fields_of, require_rate_of_rounds, require_steps, steps_of
-from fedcore.adapters.refusals import refusal_line
+from fedcore.adapters.refusals import refusal_line, refusals
 from fedcore.algorithms import Algorithm, named
 from fedcore.errors import ArrayError, DuplicateUpdateError, FedcoreError, RangeError
 from fedcore.server import Broadcast, Round, RoundReport, Server
+from fedcore.server.update import is_integer, shown
 
 PREFIX = "fedcore."
 """What the config and metrics of fedcore's methods begin with: the fields of ``order.FIELDS``, steps; as `.npy` bytes
@@ -117,9 +119,19 @@ class LegacyStrategy(FlowerFedAvg):
         if line := refusal_line(round.report):
             log(WARNING if round.report.heard else ERROR, "aggregate_fit: %s", line)
         heard = set(round.report.heard)
-        metrics = [(result.num_examples, result.metrics) for proxy, result in results if _key(proxy) in heard]
+        usable = _usable([pair for pair in results if _key(pair[0]) in heard], "aggregate_fit")
+        metrics = [(result.num_examples, result.metrics) for _, result in usable]
         aggregate = self.fit_metrics_aggregation_fn
         return self._parameters(), aggregate(metrics) if aggregate and metrics else {}
+
+    def aggregate_evaluate(
+        self,
+        server_round: int,
+        results: list[tuple[ClientProxy, EvaluateRes]],
+        failures: list[tuple[ClientProxy, EvaluateRes] | BaseException],
+    ) -> tuple[float | None, dict[str, Scalar]]:
+        """Flower's means of what the clients say, of those that can be believed; the others are named in the log."""
+        return super().aggregate_evaluate(server_round, _usable(results, "aggregate_evaluate"), failures)
 
     def _add(self, round: Round, client: int | str, result: FitRes) -> None:
         assert self.server is not None
@@ -158,6 +170,26 @@ def _told(algorithm: Algorithm | str) -> Algorithm:
             f" {type(method).__name__}, {beyond_plain_steps(method)}: fedcore.adapters.flower has it"
         )
     return method
+
+
+R = TypeVar("R", FitRes, EvaluateRes)
+
+
+def _usable(results: list[tuple[ClientProxy, R]], where: str) -> list[tuple[ClientProxy, R]]:
+    """The results whose numbers spoil no mean; the log says whose do, and why."""
+    usable, refused = [], []
+    for proxy, result in results:
+        try:
+            if not is_integer(result.num_examples, 1, MOST):
+                raise RangeError(f"num_examples: expected an integer in 1..{MOST}, got {shown(result.num_examples)}")
+            for name, value in {"loss": getattr(result, "loss", None), **result.metrics}.items():
+                require_finite(name, value)
+            usable.append((proxy, result))
+        except FedcoreError as error:
+            refused.append((_key(proxy), str(error)))
+    if refused:
+        log(WARNING if usable else ERROR, "%s: of the metrics alone: %s", where, refusals(refused, len(usable)))
+    return usable
 
 
 def _key(proxy: ClientProxy) -> int | str:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 from flwr.app import MetricRecord, RecordDict
@@ -12,6 +12,9 @@ from fedcore.server.update import is_integer, shown
 
 MOST = 10**9
 """Examples that a reply may claim where it weighs nothing but means."""
+
+HEAVIEST = 2**16
+"""Bytes of the metrics of one reply, which are kept until the round's end."""
 
 Refused: TypeAlias = list[tuple[int, str]]
 Form: TypeAlias = tuple[str, tuple[tuple[str, int], ...]]
@@ -35,29 +38,68 @@ def whole(value: object) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def usual_metrics(contents: Mapping[int, RecordDict], weight: str) -> tuple[list[RecordDict], Refused]:
-    """The replies whose metrics can be averaged, and the nodes and reasons of the others.
+class Collected:
+    """The metrics of a round's replies as they come, and nothing else of these: no more than ``HEAVIEST`` of each."""
 
-    Those are left out that have no record or more than one, no number of examples, a number that is not finite, or
-    other names and lengths than most.
+    def __init__(self) -> None:
+        self._contents: dict[int, RecordDict] = {}
+        self._refused: Refused = []
 
-    Args:
-        contents: by node.
-        weight: the metric that says how many examples a client used.
+    def __len__(self) -> int:
+        return len(self._contents) + len(self._refused)
+
+    def add(self, node: int, content: RecordDict) -> None:
+        """Keep what is used of a reply's content."""
+        records = content.metric_records
+        if (weight := _bytes_of(records.values())) > HEAVIEST:
+            self._refused.append((node, f"metrics: expected at most {HEAVIEST} bytes, got {weight}"))
+        else:
+            self._contents[node] = RecordDict(dict(records.items()))
+
+    def usual(self, weight: str, nodes: Iterable[int] | None = None) -> tuple[list[RecordDict], Refused]:
+        """The replies whose metrics can be averaged, and the nodes and reasons of the others.
+
+        Those are left out that have no record or more than one, no number of examples, a number that is not finite, or
+        other names and lengths than most.
+
+        Args:
+            weight: the metric that says how many examples a client used.
+            nodes: whose replies alone count; None for all.
+        """
+        chosen = [*self._contents] if nodes is None else [node for node in nodes if node in self._contents]
+        forms: dict[int, Form] = {}
+        refused = list(self._refused)
+        for node in chosen:
+            try:
+                forms[node] = _form(self._contents[node], weight)
+            except FedcoreError as error:
+                refused.append((node, str(error)))
+        counted = Counter(forms.values())
+        usual = max(counted, key=lambda form: counted[form], default=None)
+        for node, form in forms.items():
+            if form != usual:
+                refused.append((node, "metrics: expected those that most replies have, got other names or lengths"))
+        return [self._contents[node] for node, form in forms.items() if form == usual], refused
+
+
+def require_finite(name: object, value: object) -> None:
+    """Refuse a metric that would spoil a mean, by its name, so that a summary counts the replies of each.
+
+    Raises:
+        ArrayError: it is a number, or has one, that is not finite.
     """
-    forms: dict[int, Form] = {}
-    refused: Refused = []
-    for node, content in contents.items():
-        try:
-            forms[node] = _form(content, weight)
-        except FedcoreError as error:
-            refused.append((node, str(error)))
-    counted = Counter(forms.values())
-    usual = max(counted, key=lambda form: counted[form], default=None)
-    for node, form in forms.items():
-        if form != usual:
-            refused.append((node, "metrics: expected those that most replies have, got other names or lengths"))
-    return [contents[node] for node, form in forms.items() if form == usual], refused
+    numbers = value if isinstance(value, list) else [value]
+    if not all(math.isfinite(number) for number in numbers if isinstance(number, float)):
+        raise ArrayError(f"metric {str(name)[:40]!r}: expected finite numbers, got {shown(value)}")
+
+
+def _bytes_of(records: Iterable[MetricRecord]) -> int:
+    """What records weigh, about: 8 bytes a number, and the names."""
+    return sum(
+        len(name) + 8 * (len(value) if isinstance(value, list) else 1)
+        for record in records
+        for name, value in record.items()
+    )
 
 
 def _form(content: RecordDict, weight: str) -> Form:
@@ -66,8 +108,6 @@ def _form(content: RecordDict, weight: str) -> Form:
         raise RangeError(f"{weight}: expected an integer in 1..{MOST}, got {shown(record.get(weight))}")
     form = []
     for name, value in record.items():
-        numbers = value if isinstance(value, list) else [value]
-        if not all(math.isfinite(number) for number in numbers):
-            raise ArrayError(f"metrics: expected finite numbers, got {shown(value)} for {name[:40]!r}")
-        form.append((name, len(numbers) if isinstance(value, list) else -1))
+        require_finite(name, value)
+        form.append((name, len(value) if isinstance(value, list) else -1))
     return next(iter(content.metric_records)), tuple(sorted(form))

@@ -8,7 +8,7 @@ from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any, ClassVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Result
 from fedcore.adapters.flower.asked import Asked, Failure
 from fedcore.adapters.flower.grid import StreamingGrid
 from fedcore.adapters.flower.instructions import instructions, model_alone
-from fedcore.adapters.flower.metrics import Refused, usual_metrics
+from fedcore.adapters.flower.metrics import Collected, Refused
 from fedcore.adapters.flower.population import Sizes, ask_sizes
 from fedcore.adapters.flower.records import Wire
 from fedcore.adapters.flower.replies import Reader
@@ -59,8 +59,8 @@ class ServerStrategy(FlowerFedAvg):
         seed: of the draw of a round's nodes.
         poll: seconds between two looks for replies.
         options: those of the method (``fedcore.algorithms``), and those of Flower's FedAvg (``fraction_train``,
-            ``min_available_nodes``, ``evaluate_metrics_aggr_fn``, ...). Functions for training metrics see replies
-            without their arrays, which are gone by then.
+            ``min_available_nodes``, ``evaluate_metrics_aggr_fn``, ...). Functions for metrics see the replies'
+            records of metrics alone: whatever else came is gone by then.
 
     Attributes:
         reports: a RoundReport of each round since ``start``.
@@ -229,7 +229,7 @@ class ServerStrategy(FlowerFedAvg):
             DivergedError: the model would become infinite or NaN; the server stays as it was.
         """
         asked = {one.message_id: one for one in self._asked}
-        contents: dict[int, RecordDict] = {}
+        collected = Collected()
         self.failures = []
         sizes = self._sizes if self._is_sized else None
         with self.server.open_round(
@@ -243,13 +243,13 @@ class ServerStrategy(FlowerFedAvg):
                 elif reply.has_error():
                     self.failures.append(Failure(who.node, reply.error.code, reply.error.reason or ""))
                 else:
-                    contents[who.node] = reader.add(round, who, reply.content)
+                    collected.add(who.node, reader.add(round, who, reply.content))
                 del reply
         assert round.report is not None
-        return self._after(round.report, asked.values(), contents)
+        return self._after(round.report, asked.values(), collected)
 
     def _after(
-        self, report: RoundReport, unheard: Iterable[Asked], contents: Mapping[int, RecordDict]
+        self, report: RoundReport, unheard: Iterable[Asked], collected: Collected
     ) -> tuple[ArrayRecord, MetricRecord | None]:
         """Keep what a finished round leaves, log it, and make Flower's answer."""
         self.reports.append(report)
@@ -264,8 +264,7 @@ class ServerStrategy(FlowerFedAvg):
             log(WARNING if report.heard else ERROR, "\t> %s", line)
         for failure in self.failures:
             log(INFO, "\t> Received error in reply from node %d: %s", failure.node, failure.reason)
-        heard = {int(node): contents[int(node)] for node in report.heard if node in contents}
-        metrics, odd = usual_metrics(heard, self.weighted_by_key)
+        metrics, odd = collected.usual(self.weighted_by_key, [int(node) for node in report.heard])
         if odd:
             log(WARNING, "\t> Of the metrics alone: %s", refusals(odd, len(metrics)))
         return self._write_model(), self.train_metrics_aggr_fn(metrics, self.weighted_by_key) if metrics else None
@@ -282,7 +281,7 @@ class ServerStrategy(FlowerFedAvg):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The means of what the nodes say of the model; a reply that cannot be believed is left out by name."""
         asked = {one.message_id: one.node for one in self._evaluating}
-        contents: dict[int, RecordDict] = {}
+        collected = Collected()
         failures: list[Failure] = []
         for reply in replies:
             node = asked.pop(reply.metadata.reply_to_message_id, None)
@@ -291,9 +290,9 @@ class ServerStrategy(FlowerFedAvg):
             elif reply.has_error():
                 failures.append(Failure(node, reply.error.code, reply.error.reason or ""))
             else:
-                contents[node] = reply.content
-        metrics, self.left_out = usual_metrics(contents, self.weighted_by_key)
-        log(INFO, "aggregate_evaluate: Received %s results and %s failures", len(contents), len(failures))
+                collected.add(node, reply.content)
+        metrics, self.left_out = collected.usual(self.weighted_by_key)
+        log(INFO, "aggregate_evaluate: Received %s results and %s failures", len(collected), len(failures))
         for failure in failures:
             log(INFO, "\t> Received error in reply from node %d: %s", failure.node, failure.reason)
         if self.left_out:

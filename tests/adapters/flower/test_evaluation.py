@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from flwr.app import Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from tests.adapters.flower.federation import NODES, make_app, make_data, run
 from tests.adapters.flower.local_grid import LocalGrid
@@ -60,8 +60,13 @@ WRONG = {
     "too many examples": (say(num_examples=2**62), "num-examples: expected an integer"),
     "half an example": (say(num_examples=0.5), "num-examples: expected an integer"),
     "NaN examples": (say(num_examples=float("nan")), "num-examples: expected an integer"),
-    "a NaN": (say(accuracy=float("nan")), "metrics: expected finite numbers, got nan for 'accuracy'"),
-    "an infinity": (say(accuracy=float("inf")), "metrics: expected finite numbers, got inf for 'accuracy'"),
+    "a NaN": (say(accuracy=float("nan")), "metric 'accuracy': expected finite numbers, got nan"),
+    "an infinity": (say(accuracy=float("inf")), "metric 'accuracy': expected finite numbers, got inf"),
+    "10^5 numbers": (say(accuracy=[0.5] * 10**5), "metrics: expected at most 65536 bytes, got 800"),
+    "10^5 metrics": (
+        lambda content: content["metrics"].update({f"m{i}": i for i in range(10**5)}),
+        "metrics: expected at most 65536 bytes",
+    ),
 }
 
 
@@ -102,6 +107,36 @@ def test_a_nan_among_the_metrics_of_training_is_left_out_of_the_means_and_not_of
     due = weights @ [NODES.index(node) for node in OTHERS] / weights.sum()
     assert result.train_metrics_clientapp[1]["loss"] == pytest.approx(due)
     assert any(f"Of the metrics alone: refused 1 ({BAD})" in record.message for record in caplog.records)
+
+
+def test_the_log_says_how_many_replies_lack_which_metric(caplog):
+    odd = {NODES[0]: {"loss": float("nan")}, NODES[1]: {"loss": float("-inf")}, NODES[2]: {"error": float("nan")}}
+    grid = make_grid("train", lambda content: None)
+    change = lambda node, reply: reply.content["metrics"].update({"error": 1.0} | odd.get(node, {}))  # noqa: E731
+    grid.spoil = lambda node, reply: change(node, reply) if reply.metadata.message_type == "train" else None
+    run("FedAvg", grid, 1)
+    [line] = [record.message for record in caplog.records if "Of the metrics alone" in record.message]
+    assert "refused 3" in line
+    assert "2 x metric 'loss': expected finite numbers" in line
+    assert "1 x metric 'error': expected finite numbers" in line
+
+
+def test_nothing_is_kept_of_a_reply_but_its_metrics():
+    seen = []
+
+    def look(replies, weight):
+        seen.extend(replies)
+        return MetricRecord({"replies": len(replies)})
+
+    def bloat(node, reply):
+        if reply.metadata.message_type == "train":
+            reply.content["much"] = ConfigRecord({"text": "x" * 10**6})
+
+    grid = make_grid("train", lambda content: None)
+    grid.spoil = bloat
+    strategy, _ = run("FedAvg", grid, 1, train_metrics_aggr_fn=look)
+    assert len(strategy.reports[0].heard) == len(seen) == 5
+    assert {name for content in seen for name in content} == {"metrics"}
 
 
 def test_a_node_answers_the_query_for_itself_alone():

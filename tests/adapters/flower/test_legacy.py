@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
+from flwr.common import Code, EvaluateRes, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server.client_manager import SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 
@@ -167,3 +167,39 @@ def test_steps_of_clients_that_do_not_say_them(steps):
         assert report.heard == ()
         due = "say fedcore.steps among the metrics, or tell the strategy steps= (a number, or a metric's name)"
         assert all(due in reason for _, reason in report.refused)
+
+
+def test_metrics_that_would_spoil_a_mean_are_left_out_of_it_and_named(caplog):
+    def mean(results):
+        return {"loss": float(np.mean([metrics["loss"] for _, metrics in results]))}
+
+    parameters, [two, three, four] = ndarrays_to_parameters(MODEL), [Proxy(cid) for cid in "234"]
+    strategy = LegacyStrategy(
+        "FedAvg",
+        lr=0.1,
+        initial_parameters=parameters,
+        fit_metrics_aggregation_fn=mean,
+        evaluate_metrics_aggregation_fn=mean,
+    )
+    manager = SimpleClientManager()
+    for proxy in (two, three, four):
+        manager.register(proxy)
+    asked = strategy.configure_fit(1, parameters, manager)
+    losses = {"2": 1.0, "3": float("nan"), "4": 3.0}
+    results = [(proxy, proxy.fit(ins)) for proxy, ins in asked]
+    for proxy, result in results:
+        result.metrics["loss"] = losses[proxy.cid]
+    _, metrics = strategy.aggregate_fit(1, results, [])
+    heard = [losses[client] for client in strategy.reports[0].heard if client != "3"]
+    assert len(strategy.reports[0].heard) == len(asked)
+    assert metrics == {"loss": np.mean(heard)}
+
+    status = Status(Code.OK, "")
+    evaluated = [(proxy, EvaluateRes(status, losses[proxy.cid], 5, {"loss": 2.0})) for proxy in (two, three, four)]
+    evaluated.append((Proxy("5"), EvaluateRes(status, 1.0, -15, {"loss": 2.0})))
+    evaluated.append((Proxy("6"), EvaluateRes(status, 1.0, 5, {"loss": float("inf")})))
+    loss, metrics = strategy.aggregate_evaluate(1, evaluated, [])
+    assert (loss, metrics) == (2.0, {"loss": 2.0})
+    line = caplog.records[-1].message
+    assert "aggregate_evaluate: of the metrics alone: refused 3 ('3', '5', '6') and heard 2" in line
+    assert "2 x metric 'loss': expected finite numbers" in line
