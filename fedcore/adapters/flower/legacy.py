@@ -182,7 +182,7 @@ def _usable(results: list[tuple[ClientProxy, R]], where: str) -> list[tuple[Clie
         try:
             if not is_integer(result.num_examples, 1, MOST):
                 raise RangeError(f"num_examples: expected an integer in 1..{MOST}, got {shown(result.num_examples)}")
-            for name, value in {"loss": getattr(result, "loss", None), **result.metrics}.items():
+            for name, value in (("loss", getattr(result, "loss", None)), *result.metrics.items()):
                 require_finite(name, value)
             usable.append((proxy, result))
         except FedcoreError as error:
