@@ -19,7 +19,7 @@ from fedcore.algorithms import Algorithm, check_table
 from fedcore.data import partitions
 from fedcore.errors import FedcoreError, RangeError, ShapeError, UnknownNameError
 from fedcore.experiment.changes import Change
-from fedcore.experiment.fields import Count, Section, Seed, Threads, option_problems
+from fedcore.experiment.fields import Count, Line, Section, Seed, Threads, option_problems
 from fedcore.experiment.named import Named, problems
 from fedcore.experiment.objective import Objective
 from fedcore.experiment.pictures import Pictures
@@ -37,7 +37,7 @@ class Method(Named):
 
     KIND = "algorithm"
 
-    label: str = ""
+    label: Line = ""
     objective: Objective | None = None
     warm_start: bool = False
 
@@ -171,8 +171,8 @@ class Experiment(Section):
     what it has otherwise than the preset whose title it bears (``load_preset`` fills it in).
     """
 
-    name: str = ""
-    title: str
+    name: Line = ""
+    title: Line
     description: str
     source: str
     rounds: Count

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from fedcore.experiment.fields import Section
+from fedcore.experiment.fields import Line, Section
 
 
 class Varied(Section):
@@ -19,9 +19,9 @@ class Varied(Section):
         value: here.
     """
 
-    family: str
-    title: str
-    label: str
+    family: Line
+    title: Line
+    label: Line
     value: float = Field(allow_inf_nan=False)
 
 

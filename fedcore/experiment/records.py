@@ -7,11 +7,20 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, ClassVar, Self, TypeVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedcore.errors import MissingDataError
+from fedcore.experiment.fields import Line
 
 FORMAT = 1
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+"""A line is what this package wrote, or it is refused by its name: a record may come from somebody else."""
+
+T = TypeVar("T")
+Number = Annotated[int, Field(ge=0, lt=2**63)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True)
@@ -29,14 +38,16 @@ class Header:
         format: the version of this file format.
     """
 
-    preset: str
-    title: str
-    algorithm: str
-    order: int
-    seed: int
-    rounds: int
-    version: str
-    format: int = FORMAT
+    preset: Line
+    title: Line
+    algorithm: Line
+    order: Number
+    seed: Number
+    rounds: Number
+    version: Line
+    format: Number = FORMAT
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 
 @dataclass(frozen=True)
@@ -66,25 +77,27 @@ class RoundRecord:
         together: whether the clients of the round were trained together (see ``engines.InProcess``).
     """
 
-    round: int
+    round: Number
     active: list[int]
-    heard: int
-    refused: int
-    accuracy: float | None
+    heard: Number
+    refused: Number
+    accuracy: Share | None
     loss: float | None
     lr: float
     gamma: float
-    steps: int
-    uploads: int
+    steps: Number
+    uploads: Number
     norm: float | None
-    bytes: int
+    bytes: Number
     seconds: dict[str, float]
-    uploadings: int | None = None
-    bytes_down: int | None = None
+    uploadings: Number | None = None
+    bytes_down: Number | None = None
     diversity: float | None = None
     correction_norm: float | None = None
     staleness: float | None = None
     together: bool | None = None
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
 
 def finite(value: float | None) -> float | None:
@@ -99,6 +112,9 @@ class Record:
     header: Header
     rounds: list[RoundRecord]
     torn: bool
+
+
+_HEADER, _ROUND = TypeAdapter(Header), TypeAdapter(RoundRecord)
 
 
 class Writer:
@@ -160,18 +176,18 @@ def read(path: Path) -> Record:
     text, lost, _ = path.read_text(encoding="utf-8", errors="replace").partition("\0")
     lines = text.split("\n")
     torn = lines.pop() != "" or lost != ""
-    try:
-        header = Header(**_table(path, 1, lines[0]))
-    except (IndexError, TypeError):
-        raise MissingDataError(f"{path}: expected the header of a record in line 1") from None
+    if not lines:
+        raise MissingDataError(f"{path}: expected the header of a record in line 1, got none")
+    header = _read_line(path, 1, lines[0], _HEADER, "the header of a record")
     if header.format != FORMAT:
         raise MissingDataError(f"{path}: expected a record of format {FORMAT}, got format {header.format}")
-    rounds = []
+    rounds: list[RoundRecord] = []
     for number, line in enumerate(lines[1:], start=2):
-        try:
-            rounds.append(RoundRecord(**_table(path, number, line)))
-        except TypeError as error:
-            raise MissingDataError(f"{path}: line {number} is no round: {error}") from None
+        record = _read_line(path, number, line, _ROUND, "a round")
+        if rounds and record.round <= rounds[-1].round:
+            due = f"a round after {rounds[-1].round}"
+            raise MissingDataError(f"{path}: line {number}: expected {due}, got round {record.round}")
+        rounds.append(record)
     return Record(header, rounds, torn)
 
 
@@ -194,11 +210,14 @@ def started(path: Path) -> bool:
     return b"\n" in path.read_bytes().partition(b"\0")[0]
 
 
-def _table(path: Path, number: int, line: str) -> dict[str, Any]:
+def _read_line(path: Path, number: int, line: str, kind: TypeAdapter[T], what: str) -> T:
     try:
-        table = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise MissingDataError(f"{path}: line {number} is damaged: {error}") from None
-    if not isinstance(table, dict):
-        raise MissingDataError(f"{path}: line {number}: expected an object, got {type(table).__name__}")
-    return table
+        return kind.validate_json(line)
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        if first["type"] == "json_invalid":
+            raise MissingDataError(f"{path}: line {number} is damaged: {first['msg']}") from None
+        where = ".".join(map(str, first["loc"]))[:100]
+        raise MissingDataError(f"{path}: line {number} is not {what}: {where}: {first['msg']}") from None
+    except ValueError as error:  # a lone surrogate in the text itself
+        raise MissingDataError(f"{path}: line {number} is damaged: {str(error)[:100]}") from None

@@ -19,6 +19,8 @@ TITLE, SAID, NAMED = 12, 9.5, 10
 """Points: a title, the lines below it, and names."""
 NAME_HEIGHT, NAME_WIDTH = 0.2, 2.2
 """Inches that a line of a name takes, with the space above it, and at most."""
+PLAIN: dict[str, Any] = {"parse_math": False}
+"""Of every text that somebody else wrote: a dollar is a dollar, and no formula that fails when all is done."""
 BESIDE_TEXT = 0.9
 """Inches to the left of the axes, and at the right edge, that a title has not."""
 
@@ -62,8 +64,8 @@ def frame(axes: Any, says: str, *, width: float, title: str = "") -> None:
     if title:
         title = fitted(title, width - BESIDE_TEXT, size=TITLE, weight="bold")
         pad = 22 + 13 * says.count("\n")
-        axes.set_title(title, loc="left", fontsize=TITLE, fontweight="bold", color=INK, pad=pad)
-    axes.text(0, 1.02, says, transform=axes.transAxes, fontsize=SAID, color=INK)
+        axes.set_title(title, loc="left", fontsize=TITLE, fontweight="bold", color=INK, pad=pad, **PLAIN)
+    axes.text(0, 1.02, says, transform=axes.transAxes, fontsize=SAID, color=INK, **PLAIN)
     axes.grid(axis="y", color=FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=INK, length=0)
@@ -73,7 +75,7 @@ def frame(axes: Any, says: str, *, width: float, title: str = "") -> None:
 
 def label_axis(axis: Any, text: str, inches: float) -> None:
     """Name an axis, on as many lines as its length asks for."""
-    axis.set_label_text(fitted(text, inches, size=NAMED), color=INK)
+    axis.set_label_text(fitted(text, inches, size=NAMED), color=INK, **PLAIN)
 
 
 def room_for(names: Iterable[str]) -> float:
@@ -105,6 +107,7 @@ def name_ends(axes: Any, ends: Sequence[tuple[float, str, str]]) -> None:
             fontweight="bold",
             linespacing=1.0,
             va="center_baseline",
+            **PLAIN,
         )
 
 

@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from fedcore.reports.drawing import BESIDE_TEXT, COLOURS, FAINT, INK, SAID, TITLE, fitted, new_figure
+from fedcore.reports.drawing import BESIDE_TEXT, COLOURS, FAINT, INK, PLAIN, SAID, TITLE, fitted, new_figure
 
 Counts = npt.NDArray[np.int64]
 
@@ -33,9 +33,9 @@ def draw_holdings(counts: Counts, path: Path, *, title: str) -> None:
     figure = new_figure(*size)
     bars, heat = figure.subplots(2, 1, sharex=True, height_ratios=[1, max(2.0, 0.18 * classes)])
     title = fitted(title, size[0] - 0.3, size=TITLE, weight="bold")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=TITLE, fontweight="bold", color=INK)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=TITLE, fontweight="bold", color=INK, **PLAIN)
     says = fitted(_summary(counts).replace(": ", "\n"), size[0] - 2 * BESIDE_TEXT, size=SAID)
-    bars.set_title(says, loc="left", fontsize=SAID, color=INK)
+    bars.set_title(says, loc="left", fontsize=SAID, color=INK, **PLAIN)
 
     bars.bar(np.arange(clients), counts.sum(axis=1), color=COLOURS[0], width=0.8)
     bars.set_ylabel("examples", color=INK)

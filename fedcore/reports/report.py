@@ -20,7 +20,7 @@ from fedcore.reports.diagnostics import NOTE, diagnostics, diagnostics_table
 from fedcore.reports.paired import Difference, differences_to_first
 from fedcore.reports.papers import interval
 from fedcore.reports.summary import Summary, summarise
-from fedcore.reports.table import cells, csv_table, legend, markdown_lines, markdown_table
+from fedcore.reports.table import cells, csv_table, escaped, legend, markdown_lines, markdown_table
 
 DIFFERENCES = ("paired by seed", "points", "interval", "seeds")
 
@@ -135,7 +135,8 @@ def paper_parts(paper: Comparison) -> list[str]:
 
 def paper_lines(paper: Comparison) -> list[str]:
     """The same as lines of Markdown."""
-    said = f"**{paper.remark()}**" if paper.is_loud else paper.remark()
+    remark = escaped(paper.remark())
+    said = f"**{remark}**" if paper.is_loud else remark
     return [*markdown_lines(*paper.table()), "", said] if paper.lines else [said]
 
 

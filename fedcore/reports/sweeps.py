@@ -21,7 +21,7 @@ from fedcore.reports import page
 from fedcore.reports.families import Family, draw_family, families
 from fedcore.reports.report import Report, changes, paper_lines, paper_parts, pictures, report_on
 from fedcore.reports.summary import final
-from fedcore.reports.table import cells, legend, markdown_lines
+from fedcore.reports.table import cells, escaped, legend, markdown_lines
 
 MOST = 10
 """Folders that are named."""
@@ -167,17 +167,17 @@ def _natural(name: str) -> list[tuple[int, str]]:
 def _markdown(reports: dict[str, Report], related: Sequence[Family]) -> str:
     lines: list[str] = []
     for family in related:
-        lines += [f"## {family.title}", "", f"{family.size}.", ""]
-        lines += [line for remark in family.remarks() for line in (f"**{remark}**", "")]
+        lines += [f"## {escaped(family.title)}", "", f"{family.size}.", ""]
+        lines += [line for remark in family.remarks() for line in (f"**{escaped(remark)}**", "")]
         for table in family.tables():
             lines += [*markdown_lines(*table), ""]
     for preset, report in reports.items():
-        lines += [f"## {report.summary.title}", "", f"`{preset}`, {size(report)}.", ""]
+        lines += [f"## {escaped(report.summary.title)}", "", f"`{preset}`, {size(report)}.", ""]
         lines += [f"Changed: {report.summary.changed}.", ""] if report.summary.changed else []
         lines += [*paper_lines(report.paper), ""] if report.paper else []
         if not report.has_accuracies:
             lines += [*markdown_lines(*cells(report.summary)), ""]
-        lines += [*(f"- {note}" for note in report.summary.notes), ""]
+        lines += [*(f"- {escaped(note)}" for note in report.summary.notes), ""]
     return "\n".join(lines)
 
 

@@ -20,10 +20,11 @@ def terminal_table(summary: Summary) -> Group:
     """Title and first columns for a terminal, the best accuracy in bold."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for index, heading in enumerate(_headings(summary)[:ESSENTIAL]):
-        table.add_column(heading, justify="right" if index else "left", no_wrap=True)
+        table.add_column(Text(heading), justify="right" if index else "left", no_wrap=True)
     best = max((row.final.mean for row in summary.rows if row.final.mean is not None), default=None)
     for row in summary.rows:
-        table.add_row(*_cells(row)[:ESSENTIAL], style="bold" if row.final.mean == best is not None else None)
+        texts = map(Text, _cells(row)[:ESSENTIAL])  # and not rich's markup
+        table.add_row(*texts, style="bold" if row.final.mean == best is not None else None)
     return Group(*title(summary), table)
 
 
@@ -35,11 +36,11 @@ def title(summary: Summary) -> list[Text]:
 
 def markdown_table(summary: Summary) -> str:
     """The table as Markdown, with its notes."""
-    lines = [f"# {summary.title}", ""]
-    lines += [f"Changed: {summary.changed}.", ""] if summary.changed else []
+    lines = [f"# {escaped(summary.title)}", ""]
+    lines += [f"Changed: {escaped(summary.changed)}.", ""] if summary.changed else []
     lines += [*markdown_lines(*cells(summary)), "", legend(summary)]
     if summary.notes:
-        lines += ["", *(f"- {note}" for note in summary.notes)]
+        lines += ["", *(f"- {escaped(note)}" for note in summary.notes)]
     return "\n".join(lines) + "\n"
 
 
@@ -82,7 +83,7 @@ def csv_table(summary: Summary) -> str:
     for row in summary.rows:
         values = [getattr(row, name) or Statistic(None, None) for name in names]
         numbers = [number for value in values for number in (value.mean, value.deviation)]
-        writer.writerow([row.algorithm, len(row.seeds), row.rounds, *numbers])
+        writer.writerow([_guarded(row.algorithm), len(row.seeds), row.rounds, *numbers])
     return text.getvalue()
 
 
@@ -114,5 +115,18 @@ def _points(statistic: Statistic, sign: str = "") -> str:
 
 
 def _line(texts: Sequence[str]) -> str:
-    escaped = (cell.replace("|", "\\|") for cell in texts)
-    return f"| {' | '.join(escaped)} |"
+    return f"| {' | '.join(escaped(cell).replace('|', f'{chr(92)}|') for cell in texts)} |"
+
+
+def escaped(text: str) -> str:
+    """A text on one line of Markdown, where no part of it is HTML.
+
+    >>> escaped("a < b\\nc")
+    'a &lt; b c'
+    """
+    return " ".join(text.split("\n")).replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _guarded(text: str) -> str:
+    """A text that no spreadsheet takes for a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text

@@ -59,8 +59,7 @@ class Round:
         is_open: whether updates can still come in.
     """
 
-    @ieee
-    def __init__(self, settings: Settings, state: State, *, fold: int, may_hold: bool, newcomers: Coming) -> None:
+    def __init__(self, settings: Settings, state: State, *, fold: int, may_hold: bool) -> None:
         self.report: RoundReport | None = None
         self.is_open = True
         self._settings, self._state, self._fold_at, self._may_hold = settings, state, fold, may_hold
@@ -73,9 +72,16 @@ class Round:
         self._tally = Tally()
         self._known: set[ClientId] = set()  # held or heard
         self._refused: list[tuple[ClientId, str]] = []
-        self._bytes = 0
-        self._seconds = 0.0
-        state.begin(newcomers)
+        self._bytes, self._seconds = 0, 0.0
+
+    @ieee
+    def begin(self, newcomers: Coming) -> None:
+        """What ``Server.open_round`` does once it is the only one."""
+        try:
+            self._state.begin(newcomers)
+        except BaseException:
+            self._abort()
+            raise
 
     def __enter__(self) -> "Round":
         return self
@@ -328,9 +334,8 @@ class Round:
 
     def _fold(self, batch: Batch, *, last: bool = False) -> None:
         """Fold some replies, those that are still undecided first; if it fails, the round is over."""
-        now = self._state.now
-        population, number = self._state.newcomers.population or now.population, now.round_number
-        registry = self._state.store.registry
+        population = self._state.newcomers.population or self._state.now.population
+        number, registry = self._state.now.round_number, self._state.store.registry
         if self._undecided is not None:
             batch = self._undecided.joined(batch)
         claims = Claims(

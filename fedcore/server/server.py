@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from typing import Any, Literal, Self
 from weakref import ReferenceType, ref
 
@@ -148,8 +149,9 @@ class Server:
 
     def _start(self, state: State) -> None:
         self._state = state
-        # Weak, so that a round that was dropped does not stay open for ever.
-        self._round: ReferenceType[Round] | None = None
+        # The last round under its number of openings, and none before it. Weak, so that one that was dropped does not
+        # stay open for ever.
+        self._rounds: dict[int, ReferenceType[Round] | None] = {0: None}
 
     @property
     def algorithm(self) -> Algorithm:
@@ -169,6 +171,8 @@ class Server:
     @property
     def store(self) -> ClientStore:
         """The clients' rows."""
+        if self._opened() is None:
+            self._state.newcomers.forget()  # of a round that was dropped
         return self._state.store
 
     @property
@@ -253,8 +257,7 @@ class Server:
 
         ``x`` and what else is in memory can still be read. A server whose rows are in memory has nothing to close.
         """
-        opened = self._round() if self._round is not None else None
-        if opened is not None:
+        if (opened := self._opened()) is not None:
             opened.abort()
         self.store.close()
 
@@ -374,13 +377,23 @@ class Server:
             return opened.finish()
 
     def _require_no_round(self) -> None:
-        before = self._round() if self._round is not None else None
-        if before is not None and before.is_open:
+        if self._opened() is not None:
             raise RoundError(f"round {self.round_number} is open already: finish or abort it first")
-        self._state.abandon()  # one that was dropped
 
     def _open(self, fold: int, *, may_hold: bool, newcomers: Coming = ()) -> Round:
+        number = max([*self._rounds]) + 1  # before it is looked whether the one before is over
         self._require_no_round()
-        opened = Round(self._settings, self._state, fold=fold, may_hold=may_hold, newcomers=newcomers)
-        self._round = ref(opened)
+        self._state.store.prefetch(())  # raises where the store is closed
+        opened = Round(self._settings, self._state, fold=fold, may_hold=may_hold)
+        # Of several threads one is the first with this number, and whoever comes with an old one sees a later.
+        if self._rounds.setdefault(number, mine := ref(opened)) is not mine or max([*self._rounds]) != number:
+            raise RoundError(f"round {self.round_number}: expected one thread to open it, got two at once")
+        self._rounds.pop(number - 1, None)
+        opened.begin(newcomers)
         return opened
+
+    def _opened(self) -> Round | None:
+        """The round that is open, if there is one."""
+        _, last = max([*self._rounds.items()], key=itemgetter(0))
+        opened = None if last is None else last()
+        return opened if opened is not None and opened.is_open else None

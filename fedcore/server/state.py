@@ -75,8 +75,7 @@ class State:
             known = -shared / np.float32(algorithm.direction.a)
         self.sums.clear(self.store, self.now.history, known, self.now.round_number)
         self.shared_offset()  # c as it was sent: of those who were there before the newcomers
-        sizes = newcomers if isinstance(newcomers, Mapping) else None
-        ids = list(newcomers)
+        ids, sizes = list(newcomers), newcomers if isinstance(newcomers, Mapping) else None
         self.newcomers.admit(ids, checked_sizes(ids, sizes, sized=self._is_sized(sizes is not None)), self.now)
 
     def abandon(self) -> None:
@@ -86,9 +85,9 @@ class State:
 
     def _is_sized(self, told: bool) -> bool:
         """Whether clients that arrive have sizes."""
-        sized = self.settings.algorithm.needs_shares or self.now.population.is_sized
         # Where nobody is there, whoever comes first says it.
-        return sized or (told and not len(self.store.registry))
+        told = told and not len(self.store.registry)
+        return told or self.settings.algorithm.needs_shares or self.now.population.is_sized
 
     def shared_offset(self) -> F32 | None:
         """from_mean c + from_momentum g, float32[n_parameters] and read-only; None for zero. Made once a round."""
@@ -164,10 +163,10 @@ class State:
         cohort = self.cohort(tally, population)
         gamma = self._step_length(tally)
         moves = cohort.N > 0 and algorithm.moves(cohort)
-        # x of every round, whether it moved or not: a client may have started from it.
         late = self.settings.late_rounds
-        past = {t: x for t, x in {**now.past, number: now.x}.items() if t > number - late} if late else {}
-        # Gathered: a snapshot takes time to make.
+        past = (
+            {t: x for t, x in {**now.past, number: now.x}.items() if t > number - late} if late else {}
+        )  # also where it stayed
         changes: dict[str, Any] = {"round_number": number + 1, "past": past, "norms": norms, "population": population}
         outcome = Outcome()
         if cohort.W > 0 or moves:
@@ -182,6 +181,7 @@ class State:
                 history = now.history.after(number, changes["momentum"], len(tally.clients), before)
                 changes["history"] = self._bounded(history, changes["total"], number, tally.clients)
         self._become(replace(now, **changes), number)
+        self.newcomers.forget()  # those that are left are no newcomers
         return outcome
 
     def _bounded(self, history: History, total: F64 | None, round: int, heard: Sequence[ClientId]) -> History:
@@ -250,6 +250,7 @@ class State:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """See ``Server.save``."""
+        self.newcomers.forget()
         self.store.save(path, vectors=self.now.vectors(self.settings.algorithm), state=self.to_state(self.now))
 
     def _step_length(self, tally: Tally) -> float:
@@ -322,6 +323,7 @@ class State:
     @ieee
     def arrive(self, clients: list[ClientId], examples: Sizes | None) -> None:
         """See ``Server.arrive_all``."""
+        self.newcomers.forget()
         now = self.now
         sizes = checked_sizes(clients, examples, sized=self._is_sized(examples is not None))
         with self._changing():
@@ -335,6 +337,7 @@ class State:
         """See ``Server.depart``."""
         if self.settings.algorithm.placement == "client":
             raise RangeError(f"client: expected a row on the server, but {client!r} keeps its own: leave it registered")
+        self.newcomers.forget()
         client, now = self.store.registry.check(client), self.now
         number = self.store.registry.number(client)
         population = now.population.without_client(number, client, from_objective=from_objective)
@@ -360,6 +363,7 @@ class State:
     @ieee
     def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
         """See ``Server.warm_start``."""
+        self.newcomers.forget()
         algorithm, now, k = self.settings.algorithm, self.now, len(gradients)
         if now.round_number or now.momentum.any() or (now.total is not None and now.total.any()):
             raise RoundError("warm_start: expected a server before its first round, and before another warm start")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, Update, algorithms
-from fedcore.errors import RoundError
+from fedcore.errors import RoundError, StoreError
 from fedcore.server.uninterrupted import uninterrupted
 from tests.server.invariant import contradictions
 
@@ -319,3 +319,60 @@ def test_handlers_that_waited_all_run_however_many_and_whatever_they_raise():
     finally:
         for kind, handler in before.items():
             signal.signal(kind, handler)
+
+
+@pytest.mark.parametrize("finishes", [False, True])
+def test_two_threads_never_get_two_rounds(finishes):
+    """One opens at every line of the other's opening, and finishes its round or not."""
+
+    def attempt(at):
+        server, opened = a_server("FedAvg", "ram"), []
+
+        def open_it(server):
+            with suppress(RoundError):
+                opened.append(server.open_round())
+
+        def race():
+            other.submit(open_it, server).result(60)
+            if finishes and opened:
+                other.submit(opened[0].finish).result(60)
+
+        goes_on = each_line(open_it, server, at, race)
+        assert opened
+        is_open = [round for round in opened if round.is_open]
+        assert len(is_open) <= 1
+        for round in is_open:
+            round.abort()
+        a_round(server)
+        return goes_on
+
+    with ThreadPoolExecutor(1) as other:
+        at = 1
+        while attempt(at):
+            at += 1
+    assert at > 20
+
+
+def test_a_closed_server_opens_no_round(tmp_path):
+    server = a_server("FedAvg", f"mmap:{tmp_path / 'store'}")
+    server.close()
+    with pytest.raises(StoreError, match="store: expected an open store, got one that was closed"):
+        server.open_round()
+
+
+@pytest.mark.parametrize("medium", ["ram", "mmap"])
+def test_an_opening_that_is_stopped_at_any_line_leaves_no_newcomers(tmp_path, medium):
+    def stop():
+        raise Stopped
+
+    places = stores(tmp_path, medium)
+    at, goes_on = 1, True
+    while goes_on:
+        server = a_server("MIFA", next(places))
+        before = seen(server)
+        with suppress(Stopped):
+            goes_on = each_line(lambda server: server.open_round(newcomers=["new", 8]).abort(), server, at, stop)
+        assert set(server.store.registry) == set(CLIENTS)
+        check(server, before, before)
+        at += 1
+    assert at > 40
