@@ -93,7 +93,7 @@ def open_server(
 
 
 def newcomers(
-    server: Server, clients: Iterable[ClientId], examples: Mapping[ClientId, int] | None
+    server: Server, clients: Iterable[ClientId], examples: Mapping[Any, int] | None
 ) -> list[ClientId] | dict[ClientId, int]:
     """Those who are asked and count from their first answer that does, as ``Server.open_round`` takes them.
 

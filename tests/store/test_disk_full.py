@@ -78,16 +78,33 @@ def broken(name):
     return error
 
 
-@pytest.mark.parametrize("failure", [full, broken])
-def test_every_call_fails_in_turn(tmp_path, monkeypatch, failure):
+def each_call(tmp_path, monkeypatch, failure):
+    """For each call that a commit makes, and once for none: a store of one commit whose next fails there, its path, the
+    number of the call, and the names of those that were made."""
     with ClientStore(60, N, medium="mmap", path=tmp_path / "start") as store:
         attempt(store, 0)
-    failed = set()
     for call in range(1, 100):
         path = tmp_path / "store"
         shutil.copytree(tmp_path / "start", path)
         store = ClientStore.open(path)
         called = fail_at(monkeypatch, call, failure, CALLS)
+        yield store, path, call, called
+        shutil.rmtree(path)
+        if len(called) < call:
+            return
+
+
+def assert_is_kept(store, path):
+    """The second commit is what the folder has, too."""
+    store.close()
+    with ClientStore.open(path) as again:
+        assert_is_at(again, 1)
+
+
+@pytest.mark.parametrize("failure", [full, broken])
+def test_every_call_fails_in_turn(tmp_path, monkeypatch, failure):
+    failed = set()
+    for store, path, call, called in each_call(tmp_path, monkeypatch, failure):
         try:
             attempt(store, 1)
         except errors.StoreError as error:
@@ -111,12 +128,7 @@ def test_every_call_fails_in_turn(tmp_path, monkeypatch, failure):
             attempt(store, 1)
         monkeypatch.undo()
         assert_is_at(store, 1)
-        store.close()
-        with ClientStore.open(path) as store:
-            assert_is_at(store, 1)
-        shutil.rmtree(path)
-        if len(called) < call:
-            break
+        assert_is_kept(store, path)
     assert failed == set(CALLS)
 
 
@@ -127,13 +139,7 @@ def test_an_error_before_the_transaction_ends_nothing(tmp_path, monkeypatch, fai
     def raised(name):
         return failure("utf-8", name, 0, 1, "no") if failure is UnicodeEncodeError else failure(name)
 
-    with ClientStore(60, N, medium="mmap", path=tmp_path / "start") as store:
-        attempt(store, 0)
-    for call in range(1, 100):
-        path = tmp_path / "store"
-        shutil.copytree(tmp_path / "start", path)
-        store = ClientStore.open(path)
-        called = fail_at(monkeypatch, call, raised, CALLS)
+    for store, path, call, called in each_call(tmp_path, monkeypatch, raised):
         with suppress(failure):
             attempt(store, 1)
         monkeypatch.undo()
@@ -141,12 +147,7 @@ def test_an_error_before_the_transaction_ends_nothing(tmp_path, monkeypatch, fai
         assert_is_at(store, int("commit" in called[: call - 1]))
         store.discard()
         attempt(store, 1)
-        store.close()
-        with ClientStore.open(path) as store:
-            assert_is_at(store, 1)
-        shutil.rmtree(path)
-        if len(called) < call:
-            break
+        assert_is_kept(store, path)
     assert call > 8
 
 

@@ -177,19 +177,24 @@ R = TypeVar("R", FitRes, EvaluateRes)
 
 def _usable(results: list[tuple[ClientProxy, R]], where: str) -> list[tuple[ClientProxy, R]]:
     """The results whose numbers spoil no mean; the log says whose do, and why."""
-    usable, refused = [], []
-    for proxy, result in results:
+    usable: list[tuple[ClientProxy, R]] = []
+    refused: list[tuple[int | str, str]] = []
+    for pair in results:
         try:
-            if not is_integer(result.num_examples, 1, MOST):
-                raise RangeError(f"num_examples: expected an integer in 1..{MOST}, got {shown(result.num_examples)}")
-            for name, value in (("loss", getattr(result, "loss", None)), *result.metrics.items()):
-                require_finite(name, value)
-            usable.append((proxy, result))
+            _require_usable(pair[1])
+            usable.append(pair)
         except FedcoreError as error:
-            refused.append((_key(proxy), str(error)))
+            refused.append((_key(pair[0]), str(error)))
     if refused:
         log(WARNING if usable else ERROR, "%s: of the metrics alone: %s", where, refusals(refused, len(usable)))
     return usable
+
+
+def _require_usable(result: FitRes | EvaluateRes) -> None:
+    if not is_integer(result.num_examples, 1, MOST):
+        raise RangeError(f"num_examples: expected an integer in 1..{MOST}, got {shown(result.num_examples)}")
+    for name, value in (("loss", getattr(result, "loss", None)), *result.metrics.items()):
+        require_finite(name, value)
 
 
 def _key(proxy: ClientProxy) -> int | str:

@@ -31,7 +31,6 @@ from fedcore.errors import CheckpointError, RangeError, RoundError, UnknownNameE
 from fedcore.layout import Layout
 from fedcore.sampling import without_replacement
 from fedcore.server import RoundReport, Server
-from fedcore.store import ClientId
 
 UNKNOWN = 1.0
 """The rate of a server that is told none: the norms of its reports are then lengths of models, for each step."""
@@ -117,7 +116,7 @@ class ServerStrategy(FlowerFedAvg):
         self._server: Server | None = None
         self._asked: list[Asked] = []
         self._evaluating: list[Asked] = []
-        self._sizes: dict[ClientId, int] = {}
+        self._sizes: dict[int, int] = {}
         self._lost: dict[int, Mapping[str, Any]] = {}
         self._written: tuple[int, ArrayRecord] | None = None
         self._first = 0
