@@ -162,7 +162,8 @@ class Journal:
             untold: what the folder is told of rows that memory knows already; None for what changes now.
         """
         content, dropped = self._content, self._dropped
-        late: BaseException | None = None
+        due = 0 if self._folder is None else self._folder.head.sequence + 1
+        acceptance: Acceptance | None = None
         try:
             acceptance = Acceptance(
                 content,
@@ -176,40 +177,34 @@ class Journal:
                 state=state,
             )
             if published:
-                told = _with_gone(entries, dropped) if untold is None else untold
-                late = self._transact(told, table, round, state)
-        except BaseException:
-            content.vectors.withdraw(taken)
-            raise
-        self.broken = "a commit was interrupted"
-        try:
+                self._transact(_with_gone(entries, dropped) if untold is None else untold, table, round, state)
             self._follow(acceptance, entries, table, published)
-        except BaseException as error:
+        except BaseException as error:  # perhaps from outside, between any two lines
+            if acceptance is None or (published and not self._has(due, error)):
+                content.vectors.withdraw(taken)
+                raise
+            self.broken = "a commit was interrupted"
             self._follow(acceptance, entries, table, published)
-            late = late or error
-        self.broken = None
-        if late is not None and not isinstance(late, MemoryError):  # which hindered nothing
-            raise late
+            self.broken = None
+            if not isinstance(error, MemoryError):  # which hindered nothing
+                raise
 
-    def _transact(
-        self, entries: RowEntries, table: Table, round: int | None, state: str | None
-    ) -> BaseException | None:
-        """The folder's transaction; returns an error that came when the folder had it already."""
+    def _transact(self, entries: RowEntries, table: Table, round: int | None, state: str | None) -> None:
         folder = self._folder
         assert folder is not None
         head = replace(folder.head, vectors=table, round=round, state=state)
-        due = folder.head.sequence + 1
-        try:
-            folder.publish(head, entries, sorted(self._listed.items()), sorted(self._unlisted))
-        except BaseException as error:
-            self.broken = f"a commit failed, and only the files tell if it is durable ({error})"
-            if folder.in_doubt:
-                raise
-            if folder.has(due):
-                return error
-            self.broken = None
-            raise
-        return None
+        folder.publish(head, entries, sorted(self._listed.items()), sorted(self._unlisted))
+
+    def _has(self, due: int, error: BaseException) -> bool:
+        """Whether the folder has the commit that an error has left; where only a new opening tells, it breaks."""
+        folder = self._folder
+        assert folder is not None
+        self.broken = f"a commit failed, and only the files tell if it is durable ({error})"
+        if folder.in_doubt:
+            return False
+        has = folder.has(due)
+        self.broken = None
+        return has
 
     def _follow(self, acceptance: Acceptance, entries: RowEntries, table: Table, published: bool) -> None:
         """Change what is in memory, after what can fail. Twice is as once."""
