@@ -18,6 +18,9 @@ METHODS = ["MIFA", "MimiC", "SCAFFOLDM", "FlexibleFedAvg"]
 KINDS = [signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGUSR1]
 CLIENTS, P = ["a", "b", 7, "d"], 6
 
+# What is raised in a finaliser, Python itself reports and drops.
+pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in.*__del__:pytest.PytestUnraisableExceptionWarning")
+
 
 class Stopped(BaseException):
     """What a handler raises."""
@@ -161,8 +164,6 @@ def test_a_signal_at_any_line(tmp_path, method, medium, operation):
     assert ends == {False, True}
 
 
-# What is raised in a finaliser, Python itself reports and drops.
-@pytest.mark.filterwarnings("ignore:Exception ignored in.*__del__:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 @pytest.mark.parametrize("method", ["MIFA", "MimiC"])
