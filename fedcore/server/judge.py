@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.server.limits import Limits
 from fedcore.server.norms import Norms
-from fedcore.server.update import Limits
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]

@@ -14,6 +14,7 @@ from fedcore.algorithms.rates import Rate, as_rate, rate_at, rate_of_steps
 from fedcore.errors import ArrayError, RangeError, RoundError, ShapeError, UnknownNameError
 from fedcore.layout import Layout
 from fedcore.server.broadcast import Broadcast
+from fedcore.server.limits import Limits
 from fedcore.server.opening import new_rows, saved_rows
 from fedcore.server.population import Population, Sizes
 from fedcore.server.report import RoundReport
@@ -22,7 +23,7 @@ from fedcore.server.settings import Settings
 from fedcore.server.snapshot import Snapshot, vectors_of
 from fedcore.server.state import State
 from fedcore.server.sums import Precision
-from fedcore.server.update import Limits, Update, held_together
+from fedcore.server.update import Update, held_together
 from fedcore.store import ClientId, ClientStore, Durability
 
 F32 = npt.NDArray[np.float32]
@@ -38,7 +39,9 @@ class Server:
             left out where ``store`` is a ClientStore, which knows.
         lr: eta, the rate of the clients' local steps: a number, or a function of the round.
         server_lr: gamma: a number, or a function of the round. None averages the clients' models (FedAvg), or uses
-            the cohort's mean of eta_i K_i (methods in gradient units; in a round without clients the last gamma).
+            the cohort's mean of eta_i K_i (methods in gradient units; in a round without clients the last gamma), of
+            which none counts for more than 10 times their median: one of ten that lies about its steps at most doubles
+            gamma.
         store: "ram", "mmap:PATH" (a new folder; ``Server.load`` goes on with an old one), or a ClientStore with rows of
             ``n_parameters`` elements, which a codec rounds stochastically by the round and the client alone.
         optimizer: one of ``fedcore.algorithms.optimizers``, which turns the method's direction into the step's.
@@ -51,14 +54,8 @@ class Server:
         accumulate: what a round's sums are kept in; always float64 where the method keeps a total or sums what rows
             are short of (MIFA, MimiC).
         diagnostics: whether reports have ``diversity`` and ``correction_norm`` also where that takes a reading of rows.
-        max_steps, max_examples, max_lr: an update that claims more is refused.
-        max_norm: an update that is longer is refused. What is measured is what the sums take in: |x - y| where models
-            are averaged, so that a claim of many steps makes it no shorter; elsewhere the mean gradient
-            |x - y| / (eta K), and a second vector's own length. Float buffers, whose unit is another, have no limit.
-        max_norm_ratio: >= 1; an update is refused that is so many times longer than the median of those heard before
-            it, the last 1,000 over all rounds (of an even number the lower one in the middle; zeros say nothing).
-            Until 8 were heard, updates wait, at most until the round's end, and are judged by the median of them all.
-            Parameters, float buffers and second vectors each have a median of their own.
+        max_steps, max_examples, max_lr, max_norm, max_norm_ratio, own_rates: what a client may claim and send: see
+            ``fedcore.server.limits.Limits``. Its rate is the one that was sent, unless ``own_rates`` is True.
 
     Raises:
         UnknownNameError, RangeError, UnknownClientError, ShapeError, DtypeError, ArrayError: an argument is not what is
@@ -99,6 +96,7 @@ class Server:
         max_lr: float = 100.0,
         max_norm: float | None = None,
         max_norm_ratio: float | None = None,
+        own_rates: bool = False,
     ) -> None:
         if isinstance(algorithm, str):
             algorithm = named(algorithm)
@@ -118,7 +116,7 @@ class Server:
             fold=fold,
             accumulate=accumulate,
             diagnostics=diagnostics,
-            limits=Limits.of(max_steps, max_examples, max_lr, max_norm, max_norm_ratio),
+            limits=Limits.of(max_steps, max_examples, max_lr, max_norm, max_norm_ratio, own_rates),
         )
         x = layout.flatten(x0)
         if not np.isfinite(x).all():

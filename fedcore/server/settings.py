@@ -10,8 +10,8 @@ from fedcore.algorithms.rates import Rate, as_rate
 from fedcore.errors import RangeError, UnknownNameError
 from fedcore.layout import Layout
 from fedcore.server.description import check_rate, describe, next_rate, revive
+from fedcore.server.limits import Limits, is_integer
 from fedcore.server.sums import Precision
-from fedcore.server.update import Limits, is_integer
 
 FOLD, FOLD_BYTES = 8, 1 << 20
 """Updates that are folded in one pass: so many, or as many as weigh so much."""

@@ -275,7 +275,7 @@ def test_threads_that_add_take_turns():
 
 
 def test_numbers_of_narrow_types_do_not_wrap():
-    server = Server("FedAvg", np.zeros(1, np.float32), clients=2, lr=0.1)
+    server = Server("FedAvg", np.zeros(1, np.float32), clients=2, lr=0.1, own_rates=True)
     y = [np.float32([1]), np.float32([4])]
     report = server.round(
         [
@@ -319,7 +319,7 @@ def test_bytes_and_seconds_are_counted():
 
 @pytest.mark.parametrize("name", ["MIFA", "MimiC"])
 def test_a_gradient_that_float32_cannot_hold_is_refused(name):
-    server = warm(name)
+    server = warm(name, own_rates=True)
     report = server.round([Update(0, np.full(n, 3e38, np.float32), steps=1, lr=1e-9)])
     assert report.heard == ()
     assert "an update past float32's range" in report.refused[0][1]

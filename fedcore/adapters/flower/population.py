@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from fedcore.adapters.flower.metrics import MOST, Refused, only_record, whole
 from fedcore.adapters.refusals import refusals
 from fedcore.errors import FedcoreError, RangeError
-from fedcore.server.update import is_integer, shown
+from fedcore.server.limits import is_integer, shown
 
 Sizes: TypeAlias = Mapping[int, int] | Callable[[int], int] | None
 EXAMPLES = "num-examples"
