@@ -93,6 +93,12 @@ class Population:
             return Population(sizes, arrived, self.included, self.total - size)
         return Population(sizes, arrived, {**self.included, client: size}, self.total)
 
+    def bound(self, registry: Registry, clients: Sequence[ClientId], claims: F64) -> F64:
+        """What clients claim of their examples, none of it more than n_k where that is known; float64[k]."""
+        if self.sizes is None:
+            return claims
+        return np.minimum(claims, _of(self.sizes, registry.numbers(clients), 0))
+
     def shares(self, registry: Registry, clients: Sequence[ClientId]) -> F64 | None:
         """p^k = n_k / n, float64[k]; None where no sizes are known."""
         if self.sizes is None:

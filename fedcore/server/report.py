@@ -1,9 +1,10 @@
 """What a round did."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from logging import Logger
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +54,14 @@ class RoundReport:
     bytes: int = 0
 
 
+class Lowered(NamedTuple):
+    """A client that was counted with fewer examples than it claimed."""
+
+    client: ClientId
+    claimed: int
+    counted: int
+
+
 def refusal_summary(refused: Iterable[tuple[ClientId, str]]) -> str:
     """The reasons of ``RoundReport.refused`` in one line, those of one kind counted, the most frequent first.
 
@@ -78,4 +87,20 @@ def warn_if_unheard(report: RoundReport, logger: Logger) -> None:
         refused = len(report.refused)
         logger.warning(
             "round %d heard nobody and refused %d: %s", report.round, refused, refusal_summary(report.refused)
+        )
+
+
+def warn_if_lowered(round: int, lowered: Sequence[Lowered], logger: Logger) -> None:
+    """Log a warning of claims of examples that did not count in full, which nothing else would tell."""
+    if lowered:
+        told = ", ".join(
+            f"client {client!r} {counted} of {claimed}" for client, claimed, counted in lowered[:KINDS_TOLD]
+        )
+        others = f", and {len(lowered) - KINDS_TOLD} others" if len(lowered) > KINDS_TOLD else ""
+        logger.warning(
+            "round %d counted fewer examples than were claimed: %s%s; at most those that Server(examples=) says, or "
+            "else 100 times the median of the claims heard",
+            round,
+            told,
+            others,
         )

@@ -6,15 +6,16 @@ from threading import Lock, RLock
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedcore.algorithms import Claims, check_weights
 from fedcore.errors import DuplicateUpdateError, FedcoreError, RangeError, RoundError, UnknownNameError
 from fedcore.float_mode import ieee
 from fedcore.server.batch import Batch, Reply
-from fedcore.server.judge import Judge, Verdict
+from fedcore.server.judge import Judge, Lengths, Verdict
 from fedcore.server.limits import is_integer
 from fedcore.server.reading import Reader
-from fedcore.server.report import RoundReport, warn_if_unheard
+from fedcore.server.report import Lowered, RoundReport, warn_if_lowered, warn_if_unheard
 from fedcore.server.settings import Settings
 from fedcore.server.state import Outcome, State
 from fedcore.server.tally import Tally
@@ -23,6 +24,7 @@ from fedcore.server.uninterrupted import uninterrupted
 from fedcore.server.update import KINDS, Kind, Update, bytes_of, lasting
 from fedcore.store import ClientId
 
+F64 = npt.NDArray[np.float64]
 LOGGER = logging.getLogger("fedcore.server")
 
 
@@ -47,11 +49,13 @@ class Round:
         self._turn, self._inside, self._is_ending = RLock(), Lock(), False
         self._held: list[Reply] = []
         unit = "|x - y|" if settings.averages_models else "|x - y| / (eta K)"
-        self._judge = Judge(settings.limits, unit, state.now.norms)
+        by_claims = settings.algorithm.weighs_claims and not state.now.population.is_sized
+        self._judge = Judge(settings.limits, unit, state.now.norms, by_claims=by_claims)
         self._undecided: Batch | None = None
         self._tally = Tally()
         self._known: set[ClientId] = set()  # held or heard
         self._refused: list[tuple[ClientId, str]] = []
+        self._lowered: list[Lowered] = []
         self._bytes = 0
         self._seconds = 0.0
         state.begin()
@@ -159,6 +163,7 @@ class Round:
         """
         report = self._finish()
         warn_if_unheard(report, LOGGER)  # outside of the turn: a handler may look at the round
+        warn_if_lowered(report.round, self._lowered, LOGGER)
         return report
 
     @one_call
@@ -228,21 +233,20 @@ class Round:
 
     def _fold(self, batch: Batch, *, last: bool = False) -> None:
         """Fold some replies, those that are still undecided first; if it fails, the round is over."""
-        population, number = self._state.now.population, self._state.now.round_number
-        registry = self._state.store.registry
         if self._undecided is not None:
             batch = self._undecided.joined(batch)
-        claims = Claims(
-            batch.steps,
-            batch.examples,
-            batch.counts,
-            population.shares(registry, batch.clients),
-            population.ages(registry, batch.clients, number),
-        )
-        algorithm = self._settings.algorithm
+
+        def judge(lengths: Lengths) -> Verdict | None:
+            verdict = self._judge.judge(lengths, batch.examples, last=last)
+            if verdict is not None:
+                self._count_examples(batch, verdict.examples)
+            return verdict
+
         try:
-            batch.weights = check_weights(algorithm, algorithm.weigh(claims), claims)
-            squares, verdict = self._state.sums.fold(batch, lambda lengths: self._judge.judge(lengths, last=last))
+            if self._settings.algorithm.weighs_claims:
+                self._count_examples(batch, self._known_at_most(batch))
+            batch.weights = self._weigh(batch)
+            squares, verdict = self._state.sums.fold(batch, judge)
         except BaseException:
             self._abort()
             raise
@@ -252,6 +256,29 @@ class Round:
             batch, squares = batch.chosen(verdict.accepted), squares[verdict.accepted]
         if len(batch):
             self._tally.add(batch, squares)
+
+    def _known_at_most(self, batch: Batch) -> F64:
+        state = self._state
+        return state.now.population.bound(state.store.registry, batch.clients, batch.examples)
+
+    def _count_examples(self, batch: Batch, examples: F64) -> None:
+        """Count some of a batch with fewer examples than they claim."""
+        lower = np.flatnonzero(examples < batch.examples).tolist()
+        if lower:
+            self._lowered += [Lowered(batch.clients[i], int(batch.examples[i]), int(examples[i])) for i in lower]
+            batch.examples = examples
+            batch.weights = self._weigh(batch)
+
+    def _weigh(self, batch: Batch) -> F64:
+        now, algorithm, registry = self._state.now, self._settings.algorithm, self._state.store.registry
+        claims = Claims(
+            batch.steps,
+            batch.examples,
+            batch.counts,
+            now.population.shares(registry, batch.clients),
+            now.population.ages(registry, batch.clients, now.round_number),
+        )
+        return check_weights(algorithm, algorithm.weigh(claims), claims)
 
     def _leave_out(self, batch: Batch, verdict: Verdict) -> None:
         """Refuse what does not count, and keep what is undecided: a copy, unless nobody can change it."""

@@ -46,6 +46,8 @@ class Server:
             ``n_parameters`` elements, which a codec rounds stochastically by the round and the client alone.
         optimizer: one of ``fedcore.algorithms.optimizers``, which turns the method's direction into the step's.
         examples: n_k of every client, by id or in the order of the ids, for the methods that weigh by p^k = n_k / n.
+            Who claims more is counted with n_k. Without them a claim counts up to 100 times the median of those heard
+            (the last 1,000; the first ones wait for each other where they are further apart).
         late_rounds: how many rounds late a reply may be and still count, measured against the x that it started from.
         history_rounds: MimiC keeps the directions of so many rounds that rows refer to, and folds those of others into
             their rows (r - v[t] in place of r and v[t]): fewer take less memory, and rewrite more rows.

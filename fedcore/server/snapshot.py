@@ -33,7 +33,7 @@ class Snapshot:
         history: v[t] while rows refer to it, where the method keeps them.
         counters: the integer counters by name.
         population: the clients' shares and arrivals.
-        norms: of the replies heard lately, where a limit asks for them; see ``Judge.heard``.
+        norms: of the replies heard lately, where a limit asks for them, and what they claimed; see ``Judge.heard``.
         gamma: the last one, for a round without clients.
     """
 
@@ -44,7 +44,7 @@ class Snapshot:
     moments: tuple[F32, ...]
     counters: Counters
     population: Population
-    norms: Mapping[str, F32] = field(default_factory=dict)
+    norms: Mapping[str, Vector] = field(default_factory=dict)
     past: Mapping[int, F32] = field(default_factory=dict)
     history: History = field(default_factory=History)
     round_number: int = 0

@@ -125,7 +125,7 @@ class State:
             rows=rows,
         )
 
-    def commit(self, tally: Tally, norms: Mapping[str, F32]) -> Outcome:
+    def commit(self, tally: Tally, norms: Mapping[str, npt.NDArray[np.floating[Any]]]) -> Outcome:
         """Take the round's step with the cohort's sums, and make everything that the round changed count.
 
         Args:
