@@ -11,6 +11,12 @@ RATIO = 100.0
 """Times the median of the claims heard, up to which a claim counts."""
 
 
+def most_examples(claims: F64) -> float:
+    """``RATIO`` times the median of some claims, of an even number the lower of the two in the middle."""
+    at = (len(claims) - 1) // 2
+    return RATIO * float(np.partition(claims, at)[at])
+
+
 class Examples:
     """The last ``WINDOW`` claims that counted, in their order.
 
@@ -43,9 +49,7 @@ class Examples:
         Args:
             beside: claims that count too.
         """
-        claims = np.concatenate([self._heard, beside])
-        at = (len(claims) - 1) // 2
-        return RATIO * float(np.partition(claims, at)[at])
+        return most_examples(np.concatenate([self._heard, beside]))
 
     def add(self, claims: F64) -> None:
         """Take claims in; the oldest ones are forgotten if there are too many."""

@@ -128,19 +128,8 @@ class Server:
         with new_rows(store, clients, p) as rows:
             if len(rows.registry) == 0:
                 raise RangeError("clients: expected at least one, got none")
-            population = Population.of(examples, rows.registry)
-            if algorithm.needs_shares and not population.is_sized:
-                due = "n_k of every client, which the method's p^k = n_k / n needs"
-                raise RangeError(f"examples: expected {due}, got None")
-            snapshot = Snapshot(
-                x=x,
-                x_prev=x,
-                momentum=np.zeros(p, np.float32),
-                total=np.zeros(p) if algorithm.keeps_total else None,
-                moments=optimizer.start(p) if optimizer is not None else (),
-                counters=layout.read_counters(x0),
-                population=population,
-            )
+            population = Population.of(examples, rows.registry, needed=algorithm.needs_shares)
+            snapshot = Snapshot.first(x, layout.read_counters(x0), p, algorithm, optimizer, population)
             self._start(State(self._settings, snapshot, rows))
             if rows.medium == "mmap":
                 self._state.keep(snapshot, 0)  # so that a run that is killed in its first round can be resumed too
@@ -169,6 +158,11 @@ class Server:
     def store(self) -> ClientStore:
         """The clients' rows."""
         return self._state.store
+
+    @property
+    def examples(self) -> npt.NDArray[np.int64] | None:
+        """n_k of the registered clients, int64[N] in no order of theirs; None where the server was told none."""
+        return self._state.now.population.listed()
 
     @property
     def x(self) -> F32:

@@ -309,7 +309,8 @@ class ServerStrategy(FlowerFedAvg):
         new = [node for node in nodes if node not in registry]
         sizes: Mapping[int, int] | None = None
         if self.algorithm.needs_shares or self._examples is not None:
-            sizes = ask_sizes(grid, new, self._examples, self.configrecord_key)
+            heard = None if self._server is None else self._server.examples
+            sizes = ask_sizes(grid, new, self._examples, self.configrecord_key, heard)
             new = [node for node in new if node in sizes]
         if self._server is None:
             if not new:
