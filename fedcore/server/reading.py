@@ -7,6 +7,7 @@ import numpy as np
 from fedcore import _core
 from fedcore.errors import DtypeError, RangeError
 from fedcore.server.batch import Batch, Counters, Reply
+from fedcore.server.buffers import check_counters
 from fedcore.server.claims import SentRates, check_claims, check_distance
 from fedcore.server.settings import Settings
 from fedcore.server.state import State
@@ -41,6 +42,12 @@ class Reader:
         scale = 1.0 if settings.averages_models else 1 / distance
         if started != number and (settings.algorithm.needs_plain_steps or settings.algorithm.second):
             raise RangeError(f"round: expected {number}, since the controls of {started} are gone")
+        if update.kind != "gradient":
+            self._state.buffers.check(y, self._start_of(started) if update.kind == "delta" else None)
+        counters = read_counters(update, settings.layout)
+        # Where models are averaged, clients need not know how many steps they did.
+        most = int(update.steps) if settings.counts_steps else settings.limits.steps
+        check_counters(counters, self._state.now.counters, most)
         reply = Reply(
             client,
             y,
@@ -51,7 +58,7 @@ class Reader:
             examples=int(update.examples),
             count=int(update.count),
             has_buffers=update.kind != "gradient",
-            counters=read_counters(update, settings.layout),
+            counters=counters,
             control=self._read_control(update.control),
         )
         return reply, fixed
@@ -68,7 +75,7 @@ class Reader:
             return None
         clients, ys, steps, examples, distances = read
         k = len(clients)
-        if len(set(clients)) != k:
+        if len(set(clients)) != k or not self._state.buffers.allow(ys):
             return None
         self._state.store.registry.numbers(clients)  # raises for one that is not registered
         ones = np.ones(k)

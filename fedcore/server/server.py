@@ -1,7 +1,8 @@
 """The server: what it sends out, and the rounds that change it."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Self
 from weakref import ReferenceType, ref
 
@@ -14,6 +15,7 @@ from fedcore.algorithms.rates import Rate, as_rate, rate_at, rate_of_steps
 from fedcore.errors import ArrayError, RangeError, RoundError, ShapeError, UnknownNameError
 from fedcore.layout import Layout
 from fedcore.server.broadcast import Broadcast
+from fedcore.server.buffers import SIGNED, never_negative
 from fedcore.server.limits import Limits
 from fedcore.server.opening import new_rows, saved_rows
 from fedcore.server.population import Population, Sizes
@@ -58,6 +60,8 @@ class Server:
         diagnostics: whether reports have ``diversity`` and ``correction_norm`` also where that takes a reading of rows.
         max_steps, max_examples, max_lr, max_norm, max_norm_ratio, own_rates: what a client may claim and send: see
             ``fedcore.server.limits.Limits``. Its rate is the one that was sent, unless ``own_rates`` is True.
+        signed_buffers: patterns of the names of float buffers that may become negative. Of others, such as variances,
+            one that is not negative in ``x0``, nor zero throughout, may not: an update in which it is is refused.
 
     Raises:
         UnknownNameError, RangeError, UnknownClientError, ShapeError, DtypeError, ArrayError: an argument is not what is
@@ -99,6 +103,7 @@ class Server:
         max_norm: float | None = None,
         max_norm_ratio: float | None = None,
         own_rates: bool = False,
+        signed_buffers: Sequence[str] = SIGNED,
     ) -> None:
         if isinstance(algorithm, str):
             algorithm = named(algorithm)
@@ -124,6 +129,7 @@ class Server:
         if not np.isfinite(x).all():
             raise ArrayError("x0: expected finite numbers, got a NaN or an infinity")
         x.flags.writeable = False
+        self._settings = replace(self._settings, nonnegative=never_negative(layout, x, signed_buffers))
         p = layout.n_parameters
         with new_rows(store, clients, p) as rows:
             if len(rows.registry) == 0:

@@ -16,6 +16,7 @@ from fedcore.aligned import Recycled
 from fedcore.errors import ArrayError, CorruptionError, DivergedError, RangeError, RoundError, StoreError
 from fedcore.float_mode import ieee
 from fedcore.server.batch import Counters
+from fedcore.server.buffers import Buffers
 from fedcore.server.corrections import corrections, mean_square
 from fedcore.server.folding import fold_history
 from fedcore.server.population import Sizes, checked_sizes
@@ -57,6 +58,7 @@ class State:
         self._vectors = Recycled(settings.layout.n)
         self._spare_v = np.empty(p, np.float32)
         self._spare_total = None if snapshot.total is None else np.empty(p, np.float64)
+        self.buffers = Buffers(settings.layout, settings.nonnegative)
         self._buffer_v = np.empty(settings.layout.n - p, np.float32)
 
     def begin(self) -> None:
@@ -265,6 +267,7 @@ class State:
             x_square = float(kernels.squared_norms([x[:p]])[0])
         if p < len(x):
             x_square += self._average_buffers(x)
+            self.buffers.clip(x)
         if not np.isfinite(x_square):
             raise DivergedError(
                 f"round {now.round_number}: the step gamma = {gamma:g} along v, |v| = {v_square**0.5:g}, would make "
