@@ -159,7 +159,8 @@ class Round:
 
         Raises:
             RoundError: the round is closed.
-            DivergedError: x would become infinite or NaN; the server stays as it was before the round.
+            DivergedError: x would become infinite or NaN, by the rates: a reply that could do it alone is refused. The
+                server stays as it was before the round.
         """
         report = self._finish()
         warn_if_unheard(report, LOGGER)  # outside of the turn: a handler may look at the round

@@ -23,7 +23,7 @@ from fedcore.server.population import Sizes, checked_sizes
 from fedcore.server.rounding import rounding_keys
 from fedcore.server.settings import Settings
 from fedcore.server.snapshot import Snapshot
-from fedcore.server.sums import Sums
+from fedcore.server.sums import Sums, longest_update
 from fedcore.server.tally import Tally
 from fedcore.server.uninterrupted import uninterrupted
 from fedcore.store import ClientId, ClientStore, History
@@ -67,7 +67,8 @@ class State:
         known = None
         if algorithm.needs_plain_steps and (shared := self.shared_offset()) is not None:
             known = -shared / np.float32(algorithm.direction.a)
-        self.sums.clear(self.store, self.now.history, known, self.now.round_number)
+        longest = longest_update(self._farthest_gamma(), squared=self.settings.optimizer is not None)
+        self.sums.clear(self.store, self.now.history, known, self.now.round_number, longest)
         self.store.discard()
 
     def shared_offset(self) -> F32 | None:
@@ -230,6 +231,13 @@ class State:
         """See ``Server.save``."""
         self.store.save(path, vectors=self.now.vectors(self.settings.algorithm), state=self.to_state(self.now))
 
+    def _farthest_gamma(self) -> float:
+        """The most that ``_step_length`` can say in this round, whatever clients claim."""
+        if self.settings.server_lr is not None or self.settings.averages_models:
+            return self._step_length(Tally())
+        lr, limits = rate_at(self.settings.lr, self.now.round_number), self.settings.limits
+        return max(limits.lr if limits.own_rates else lr, self.now.gamma) * limits.steps
+
     def _step_length(self, tally: Tally) -> float:
         """gamma: the server's rate; or 1 where models are averaged; or the cohort's mean of eta_i K_i."""
         if self.settings.server_lr is not None:
@@ -271,7 +279,7 @@ class State:
         if not np.isfinite(x_square):
             raise DivergedError(
                 f"round {now.round_number}: the step gamma = {gamma:g} along v, |v| = {v_square**0.5:g}, would make "
-                "x infinite or NaN; x stays, lower the rates"
+                f"x infinite or NaN; x stays, lower the rates{tally.longest()}"
             )
         x.flags.writeable = False
         corrected = corrections(self, tally, self._spare_v)

@@ -44,6 +44,14 @@ class Tally:
         columns = [squares for _, squares in self._batches]
         return columns[0] if len(columns) == 1 else np.concatenate([np.empty(0), *columns])
 
+    def longest(self) -> str:
+        """Whose update is the longest, as the end of a message; empty if none was heard."""
+        if not self.clients:
+            return ""
+        squares = self.squares
+        i = int(np.argmax(squares))
+        return f"; the longest update is that of client {self.clients[i]!r}, {squares[i] ** 0.5:g}"
+
     @property
     def mean_distance(self) -> float:
         """The mean of eta_i K_i over the draws of the cohort, none of them counted for more than 10 times their median.
