@@ -37,6 +37,7 @@ class RoundReport:
             correction, where the rows are on the clients' side, and, but for FedAvg-M and FedAvg-M-VR, unless
             ``Server(diagnostics=True)`` asks for it.
         gamma: the server's step along v; 0 where x stayed.
+        awaited: how many clients were never heard, for which x waits (MIFA); 0 where it does not.
         seconds: time spent in the server, the clients' own not counted.
         bytes: what the clients sent.
     """
@@ -50,6 +51,7 @@ class RoundReport:
     staleness: float | None = None
     correction_norm: float | None = None
     gamma: float = 0.0
+    awaited: int = 0
     seconds: float = 0.0
     bytes: int = 0
 

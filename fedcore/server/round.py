@@ -162,9 +162,12 @@ class Round:
             DivergedError: x would become infinite or NaN, by the rates: a reply that could do it alone is refused. The
                 server stays as it was before the round.
         """
+        waiting, store = self._state.waiting if self.is_open else None, self._state.store if self.is_open else None
         report = self._finish()
         warn_if_unheard(report, LOGGER)  # outside of the turn: a handler may look at the round
         warn_if_lowered(report.round, self._lowered, LOGGER)
+        if waiting is not None and store is not None:
+            waiting.tell(report.awaited, store, LOGGER)
         return report
 
     @one_call
@@ -309,6 +312,7 @@ class Round:
             staleness=staleness,
             correction_norm=outcome.correction_norm,
             gamma=outcome.gamma,
+            awaited=outcome.awaited,
             seconds=self._seconds + time.perf_counter(),
             bytes=self._bytes,
         )

@@ -18,6 +18,7 @@ from fedcore.float_mode import ieee
 from fedcore.server.batch import Counters
 from fedcore.server.buffers import Buffers
 from fedcore.server.corrections import corrections, mean_square
+from fedcore.server.exchanging import exchange
 from fedcore.server.folding import fold_history
 from fedcore.server.population import Sizes, checked_sizes
 from fedcore.server.rounding import rounding_keys
@@ -26,6 +27,7 @@ from fedcore.server.snapshot import Snapshot
 from fedcore.server.sums import Sums, longest_update
 from fedcore.server.tally import Tally
 from fedcore.server.uninterrupted import uninterrupted
+from fedcore.server.waiting import Waiting
 from fedcore.store import ClientId, ClientStore, History
 
 F32 = npt.NDArray[np.float32]
@@ -41,6 +43,8 @@ class Outcome:
     mean_square: float | None = None
     """|sum_i (w_i / W) h_i|^2, where it is known."""
     correction_norm: float | None = None
+    """See ``RoundReport``."""
+    awaited: int = 0
     """See ``RoundReport``."""
 
 
@@ -58,6 +62,7 @@ class State:
         self._vectors = Recycled(settings.layout.n)
         self._spare_v = np.empty(p, np.float32)
         self._spare_total = None if snapshot.total is None else np.empty(p, np.float64)
+        self.waiting = Waiting()
         self.buffers = Buffers(settings.layout, settings.nonnegative)
         self._buffer_v = np.empty(settings.layout.n - p, np.float32)
 
@@ -161,7 +166,8 @@ class State:
                 history = now.history.after(number, changes["momentum"], len(tally.clients), before)
                 changes["history"] = self._bounded(history, changes["total"], number, tally.clients)
         self._become(replace(now, **changes), number)
-        return outcome
+        waits = not moves and algorithm.moves(replace(cohort, rows=cohort.N))
+        return replace(outcome, awaited=cohort.N - cohort.rows if waits and algorithm.keeps_rows else 0)
 
     def _bounded(self, history: History, total: F64 | None, round: int, heard: Sequence[ClientId]) -> History:
         """The history, with as many rounds as may be kept; the total follows the rows that others are folded into."""
@@ -366,7 +372,7 @@ class State:
                 if algorithm.keeps_rows:
                     new = [self.store.stage(client) for client in clients]
                     keys = rounding_keys(self.store, "a warm start", now.round_number, clients)
-                    kernels.exchange(total, none, ys, minus, ones, none, none, new, out=total, keys=keys)
+                    exchange(total, none, ys, minus, ones, none, none, new, out=total, keys=keys)
                 else:
                     kernels.accumulate(total, none, ys, minus, ones, out=total)
                 after, mean = replace(after, total=total), total / len(self.store.registry)

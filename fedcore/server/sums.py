@@ -12,6 +12,7 @@ from fedcore.aligned import aligned
 from fedcore.kernels.exchange import Form
 from fedcore.layout import Layout
 from fedcore.server.batch import Batch
+from fedcore.server.exchanging import exchange
 from fedcore.server.judge import Lengths, Verdict
 from fedcore.server.rounding import rounding_keys
 from fedcore.store import ClientStore, History
@@ -159,7 +160,7 @@ class Sums:
             rows, at, rows_out = (
                 (old, anchors, new) if whole else (_cut(old, span), _cut(anchors, span), _cut(new, span))
             )
-            squares += kernels.exchange(
+            squares += exchange(
                 acc, bases, ys, batch.scales / a, batch.weights, rows, at, rows_out, out=out, form=form, keys=keys
             )
         return squares * a**2
@@ -204,7 +205,7 @@ class Sums:
             return kernels.accumulate(self._controls, none, batch.controls, minus, ones, out=self._spare_controls)
         old, new = self._old_rows(batch), self._staged_rows(batch)
         arguments = self._controls, none, batch.controls, minus, ones, old, none, new
-        return kernels.exchange(*arguments, out=self._spare_controls, keys=self._keys(batch))
+        return exchange(*arguments, out=self._spare_controls, keys=self._keys(batch))
 
     def _old_rows(self, batch: Batch) -> list[Any]:
         return [self._store.row(client) for client in batch.clients]

@@ -102,7 +102,10 @@ def as_vector(name: str, y: Any, n: int, shape: tuple[int, ...] | None = None) -
     if not hasattr(y, "__dlpack__"):
         return None
     dtype = str(y.dtype).removeprefix("torch.")
-    got = f"got {dtype}{list(y.shape)}"
+    try:
+        got = f"got {dtype}{list(y.shape)}"
+    except RuntimeError:  # a nested tensor has no shape
+        raise DtypeError(f"{name}: expected float32[{n}], got a tensor without a shape") from None
     if dtype not in DTYPES:
         raise DtypeError(f"{name}: expected float32[{n}], {got}")
     if isinstance(y, np.ma.MaskedArray):
