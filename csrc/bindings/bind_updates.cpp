@@ -66,8 +66,7 @@ py::object read_plain_updates(const py::object& updates, const py::handle& type,
 
 void bind_updates(py::module_& module) {
     module.def("read_plain_updates", &read_plain_updates, py::arg("updates"), py::arg("type"), py::arg("n"),
-               py::arg("lr"), py::arg("max_steps"), py::arg("max_examples"), py::arg("own_rates"),
-               py::arg("max_lr"));
+               py::arg("lr"), py::arg("max_steps"), py::arg("max_examples"), py::arg("own_rates"), py::arg("max_lr"));
 }
 
 }  // namespace fedcore::bindings
