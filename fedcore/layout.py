@@ -199,8 +199,12 @@ class Layout:
             piece, dtype = pieces[name], _dtype(name, leaf)
             if dtype != piece.dtype:
                 raise DtypeError(f"{name}: expected {piece.dtype}, got {dtype}")
-            if tuple(leaf.shape) != piece.shape:
-                raise ShapeError(f"{name}: expected shape {piece.shape}, got {tuple(leaf.shape)}")
+            try:
+                shape = tuple(leaf.shape)
+            except RuntimeError:  # a nested tensor has none
+                raise ShapeError(f"{name}: expected shape {piece.shape}, got a tensor without a shape") from None
+            if shape != piece.shape:
+                raise ShapeError(f"{name}: expected shape {piece.shape}, got {shape}")
         return named
 
 

@@ -28,8 +28,9 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
         aggregator_configs: the agent's ``aggregator_kwargs``. ``model_path``, ``model_name``, ``model_kwargs``: as in
             its ``model_configs``, whose model it hands to APPFL's own aggregators alone. ``algorithm``: one of
             ``fedcore.algorithms`` of plain local steps. ``lr``: their rate. ``steps``: K of a reply that does not say
-            it (1). ``clients``: the ids of all clients (those that came). ``store``: "ram", or "mmap:PATH" to go on
-            after the last finished round. Any more are arguments of ``fedcore.Server``.
+            it (1), and the most that one may say, unless ``max_steps`` does. ``clients``: the ids of all clients (those
+            that came). ``store``: "ram", or "mmap:PATH" to go on after the last finished round. Any more are arguments
+            of ``fedcore.Server``.
         logger: the agent's.
 
     Attributes:
@@ -48,7 +49,7 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
         self.algorithm = with_plain_steps(options.pop("algorithm"), options.get("lr"))
         self.server: Server | None = None
         self.reports: list[RoundReport] = []
-        self._steps, self._clients = options.pop("steps", 1), list(options.pop("clients", []))
+        self._steps, self._clients = options.pop("steps", None), list(options.pop("clients", []))
         self._options, self._logger = options, logger
         self.client_sample_size: dict[Any, int] = {}  # which the base class fills
 
@@ -72,7 +73,7 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
             for client, model in local_models.items():
                 examples = self.client_sample_size.get(client, 1)
                 try:
-                    round.add(client, model, steps=steps.get(client, self._steps), examples=examples, keep=True)
+                    round.add(client, model, steps=steps.get(client, self._steps or 1), examples=examples, keep=True)
                 except FedcoreError as error:
                     round.refuse(client, str(error))
         assert round.report is not None
@@ -85,7 +86,7 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
     def _open(self, came: list[Any]) -> Server:
         if self.server is None:
             known = dict.fromkeys([*self._clients, *came])
-            self.server = open_server(self.algorithm, self.model, known, **self._options)
+            self.server = open_server(self.algorithm, self.model, known, steps=self._steps, **self._options)
         for client in came:
             if client not in self.server.store.registry:
                 self.server.arrive(client)

@@ -10,7 +10,7 @@ from fedcore.layout import Layout
 from fedcore.server import Server
 from fedcore.store import ClientId, ClientStore
 
-LIMITS = ("max_steps", "max_examples", "max_lr", "max_norm", "max_norm_ratio")
+LIMITS = ("max_steps", "max_examples", "max_lr", "max_norm", "max_norm_ratio", "own_rates")
 """Arguments of ``Server`` that say what a client may claim and send."""
 
 
@@ -61,14 +61,27 @@ def load_server(path: str | Path, algorithm: Algorithm | str, x0: Any, **options
     return server
 
 
+def asked_at_most(steps: object) -> dict[str, int]:
+    """``max_steps`` of a new server whose clients were asked for so many steps; nothing where nobody knows."""
+    return {"max_steps": int(steps)} if isinstance(steps, int) and not isinstance(steps, bool) else {}
+
+
 def open_server(
-    algorithm: Algorithm | str, x0: Any, clients: Iterable[ClientId], *, store: str = "ram", **options: Any
+    algorithm: Algorithm | str,
+    x0: Any,
+    clients: Iterable[ClientId],
+    *,
+    store: str = "ram",
+    steps: object = None,
+    **options: Any,
 ) -> Server:
     """A server on that store: of an earlier job's last finished round if there is one, else new, with x = ``x0``.
 
     Args:
         algorithm, x0, clients, options: as for ``Server``. Clients that an old server does not know arrive.
         store: "ram", or "mmap:PATH" for rounds that outlive the job.
+        steps: the local steps that clients are asked for, if it is a number: the ``max_steps`` of a new server that is
+            told none.
 
     Raises:
         RangeError: there is no client.
@@ -80,11 +93,11 @@ def open_server(
     if not store.startswith("mmap:") or not path.is_dir() or not any(path.iterdir()):
         if not ids:
             raise RangeError("clients: expected at least one, got none")
-        return Server(algorithm, x0, ids, store=store, **options)
+        return Server(algorithm, x0, ids, store=store, **asked_at_most(steps) | options)
     with ClientStore.open(path, readonly=True) as found:
         never_began = found.state is None and len(found) == 0
     if never_began:  # the earlier job was killed between the store's making and the server's
-        server = Server(algorithm, x0, store=ClientStore.open(path), **options)
+        server = Server(algorithm, x0, store=ClientStore.open(path), **asked_at_most(steps) | options)
     else:
         server = load_server(path, algorithm, x0, **options)
     for client in ids:

@@ -10,8 +10,8 @@ from fedcore.algorithms.rates import Rate, as_rate
 from fedcore.errors import RangeError, UnknownNameError
 from fedcore.layout import Layout
 from fedcore.server.description import check_rate, describe, next_rate, revive
+from fedcore.server.limits import Limits, is_integer
 from fedcore.server.sums import Precision
-from fedcore.server.update import Limits, is_integer
 
 FOLD, FOLD_BYTES = 8, 1 << 20
 """Updates that are folded in one pass: so many, or as many as weigh so much."""
@@ -32,6 +32,13 @@ class Settings:
     history_rounds: int
     diagnostics: bool
     limits: Limits
+    nonnegative: tuple[str, ...] = ()
+    """The float buffers that a reply may not make negative."""
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether it matters how many steps a client says that it did."""
+        return not self.averages_models or self.algorithm.needs_shares
 
     @property
     def averages_models(self) -> bool:
@@ -112,6 +119,7 @@ class Settings:
             "history_rounds": self.history_rounds,
             "diagnostics": self.diagnostics,
             "limits": asdict(self.limits),
+            "nonnegative": list(self.nonnegative),
         }
 
     @classmethod
@@ -139,5 +147,6 @@ class Settings:
             # Older folders have it under another name, or not at all.
             diagnostics=state.get("diagnostics", state.get("correction_norms", False)),
             limits=Limits(**state["limits"]),
+            nonnegative=tuple(state.get("nonnegative", ())),
             **own,
         )

@@ -16,15 +16,18 @@ from fedcore.aligned import Recycled
 from fedcore.errors import ArrayError, CorruptionError, DivergedError, RangeError, RoundError, StoreError
 from fedcore.float_mode import ieee
 from fedcore.server.batch import Counters
+from fedcore.server.buffers import Buffers
 from fedcore.server.corrections import corrections, mean_square
+from fedcore.server.exchanging import exchange
 from fedcore.server.folding import fold_history
 from fedcore.server.population import Sizes, checked_sizes
 from fedcore.server.rounding import rounding_keys
 from fedcore.server.settings import Settings
 from fedcore.server.snapshot import Snapshot
-from fedcore.server.sums import Sums
+from fedcore.server.sums import Sums, longest_update
 from fedcore.server.tally import Tally
 from fedcore.server.uninterrupted import uninterrupted
+from fedcore.server.waiting import Waiting
 from fedcore.store import ClientId, ClientStore, History
 
 F32 = npt.NDArray[np.float32]
@@ -40,6 +43,8 @@ class Outcome:
     mean_square: float | None = None
     """|sum_i (w_i / W) h_i|^2, where it is known."""
     correction_norm: float | None = None
+    """See ``RoundReport``."""
+    awaited: int = 0
     """See ``RoundReport``."""
 
 
@@ -57,6 +62,8 @@ class State:
         self._vectors = Recycled(settings.layout.n)
         self._spare_v = np.empty(p, np.float32)
         self._spare_total = None if snapshot.total is None else np.empty(p, np.float64)
+        self.waiting = Waiting()
+        self.buffers = Buffers(settings.layout, settings.nonnegative)
         self._buffer_v = np.empty(settings.layout.n - p, np.float32)
 
     def begin(self) -> None:
@@ -65,7 +72,8 @@ class State:
         known = None
         if algorithm.needs_plain_steps and (shared := self.shared_offset()) is not None:
             known = -shared / np.float32(algorithm.direction.a)
-        self.sums.clear(self.store, self.now.history, known, self.now.round_number)
+        longest = longest_update(self._farthest_gamma(), squared=self.settings.optimizer is not None)
+        self.sums.clear(self.store, self.now.history, known, self.now.round_number, longest)
         self.store.discard()
 
     def shared_offset(self) -> F32 | None:
@@ -125,7 +133,7 @@ class State:
             rows=rows,
         )
 
-    def commit(self, tally: Tally, norms: Mapping[str, F32]) -> Outcome:
+    def commit(self, tally: Tally, norms: Mapping[str, npt.NDArray[np.floating[Any]]]) -> Outcome:
         """Take the round's step with the cohort's sums, and make everything that the round changed count.
 
         Args:
@@ -158,7 +166,8 @@ class State:
                 history = now.history.after(number, changes["momentum"], len(tally.clients), before)
                 changes["history"] = self._bounded(history, changes["total"], number, tally.clients)
         self._become(replace(now, **changes), number)
-        return outcome
+        waits = not moves and algorithm.moves(replace(cohort, rows=cohort.N))
+        return replace(outcome, awaited=cohort.N - cohort.rows if waits and algorithm.keeps_rows else 0)
 
     def _bounded(self, history: History, total: F64 | None, round: int, heard: Sequence[ClientId]) -> History:
         """The history, with as many rounds as may be kept; the total follows the rows that others are folded into."""
@@ -228,6 +237,13 @@ class State:
         """See ``Server.save``."""
         self.store.save(path, vectors=self.now.vectors(self.settings.algorithm), state=self.to_state(self.now))
 
+    def _farthest_gamma(self) -> float:
+        """The most that ``_step_length`` can say in this round, whatever clients claim."""
+        if self.settings.server_lr is not None or self.settings.averages_models:
+            return self._step_length(Tally())
+        lr, limits = rate_at(self.settings.lr, self.now.round_number), self.settings.limits
+        return max(limits.lr if limits.own_rates else lr, self.now.gamma) * limits.steps
+
     def _step_length(self, tally: Tally) -> float:
         """gamma: the server's rate; or 1 where models are averaged; or the cohort's mean of eta_i K_i."""
         if self.settings.server_lr is not None:
@@ -265,10 +281,11 @@ class State:
             x_square = float(kernels.squared_norms([x[:p]])[0])
         if p < len(x):
             x_square += self._average_buffers(x)
+            self.buffers.clip(x)
         if not np.isfinite(x_square):
             raise DivergedError(
                 f"round {now.round_number}: the step gamma = {gamma:g} along v, |v| = {v_square**0.5:g}, would make "
-                "x infinite or NaN; x stays, lower the rates"
+                f"x infinite or NaN; x stays, lower the rates{tally.longest()}"
             )
         x.flags.writeable = False
         corrected = corrections(self, tally, self._spare_v)
@@ -355,7 +372,7 @@ class State:
                 if algorithm.keeps_rows:
                     new = [self.store.stage(client) for client in clients]
                     keys = rounding_keys(self.store, "a warm start", now.round_number, clients)
-                    kernels.exchange(total, none, ys, minus, ones, none, none, new, out=total, keys=keys)
+                    exchange(total, none, ys, minus, ones, none, none, new, out=total, keys=keys)
                 else:
                     kernels.accumulate(total, none, ys, minus, ones, out=total)
                 after, mean = replace(after, total=total), total / len(self.store.registry)

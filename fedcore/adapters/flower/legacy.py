@@ -39,7 +39,8 @@ class LegacyStrategy(FlowerFedAvg):
         algorithm: one of ``fedcore.algorithms``, or its name: of the local rule "sgd", with rows on the server.
         lr: as for ``fedcore.Server``, the same for all steps of a round.
         steps: K of results that do not say ``fedcore.steps``: a number, or the metric that holds it; for methods of
-            plain local steps, whose clients need not know fedcore.
+            plain local steps, whose clients need not know fedcore. A number is also the ``max_steps`` of a new server
+            that is told none.
         server: further arguments of it; on the store "mmap:PATH" every finished round is durable, and a strategy that
             finds an earlier one's store goes on after its last finished round.
         resume: a folder that ``server.save`` wrote, to go on from.
@@ -78,7 +79,7 @@ class LegacyStrategy(FlowerFedAvg):
         if resume is not None:
             self.server = load_server(resume, **self._how)
         elif medium == "mmap" and Path(path).is_dir() and any(Path(path).iterdir()):
-            self.server = open_server(clients=[], **self._how)
+            self.server = open_server(clients=[], steps=steps, **self._how)
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
         """The first model: that of the server to go on with, if there is one."""
@@ -93,7 +94,7 @@ class LegacyStrategy(FlowerFedAvg):
         clients = [_key(proxy) for proxy, _ in chosen]
         if self.server is None:
             everybody = [_key(proxy) for proxy in client_manager.all().values()]
-            self.server = open_server(clients=everybody, **self._how)
+            self.server = open_server(clients=everybody, steps=self._steps, **self._how)
         for client in clients:
             if client not in self.server.store.registry:
                 self.server.arrive(client)

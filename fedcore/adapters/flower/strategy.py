@@ -21,7 +21,7 @@ from fedcore.adapters.flower.metrics import Refused, usual_metrics
 from fedcore.adapters.flower.population import Sizes, ask_sizes
 from fedcore.adapters.flower.records import Wire
 from fedcore.adapters.flower.replies import Reader
-from fedcore.adapters.opening import require_same_limits
+from fedcore.adapters.opening import asked_at_most, require_same_limits
 from fedcore.adapters.order import beyond_plain_steps, require_rate_of_rounds, require_steps
 from fedcore.adapters.refusals import refusal_line, refusals
 from fedcore.algorithms import Algorithm
@@ -44,11 +44,12 @@ class ServerStrategy(FlowerFedAvg):
 
     Args:
         lr, server_lr, optimizer, late_rounds, fold, accumulate, max_steps, max_examples, max_lr, max_norm,
-            max_norm_ratio: ``fedcore.Server``'s.
+            max_norm_ratio, own_rates: ``fedcore.Server``'s.
             The rate goes to the clients as "lr" of their configuration. Where a method averages the models of plain
             local steps it may be left out: then messages are those of Flower's FedAvg, to ClientApps of any rate.
         steps: K of replies that do not say it, of ClientApps that know nothing of fedcore: a number, or the metric that
-            holds it. For methods of plain local steps, with ``lr`` the rate at which the ClientApps take them.
+            holds it. For methods of plain local steps, with ``lr`` the rate at which the ClientApps take them. A number
+            is also the ``max_steps`` of a new server that is told none.
         store: "ram", or "mmap:PATH", which ``start`` goes on with if a server is there already.
         resume: a folder of ``Server.save``, which ``start`` goes on from.
         examples: n_k by node id, or a function of it; None asks the nodes by a query where the method needs to know.
@@ -308,7 +309,8 @@ class ServerStrategy(FlowerFedAvg):
         new = [node for node in nodes if node not in registry]
         sizes: Mapping[int, int] | None = None
         if self.algorithm.needs_shares or self._examples is not None:
-            sizes = ask_sizes(grid, new, self._examples, self.configrecord_key)
+            heard = None if self._server is None else self._server.examples
+            sizes = ask_sizes(grid, new, self._examples, self.configrecord_key, heard)
             new = [node for node in new if node in sizes]
         if self._server is None:
             if not new:
@@ -321,7 +323,7 @@ class ServerStrategy(FlowerFedAvg):
                 store=self._store,
                 examples=None if sizes is None else [sizes[node] for node in new],
                 **{**self._rates, "lr": UNKNOWN if self._rates["lr"] is None else self._rates["lr"]},
-                **self._settings,
+                **{"own_rates": self._rates["lr"] is None} | asked_at_most(self._steps) | self._settings,
             )
         else:
             for node in new:
