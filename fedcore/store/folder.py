@@ -27,9 +27,11 @@ class Folder:
         readonly: open it beside a writer.
         durable: whether what is published survives a loss of power.
         lock: the right to write, if it is held already; it stays the caller's.
+        lossy: open it also where commits were lost, at the last that is there.
 
     Attributes:
         head: the head that was read or published last.
+        seen: the commit that the rows had seen at least when it was opened; commits were lost if the index has fewer.
 
     Raises:
         StoreError: there is no store, or a newer one, or one with links in place of files.
@@ -37,7 +39,9 @@ class Folder:
         CorruptionError: one of its files is damaged.
     """
 
-    def __init__(self, path: Path, *, readonly: bool, durable: bool, lock: WriterLock | None = None) -> None:
+    def __init__(
+        self, path: Path, *, readonly: bool, durable: bool, lock: WriterLock | None = None, lossy: bool = False
+    ) -> None:
         self.path = path
         self.readonly, self._durable = readonly, durable
         with disk.explained("opening", path):
@@ -64,16 +68,18 @@ class Folder:
                 self._lock, access = WriterLock(path, shared=True), "immutable"
                 _require_closed(path)
             self.index = Index(path / INDEX, durable=durable, access=access)
+            if not readonly:
+                self.index.renew()
             self.head = self.index.head()
             self.format = RowFormat(self.head.codec, self.head.n)
             header = rows_header(self.head.store, self.format, self.index.version)
             self.rows = SlotFile(path / ROWS, header, writable=not readonly)
-            marked = self.rows.sequence
+            self.seen = self.rows.sequence
             self.head = self.index.head()  # again: a writer may have gone on since
-            if marked > self.head.sequence:
+            if self.seen > self.head.sequence and not lossy:
                 raise CorruptionError(
-                    f"{path}: {INDEX} is at commit {self.head.sequence}, but {ROWS} has seen {marked}: commits were "
-                    "lost; use a copy of the store"
+                    f"{path}: {INDEX} is at commit {self.head.sequence}, but {ROWS} has seen {self.seen}: commits were "
+                    f"lost; use a copy of the store, or see what `fedcore store recover {path}` can go back to"
                 )
             if not readonly and self.unpinned() == self.head.sequence:
                 self._sweep()

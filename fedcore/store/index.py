@@ -103,6 +103,27 @@ class Index:
         with disk.explained("syncing", path):
             disk.sync_path(path)
 
+    def renew(self) -> None:
+        """Make durable anew what the log holds, before a writer believes it.
+
+        Of a process that died, a sync may have failed: the log's last commits are then in the system's memory alone,
+        which takes them for written, and whatever followed them in the log would be lost with them.
+
+        Raises:
+            StoreError: it cannot be made durable, or another process reads it all the time.
+        """
+        log = self.path.with_name(f"{self.path.name}-wal")
+        if self._durable and log.exists():
+            with disk.explained("making it durable", log):
+                fd = os.open(log, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    disk.renew(fd)
+                finally:
+                    os.close(fd)
+        with _explained(self.path):
+            if not disk.work_in(self._connection()):
+                raise StoreError(f"{self.path}: another process reads its log, and does not end: end it, and try again")
+
     def head(self) -> Head:
         """The head as it was committed last."""
         with self._reading() as connection:
@@ -184,6 +205,8 @@ class Index:
         """Close this process's connection."""
         if self._shared is not None:
             if self._owner == os.getpid():
+                if not self._durable and self._access == "rw":  # the log is worked in now, and the next may be durable
+                    self._shared.execute("PRAGMA synchronous = FULL")
                 self._shared.close()
             else:
                 _inherited.append(self._shared)
