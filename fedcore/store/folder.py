@@ -110,7 +110,12 @@ class Folder:
     def publish(
         self, head: Head, rows: RowEntries, clients: Sequence[tuple[int, StoredId]], gone: Sequence[int]
     ) -> None:
-        """Make the slots durable, and then the index, in one transaction, say what they are."""
+        """Make the slots durable, and then the index, in one transaction, say what they are.
+
+        Raises:
+            StoreError: it could not be done.
+            LockedError: another process has committed, and nothing of this one's may count any more.
+        """
         if self._durable:
             try:
                 for file in self._slot_files():
@@ -127,9 +132,14 @@ class Folder:
         """Whether something failed after which only opening the folder again tells what is durable."""
         return self._sync_failed or self.index.in_doubt
 
+    def require_lock(self) -> None:
+        """Raise a LockedError if somebody else may have the right to write that this process was given."""
+        if self._lock is not None:
+            self._lock.require()
+
     def has(self, sequence: int) -> bool:
         """Whether the files hold this commit, after ``publish`` was left by an error; then ``head`` is its head."""
-        if self.index.head().sequence < sequence:
+        if not self.index.has(sequence):
             return False
         self.head, _, _ = self.index.load()
         return True

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.errors import CorruptionError, StoreError
+from fedcore.errors import CorruptionError, LockedError, StoreError
 from fedcore.store import disk
 from fedcore.store.digests import client_digests, row_digests, total
 from fedcore.store.geometry import GRAINS, VERSION
@@ -68,6 +68,9 @@ class Index:
         self._owner = 0
         self._shared: sqlite3.Connection | None = None
         self._digests = np.zeros(0, np.uint64)  # of the rows, by number
+        self._known: str | None = None  # the head, as this process has loaded or written it last
+        self._tried: str | None = None  # and as it tried to write it
+        self._version = 0  # of the file, as SQLite counts others' transactions
         with self._reading() as connection:
             kind = connection.execute("PRAGMA application_id").fetchone()[0]
             self.version: int = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -127,6 +130,7 @@ class Index:
     def head(self) -> Head:
         """The head as it was committed last."""
         with self._reading() as connection:
+            self._known, self._version = _text(connection), _version(connection)
             return _head(connection)
 
     def load(self) -> tuple[Head, RowEntries, list[tuple[int, StoredId]]]:
@@ -148,6 +152,7 @@ class Index:
             digests = row_digests(rows.numbers, rows.slots, rows.rounds, rows.seals)
             if total(digests) != head.rows_sum or (table[:, :3] < 0).any():
                 raise CorruptionError("the list of rows was changed")
+            self._known, self._version = _text(connection), _version(connection)
         self._digests = np.zeros(int(rows.numbers.max(initial=-1)) + 1, np.uint64)
         self._digests[rows.numbers] = digests
         return head, rows, clients
@@ -160,6 +165,9 @@ class Index:
             rows: entries that are new or changed, or (slot 0) go.
             clients: ids that are new or changed, by number.
             gone: numbers whose ids go.
+
+        Raises:
+            LockedError: another process has committed since ``load``, or since this one did; nothing has changed.
         """
         digests = np.where(rows.slots > 0, row_digests(rows.numbers, rows.slots, rows.rounds, rows.seals), 0)
         most = int(rows.numbers.max(initial=-1)) + 1
@@ -170,6 +178,7 @@ class Index:
             connection = self._connection()
             try:
                 connection.execute("BEGIN IMMEDIATE")
+                self._require_alone(connection)
                 before = _listed(connection, [number for number, _ in clients] + list(gone))
                 clients_sum = head.clients_sum + total(client_digests(clients)) - total(client_digests(before))
                 connection.executemany("REPLACE INTO rows VALUES(?, ?, ?, ?)", _tuples(rows, rows.slots > 0))
@@ -179,9 +188,11 @@ class Index:
                 connection.executemany("REPLACE INTO clients VALUES(?, ?)", clients)
                 connection.executemany("DELETE FROM clients WHERE number = ?", [(number,) for number in gone])
                 head = replace(head, rows_sum=rows_sum, clients_sum=clients_sum % 2**64)
-                connection.execute("UPDATE head SET content = ?", (head.text(),))
+                self._tried = head.text()
+                connection.execute("UPDATE head SET content = ?", (self._tried,))
                 self.in_doubt = True
                 disk.commit(connection)
+                self._known = self._tried
                 self.in_doubt = False
             except BaseException as error:
                 # After a full disk the log lacks its end, and the transaction with it; after other failures it may
@@ -194,6 +205,11 @@ class Index:
                 raise
         self._digests[rows.numbers] = digests
         return head
+
+    def has(self, sequence: int) -> bool:
+        """Whether the file holds this process's own transaction of that number."""
+        with self._reading() as connection:
+            return _head(connection).sequence >= sequence and _text(connection) == self._tried
 
     def check(self) -> list[str]:
         """What SQLite finds wrong with its file."""
@@ -211,6 +227,16 @@ class Index:
             else:
                 _inherited.append(self._shared)
         self._shared = None
+
+    def _require_alone(self, connection: sqlite3.Connection) -> None:
+        """Raise a LockedError if another process has committed, in spite of the lock; in a transaction."""
+        version = _version(connection)
+        if version != self._version and _text(connection) != self._known:
+            raise LockedError(
+                f"{self.path}: expected no other writer, got a commit of another process, which the lock did not keep "
+                "from writing: this one's round does not count; see to it that there is one, and open the store again"
+            )
+        self._version = version  # it changes after this process's own errors too
 
     def _connection(self) -> sqlite3.Connection:
         if self._shared is not None and self._owner != os.getpid():
@@ -246,8 +272,16 @@ class Index:
 
 
 def _head(connection: sqlite3.Connection) -> Head:
+    return Head.parsed(_text(connection))
+
+
+def _text(connection: sqlite3.Connection) -> Any:
     found = connection.execute("SELECT content FROM head").fetchall()
-    return Head.parsed(found[0][0] if found else None)
+    return found[0][0] if found else None
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA data_version").fetchone()[0])
 
 
 def _listed(connection: sqlite3.Connection, numbers: Sequence[int]) -> list[tuple[int, StoredId]]:

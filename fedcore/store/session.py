@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Literal, get_args
 from weakref import finalize
 
-from fedcore.errors import StoreError, UnknownNameError
+from fedcore.errors import LockedError, StoreError, UnknownNameError
 from fedcore.store.background import Background
 from fedcore.store.content import Content
 from fedcore.store.folder import Folder
@@ -58,6 +58,11 @@ class Session:
             raise StoreError(f"{self._name}: expected a store open for writing, got one opened with readonly=True")
         self.require_whole()
 
+    def require_right(self) -> None:
+        """Raise a StoreError unless the store can be written to, and by nobody else: before slots are written."""
+        self.require_writer()
+        self.journal.require_right()
+
     def require_whole(self) -> None:
         """Raise a StoreError if what is in memory may be no commit."""
         self.require_open()
@@ -84,10 +89,20 @@ class Session:
             if self.background is not None:
                 self.background.close()
             if not self.folder.readonly and self.journal.broken is None and self._process == os.getpid():
-                self.journal.publish()
-                self.folder.trim()
+                self._publish(self.folder)
             self._finalizer()
         self._closed = True
+
+    def _publish(self, folder: Folder) -> None:
+        """Leave the folder as it was committed last, and no longer than it needs to be."""
+        try:
+            self.journal.require_right()
+        except LockedError:
+            if self.journal.is_behind:
+                raise
+            return  # nothing is lost, and the files are somebody else's
+        self.journal.publish()
+        folder.trim()
 
     @property
     def _name(self) -> str:

@@ -68,7 +68,8 @@ class WriterLock(_Held):
 
     def __init__(self, folder: Path, *, shared: bool = False) -> None:
         super().__init__()
-        path = folder / LOCK
+        self._path = path = folder / LOCK
+        self._written = f"process {os.getpid()}\n{uuid4().hex}\n".encode()
         with disk.explained("locking", path):
             try:
                 while not self._locked(path, shared):  # it was deleted before it was locked
@@ -83,13 +84,38 @@ class WriterLock(_Held):
                 ) from error
             if not shared:
                 os.ftruncate(self._fd, 0)
-                os.pwrite(self._fd, f"process {os.getpid()}\n".encode(), 0)
+                os.pwrite(self._fd, self._written, 0)
+
+    def require(self) -> None:
+        """Make sure that nobody else can have taken the right: the lock file lies where it lay, and says the same.
+
+        Who deletes the file lets another process lock a new one; where locks do nothing, another has written to it.
+
+        Raises:
+            LockedError: somebody may have.
+        """
+        try:
+            file = os.stat(self._path, follow_symlinks=False)
+            got = "the file of another" if not self.is_of(file) else self._who()
+        except OSError as error:
+            got = f"none ({error.strerror})"
+        if got is not None:
+            raise LockedError(
+                f"{self._path}: expected the lock of this process ({os.getpid()}), got {got}: another process may "
+                "write to the store; nothing of this one's is written any more, so see to it that there is one, and "
+                "open the store again"
+            )
+
+    def _who(self) -> str | None:
+        """Who has written to the locked file, if it is somebody else."""
+        said = os.pread(self._fd, 2 * len(self._written), 0)
+        return None if said == self._written else f"that of {_first_line(said) or 'nobody'}"
 
     def _locked(self, path: Path, shared: bool) -> bool:
         """Open and lock the file; whether it is still the one at that path."""
         how = os.O_RDONLY if shared and path.exists() else os.O_RDWR | os.O_CREAT
         self._fd = os.open(path, how | _NOT_FOLLOWED, 0o666)
-        said = os.pread(self._fd, 32, 0)
+        said = os.pread(self._fd, 2 * len(self._written), 0)
         if said and not said.startswith(b"process "):
             raise StoreError(f"{path}: expected a lock's content, got other content: it stays as it is")
         try:
@@ -110,12 +136,16 @@ class WriterLock(_Held):
                 f"{folder}: expected {due}, got this very process ({os.getpid()}): close() the server or store that "
                 f"has it open (an open round keeps its server's store open too), {look}"
             )
-        holder = said.decode(errors="replace").strip() or "another process"
+        holder = _first_line(said) or "another process"
         return f"{folder}: expected {due}, got {holder}: close() the server or store there, {look}"
 
     def close(self) -> None:
         """Give the right back."""
         self.release()
+
+
+def _first_line(said: bytes) -> str:
+    return said.decode(errors="replace").partition("\n")[0].strip()
 
 
 class Pin(_Held):
