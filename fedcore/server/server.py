@@ -15,6 +15,7 @@ from fedcore.errors import ArrayError, RangeError, RoundError, ShapeError, Unkno
 from fedcore.layout import Layout
 from fedcore.server.broadcast import Broadcast
 from fedcore.server.opening import new_rows, saved_rows
+from fedcore.server.plausible import require_plausible
 from fedcore.server.population import Population, Sizes
 from fedcore.server.report import RoundReport
 from fedcore.server.round import Round
@@ -240,8 +241,9 @@ class Server:
             "optimizer": optimizer,
         }
         with saved_rows(path, medium, durability) as (rows, state):
-            settings = Settings.from_state(state["settings"], given)
-            snapshot = Snapshot.of(vectors_of(rows), state["numbers"], settings.layout.n_parameters, rows.registry)
+            settings, vectors = Settings.from_state(state["settings"], given), vectors_of(rows)
+            require_plausible(settings, state, vectors, rows)
+            snapshot = Snapshot.of(vectors, state["numbers"], settings.layout.n_parameters, rows.registry)
             server = cls.__new__(cls)
             server._settings = settings
             server._start(State(settings, snapshot, rows))

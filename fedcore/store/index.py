@@ -25,6 +25,7 @@ _TABLES = (
     "(number INTEGER PRIMARY KEY, slot INTEGER NOT NULL, round INTEGER NOT NULL, seal INTEGER NOT NULL)",
     "CREATE TABLE clients(number INTEGER PRIMARY KEY, id)",
 )
+_SCHEMA = "SELECT sql, type FROM sqlite_master ORDER BY sql"
 _WAL_PAGES = 16000  # of 1 KB: how long the log grows before it is worked into the file
 
 I64 = npt.NDArray[np.int64]
@@ -81,6 +82,8 @@ class Index:
                 f"{path}: expected a format up to {VERSION}, got {self.version}: open it with the version of fedcore "
                 "that wrote it, or a newer one"
             )
+        with self._reading() as connection:
+            _require_tables(connection)
 
     @classmethod
     def create(cls, path: Path, head: Head, clients: Sequence[tuple[int, StoredId]]) -> None:
@@ -253,6 +256,7 @@ class Index:
                 check_same_thread=False,
             )
             self._shared.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'OFF'}")
+            self._shared.execute("PRAGMA trusted_schema = OFF")  # the file may be a stranger's
             self._shared.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
         return self._shared
 
@@ -269,6 +273,13 @@ class Index:
                     connection.rollback()
         except CorruptionError as error:
             raise CorruptionError(f"{self.path}: damaged: {error}; use a copy of the store") from error
+
+
+def _require_tables(connection: sqlite3.Connection) -> None:
+    """Refuse a file that holds anything but the index's tables: a view can compute without end, a trigger can write."""
+    found = [row[0] if row[1] == "table" else f"{row[1]} {row[0]}" for row in connection.execute(_SCHEMA)]
+    if found != sorted(_TABLES):
+        raise CorruptionError(f"expected the tables of an index, got {', '.join(map(str, found))[:200]}")
 
 
 def _head(connection: sqlite3.Connection) -> Head:

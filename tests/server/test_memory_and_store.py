@@ -161,6 +161,7 @@ def test_a_signal_at_any_line(tmp_path, method, medium, operation):
     assert ends == {False, True}
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finaliser Python ignores it
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 @pytest.mark.parametrize("method", ["MIFA", "MimiC"])
