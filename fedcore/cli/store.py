@@ -22,6 +22,8 @@ def info(path: Path) -> None:
         ("free slots", f"{found.free:,}"),
         ("on disk", _size(found.bytes)),
     ]
+    for process, behind in found.readers:
+        pairs.append(("read by", f"process {process}, {behind:,} commits behind"))
     for name, (dtype, shape) in found.vectors.items():
         pairs.append((f"vector {name}", f"{dtype}[{', '.join(map(str, shape))}]"))
     show_pairs(pairs)

@@ -1,5 +1,6 @@
 """A store's folder: its files, opened and written to as one."""
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from glob import escape
@@ -14,7 +15,7 @@ from fedcore.store.header import Header
 from fedcore.store.index import Index, RowEntries
 from fedcore.store.inventory import INDEX, READERS, ROWS, VECTORS, require_own, vector_files
 from fedcore.store.row_format import RowFormat
-from fedcore.store.sharing import Pin, WriterLock, oldest_pin
+from fedcore.store.sharing import Pin, WriterLock, oldest_pin, readers
 from fedcore.store.slot_file import SlotFile
 from fedcore.store.stored_ids import StoredId
 
@@ -161,6 +162,13 @@ class Folder:
     def unpinned(self) -> int:
         """The commit up to which what was retired is needed by no reader."""
         return min(oldest_pin(self.path), self.head.sequence)
+
+    @property
+    def readers(self) -> list[tuple[int, int]]:
+        """Other processes that read the folder, and how many commits each is behind."""
+        mine = os.getpid()
+        last = self.head.sequence
+        return [(process, last - commit) for process, commit in readers(self.path) if process != mine]
 
     @property
     def bytes(self) -> int:

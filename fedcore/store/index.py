@@ -198,10 +198,11 @@ class Index:
                 self._known = self._tried
                 self.in_doubt = False
             except BaseException as error:
-                # After a full disk the log lacks its end, and the transaction with it; after other failures it may
-                # come back when the file is opened again.
+                # After a full disk the log lacks its end, and the transaction with it; so after any write that failed,
+                # as it does at a quota or where files may be so long only. After other failures, of a sync, it may come
+                # back when the file is opened again.
                 # An error that is not SQLite's came before or after: the file tells which.
-                if _code(error) == sqlite3.SQLITE_FULL or not isinstance(error, sqlite3.Error):
+                if _code(error) == sqlite3.SQLITE_FULL or _is_write(error) or not isinstance(error, sqlite3.Error):
                     self.in_doubt = False
                 if connection.in_transaction:
                     connection.rollback()
@@ -314,6 +315,10 @@ def _code(error: BaseException) -> int | None:
     return None if code is None else code & 0xFF  # without SQLite's extension of it
 
 
+def _is_write(error: BaseException) -> bool:
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_IOERR_WRITE
+
+
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
     """Turn SQLite's errors into a store's."""
@@ -327,6 +332,8 @@ def _explained(path: Path) -> Iterator[None]:
             sqlite3.SQLITE_BUSY: "another process holds it",
             sqlite3.SQLITE_IOERR: "reading or writing failed",
         }.get(_code(error) or 0)
+        if _is_write(error):
+            what = "writing failed, at a quota or a limit of the file's size, say"
         if what is not None:
             raise StoreError(f"{path}: {what} ({error})") from error
         raise CorruptionError(str(error)) from error

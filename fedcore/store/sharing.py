@@ -4,7 +4,8 @@ import errno
 import fcntl
 import os
 import struct
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 from weakref import WeakSet
@@ -180,6 +181,17 @@ class Pin(_Held):
             self.release()
 
 
+def readers(folder: Path) -> list[tuple[int, int]]:
+    """The living readers that can be looked at: the process of each, and the commit that it looks at (0: any)."""
+    found = []
+    with suppress(OSError), _opened(folder) as notes:
+        for name in filter(is_note, os.listdir(notes)):
+            commit = _pinned(notes, name)
+            if commit != _NEWEST:
+                found.append((int(name.partition("-")[0]), commit))
+    return sorted(found)
+
+
 def oldest_pin(folder: Path) -> int:
     """The oldest commit that a living reader looks at, 0 if it might be any; past every commit if there is none.
 
@@ -187,19 +199,25 @@ def oldest_pin(folder: Path) -> int:
     descriptor is left, say) it might be any. Only readers' notes are touched, and those of another user only read.
     """
     try:
-        readers = os.open(folder / READERS, os.O_RDONLY | os.O_DIRECTORY | _NOT_FOLLOWED)
-        try:
-            return min([_pinned(readers, name) for name in os.listdir(readers) if is_note(name)], default=_NEWEST)
-        finally:
-            os.close(readers)
+        with _opened(folder) as notes:
+            return min([_pinned(notes, name) for name in os.listdir(notes) if is_note(name)], default=_NEWEST)
     except (OSError, MemoryError):
         return 0
 
 
-def _pinned(readers: int, name: str) -> int:
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    fd = os.open(folder / READERS, os.O_RDONLY | os.O_DIRECTORY | _NOT_FOLLOWED)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _pinned(notes: int, name: str) -> int:
     """The commit of a note, past every commit if its reader has died."""
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _NOT_FOLLOWED, dir_fd=readers)
+        fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _NOT_FOLLOWED, dir_fd=notes)
     except OSError as error:
         return _NEWEST if error.errno in (errno.ENOENT, errno.ELOOP) else 0  # gone meanwhile; a link is no note
     try:
@@ -209,7 +227,7 @@ def _pinned(readers: int, name: str) -> int:
         return int(struct.unpack("<q", written)[0]) if len(written) == 8 else 0
     else:
         with suppress(OSError):  # a folder, or not this user's to delete
-            os.unlink(name, dir_fd=readers)
+            os.unlink(name, dir_fd=notes)
         return _NEWEST
     finally:
         os.close(fd)
