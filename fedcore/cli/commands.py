@@ -172,6 +172,8 @@ def _store(group: Group) -> None:
             "verify",
             """Read everything and compare it with its checksums; each damaged row is named with its client.
 
+            Of a server's folder it also says whether the running total is the sum of the rows.
+
             Ends with status 0 if all is sound, and 1 if not. It only reads, and may be used while a server writes.
             """,
         ),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fedcore.cli.pairs import show_pairs
 from fedcore.cli.status import FAILED
+from fedcore.server.invariant import folder_problems
 from fedcore.store import ClientStore
 from fedcore.store.recovery import give_up, look
 
@@ -30,9 +31,9 @@ def info(path: Path) -> None:
 
 
 def verify(path: Path) -> None:
-    """Compare everything with its checksums."""
+    """Compare everything with its checksums, and a server's sums with its rows."""
     with ClientStore.open(path, readonly=True) as opened:
-        problems = opened.verify()
+        problems = opened.verify() or folder_problems(opened)
         rows, vectors = len(opened), len(opened.vector_names())
     for problem in problems:
         print(problem)

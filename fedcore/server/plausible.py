@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.algorithms.rates import rate_at
-from fedcore.errors import AlgorithmError, CheckpointError
+from fedcore.errors import CheckpointError
 from fedcore.server.settings import Settings
 from fedcore.server.update import is_integer
 from fedcore.store import ClientStore
@@ -28,8 +28,6 @@ def believed(path: str | os.PathLike[str]) -> Iterator[None]:
     """
     try:
         yield
-    except AlgorithmError:  # of the caller's own code
-        raise
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise CheckpointError(
             f"{path}: expected what a server has written, got what none can be made of: {type(error).__name__}: {error}"
@@ -64,13 +62,16 @@ def require_plausible(
     due = _due(settings)
     for name, vector in vectors.items():
         kind, _, entry = name.partition("/")
-        dtype, length = due.get(f"{kind}/" if entry else kind, (vector.dtype, len(vector)))
-        if (vector.dtype, vector.shape) != (dtype, (length,)):
-            if kind == "counter" and vector.dtype.kind in "iu":
-                continue
-            if kind == "population" and vector.dtype == np.int64 and vector.ndim == 2 and len(vector) == 2:
-                continue
-            raise ValueError(f"{name}: expected {np.dtype(dtype)}[{length}], got {vector.dtype}{list(vector.shape)}")
+        said = f"{name}: expected %s, got {vector.dtype}{list(vector.shape)}"
+        dtype, length = due.get(f"{kind}/" if entry else kind, (None, 0))
+        if dtype is not None and (vector.dtype != dtype or vector.shape != (length,)):
+            raise ValueError(said % f"{np.dtype(dtype)}[{length}]")
+        if kind == "counter" and vector.dtype.kind not in "iu":
+            raise ValueError(said % "an integer")
+        if kind == "population" and (vector.dtype != np.int64 or vector.shape[:-1] != (2,)):
+            raise ValueError(said % "int64[2, m]")
+        if kind == "norms" and (vector.dtype.kind != "f" or vector.ndim != 1):
+            raise ValueError(said % "float[k]")
     if settings.algorithm.keeps_total != ("total" in vectors):
         raise ValueError("total: expected where the method keeps one, and nowhere else")
     kept = {name.removeprefix("v/") for name in vectors if name.startswith("v/")}

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import Optimizer
-from fedcore.algorithms.rates import Rate, as_rate, rate_at, rate_of_steps
+from fedcore.algorithms.rates import Rate, rate_at, rate_of_steps
 from fedcore.errors import ArrayError, RangeError, RoundError, ShapeError, UnknownNameError
 from fedcore.layout import Layout
 from fedcore.server.broadcast import Broadcast
@@ -19,7 +19,7 @@ from fedcore.server.plausible import require_plausible
 from fedcore.server.population import Population, Sizes
 from fedcore.server.report import RoundReport
 from fedcore.server.round import Round
-from fedcore.server.settings import Settings
+from fedcore.server.settings import Settings, said_again
 from fedcore.server.snapshot import Snapshot, vectors_of
 from fedcore.server.state import State
 from fedcore.server.sums import Precision
@@ -234,12 +234,7 @@ class Server:
             CorruptionError: a file was damaged.
             CheckpointError: it is a store without a server, or an argument is missing or not what was saved.
         """
-        given = {
-            "algorithm": algorithm,
-            "lr": None if lr is None else as_rate(lr),
-            "server_lr": None if server_lr is None else as_rate(server_lr),
-            "optimizer": optimizer,
-        }
+        given = said_again(algorithm, lr, server_lr, optimizer)
         with saved_rows(path, medium, durability) as (rows, state):
             settings, vectors = Settings.from_state(state["settings"], given), vectors_of(rows)
             require_plausible(settings, state, vectors, rows)

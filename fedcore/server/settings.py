@@ -138,6 +138,24 @@ class Settings:
         )
 
 
+def said_again(
+    algorithm: Algorithm | None, lr: float | Rate | None, server_lr: float | Rate | None, optimizer: Optimizer | None
+) -> dict[str, Any]:
+    """What the caller of ``Server.load`` says again, checked before the folder is looked at.
+
+    Raises:
+        AlgorithmError, UnknownNameError, RangeError: it is not what ``Server`` takes.
+    """
+    if algorithm is not None:
+        check_table(algorithm)
+    return {
+        "algorithm": algorithm,
+        "lr": None if lr is None else as_rate(lr),
+        "server_lr": None if server_lr is None else as_rate(server_lr),
+        "optimizer": optimizer,
+    }
+
+
 def _check_counts(fold: object, late_rounds: object, history_rounds: object) -> None:
     for name, value, low, bits in (
         ("fold", fold, 1, 53),
