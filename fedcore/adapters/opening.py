@@ -35,7 +35,7 @@ def require_same_limits(server: Server, path: str | Path, options: Mapping[str, 
     saved = server.store.state["settings"]["limits"]
     for name in LIMITS:
         if name in options and options[name] != (had := saved.get(name.removeprefix("max_"))):
-            server.store.close()
+            server.close()
             raise CheckpointError(
                 f"{name}: expected {had!r}, with which the server in {path} was made, got {options[name]!r}:"
                 " leave it out, or start a new server from its model"
@@ -55,7 +55,7 @@ def load_server(path: str | Path, algorithm: Algorithm | str, x0: Any, **options
     method = named(algorithm) if isinstance(algorithm, str) else algorithm
     server = Server.load(path, algorithm=method, **said_again)
     if server.layout.to_state() != Layout.of(x0).to_state():
-        server.store.close()
+        server.close()
         raise CheckpointError(f"{path}: expected the store of a model like the job's, got other tensors or shapes")
     require_same_limits(server, path, options)
     return server

@@ -1,32 +1,34 @@
 """The server: what it sends out, and the rounds that change it."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self
-from weakref import ReferenceType, ref
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
 
 from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import Optimizer
-from fedcore.algorithms.rates import Rate, as_rate, rate_at, rate_of_steps
+from fedcore.algorithms.rates import Rate, rate_at, rate_of_steps
 from fedcore.errors import ArrayError, RangeError, RoundError, ShapeError, UnknownNameError
 from fedcore.layout import Layout
 from fedcore.server.broadcast import Broadcast
 from fedcore.server.buffers import SIGNED, never_negative
 from fedcore.server.limits import Limits
 from fedcore.server.opening import new_rows, saved_rows
+from fedcore.server.plausible import require_plausible
 from fedcore.server.population import Population, Sizes
 from fedcore.server.report import RoundReport
 from fedcore.server.round import Round
-from fedcore.server.settings import Settings
+from fedcore.server.settings import Settings, said_again
 from fedcore.server.snapshot import Snapshot, vectors_of
 from fedcore.server.state import State
 from fedcore.server.sums import Precision
 from fedcore.server.update import Update, held_together
 from fedcore.store import ClientId, ClientStore, Durability
+from fedcore.store.reading import ReadRows
 
 F32 = npt.NDArray[np.float32]
 
@@ -105,8 +107,7 @@ class Server:
         own_rates: bool = False,
         signed_buffers: Sequence[str] = SIGNED,
     ) -> None:
-        if isinstance(algorithm, str):
-            algorithm = named(algorithm)
+        algorithm = named(algorithm) if isinstance(algorithm, str) else algorithm
         if not isinstance(algorithm, Algorithm):
             raise UnknownNameError(f"algorithm: expected an Algorithm or the name of one, got {algorithm!r}")
         layout = Layout.of(x0)
@@ -143,7 +144,7 @@ class Server:
     def _start(self, state: State) -> None:
         self._state = state
         # Weak, so that a round that was dropped does not stay open for ever.
-        self._round: ReferenceType[Round] | None = None
+        self._round: Callable[[], Round | None] = lambda: None
 
     @property
     def algorithm(self) -> Algorithm:
@@ -157,13 +158,13 @@ class Server:
 
     @property
     def averages_models(self) -> bool:
-        """Whether the step is the plain average of the clients' models, for which the number of their steps is news."""
+        """Whether the step is the plain average of the clients' models."""
         return self._settings.averages_models
 
     @property
-    def store(self) -> ClientStore:
-        """The clients' rows."""
-        return self._state.store
+    def store(self) -> ReadRows:
+        """The clients' rows, to be read: rounds, arrivals and departures change them, and nothing else."""
+        return ReadRows(self._state.store)
 
     @property
     def examples(self) -> npt.NDArray[np.int64] | None:
@@ -197,8 +198,7 @@ class Server:
             path: a new or empty folder, or an older copy, which stays until the new one is whole.
 
         Raises:
-            RoundError: a round is open.
-            StoreError: the folder is something else, or the disk is full.
+            RoundError, StoreError: a round is open; the folder is something else, or the disk is full.
 
         Cost: reads and writes every row once.
         """
@@ -221,11 +221,9 @@ class Server:
 
         Args:
             path: what ``save`` wrote, or the folder of an mmap store.
-            medium: "mmap" goes on in the folder itself, "ram" leaves it alone; None does what the server did that wrote
-                it.
+            medium: "mmap" goes on in the folder itself, "ram" leaves it alone; None is the writer's.
             durability: of an mmap store; see ``ClientStore``.
-            algorithm, lr, server_lr, optimizer: to be given again where they are the caller's own code; what is
-                fedcore's own is in the folder.
+            algorithm, lr, server_lr, optimizer: to be given again where they are the caller's own code.
 
         Raises:
             StoreError: there is no store, or one of a newer version.
@@ -233,15 +231,11 @@ class Server:
             CorruptionError: a file was damaged.
             CheckpointError: it is a store without a server, or an argument is missing or not what was saved.
         """
-        given = {
-            "algorithm": algorithm,
-            "lr": None if lr is None else as_rate(lr),
-            "server_lr": None if server_lr is None else as_rate(server_lr),
-            "optimizer": optimizer,
-        }
+        given = said_again(algorithm, lr, server_lr, optimizer)
         with saved_rows(path, medium, durability) as (rows, state):
-            settings = Settings.from_state(state["settings"], given)
-            snapshot = Snapshot.of(vectors_of(rows), state["numbers"], settings.layout.n_parameters, rows.registry)
+            settings, vectors = Settings.from_state(state["settings"], given), vectors_of(rows)
+            require_plausible(settings, state, vectors, rows)
+            snapshot = Snapshot.of(vectors, state["numbers"], settings.layout.n_parameters, rows.registry)
             server = cls.__new__(cls)
             server._settings = settings
             server._start(State(settings, snapshot, rows))
@@ -252,10 +246,17 @@ class Server:
 
         ``x`` and what else is in memory can still be read. A server whose rows are in memory has nothing to close.
         """
-        opened = self._round() if self._round is not None else None
-        if opened is not None:
+        if (opened := self._round()) is not None:
             opened.abort()
-        self.store.close()
+        self._state.store.close()
+
+    def checkpoint(self) -> None:
+        """Make every finished round safe, where durability="checkpoint"; elsewhere it is already."""
+        self._state.store.checkpoint()
+
+    def compact(self) -> None:
+        """Give back slots that nobody needs; between rounds. See ``ClientStore.compact``."""
+        self._state.store.compact()
 
     def __enter__(self) -> Self:
         return self
@@ -294,7 +295,7 @@ class Server:
             RoundError, RangeError: a round is open; one is registered already, or examples are missing or not expected.
             UnknownClientError: one is no id, or examples are for somebody else.
 
-        Cost: one commit of the store, and one copy of what is known of examples and arrivals, 16 bytes a client each.
+        Cost: one commit, and one copy of what is known of examples and arrivals, 16 bytes a client each.
         """
         self._require_no_round()
         if listed := list(clients):
@@ -389,8 +390,7 @@ class Server:
             return opened.finish()
 
     def _require_no_round(self) -> None:
-        before = self._round() if self._round is not None else None
-        if before is not None and before.is_open:
+        if (before := self._round()) is not None and before.is_open:
             raise RoundError(f"round {self.round_number} is open already: finish or abort it first")
 
     def _open(self, fold: int, *, may_hold: bool) -> Round:

@@ -68,17 +68,10 @@ class Settings:
             AlgorithmError: the method's table contradicts itself.
         """
         check_table(algorithm)
-        for name, value, low, bits in (
-            ("fold", 1 if fold is None else fold, 1, 53),
-            ("late_rounds", late_rounds, 0, 31),
-            ("history_rounds", history_rounds, 1, 31),
-        ):
-            if not is_integer(value, low, 2**bits):
-                raise RangeError(f"{name}: expected an integer in {low}..2**{bits}, got {value!r}")
+        _check_counts(1 if fold is None else fold, late_rounds, history_rounds)
         if server_lr is not None and not algorithm.takes_server_rate:
             raise RangeError("server_lr: expected None, since the method's sums are lengths of models, got a rate")
-        if accumulate not in get_args(Precision):
-            raise UnknownNameError.of("accumulate", accumulate, get_args(Precision))
+        _check_precision(accumulate)
         settings = cls(
             algorithm=algorithm,
             layout=layout,
@@ -135,6 +128,8 @@ class Settings:
         """
         own = {what: revive(what, state[what], given[what]) for what in given}
         check_table(own["algorithm"])
+        _check_counts(state["fold"], state["late_rounds"], state["history_rounds"])
+        _check_precision(state["accumulate"])
         next_rates = state.get("next_rates", {})
         for what in ("lr", "server_lr"):
             check_rate(what, own[what], next_rates.get(what), next_rates.get("round", 0))
@@ -150,3 +145,36 @@ class Settings:
             nonnegative=tuple(state.get("nonnegative", ())),
             **own,
         )
+
+
+def said_again(
+    algorithm: Algorithm | None, lr: float | Rate | None, server_lr: float | Rate | None, optimizer: Optimizer | None
+) -> dict[str, Any]:
+    """What the caller of ``Server.load`` says again, checked before the folder is looked at.
+
+    Raises:
+        AlgorithmError, UnknownNameError, RangeError: it is not what ``Server`` takes.
+    """
+    if algorithm is not None:
+        check_table(algorithm)
+    return {
+        "algorithm": algorithm,
+        "lr": None if lr is None else as_rate(lr),
+        "server_lr": None if server_lr is None else as_rate(server_lr),
+        "optimizer": optimizer,
+    }
+
+
+def _check_counts(fold: object, late_rounds: object, history_rounds: object) -> None:
+    for name, value, low, bits in (
+        ("fold", fold, 1, 53),
+        ("late_rounds", late_rounds, 0, 31),
+        ("history_rounds", history_rounds, 1, 31),
+    ):
+        if not is_integer(value, low, 2**bits):
+            raise RangeError(f"{name}: expected an integer in {low}..2**{bits}, got {value!r}")
+
+
+def _check_precision(accumulate: str) -> None:
+    if accumulate not in get_args(Precision):
+        raise UnknownNameError.of("accumulate", accumulate, get_args(Precision))

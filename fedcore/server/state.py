@@ -229,6 +229,7 @@ class State:
         return {
             "what": "a fedcore server",
             "medium": self.store.medium,
+            "clients": len(self.store.registry),
             "settings": self.settings.to_state(snapshot.round_number),
             "numbers": snapshot.numbers(),
         }

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcore.errors import LockedError
 from fedcore.store.acceptance import Acceptance
 from fedcore.store.compaction import lowered_rows
 from fedcore.store.content import Content
@@ -50,6 +51,20 @@ class Journal:
         self._published: set[Place] = places(content.vectors.table)
         if self._folder is not None and not self._folder.readonly:
             self._reclaim()  # the slots that were free when it was opened
+
+    def require_right(self) -> None:
+        """Raise a LockedError, and break, if somebody else may write to the folder."""
+        if self._folder is not None:
+            try:
+                self._folder.require_lock()
+            except LockedError:
+                self.broken = "another process may write to it"
+                raise
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the folder does not know everything."""
+        return self._folder is not None and bool(self._behind or self._listed or self._unlisted or self._dropped)
 
     @property
     def is_ahead(self) -> bool:
@@ -114,7 +129,7 @@ class Journal:
     def publish(self) -> None:
         """Bring the folder up to the last commit, and to the clients that there are."""
         content = self._content
-        if self._folder is not None and (self._behind or self._listed or self._unlisted or self._dropped):
+        if self.is_behind:
             nothing = content.rows.entries(_NONE)
             if self._dropped:
                 self._change(nothing, content.vectors.table, [], content.round, content.state, published=False)
@@ -199,6 +214,9 @@ class Journal:
         """Whether the folder has the commit that an error has left; where only a new opening tells, it breaks."""
         folder = self._folder
         assert folder is not None
+        if isinstance(error, LockedError):
+            self.broken = "another process has written to it"
+            return False
         self.broken = f"a commit failed, and only the files tell if it is durable ({error})"
         if folder.in_doubt:
             return False

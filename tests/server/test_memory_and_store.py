@@ -164,7 +164,6 @@ def test_a_signal_at_any_line(tmp_path, method, medium, operation):
     assert ends == {False, True}
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of one that lands in a __del__
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 @pytest.mark.parametrize("method", ["MIFA", "MimiC"])

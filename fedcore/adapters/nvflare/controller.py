@@ -107,7 +107,7 @@ class Controller(ModelController):
                 self.save_model(FLModel(params=server.tensors(), current_round=server.round_number))
         finally:
             if server.store.medium == "mmap":
-                server.store.close()  # so that another job may open it
+                server.close()  # so that another job may open it
 
     def choose(self, names: list[str], round: int) -> list[str]:
         """Who takes part: ``num_clients`` of the names, drawn anew each round; a subclass may do it otherwise.
