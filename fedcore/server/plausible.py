@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from fedcore.algorithms.rates import rate_at
 from fedcore.errors import CheckpointError
+from fedcore.server.limits import is_integer
 from fedcore.server.settings import Settings
-from fedcore.server.update import is_integer
 from fedcore.store import ClientStore
 
 _WIDEST = 2**53
