@@ -112,5 +112,12 @@ def isa() -> str: ...
 def best_isa() -> str: ...
 def in_ieee_mode(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 def read_plain_updates(
-    updates: Sequence[Any], type: type, n: int, lr: float, max_steps: float, max_examples: float, max_lr: float
+    updates: Sequence[Any],
+    type: type,
+    n: int,
+    lr: float,
+    max_steps: float,
+    max_examples: float,
+    own_rates: bool,
+    max_lr: float,
 ) -> tuple[list[Any], list[Any], npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]] | None: ...

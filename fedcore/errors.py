@@ -104,5 +104,5 @@ class LockedError(StoreError):
     """A store is open for writing in another place."""
 
 
-class CorruptionError(StoreError):
+class CorruptionError(StoreError, CheckpointError):
     """A store's content is not what was written; the message names the file, and the client and block if it can."""

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -114,8 +114,18 @@ class Layout:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "Layout":
-        """The layout that ``to_state`` described."""
-        pieces = (Slice(name, kind, tuple(shape), np.dtype(dtype)) for name, kind, shape, dtype in state["tensors"])
+        """The layout that ``to_state`` described.
+
+        Raises:
+            LookupError, TypeError, ValueError: it is none.
+        """
+        pieces = [Slice(name, kind, tuple(shape), np.dtype(dtype)) for name, kind, shape, dtype in state["tensors"]]
+        for piece in pieces:
+            due = "iu" if piece.kind == "counter" else "f"
+            if piece.kind not in get_args(Kind) or piece.dtype.kind not in due:
+                raise DtypeError(f"{piece.name}: expected a tensor that a layout has, got {piece.kind} {piece.dtype}")
+            if any(type(length) is not int or length < 0 for length in piece.shape):
+                raise ShapeError(f"{piece.name}: expected lengths, got {list(piece.shape)}")
         return cls(pieces, state["aliases"])
 
     @property
@@ -199,8 +209,12 @@ class Layout:
             piece, dtype = pieces[name], _dtype(name, leaf)
             if dtype != piece.dtype:
                 raise DtypeError(f"{name}: expected {piece.dtype}, got {dtype}")
-            if tuple(leaf.shape) != piece.shape:
-                raise ShapeError(f"{name}: expected shape {piece.shape}, got {tuple(leaf.shape)}")
+            try:
+                shape = tuple(leaf.shape)
+            except RuntimeError:  # a nested tensor has none
+                raise ShapeError(f"{name}: expected shape {piece.shape}, got a tensor without a shape") from None
+            if shape != piece.shape:
+                raise ShapeError(f"{name}: expected shape {piece.shape}, got {shape}")
         return named
 
 

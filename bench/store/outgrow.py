@@ -108,7 +108,7 @@ class Bench:
 
     def exchanges(self, ids):
         """The kernel alone: to free slots, in place, and in memory."""
-        store, S, n = self.server.store, self.options.cohort, self.options.elements
+        store, S, n = self.server._state.store, self.options.cohort, self.options.elements
         old, new = [store.row(client) for client in ids], [store.stage(client) for client in ids]
         acc, ys, ones, none = np.zeros(n), [self.h] * S, np.ones(S), [None] * S
         minus, keys = -ones, randomness.keys("row", round=0, clients=ids)
@@ -128,7 +128,7 @@ class Bench:
 
     def write_back(self, early):
         """Rounds that are safe at a checkpoint after training, with writing begun early or not."""
-        store, ids = self.server.store, self.cold()
+        store, ids = self.server._state.store, self.cold()
         store._session._write_back = early
         self.server.broadcast(ids)
         time.sleep(self.options.training)
@@ -176,12 +176,12 @@ def main():
         print(f"{options.rows:,} rows of {bench.row_bytes / 1e6:.1f} MB are {size:.1f} GiB on the disk\n", flush=True)
         for _ in range(options.repeats):
             bench.repeat()
-        bench.server.store.close()
+        bench.server.close()
         bench.server = Server.load(options.folder, durability="checkpoint")
         for _ in range(options.repeats):
             bench.write_back(early=False)
             bench.write_back(early=True)
-        bench.server.store.close()
+        bench.server.close()
         report(bench)
     finally:
         shutil.rmtree(options.folder, ignore_errors=True)

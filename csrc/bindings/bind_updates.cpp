@@ -19,11 +19,12 @@ double whole(PyObject* object, double most) {
     return overflow == 0 && value >= 1 && static_cast<double>(value) <= most ? static_cast<double>(value) : 0;
 }
 
-// A plain float within (0, most], or `broadcast` for None; else 0.
-double rate(PyObject* object, double broadcast, double most) {
-    if (object == Py_None) return broadcast;
+// `sent` for None or the same number; where clients have rates of their own, a plain float within (0, most]; else 0.
+double rate(PyObject* object, double sent, bool own, double most) {
+    if (object == Py_None) return sent;
     if (!PyFloat_CheckExact(object)) return 0;
     const double value = PyFloat_AS_DOUBLE(object);
+    if (!own) return value == sent ? sent : 0;
     return value > 0 && value <= most ? value : 0;
 }
 
@@ -31,7 +32,7 @@ double rate(PyObject* object, double broadcast, double most) {
 // draw, in the open round, without a control. Anything else gives None, and Python reads them one by one, with the
 // errors. It only saves time: on a small model that reading is most of a round.
 py::object read_plain_updates(const py::object& updates, const py::handle& type, std::int64_t n, double lr,
-                              double max_steps, double max_examples, double max_lr) {
+                              double max_steps, double max_examples, bool own_rates, double max_lr) {
     const bool named = PyType_Check(type.ptr()) &&
                        PyType_HasFeature(reinterpret_cast<PyTypeObject*>(type.ptr()), Py_TPFLAGS_TUPLE_SUBCLASS);
     if (!named) raise("ArrayError", "type: expected a type of named tuples");
@@ -45,7 +46,7 @@ py::object read_plain_updates(const py::object& updates, const py::handle& type,
             return py::none();
         const auto field = [update](Field which) { return PyTuple_GET_ITEM(update, which); };
         const double done = whole(field(kSteps), max_steps), held = whole(field(kExamples), max_examples);
-        const double rate_used = rate(field(kLr), lr, max_lr);
+        const double rate_used = rate(field(kLr), lr, own_rates, max_lr);
         const bool plain = done > 0 && held > 0 && rate_used > 0 && std::isfinite(1 / (rate_used * done)) &&
                            whole(field(kCount), 1) == 1 && field(kControl) == Py_None && field(kRound) == Py_None &&
                            PyLong_CheckExact(field(kClient)) && PyUnicode_CheckExact(field(kKind)) &&
@@ -65,7 +66,7 @@ py::object read_plain_updates(const py::object& updates, const py::handle& type,
 
 void bind_updates(py::module_& module) {
     module.def("read_plain_updates", &read_plain_updates, py::arg("updates"), py::arg("type"), py::arg("n"),
-               py::arg("lr"), py::arg("max_steps"), py::arg("max_examples"), py::arg("max_lr"));
+               py::arg("lr"), py::arg("max_steps"), py::arg("max_examples"), py::arg("own_rates"), py::arg("max_lr"));
 }
 
 }  // namespace fedcore::bindings

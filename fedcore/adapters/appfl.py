@@ -28,9 +28,9 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
         aggregator_configs: the agent's ``aggregator_kwargs``. ``model_path``, ``model_name``, ``model_kwargs``: as in
             its ``model_configs``, whose model it hands to APPFL's own aggregators alone. ``algorithm``: one of
             ``fedcore.algorithms`` of plain local steps. ``lr``: their rate. ``steps``: K of a reply that does not say
-            it (1). ``clients``: the ids of all clients, whether or not they ever answer (those that do, from their
-            first answer that counts). ``store``: "ram", or "mmap:PATH" to go on
-            after the last finished round. Any more are arguments of ``fedcore.Server``.
+            it (1), and the most that one may say, unless ``max_steps`` does. ``clients``: the ids of all clients,
+            whether or not they ever answer (those that do, from their first answer that counts). ``store``: "ram", or
+            "mmap:PATH" to go on after the last finished round. Any more are arguments of ``fedcore.Server``.
         logger: the agent's.
 
     Attributes:
@@ -49,7 +49,7 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
         self.algorithm = with_plain_steps(options.pop("algorithm"), options.get("lr"))
         self.server: Server | None = None
         self.reports: list[RoundReport] = []
-        self._steps, self._clients = options.pop("steps", 1), list(options.pop("clients", []))
+        self._steps, self._clients = options.pop("steps", None), list(options.pop("clients", []))
         self._examples = options.pop("examples", None)
         self._options, self._logger = options, logger
         self.client_sample_size: dict[Any, int] = {}  # which the base class fills
@@ -74,7 +74,7 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
             for client, model in local_models.items():
                 examples = self.client_sample_size.get(client, 1)
                 try:
-                    round.add(client, model, steps=steps.get(client, self._steps), examples=examples, keep=True)
+                    round.add(client, model, steps=steps.get(client, self._steps or 1), examples=examples, keep=True)
                 except FedcoreError as error:
                     round.refuse(client, str(error))
         assert round.report is not None
@@ -87,7 +87,8 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
     def _open(self) -> Server:
         if self.server is None:
             sizes = self._examples and {client: self._examples[client] for client in self._clients}
-            self.server = open_server(self.algorithm, self.model, self._clients, examples=sizes, **self._options)
+            known = {"examples": sizes, "steps": self._steps}
+            self.server = open_server(self.algorithm, self.model, self._clients, **known, **self._options)
         return self.server
 
     def _tensors(self) -> OrderedDict[str, torch.Tensor]:

@@ -13,7 +13,7 @@ from fedcore.adapters.refusals import refusal_line, silence
 from fedcore.algorithms import Algorithm
 from fedcore.errors import ArrayError, FedcoreError, RoundError
 from fedcore.server import Round, RoundReport, Server, Update
-from fedcore.server.update import shown
+from fedcore.server.limits import shown
 
 
 class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
@@ -34,7 +34,7 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         sample_ratio: the share of the clients that takes part in a round.
         algorithm: one of ``fedcore.algorithms`` whose clients take plain steps, or its name.
         lr: the rate of the local steps.
-        steps: K, of an upload without claims.
+        steps: K, of an upload without claims (1), and the most that claims may say, unless ``max_steps`` does.
         evaluate: called with the model at each ``evaluate()``.
         store: "ram", or "mmap:PATH" so that a later run goes on after the last finished round.
         options: further arguments of ``fedcore.Server``.
@@ -55,7 +55,7 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         algorithm: Algorithm | str = "MimiC",
         *,
         lr: float,
-        steps: int = 1,
+        steps: int | None = None,
         evaluate: Callable[[torch.nn.Module], Any] | None = None,
         store: str = "ram",
         logger: Any = None,
@@ -63,7 +63,7 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
     ) -> None:
         super().__init__(model, global_round, sample_ratio, logger=logger)
         self._algorithm, self._steps, self._evaluate = with_plain_steps(algorithm, lr), steps, evaluate
-        self._options = {"lr": lr, "store": store, **options}
+        self._options = {"lr": lr, "store": store, "steps": steps, **options}
         self.server: Server | None = None
         self.reports: list[RoundReport] = []
         self._round: Round | None = None
@@ -157,7 +157,7 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         """
         y, *rest = payload if isinstance(payload, list | tuple) and payload else [payload]
         if not rest:
-            return Update(next(iter(self._due), -1), y, self._steps)
+            return Update(next(iter(self._due), -1), y, self._steps or 1)
         try:
             claims = np.asarray(rest[0])
             if claims.dtype.kind not in "iu" or claims.size != 3:

@@ -11,7 +11,7 @@ from fedcore.server import Server
 from fedcore.store import ClientId, ClientStore
 from fedcore.store.registry import canonical
 
-LIMITS = ("max_steps", "max_examples", "max_lr", "max_norm", "max_norm_ratio")
+LIMITS = ("max_steps", "max_examples", "max_lr", "max_norm", "max_norm_ratio", "own_rates")
 """Arguments of ``Server`` that say what a client may claim and send."""
 
 
@@ -36,7 +36,7 @@ def require_same_limits(server: Server, path: str | Path, options: Mapping[str, 
     saved = server.store.state["settings"]["limits"]
     for name in LIMITS:
         if name in options and options[name] != (had := saved.get(name.removeprefix("max_"))):
-            server.store.close()
+            server.close()
             raise CheckpointError(
                 f"{name}: expected {had!r}, with which the server in {path} was made, got {options[name]!r}:"
                 " leave it out, or start a new server from its model"
@@ -56,14 +56,25 @@ def load_server(path: str | Path, algorithm: Algorithm | str, x0: Any, **options
     method = named(algorithm) if isinstance(algorithm, str) else algorithm
     server = Server.load(path, algorithm=method, **said_again)
     if server.layout.to_state() != Layout.of(x0).to_state():
-        server.store.close()
+        server.close()
         raise CheckpointError(f"{path}: expected the store of a model like the job's, got other tensors or shapes")
     require_same_limits(server, path, options)
     return server
 
 
+def asked_at_most(steps: object) -> dict[str, int]:
+    """``max_steps`` of a new server whose clients were asked for so many steps; nothing where nobody knows."""
+    return {"max_steps": int(steps)} if isinstance(steps, int) and not isinstance(steps, bool) else {}
+
+
 def open_server(
-    algorithm: Algorithm | str, x0: Any, clients: Iterable[ClientId], *, store: str = "ram", **options: Any
+    algorithm: Algorithm | str,
+    x0: Any,
+    clients: Iterable[ClientId],
+    *,
+    store: str = "ram",
+    steps: object = None,
+    **options: Any,
 ) -> Server:
     """A server on that store: of an earlier job's last finished round if there is one, else new, with x = ``x0``.
 
@@ -71,6 +82,8 @@ def open_server(
         algorithm, x0, clients, options: as for ``Server``. Clients that an old server does not know arrive; none, where
             they count from when they first answer (``newcomers``).
         store: "ram", or "mmap:PATH" for rounds that outlive the job.
+        steps: the local steps that clients are asked for, if it is a number: the ``max_steps`` of a new server that is
+            told none.
 
     Raises:
         CheckpointError: the old server is of another algorithm, rate or model.
@@ -79,11 +92,11 @@ def open_server(
     ids = list(clients)
     path = Path(store.removeprefix("mmap:"))
     if not store.startswith("mmap:") or not path.is_dir() or not any(path.iterdir()):
-        return Server(algorithm, x0, ids, store=store, **options)
+        return Server(algorithm, x0, ids, store=store, **asked_at_most(steps) | options)
     with ClientStore.open(path, readonly=True) as found:
         never_began = found.state is None and len(found) == 0
     if never_began:  # the earlier job was killed between the store's making and the server's
-        server = Server(algorithm, x0, store=ClientStore.open(path), **options)
+        server = Server(algorithm, x0, store=ClientStore.open(path), **asked_at_most(steps) | options)
     else:
         server = load_server(path, algorithm, x0, **options)
     for client in ids:

@@ -7,7 +7,7 @@ from fedcore.algorithms import MEAN_GRADIENT, Algorithm, Direction, Placement, n
 from fedcore.algorithms.rates import Rate
 from fedcore.errors import ConfigError, RangeError
 from fedcore.server import Broadcast, Server
-from fedcore.server.update import is_integer
+from fedcore.server.limits import is_integer
 
 FIELDS = ("round", "lr", "a", "b", "mu", "second_vector", "local_rule", "placement", "plain")
 """The fields of a Broadcast that are no vectors, in every message that orders a client's steps."""

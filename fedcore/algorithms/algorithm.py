@@ -154,6 +154,12 @@ class Algorithm(ABC):
         return self.keeps_rows or self.second is not None or self.needs_shares
 
     @property
+    def weighs_claims(self) -> bool:
+        """Whether ``weigh`` may read the examples that clients claim, which the server then bounds: by what it knows,
+        or by what others claim. So of each ``weigh`` of one's own that does not say otherwise."""
+        return type(self).weigh is not Algorithm.weigh
+
+    @property
     def needs_plain_steps(self) -> bool:
         """Whether raw_i is derived from y, which local momentum and clipping would falsify."""
         return "raw" in self.adds.split()

@@ -20,6 +20,11 @@ class FedAvg(Algorithm):
         choose("weights", weights, ("uniform", "examples"))
         self.weights = weights
 
+    @property
+    def weighs_claims(self) -> bool:
+        """Where it weighs by examples."""
+        return self.weights == "examples"
+
     def weigh(self, claims: Claims) -> F64:
         """w_i, once for each time that the client was drawn."""
         return claims.examples * claims.counts if self.weights == "examples" else claims.counts

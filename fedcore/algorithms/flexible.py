@@ -43,6 +43,11 @@ class FlexibleFedAvg(Algorithm):
             raise RangeError(f"local_steps: expected an integer >= 1, got {local_steps!r}")
         self.scheme, self.local_steps, self.reboot = scheme, local_steps, reboot
 
+    @property
+    def weighs_claims(self) -> bool:
+        """It does not: the shares are the server's own."""
+        return False
+
     def weigh(self, claims: Claims) -> F64:
         """p_t^k, but for scheme A's factor N / K_t."""
         assert claims.shares is not None  # the server has seen to it

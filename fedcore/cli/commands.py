@@ -172,6 +172,8 @@ def _store(group: Group) -> None:
             "verify",
             """Read everything and compare it with its checksums; each damaged row is named with its client.
 
+            Of a server's folder it also says whether the running total is the sum of the rows.
+
             Ends with status 0 if all is sound, and 1 if not. It only reads, and may be used while a server writes.
             """,
         ),
@@ -182,9 +184,23 @@ def _store(group: Group) -> None:
             No server may write to the store meanwhile. It is a transaction: interrupted, the store is as before.
             """,
         ),
+        (
+            "recover",
+            """Open a store that lost commits again, at the last commit that is there.
+
+            Says which commit that is and which are lost, reads everything, and changes nothing: --accept-loss gives
+            the lost commits up. What the last commit had and a lost one wrote over is damaged; then only a copy helps.
+
+            Example:
+
+                fedcore store recover PATH --accept-loss
+            """,
+        ),
     ):
         parser = store.command(name, words, do=f"store.{name}", simulates=False)
         parser.add_argument("path", type=Path, metavar="PATH", help="the folder of a store")
+    words = "give the lost commits up; without it, nothing is changed"
+    parser.add_argument("--accept-loss", action="store_true", help=words)
 
 
 def _preset(parser: Parser) -> None:

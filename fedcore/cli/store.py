@@ -5,7 +5,9 @@ from pathlib import Path
 
 from fedcore.cli.pairs import show_pairs
 from fedcore.cli.status import FAILED
+from fedcore.server.invariant import folder_problems
 from fedcore.store import ClientStore
+from fedcore.store.recovery import give_up, look
 
 
 def info(path: Path) -> None:
@@ -21,15 +23,17 @@ def info(path: Path) -> None:
         ("free slots", f"{found.free:,}"),
         ("on disk", _size(found.bytes)),
     ]
+    for process, behind in found.readers:
+        pairs.append(("read by", f"process {process}, {behind:,} commits behind"))
     for name, (dtype, shape) in found.vectors.items():
         pairs.append((f"vector {name}", f"{dtype}[{', '.join(map(str, shape))}]"))
     show_pairs(pairs)
 
 
 def verify(path: Path) -> None:
-    """Compare everything with its checksums."""
+    """Compare everything with its checksums, and a server's sums with its rows."""
     with ClientStore.open(path, readonly=True) as opened:
-        problems = opened.verify()
+        problems = opened.verify() or folder_problems(opened)
         rows, vectors = len(opened), len(opened.vector_names())
     for problem in problems:
         print(problem)
@@ -45,6 +49,28 @@ def compact(path: Path) -> None:
         opened.compact()
         after = opened.info().bytes
     print(f"{_size(before)} on disk before, {_size(after)} now")
+
+
+def recover(path: Path, accept_loss: bool) -> None:
+    """Say what is left of a store that lost commits; if the loss is accepted, let it go on from there."""
+    found = look(path)
+    round = "no round yet" if found.round is None else f"round {found.round}"
+    print(f"commit {found.commit} ({round}) is the last that is there")
+    if not found.lost:
+        print("no commit was lost")
+        return
+    for problem in found.problems:
+        print(problem)
+    if found.problems:
+        print(f"expected commit {found.commit} to be whole, got what is said above: use a copy of the store")
+        sys.exit(FAILED)
+    first, last = found.lost[0], found.lost[-1]
+    lost = f"commit {first}" if first == last else f"commits {first} to {last}"
+    if not accept_loss:
+        print(f"{lost} would be given up, for ever; nothing is changed yet: --accept-loss does it")
+        sys.exit(FAILED)
+    give_up(path)
+    print(f"{lost} given up: the store opens again")
 
 
 def _size(size: float) -> str:

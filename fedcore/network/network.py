@@ -19,7 +19,7 @@ from fedcore.network.report import NetworkReport
 from fedcore.network.round import Models, NetworkRound
 from fedcore.server import Update
 from fedcore.server.description import check_rate, describe, next_rate, revive
-from fedcore.server.update import Limits, is_integer
+from fedcore.server.limits import Limits, is_integer
 from fedcore.store import ClientStore
 
 F32 = npt.NDArray[np.float32]
@@ -46,7 +46,8 @@ class Network:
             no entry below 0, zeta < 1.
         lr: eta, the rate of the local steps: a number, or a function of the round.
         q: p numbers >= 0, the weights of the output and of the gradient diversity; scaled to the sum 1. None is 1/p.
-        max_steps, max_lr: an update that claims more is refused.
+        max_steps: an update that claims more is refused.
+        own_rates: whether nodes may have rates of their own, up to ``max_lr``. Else one that says another is refused.
 
     Raises:
         ShapeError, DtypeError, ArrayError, RangeError: an argument is not what is said above.
@@ -77,11 +78,10 @@ class Network:
         q: Sequence[float] | npt.NDArray[np.float64] | None = None,
         max_steps: int = 10**6,
         max_lr: float = 100.0,
+        own_rates: bool = False,
     ) -> None:
         if not isinstance(models, list | tuple) or not models:
             raise ArrayError(f"models: expected a list or tuple of at least one, got {type(models).__name__}")
-        if not is_integer(max_steps, 1, 2**53):
-            raise RangeError(f"max_steps: expected an integer in 1..2**53, got {max_steps!r}")
         self.layout = Layout.of(models[0])
         if self.layout.n_parameters < 1:
             raise ShapeError(f"models[0]: expected at least one parameter, got {self.layout.n_parameters}")
@@ -89,7 +89,7 @@ class Network:
         self.W.flags.writeable = False
         self.q = _weights(q, len(models))
         self._lr = as_rate(lr)
-        self._limits = Limits(int(max_steps), 2**53, as_rate(max_lr)(0))
+        self._limits = Limits.of(max_steps, 2**53, max_lr, own_rates=own_rates)
         flat = [self.layout.flatten(model) for model in models]
         for node, finite in enumerate(kernels.all_finite(flat)):
             if not finite:
@@ -237,7 +237,7 @@ class Network:
         before = self._round() if self._round is not None else None
         if before is not None and before.is_open:
             raise RoundError(f"round {self.round_number} is open already: finish or abort it first")
-        opened = NetworkRound(self.layout, self._state, self.W, self.zeta, self.q, self.lr, self._limits)
+        opened = NetworkRound(self.layout, self._state, self.W, self.zeta, self.q, self._lr, self._limits)
         self._round = ref(opened)
         return opened
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
+from fedcore.algorithms.rates import Rate
 from fedcore.errors import (
     DivergedError,
     DuplicateUpdateError,
@@ -25,19 +26,12 @@ from fedcore.layout import Layout
 from fedcore.network.mixing import among
 from fedcore.network.report import NetworkReport
 from fedcore.server import Update
+from fedcore.server.claims import SentRates, check_claims
+from fedcore.server.limits import Limits, is_integer
 from fedcore.server.report import warn_if_unheard
 from fedcore.server.sums import LONGEST
 from fedcore.server.uninterrupted import uninterrupted
-from fedcore.server.update import (
-    KINDS,
-    Kind,
-    Limits,
-    check_claims,
-    in_float32,
-    is_integer,
-    read_counters,
-    read_vector,
-)
+from fedcore.server.update import KINDS, Kind, in_float32, read_counters, read_vector
 from fedcore.topology.topology import second_eigenvalue
 
 F32 = npt.NDArray[np.float32]
@@ -75,11 +69,12 @@ class NetworkRound:
         is_open: whether updates can still come in.
     """
 
-    def __init__(self, layout: Layout, state: Models, W: F64, zeta: float, q: F64, lr: float, limits: Limits) -> None:
+    def __init__(self, layout: Layout, state: Models, W: F64, zeta: float, q: F64, lr: Rate, limits: Limits) -> None:
         self.report: NetworkReport | None = None
         self.is_open = True
         self._layout, self._state, self._W, self._zeta, self._q = layout, state, W, zeta, q
-        self._lr, self._limits = lr, limits
+        self._limits, self._rates = limits, SentRates(lr, limits)
+        self._rates.sent(state.round_number)  # refuses one that has run out
         self._turn = Lock()
         self._sum: F32 = np.zeros(layout.n_parameters, np.float32)  # of q_j (x_j - y_j)
         self._spare_sum: F32 = np.empty_like(self._sum)
@@ -208,7 +203,7 @@ class NetworkRound:
         y = in_float32(read_vector(update, self._layout, apart=False)[0])
         number = self._state.round_number
         check_claims(update, self._limits, range(number, number + 1))
-        distance = (self._lr if update.lr is None else float(update.lr)) * int(update.steps)
+        distance = self._rates.read(update, number) * int(update.steps)
         counters = read_counters(update, self._layout)
         x, staged, p = self._state.models[node], self._state.spare(node), self._layout.n_parameters
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below

@@ -13,7 +13,7 @@ import numpy as np
 from fedcore import algorithms
 from fedcore.algorithms import optimizers, rates
 from fedcore.algorithms.rates import rate_at
-from fedcore.errors import CheckpointError
+from fedcore.errors import CheckpointError, RangeError
 
 REGISTRIES: dict[str, Mapping[str, Any]] = {
     "algorithm": algorithms.REGISTRY,
@@ -48,6 +48,7 @@ def revive(what: str, description: Mapping[str, Any] | None, given: Any) -> Any:
 
     Raises:
         CheckpointError: it was no name of fedcore's, and nothing is given; or something else is given than was saved.
+        LookupError, TypeError, ValueError: it is the description of nothing.
     """
     if description is None:
         if given is not None:
@@ -58,7 +59,11 @@ def revive(what: str, description: Mapping[str, Any] | None, given: Any) -> Any:
             raise CheckpointError(f"{what}: it was made of the caller's own code ({description['was']}): give it again")
         _compare_own(what, description, describe(what, given) or {})
         return given
-    revived = REGISTRIES[what][description["name"]](**description["options"])
+    make, options = REGISTRIES[what][description["name"]], description["options"]
+    for option, parameter in signature(make).parameters.items():
+        if isinstance(parameter.default, bool) and type(options.get(option, False)) is not bool:
+            raise RangeError(f"{what}: expected {option} to be true or false, got {options[option]!r}")
+    revived = make(**options)
     if given is not None and describe(what, given) != description:
         raise CheckpointError(f"{what}: expected {description}, as it was saved, or nothing, got {given!r}")
     return revived

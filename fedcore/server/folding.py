@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable
 import numpy as np
 import numpy.typing as npt
 
-from fedcore import kernels
 from fedcore.errors import DivergedError
+from fedcore.server.exchanging import exchange
 from fedcore.server.rounding import rounding_keys
 from fedcore.store import ClientId, ClientStore, History
 
@@ -53,7 +53,7 @@ def fold_history(
             # One step from r to v, of length 1: h = r - v.
             arguments = total, rows, [v] * k, np.ones(k), -np.ones(k), old, [v] * k, new
             keys = rounding_keys(store, "a history that is folded", round, some)
-            squares = kernels.exchange(*arguments, out=total, keys=keys)
+            squares = exchange(*arguments, out=total, keys=keys)
             if not np.isfinite(squares).all():
                 client = some[int(np.flatnonzero(~np.isfinite(squares))[0])]
                 raise DivergedError(

@@ -1,17 +1,18 @@
-"""Which of the replies that a fold has measured may be part of the sums."""
+"""Which of the replies that a fold has measured may be part of the sums, and with how many examples."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.server.examples import Examples
+from fedcore.server.limits import Limits
 from fedcore.server.norms import Norms
-from fedcore.server.update import Limits
 
-F32 = npt.NDArray[np.float32]
+Vector = npt.NDArray[np.floating[Any]]
 F64 = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 Columns = Mapping[str, list[float]]
@@ -42,6 +43,8 @@ class Verdict:
     """bool[k], those that count."""
     undecided: Mask
     """bool[k], those that are to be judged with the next: always the last ones that were not refused."""
+    examples: F64
+    """float64[k], how many examples each counts with."""
     refused: dict[int, str] = field(default_factory=dict)
     """The reasons of those that do not count."""
 
@@ -59,6 +62,10 @@ class Judge:
     fewer than ``FEW`` ever did, replies wait until there are so many, or the round ends, and are judged by the median
     of all of them: else the first reply of all would be believed whatever it is, and the others be refused.
 
+    Where weights follow claims of examples, a claim counts up to 100 times the median of those before it
+    (``Examples``). While fewer than ``FEW`` are known, replies wait in the same way, but only from the first that
+    differs by more from one heard, or while there is one alone.
+
     Each sum has norms, and a median, of its own. Buffers have no limit in numbers: their unit is not that of the rest.
     Norms are compared as they are remembered, in float32.
 
@@ -66,44 +73,50 @@ class Judge:
         limits: the server's.
         unit: what |h_i| is, in a formula, for messages.
         heard: what ``heard`` was when the last round was finished.
+        by_claims: whether weights follow the examples that clients claim, which nobody here knows better.
     """
 
-    def __init__(self, limits: Limits, unit: str, heard: Mapping[str, F32]) -> None:
+    def __init__(self, limits: Limits, unit: str, heard: Mapping[str, Any], *, by_claims: bool) -> None:
         self._limits = limits
+        self._examples = Examples(heard.get("examples")) if by_claims else None
         self._due = {
             "parameters": f"y: expected a length {unit}",
             "buffers": "y: expected a length |x - y| of the float buffers",
             "controls": "control: expected a length",
         }
-        self._norms = {name: Norms() for name in Lengths._fields} | {
-            name: Norms.unpacked(v) for name, v in heard.items()
-        }
+        self._norms = {name: Norms.unpacked(heard[name]) if name in heard else Norms() for name in Lengths._fields}
 
-    def heard(self) -> dict[str, F32]:
-        """The norms that counted, float32[WINDOW] by sum; empty where no limit asks for them."""
-        return {name: norms.packed() for name, norms in self._norms.items() if len(norms)}
+    def heard(self) -> dict[str, Vector]:
+        """The norms that counted, float32[WINDOW] by sum, and the examples; empty where nobody asks for them."""
+        heard: dict[str, Vector] = {name: norms.packed() for name, norms in self._norms.items() if len(norms)}
+        return heard | ({"examples": self._examples.packed} if self._examples else {})
 
-    def judge(self, lengths: Lengths, *, last: bool) -> Verdict | None:
-        """What becomes of some replies; None where all of them count.
+    def judge(self, lengths: Lengths, claims: F64, *, last: bool) -> Verdict | None:
+        """What becomes of some replies; None where all of them count, as they are.
 
         Args:
             lengths: of the replies that were undecided, and then of those that came since.
+            claims: float64[k], their examples.
             last: whether no more will come, so that none may stay undecided.
         """
         limited = self._limits.norm is not None or self._limits.norm_ratio is not None
         columns = [column for column in lengths if column is not None]
-        if not limited and all(math.isfinite(column.sum()) for column in columns):
+        finite = all(math.isfinite(column.sum()) for column in columns)
+        if finite and not limited and (self._examples is None or self._examples.agree(claims)):
+            if self._examples is not None:
+                self._examples.add(claims)
             return None
         k = len(lengths.parameters)
-        verdict = Verdict(np.ones(k, np.bool_), np.zeros(k, np.bool_))
+        verdict = Verdict(np.ones(k, np.bool_), np.zeros(k, np.bool_), claims.copy())
         for column in columns:
             for i in np.flatnonzero(~np.isfinite(column)).tolist():
                 verdict.refuse(i, NOT_FINITE)
+        norms: Columns = {}
         if limited:
             norms = {name: _norms(squares) for name, squares in lengths._asdict().items() if squares is not None}
             self._judge_by_number(norms, verdict)
-            self._judge_by_median(norms, verdict, last=last)
-        return None if verdict.accepted.all() else verdict
+        self._judge_by_others(norms, claims, verdict, last=last)
+        return None if verdict.accepted.all() and (verdict.examples == claims).all() else verdict
 
     def _judge_by_number(self, norms: Columns, verdict: Verdict) -> None:
         if (most := self._limits.norm) is None:
@@ -113,38 +126,58 @@ class Judge:
                 if name != "buffers" and column[i] > _as_float32(most):
                     verdict.refuse(i, f"{self._due[name]} of at most {most:g} (max_norm), got {column[i]:g}")
 
-    def _judge_by_median(self, norms: Columns, verdict: Verdict, *, last: bool) -> None:
-        if self._limits.norm_ratio is None:
-            return
+    def _judge_by_others(self, norms: Columns, claims: F64, verdict: Verdict, *, last: bool) -> None:
+        """Judge replies by those heard before them, or by each other while there are too few."""
+        apart = self._examples is not None and not self._examples.agree(claims[verdict.accepted])
         together: list[int] = []  # so few were heard that these wait for each other
         for i in np.flatnonzero(verdict.accepted).tolist():
             together.append(i)
-            heard = len(self._norms["parameters"])
-            if heard >= FEW:
-                self._decide(self._limits.norm_ratio, norms, together, (), verdict)
-            elif heard + len(together) >= FEW:
-                self._decide(self._limits.norm_ratio, norms, together, together, verdict)
-            else:
-                continue
-            together = []
+            if self._may_decide(claims[together] if apart else None, len(together)):
+                self._decide(norms, claims if apart else None, together, verdict)
+                together = []
         if last:
-            self._decide(self._limits.norm_ratio, norms, together, together, verdict)
+            self._decide(norms, claims if apart else None, together, verdict)
         else:
             verdict.undecided[together], verdict.accepted[together] = True, False
+        if self._examples is not None and not apart:
+            self._examples.add(claims[verdict.accepted])
 
-    def _decide(
-        self, ratio: float, norms: Columns, which: Sequence[int], beside: Sequence[int], verdict: Verdict
+    def _may_decide(self, claims: F64 | None, waiting: int) -> bool:
+        if self._limits.norm_ratio is not None and len(self._norms["parameters"]) + waiting < FEW:
+            return False
+        if self._examples is None or claims is None:
+            return True
+        return len(self._examples) + waiting >= FEW or self._examples.agree(claims)
+
+    def _decide(self, norms: Columns, claims: F64 | None, which: Sequence[int], verdict: Verdict) -> None:
+        """Judge some replies by the medians of those heard, and of their own if those are few; take in those that stay.
+
+        Args:
+            claims: None where no claim of examples can be too large.
+        """
+        if not which:
+            return
+        if (ratio := self._limits.norm_ratio) is not None:
+            beside = () if len(self._norms["parameters"]) >= FEW else which
+            medians = {name: self._norms[name].median([column[i] for i in beside]) for name, column in norms.items()}
+            for i in which:
+                self._judge_by_medians(ratio, norms, medians, i, verdict)
+        if self._examples is not None and claims is not None:
+            own = claims[which]
+            most = self._examples.most(own[:0] if len(self._examples) >= FEW else own)
+            verdict.examples[which] = np.minimum(own, most)
+            self._examples.add(verdict.examples[[i for i in which if verdict.accepted[i]]])
+
+    def _judge_by_medians(
+        self, ratio: float, norms: Columns, medians: Mapping[str, float | None], i: int, verdict: Verdict
     ) -> None:
-        """Judge some replies by the median of the norms heard and of some of their own, and take in those that stay."""
-        medians = {name: self._norms[name].median([column[i] for i in beside]) for name, column in norms.items()}
-        for i in which:
-            for name, median in medians.items():
-                if median is not None and norms[name][i] > _as_float32(ratio * median):
-                    most = f"{ratio:g} x {median:g}, the median of those heard (max_norm_ratio)"
-                    verdict.refuse(i, f"{self._due[name]} of at most {most}, got {norms[name][i]:g}")
-            if verdict.accepted[i]:
-                for name, column in norms.items():
-                    self._norms[name].add(column[i])
+        for name, median in medians.items():
+            if median is not None and norms[name][i] > _as_float32(ratio * median):
+                most = f"{ratio:g} x {median:g}, the median of those heard (max_norm_ratio)"
+                verdict.refuse(i, f"{self._due[name]} of at most {most}, got {norms[name][i]:g}")
+        if verdict.accepted[i]:
+            for name, column in norms.items():
+                self._norms[name].add(column[i])
 
 
 def _norms(squares: F64) -> list[float]:

@@ -4,12 +4,14 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fedcore.errors import CheckpointError, RangeError, ShapeError, UnknownNameError
+from fedcore.server.plausible import believed
 from fedcore.store import ClientId, ClientStore, Durability
 from fedcore.store.info import state_of
 from fedcore.store.making import remove
+from fedcore.store.session import Medium
 
 
 @contextmanager
@@ -55,20 +57,22 @@ def saved_rows(
 
     Raises:
         StoreError, LockedError, CorruptionError: as ``ClientStore.open``.
-        CheckpointError: it is a store without a server.
+        CheckpointError: it is a store without a server, or none can be made of what it says.
     """
-    if medium is None:
-        medium = _servers(path, state_of(Path(path)))["medium"]
-    assert medium is not None
-    rows = ClientStore.open(path, medium=medium, durability=durability)
-    try:
-        yield rows, _servers(path, rows.state)
-    except BaseException:
-        rows.close()
-        raise
+    with believed(path):
+        if medium is None:
+            medium = _servers(path, state_of(Path(path)))["medium"]
+        rows = ClientStore.open(path, medium=medium, durability=durability)
+        try:
+            yield rows, _servers(path, rows.state)
+        except BaseException:
+            rows.close()
+            raise
 
 
 def _servers(path: str | os.PathLike[str], state: Any) -> dict[str, Any]:
     if not isinstance(state, dict) or state.get("what") != "a fedcore server":
         raise CheckpointError(f"{path}: expected the folder of a server, got a store that none wrote")
+    if state["medium"] not in get_args(Medium):
+        raise CheckpointError(f"{path}: expected a server on one of {get_args(Medium)}, got {state['medium']!r}")
     return state

@@ -41,18 +41,22 @@ class Population:
     total: int = 0
 
     @classmethod
-    def of(cls, examples: Sizes | None, registry: Registry) -> "Population":
+    def of(cls, examples: Sizes | None, registry: Registry, *, needed: bool) -> "Population":
         """The population of a new server.
 
         Args:
             examples: n_k by client id, or a list in the order of the ids; None where no method asks.
             registry: the clients.
+            needed: whether the method cannot do without them, once there are clients.
 
         Raises:
             RangeError: a size is no integer in 1..2^53, or a client's is missing.
             UnknownClientError: a size is for a client that is not registered.
         """
         if examples is None:
+            if needed and len(registry):
+                due = "n_k of every client, which the method's p^k = n_k / n needs"
+                raise RangeError(f"examples: expected {due}, got None")
             return cls()
         if len(examples) != len(registry):
             raise RangeError(f"examples: expected a size for each of {len(registry)} clients, got {len(examples)}")
@@ -63,6 +67,10 @@ class Population:
     def is_sized(self) -> bool:
         """Whether the clients have sizes: all of them, or none."""
         return self.sizes is not None
+
+    def listed(self) -> npt.NDArray[np.int64] | None:
+        """The clients' sizes; None where they have none."""
+        return None if self.sizes is None else self.sizes[1, self.sizes[0] != _UNUSED]
 
     def with_clients(
         self, numbers: Sequence[int], clients: Sequence[ClientId], sizes: Sequence[int] | None, round: int | None
@@ -92,6 +100,12 @@ class Population:
         if from_objective or not size:
             return Population(sizes, arrived, self.included, self.total - size)
         return Population(sizes, arrived, {**self.included, client: size}, self.total)
+
+    def bound(self, registry: Registry, clients: Sequence[ClientId], claims: F64) -> F64:
+        """What clients claim of their examples, none of it more than n_k where that is known; float64[k]."""
+        if self.sizes is None:
+            return claims
+        return np.minimum(claims, _of(self.sizes, registry.numbers(clients), 0))
 
     def shares(self, registry: Registry, clients: Sequence[ClientId]) -> F64 | None:
         """p^k = n_k / n, float64[k]; None where no sizes are known."""

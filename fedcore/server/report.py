@@ -1,9 +1,10 @@
 """What a round did."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from logging import Logger
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,7 @@ class RoundReport:
             correction, where the rows are on the clients' side, and, but for FedAvg-M and FedAvg-M-VR, unless
             ``Server(diagnostics=True)`` asks for it.
         gamma: the server's step along v; 0 where x stayed.
+        awaited: how many clients were never heard, for which x waits (MIFA); 0 where it does not.
         seconds: time spent in the server, the clients' own not counted.
         bytes: what the clients sent.
     """
@@ -49,8 +51,17 @@ class RoundReport:
     staleness: float | None = None
     correction_norm: float | None = None
     gamma: float = 0.0
+    awaited: int = 0
     seconds: float = 0.0
     bytes: int = 0
+
+
+class Lowered(NamedTuple):
+    """A client that was counted with fewer examples than it claimed."""
+
+    client: ClientId
+    claimed: int
+    counted: int
 
 
 def refusal_summary(refused: Iterable[tuple[ClientId, str]]) -> str:
@@ -78,4 +89,20 @@ def warn_if_unheard(report: RoundReport, logger: Logger) -> None:
         refused = len(report.refused)
         logger.warning(
             "round %d heard nobody and refused %d: %s", report.round, refused, refusal_summary(report.refused)
+        )
+
+
+def warn_if_lowered(round: int, lowered: Sequence[Lowered], logger: Logger) -> None:
+    """Log a warning of claims of examples that did not count in full, which nothing else would tell."""
+    if lowered:
+        told = ", ".join(
+            f"client {client!r} {counted} of {claimed}" for client, claimed, counted in lowered[:KINDS_TOLD]
+        )
+        others = f", and {len(lowered) - KINDS_TOLD} others" if len(lowered) > KINDS_TOLD else ""
+        logger.warning(
+            "round %d counted fewer examples than were claimed: %s%s; at most those that Server(examples=) says, or "
+            "else 100 times the median of the claims heard",
+            round,
+            told,
+            others,
         )

@@ -1,49 +1,31 @@
 """One round: updates come in one at a time, are folded into the sums, and are forgotten."""
 
 import logging
-import math
 import time
 from threading import Lock, RLock
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from fedcore import _core
 from fedcore.algorithms import Claims, check_weights
-from fedcore.algorithms.rates import rate_at
-from fedcore.errors import (
-    DtypeError,
-    DuplicateUpdateError,
-    FedcoreError,
-    RangeError,
-    RoundError,
-    UnknownNameError,
-)
+from fedcore.errors import DuplicateUpdateError, FedcoreError, RangeError, RoundError, UnknownNameError
 from fedcore.float_mode import ieee
-from fedcore.server.batch import Batch, Counters, Reply
-from fedcore.server.judge import Judge, Verdict
+from fedcore.server.batch import Batch, Reply
+from fedcore.server.judge import Judge, Lengths, Verdict
+from fedcore.server.limits import is_integer
 from fedcore.server.newcomers import Coming
-from fedcore.server.report import RoundReport, warn_if_unheard
+from fedcore.server.reading import Reader
+from fedcore.server.report import Lowered, RoundReport, warn_if_lowered, warn_if_unheard
 from fedcore.server.settings import Settings
 from fedcore.server.state import Outcome, State
 from fedcore.server.tally import Tally
 from fedcore.server.turn import one_call
 from fedcore.server.uninterrupted import uninterrupted
-from fedcore.server.update import (
-    KINDS,
-    Kind,
-    Update,
-    as_vector,
-    bytes_of,
-    check_claims,
-    is_integer,
-    lasting,
-    read_counters,
-    read_vector,
-)
+from fedcore.server.update import KINDS, Kind, Update, bytes_of, lasting
 from fedcore.store import ClientId
 
-NO_COUNTERS: Counters = {}
+F64 = npt.NDArray[np.float64]
 LOGGER = logging.getLogger("fedcore.server")
 
 
@@ -63,15 +45,14 @@ class Round:
         self.report: RoundReport | None = None
         self.is_open = True
         self._settings, self._state, self._fold_at, self._may_hold = settings, state, fold, may_hold
-        self._lr = rate_at(settings.lr, state.now.round_number)
+        self._reader = Reader(settings, state)
         self._turn, self._inside, self._is_ending = RLock(), Lock(), False
         self._held: list[Reply] = []
-        unit = "|x - y|" if settings.averages_models else "|x - y| / (eta K)"
-        self._judge = Judge(settings.limits, unit, state.now.norms)
         self._undecided: Batch | None = None
         self._tally = Tally()
         self._known: set[ClientId] = set()  # held or heard
         self._refused: list[tuple[ClientId, str]] = []
+        self._lowered: list[Lowered] = []
         self._bytes, self._seconds = 0, 0.0
 
     @ieee
@@ -79,6 +60,10 @@ class Round:
         """What ``Server.open_round`` does once it is the only one."""
         try:
             self._state.begin(newcomers)
+            settings = self._settings
+            unit = "|x - y|" if settings.averages_models else "|x - y| / (eta K)"
+            by_claims = settings.algorithm.weighs_claims and not self._state.population.is_sized
+            self._judge = Judge(settings.limits, unit, self._state.now.norms, by_claims=by_claims)
         except BaseException:
             self._abort()
             raise
@@ -131,7 +116,7 @@ class Round:
         self._require_open()
         client = self._check_caller(update)
         try:
-            reply, fixed = self._read(update, client)
+            reply, fixed = self._reader.read(update, client)
         except FedcoreError as error:
             self._refused.append((client, str(error)))
             self._bytes += bytes_of(update.y)
@@ -165,8 +150,8 @@ class Round:
         """Fold the updates if all are what nearly all are; whether they are."""
         began = time.perf_counter()
         self._require_open()
-        batch = self._read_plain(updates)
-        if batch is None:
+        batch = self._reader.read_all(updates) if not self._held else None
+        if batch is None or not self._known.isdisjoint(batch.clients):
             return False
         self._known.update(batch.clients)
         self._bytes += batch.ys[0].nbytes * len(batch)
@@ -182,10 +167,15 @@ class Round:
 
         Raises:
             RoundError: the round is closed.
-            DivergedError: x would become infinite or NaN; the server stays as it was before the round.
+            DivergedError: x would become infinite or NaN, by the rates: a reply that could do it alone is refused. The
+                server stays as it was before the round.
         """
+        waiting, store = self._state.waiting if self.is_open else None, self._state.store if self.is_open else None
         report = self._finish()
         warn_if_unheard(report, LOGGER)  # outside of the turn: a handler may look at the round
+        warn_if_lowered(report.round, self._lowered, LOGGER)
+        if waiting is not None and store is not None:
+            waiting.tell(report.awaited, store, LOGGER)
         return report
 
     @one_call
@@ -206,7 +196,7 @@ class Round:
             if self.is_open:
                 self._abort()
             else:
-                del self._state  # a round that is over keeps no store open
+                del self._state, self._reader  # a round that is over keeps no store open
         return self.report
 
     def abort(self) -> None:
@@ -226,7 +216,7 @@ class Round:
             self._held.clear()
             self._undecided = None
             self._state.abandon()
-            del self._state
+            del self._state, self._reader
 
     def _require_open(self) -> None:
         if not self.is_open:
@@ -248,85 +238,6 @@ class Round:
             raise RangeError(f"count: expected {due}, got {update.count!r}")
         return client
 
-    def _read(self, update: Update, client: ClientId) -> tuple[Reply, bool]:
-        """The update as the fold takes it, and whether nobody can change its y.
-
-        Raises:
-            FedcoreError: what the client sent cannot be believed.
-        """
-        settings, number = self._settings, self._state.now.round_number
-        # A quantised row cannot be cut at any element, for its elements share scales.
-        apart = not settings.algorithm.keeps_rows or self._state.store.codec == "f32"
-        y, fixed = read_vector(update, settings.layout, apart=apart)
-        check_claims(update, settings.limits, range(min(self._state.now.past, default=number), number + 1))
-        started = number if update.round is None else int(update.round)
-        lr = rate_at(settings.lr, started) if update.lr is None else float(update.lr)
-        distance = lr * int(update.steps)
-        # h in units of x where models are averaged, else in units of a gradient.
-        scale = 1.0 if settings.averages_models else 1 / distance
-        if not 0 < scale < math.inf:
-            raise RangeError(f"lr: expected a rate whose inverse is finite, got {update.lr!r}")
-        if started != number and (settings.algorithm.needs_plain_steps or settings.algorithm.second):
-            raise RangeError(f"round: expected {number}, since the controls of {started} are gone")
-        reply = Reply(
-            client,
-            y,
-            base=self._start_of(started) if update.kind == "model" else None,
-            scale=-distance * scale if update.kind == "gradient" else scale,
-            distance=distance,
-            steps=int(update.steps),
-            examples=int(update.examples),
-            count=int(update.count),
-            has_buffers=update.kind != "gradient",
-            counters=read_counters(update, settings.layout),
-            control=self._read_control(update.control),
-        )
-        return reply, fixed
-
-    def _start_of(self, round: int) -> Any:
-        return self._state.now.x if round == self._state.now.round_number else self._state.now.past[round]
-
-    def _read_control(self, control: Any) -> Any:
-        if not self._settings.algorithm.second:
-            return None  # what a method does not ask for is not read
-        n = self._settings.layout.n_parameters
-        vector = as_vector("control", control, n)
-        if vector is None:
-            got = "None" if control is None else type(control).__name__
-            raise DtypeError(f"control: expected float32[{n}], the client's second vector, got {got}")
-        return vector
-
-    def _read_plain(self, updates: list[Update]) -> Batch | None:
-        """The updates as columns, if all are what nearly all are: flat float32 models, once each; else None."""
-        settings, limits = self._settings, self._settings.limits
-        if self._held or settings.algorithm.second or settings.layout.counters or not updates:
-            return None
-        read = _core.read_plain_updates(
-            updates, Update, settings.layout.n, self._lr, limits.steps, limits.examples, limits.lr
-        )
-        if read is None:
-            return None
-        clients, ys, steps, examples, distances = read
-        k = len(clients)
-        if len(set(clients)) != k or not self._known.isdisjoint(clients):
-            return None
-        self._state.store.registry.numbers(clients)  # raises for one that is not registered
-        ones = np.ones(k)
-        return Batch(
-            clients,
-            ys,
-            [self._state.now.x] * k,
-            ones if settings.averages_models else 1 / distances,
-            distances,
-            steps,
-            examples,
-            counts=ones,
-            weights=ones,
-            has_buffers=ones > 0,
-            counters=[NO_COUNTERS] * k,
-            controls=[None] * k,
-        )
-
     def _fold_held(self, *, last: bool = False) -> None:
         held, self._held = self._held, []
         if held or (last and self._undecided is not None):
@@ -334,21 +245,20 @@ class Round:
 
     def _fold(self, batch: Batch, *, last: bool = False) -> None:
         """Fold some replies, those that are still undecided first; if it fails, the round is over."""
-        population = self._state.newcomers.population or self._state.now.population
-        number, registry = self._state.now.round_number, self._state.store.registry
         if self._undecided is not None:
             batch = self._undecided.joined(batch)
-        claims = Claims(
-            batch.steps,
-            batch.examples,
-            batch.counts,
-            population.shares(registry, batch.clients),
-            population.ages(registry, batch.clients, number),
-        )
-        algorithm = self._settings.algorithm
+
+        def judge(lengths: Lengths) -> Verdict | None:
+            verdict = self._judge.judge(lengths, batch.examples, last=last)
+            if verdict is not None:
+                self._count_examples(batch, verdict.examples)
+            return verdict
+
         try:
-            batch.weights = check_weights(algorithm, algorithm.weigh(claims), claims)
-            squares, verdict = self._state.sums.fold(batch, lambda lengths: self._judge.judge(lengths, last=last))
+            if self._settings.algorithm.weighs_claims:
+                self._count_examples(batch, self._known_at_most(batch))
+            batch.weights = self._weigh(batch)
+            squares, verdict = self._state.sums.fold(batch, judge)
         except BaseException:
             self._abort()
             raise
@@ -358,6 +268,30 @@ class Round:
             batch, squares = batch.chosen(verdict.accepted), squares[verdict.accepted]
         if len(batch):
             self._tally.add(batch, squares)
+
+    def _known_at_most(self, batch: Batch) -> F64:
+        state = self._state
+        return state.population.bound(state.store.registry, batch.clients, batch.examples)
+
+    def _count_examples(self, batch: Batch, examples: F64) -> None:
+        """Count some of a batch with fewer examples than they claim."""
+        lower = np.flatnonzero(examples < batch.examples).tolist()
+        if lower:
+            self._lowered += [Lowered(batch.clients[i], int(batch.examples[i]), int(examples[i])) for i in lower]
+            batch.examples = examples
+            batch.weights = self._weigh(batch)
+
+    def _weigh(self, batch: Batch) -> F64:
+        number, population = self._state.now.round_number, self._state.population
+        algorithm, registry = self._settings.algorithm, self._state.store.registry
+        claims = Claims(
+            batch.steps,
+            batch.examples,
+            batch.counts,
+            population.shares(registry, batch.clients),
+            population.ages(registry, batch.clients, number),
+        )
+        return check_weights(algorithm, algorithm.weigh(claims), claims)
 
     def _leave_out(self, batch: Batch, verdict: Verdict) -> None:
         """Refuse what does not count, and keep what is undecided: a copy, unless nobody can change it."""
@@ -387,6 +321,7 @@ class Round:
             staleness=staleness,
             correction_norm=outcome.correction_norm,
             gamma=outcome.gamma,
+            awaited=outcome.awaited,
             seconds=self._seconds + time.perf_counter(),
             bytes=self._bytes,
         )

@@ -1,7 +1,8 @@
 """The server: what it sends out, and the rounds that change it."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any, Literal, Self
 from weakref import ReferenceType, ref
@@ -11,21 +12,25 @@ import numpy.typing as npt
 
 from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import Optimizer
-from fedcore.algorithms.rates import Rate, as_rate
+from fedcore.algorithms.rates import Rate
 from fedcore.errors import ArrayError, RangeError, RoundError, ShapeError, UnknownNameError
 from fedcore.layout import Layout
 from fedcore.server.broadcast import Broadcast, broadcast
+from fedcore.server.buffers import SIGNED, never_negative
+from fedcore.server.limits import Limits
 from fedcore.server.newcomers import Coming
 from fedcore.server.opening import new_rows, saved_rows
+from fedcore.server.plausible import require_plausible
 from fedcore.server.population import Population, Sizes
 from fedcore.server.report import RoundReport
 from fedcore.server.round import Round
-from fedcore.server.settings import Settings
+from fedcore.server.settings import Settings, said_again
 from fedcore.server.snapshot import Snapshot, vectors_of
 from fedcore.server.state import State
 from fedcore.server.sums import Precision
-from fedcore.server.update import Limits, Update, held_together
+from fedcore.server.update import Update, held_together
 from fedcore.store import ClientId, ClientStore, Durability
+from fedcore.store.reading import ReadRows
 
 F32 = npt.NDArray[np.float32]
 
@@ -40,11 +45,15 @@ class Server:
             they come later (``arrive``, ``open_round``). May be left out where ``store`` is a ClientStore, which knows.
         lr: eta, the rate of the clients' local steps: a number, or a function of the round.
         server_lr: gamma: a number, or a function of the round. None averages the clients' models (FedAvg), or uses
-            the cohort's mean of eta_i K_i (methods in gradient units; in a round without clients the last gamma).
+            the cohort's mean of eta_i K_i (methods in gradient units; in a round without clients the last gamma), of
+            which none counts for more than 10 times their median: one of ten that lies about its steps at most doubles
+            gamma.
         store: "ram", "mmap:PATH" (a new folder; ``Server.load`` goes on with an old one), or a ClientStore with rows of
             ``n_parameters`` elements, which a codec rounds stochastically by the round and the client alone.
         optimizer: one of ``fedcore.algorithms.optimizers``, which turns the method's direction into the step's.
         examples: n_k of every client, by id or in the order of the ids, for the methods that weigh by p^k = n_k / n.
+            Who claims more is counted with n_k. Without them a claim counts up to 100 times the median of those heard
+            (the last 1,000; the first ones wait for each other where they are further apart).
         late_rounds: how many rounds late a reply may be and still count, measured against the x that it started from.
         history_rounds: MimiC keeps the directions of so many rounds that rows refer to, and folds those of others into
             their rows (r - v[t] in place of r and v[t]): fewer take less memory, and rewrite more rows.
@@ -53,14 +62,10 @@ class Server:
         accumulate: what a round's sums are kept in; always float64 where the method keeps a total or sums what rows
             are short of (MIFA, MimiC).
         diagnostics: whether reports have ``diversity`` and ``correction_norm`` also where that takes a reading of rows.
-        max_steps, max_examples, max_lr: an update that claims more is refused.
-        max_norm: an update that is longer is refused. What is measured is what the sums take in: |x - y| where models
-            are averaged, so that a claim of many steps makes it no shorter; elsewhere the mean gradient
-            |x - y| / (eta K), and a second vector's own length. Float buffers, whose unit is another, have no limit.
-        max_norm_ratio: >= 1; an update is refused that is so many times longer than the median of those heard before
-            it, the last 1,000 over all rounds (of an even number the lower one in the middle; zeros say nothing).
-            Until 8 were heard, updates wait, at most until the round's end, and are judged by the median of them all.
-            Parameters, float buffers and second vectors each have a median of their own.
+        max_steps, max_examples, max_lr, max_norm, max_norm_ratio, own_rates: what a client may claim and send: see
+            ``fedcore.server.limits.Limits``. Its rate is the one that was sent, unless ``own_rates`` is True.
+        signed_buffers: patterns of the names of float buffers that may become negative. Of others, such as variances,
+            one that is not negative in ``x0``, nor zero throughout, may not: an update in which it is is refused.
 
     Raises:
         UnknownNameError, RangeError, UnknownClientError, ShapeError, DtypeError, ArrayError: an argument is not what is
@@ -101,9 +106,10 @@ class Server:
         max_lr: float = 100.0,
         max_norm: float | None = None,
         max_norm_ratio: float | None = None,
+        own_rates: bool = False,
+        signed_buffers: Sequence[str] = SIGNED,
     ) -> None:
-        if isinstance(algorithm, str):
-            algorithm = named(algorithm)
+        algorithm = named(algorithm) if isinstance(algorithm, str) else algorithm
         if not isinstance(algorithm, Algorithm):
             raise UnknownNameError(f"algorithm: expected an Algorithm or the name of one, got {algorithm!r}")
         layout = Layout.of(x0)
@@ -120,29 +126,19 @@ class Server:
             fold=fold,
             accumulate=accumulate,
             diagnostics=diagnostics,
-            limits=Limits.of(max_steps, max_examples, max_lr, max_norm, max_norm_ratio),
+            limits=Limits.of(max_steps, max_examples, max_lr, max_norm, max_norm_ratio, own_rates),
         )
         x = layout.flatten(x0)
         if not np.isfinite(x).all():
             raise ArrayError("x0: expected finite numbers, got a NaN or an infinity")
         x.flags.writeable = False
+        self._settings = replace(self._settings, nonnegative=never_negative(layout, x, signed_buffers))
         p = layout.n_parameters
         with new_rows(store, clients, p) as rows:
             if len(rows.registry) == 0 and isinstance(clients, int):
                 raise RangeError("clients: expected at least one, got none")
-            population = Population.of(examples, rows.registry)
-            if algorithm.needs_shares and not population.is_sized and len(rows.registry):
-                due = "n_k of every client, which the method's p^k = n_k / n needs"
-                raise RangeError(f"examples: expected {due}, got None")
-            snapshot = Snapshot(
-                x=x,
-                x_prev=x,
-                momentum=np.zeros(p, np.float32),
-                total=np.zeros(p) if algorithm.keeps_total else None,
-                moments=optimizer.start(p) if optimizer is not None else (),
-                counters=layout.read_counters(x0),
-                population=population,
-            )
+            population = Population.of(examples, rows.registry, needed=algorithm.needs_shares)
+            snapshot = Snapshot.first(x, layout.read_counters(x0), p, algorithm, optimizer, population)
             self._start(State(self._settings, snapshot, rows))
             if rows.medium == "mmap":
                 self._state.keep(snapshot, 0)  # so that a run that is killed in its first round can be resumed too
@@ -165,15 +161,20 @@ class Server:
 
     @property
     def averages_models(self) -> bool:
-        """Whether the step is the plain average of the clients' models, for which the number of their steps is news."""
+        """Whether the step is the plain average of the clients' models."""
         return self._settings.averages_models
 
     @property
-    def store(self) -> ClientStore:
-        """The clients' rows."""
+    def store(self) -> ReadRows:
+        """The clients' rows, to be read: rounds, arrivals and departures change them, and nothing else."""
         if self._opened() is None:
             self._state.newcomers.forget()  # of a round that was dropped
-        return self._state.store
+        return ReadRows(self._state.store)
+
+    @property
+    def examples(self) -> npt.NDArray[np.int64] | None:
+        """n_k of the registered clients, int64[N] in no order of theirs; None where the server was told none."""
+        return self._state.now.population.listed()
 
     @property
     def x(self) -> F32:
@@ -202,8 +203,7 @@ class Server:
             path: a new or empty folder, or an older copy, which stays until the new one is whole.
 
         Raises:
-            RoundError: a round is open.
-            StoreError: the folder is something else, or the disk is full.
+            RoundError, StoreError: a round is open; the folder is something else, or the disk is full.
 
         Cost: reads and writes every row once.
         """
@@ -226,11 +226,9 @@ class Server:
 
         Args:
             path: what ``save`` wrote, or the folder of an mmap store.
-            medium: "mmap" goes on in the folder itself, "ram" leaves it alone; None does what the server did that wrote
-                it.
+            medium: "mmap" goes on in the folder itself, "ram" leaves it alone; None is the writer's.
             durability: of an mmap store; see ``ClientStore``.
-            algorithm, lr, server_lr, optimizer: to be given again where they are the caller's own code; what is
-                fedcore's own is in the folder.
+            algorithm, lr, server_lr, optimizer: to be given again where they are the caller's own code.
 
         Raises:
             StoreError: there is no store, or one of a newer version.
@@ -238,15 +236,11 @@ class Server:
             CorruptionError: a file was damaged.
             CheckpointError: it is a store without a server, or an argument is missing or not what was saved.
         """
-        given = {
-            "algorithm": algorithm,
-            "lr": None if lr is None else as_rate(lr),
-            "server_lr": None if server_lr is None else as_rate(server_lr),
-            "optimizer": optimizer,
-        }
+        given = said_again(algorithm, lr, server_lr, optimizer)
         with saved_rows(path, medium, durability) as (rows, state):
-            settings = Settings.from_state(state["settings"], given)
-            snapshot = Snapshot.of(vectors_of(rows), state["numbers"], settings.layout.n_parameters, rows.registry)
+            settings, vectors = Settings.from_state(state["settings"], given), vectors_of(rows)
+            require_plausible(settings, state, vectors, rows)
+            snapshot = Snapshot.of(vectors, state["numbers"], settings.layout.n_parameters, rows.registry)
             server = cls.__new__(cls)
             server._settings = settings
             server._start(State(settings, snapshot, rows))
@@ -259,7 +253,15 @@ class Server:
         """
         if (opened := self._opened()) is not None:
             opened.abort()
-        self.store.close()
+        self._state.store.close()
+
+    def checkpoint(self) -> None:
+        """Make every finished round safe, where durability="checkpoint"; elsewhere it is already."""
+        self._state.store.checkpoint()
+
+    def compact(self) -> None:
+        """Give back slots that nobody needs; between rounds. See ``ClientStore.compact``."""
+        self._state.store.compact()
 
     def __enter__(self) -> Self:
         return self
@@ -298,7 +300,7 @@ class Server:
             RoundError, RangeError: a round is open; one is registered already, or examples are missing or not expected.
             UnknownClientError: one is no id, or examples are for somebody else.
 
-        Cost: one commit of the store, and one copy of what is known of examples and arrivals, 16 bytes a client each.
+        Cost: one commit, and one copy of what is known of examples and arrivals, 16 bytes a client each.
         """
         self._require_no_round()
         if listed := list(clients):

@@ -10,8 +10,8 @@ from fedcore.algorithms.rates import Rate, as_rate
 from fedcore.errors import RangeError, UnknownNameError
 from fedcore.layout import Layout
 from fedcore.server.description import check_rate, describe, next_rate, revive
+from fedcore.server.limits import Limits, is_integer
 from fedcore.server.sums import Precision
-from fedcore.server.update import Limits, is_integer
 
 FOLD, FOLD_BYTES = 8, 1 << 20
 """Updates that are folded in one pass: so many, or as many as weigh so much."""
@@ -32,6 +32,13 @@ class Settings:
     history_rounds: int
     diagnostics: bool
     limits: Limits
+    nonnegative: tuple[str, ...] = ()
+    """The float buffers that a reply may not make negative."""
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether it matters how many steps a client says that it did."""
+        return not self.averages_models or self.algorithm.needs_shares
 
     @property
     def averages_models(self) -> bool:
@@ -61,17 +68,10 @@ class Settings:
             AlgorithmError: the method's table contradicts itself.
         """
         check_table(algorithm)
-        for name, value, low, bits in (
-            ("fold", 1 if fold is None else fold, 1, 53),
-            ("late_rounds", late_rounds, 0, 31),
-            ("history_rounds", history_rounds, 1, 31),
-        ):
-            if not is_integer(value, low, 2**bits):
-                raise RangeError(f"{name}: expected an integer in {low}..2**{bits}, got {value!r}")
+        _check_counts(1 if fold is None else fold, late_rounds, history_rounds)
         if server_lr is not None and not algorithm.takes_server_rate:
             raise RangeError("server_lr: expected None, since the method's sums are lengths of models, got a rate")
-        if accumulate not in get_args(Precision):
-            raise UnknownNameError.of("accumulate", accumulate, get_args(Precision))
+        _check_precision(accumulate)
         settings = cls(
             algorithm=algorithm,
             layout=layout,
@@ -112,6 +112,7 @@ class Settings:
             "history_rounds": self.history_rounds,
             "diagnostics": self.diagnostics,
             "limits": asdict(self.limits),
+            "nonnegative": list(self.nonnegative),
         }
 
     @classmethod
@@ -127,6 +128,8 @@ class Settings:
         """
         own = {what: revive(what, state[what], given[what]) for what in given}
         check_table(own["algorithm"])
+        _check_counts(state["fold"], state["late_rounds"], state["history_rounds"])
+        _check_precision(state["accumulate"])
         next_rates = state.get("next_rates", {})
         for what in ("lr", "server_lr"):
             check_rate(what, own[what], next_rates.get(what), next_rates.get("round", 0))
@@ -139,5 +142,39 @@ class Settings:
             # Older folders have it under another name, or not at all.
             diagnostics=state.get("diagnostics", state.get("correction_norms", False)),
             limits=Limits(**state["limits"]),
+            nonnegative=tuple(state.get("nonnegative", ())),
             **own,
         )
+
+
+def said_again(
+    algorithm: Algorithm | None, lr: float | Rate | None, server_lr: float | Rate | None, optimizer: Optimizer | None
+) -> dict[str, Any]:
+    """What the caller of ``Server.load`` says again, checked before the folder is looked at.
+
+    Raises:
+        AlgorithmError, UnknownNameError, RangeError: it is not what ``Server`` takes.
+    """
+    if algorithm is not None:
+        check_table(algorithm)
+    return {
+        "algorithm": algorithm,
+        "lr": None if lr is None else as_rate(lr),
+        "server_lr": None if server_lr is None else as_rate(server_lr),
+        "optimizer": optimizer,
+    }
+
+
+def _check_counts(fold: object, late_rounds: object, history_rounds: object) -> None:
+    for name, value, low, bits in (
+        ("fold", fold, 1, 53),
+        ("late_rounds", late_rounds, 0, 31),
+        ("history_rounds", history_rounds, 1, 31),
+    ):
+        if not is_integer(value, low, 2**bits):
+            raise RangeError(f"{name}: expected an integer in {low}..2**{bits}, got {value!r}")
+
+
+def _check_precision(accumulate: str) -> None:
+    if accumulate not in get_args(Precision):
+        raise UnknownNameError.of("accumulate", accumulate, get_args(Precision))

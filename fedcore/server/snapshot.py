@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.algorithms import Algorithm
+from fedcore.algorithms.optimizers import Optimizer
 from fedcore.server.batch import Counters
 from fedcore.server.population import Population
 from fedcore.store import ClientStore, History, Registry
@@ -33,7 +34,7 @@ class Snapshot:
         history: v[t] while rows refer to it, where the method keeps them.
         counters: the integer counters by name.
         population: the clients' shares and arrivals.
-        norms: of the replies heard lately, where a limit asks for them; see ``Judge.heard``.
+        norms: of the replies heard lately, where a limit asks for them, and what they claimed; see ``Judge.heard``.
         gamma: the last one, for a round without clients.
     """
 
@@ -44,11 +45,32 @@ class Snapshot:
     moments: tuple[F32, ...]
     counters: Counters
     population: Population
-    norms: Mapping[str, F32] = field(default_factory=dict)
+    norms: Mapping[str, Vector] = field(default_factory=dict)
     past: Mapping[int, F32] = field(default_factory=dict)
     history: History = field(default_factory=History)
     round_number: int = 0
     gamma: float = 0.0
+
+    @classmethod
+    def first(
+        cls,
+        x: F32,
+        counters: Counters,
+        n_parameters: int,
+        algorithm: Algorithm,
+        optimizer: Optimizer | None,
+        population: Population,
+    ) -> "Snapshot":
+        """What a new server knows."""
+        return cls(
+            x=x,
+            x_prev=x,
+            momentum=np.zeros(n_parameters, np.float32),
+            total=np.zeros(n_parameters) if algorithm.keeps_total else None,
+            moments=optimizer.start(n_parameters) if optimizer is not None else (),
+            counters=counters,
+            population=population,
+        )
 
     def vectors(self, algorithm: Algorithm) -> dict[str, Vector]:
         """The arrays by name, but for those that the method never reads."""

@@ -11,21 +11,24 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.algorithms import Cohort, check_step
-from fedcore.algorithms.rates import rate_at
 from fedcore.aligned import Recycled
 from fedcore.errors import ArrayError, CorruptionError, DivergedError, RangeError, RoundError, StoreError
 from fedcore.float_mode import ieee
 from fedcore.server.batch import Counters
+from fedcore.server.buffers import Buffers
 from fedcore.server.corrections import corrections, mean_square
+from fedcore.server.exchanging import exchange
 from fedcore.server.folding import fold_history
+from fedcore.server.gamma import farthest_gamma, step_length
 from fedcore.server.newcomers import Coming, Newcomers
 from fedcore.server.population import Population, Sizes, checked_sizes
 from fedcore.server.rounding import rounding_keys
 from fedcore.server.settings import Settings
 from fedcore.server.snapshot import Snapshot
-from fedcore.server.sums import Sums
+from fedcore.server.sums import Sums, longest_update
 from fedcore.server.tally import Tally
 from fedcore.server.uninterrupted import uninterrupted
+from fedcore.server.waiting import Waiting
 from fedcore.store import ClientId, ClientStore, History
 
 F32 = npt.NDArray[np.float32]
@@ -41,6 +44,8 @@ class Outcome:
     mean_square: float | None = None
     """|sum_i (w_i / W) h_i|^2, where it is known."""
     correction_norm: float | None = None
+    """See ``RoundReport``."""
+    awaited: int = 0
     """See ``RoundReport``."""
 
 
@@ -59,6 +64,8 @@ class State:
         self._vectors = Recycled(settings.layout.n)
         self._spare_v = np.empty(p, np.float32)
         self._spare_total = None if snapshot.total is None else np.empty(p, np.float64)
+        self.waiting = Waiting()
+        self.buffers = Buffers(settings.layout, settings.nonnegative)
         self._buffer_v = np.empty(settings.layout.n - p, np.float32)
 
     def begin(self, newcomers: Coming) -> None:
@@ -73,10 +80,16 @@ class State:
         known = None
         if algorithm.needs_plain_steps and (shared := self.shared_offset()) is not None:
             known = -shared / np.float32(algorithm.direction.a)
-        self.sums.clear(self.store, self.now.history, known, self.now.round_number)
+        longest = longest_update(farthest_gamma(self.settings, self.now), squared=self.settings.optimizer is not None)
+        self.sums.clear(self.store, self.now.history, known, self.now.round_number, longest)
         self.shared_offset()  # c as it was sent: of those who were there before the newcomers
         ids, sizes = list(newcomers), newcomers if isinstance(newcomers, Mapping) else None
         self.newcomers.admit(ids, checked_sizes(ids, sizes, sized=self._is_sized(sizes is not None)), self.now)
+
+    @property
+    def population(self) -> Population:
+        """That of the open round: with those who may come."""
+        return self.newcomers.population or self.now.population
 
     def abandon(self) -> None:
         """Forget what a round has left that was never finished: the rows that it staged, and who would have come."""
@@ -147,7 +160,7 @@ class State:
             rows=rows,
         )
 
-    def commit(self, tally: Tally, norms: Mapping[str, F32]) -> Outcome:
+    def commit(self, tally: Tally, norms: Mapping[str, npt.NDArray[np.floating[Any]]]) -> Outcome:
         """Take the round's step with the cohort's sums, and make everything that the round changed count.
 
         Args:
@@ -161,7 +174,7 @@ class State:
         algorithm, now = self.settings.algorithm, self.now
         population, number = self.newcomers.settle(tally.clients, now), now.round_number
         cohort = self.cohort(tally, population)
-        gamma = self._step_length(tally)
+        gamma = step_length(self.settings, self.now, tally)
         moves = cohort.N > 0 and algorithm.moves(cohort)
         late = self.settings.late_rounds
         past = (
@@ -182,7 +195,8 @@ class State:
                 changes["history"] = self._bounded(history, changes["total"], number, tally.clients)
         self._become(replace(now, **changes), number)
         self.newcomers.forget()  # those that are left are no newcomers
-        return outcome
+        waits = not moves and algorithm.moves(replace(cohort, rows=cohort.N))
+        return replace(outcome, awaited=cohort.N - cohort.rows if waits and algorithm.keeps_rows else 0)
 
     def _bounded(self, history: History, total: F64 | None, round: int, heard: Sequence[ClientId]) -> History:
         """The history, with as many rounds as may be kept; the total follows the rows that others are folded into."""
@@ -244,6 +258,7 @@ class State:
         return {
             "what": "a fedcore server",
             "medium": self.store.medium,
+            "clients": len(self.store.registry),
             "settings": self.settings.to_state(snapshot.round_number),
             "numbers": snapshot.numbers(),
         }
@@ -252,14 +267,6 @@ class State:
         """See ``Server.save``."""
         self.newcomers.forget()
         self.store.save(path, vectors=self.now.vectors(self.settings.algorithm), state=self.to_state(self.now))
-
-    def _step_length(self, tally: Tally) -> float:
-        """gamma: the server's rate; or 1 where models are averaged; or the cohort's mean of eta_i K_i."""
-        if self.settings.server_lr is not None:
-            return rate_at(self.settings.server_lr, self.now.round_number)
-        if self.settings.averages_models:
-            return 1.0
-        return tally.mean_distance if tally.clients else self.now.gamma
 
     def _step(self, cohort: Cohort, gamma: float, tally: Tally, changes: dict[str, Any]) -> Outcome:
         """Put the x, v, T and moments that the sums lead to into the changes of the snapshot."""
@@ -292,10 +299,11 @@ class State:
             x_square = float(kernels.squared_norms([x[:p]])[0])
         if p < len(x):
             x_square += self._average_buffers(x)
+            self.buffers.clip(x)
         if not np.isfinite(x_square):
             raise DivergedError(
                 f"round {now.round_number}: the step gamma = {gamma:g} along v, |v| = {v_square**0.5:g}, would make "
-                "x infinite or NaN; x stays, lower the rates"
+                f"x infinite or NaN; x stays, lower the rates{tally.longest()}"
             )
         x.flags.writeable = False
         corrected = corrections(self, tally, self._spare_v)
@@ -382,7 +390,7 @@ class State:
                 if algorithm.keeps_rows:
                     new = [self.store.stage(client) for client in clients]
                     keys = rounding_keys(self.store, "a warm start", now.round_number, clients)
-                    kernels.exchange(total, none, ys, minus, ones, none, none, new, out=total, keys=keys)
+                    exchange(total, none, ys, minus, ones, none, none, new, out=total, keys=keys)
                 else:
                     kernels.accumulate(total, none, ys, minus, ones, out=total)
                 after, mean = replace(after, total=total), total / len(self.store.registry)

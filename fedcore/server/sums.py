@@ -12,6 +12,7 @@ from fedcore.aligned import aligned
 from fedcore.kernels.exchange import Form
 from fedcore.layout import Layout
 from fedcore.server.batch import Batch
+from fedcore.server.exchanging import exchange
 from fedcore.server.judge import Lengths, Verdict
 from fedcore.server.rounding import rounding_keys
 from fedcore.store import ClientStore, History
@@ -23,6 +24,22 @@ Sum = npt.NDArray[np.floating[Any]]
 
 LONGEST = 1e30
 """The length of an update, times its weight, up to which 10^8 of them stay within a float32 sum."""
+FARTHEST = 1e34
+"""The length of a server's step up to which thousands of them stay within float32's range."""
+SQUARED = 1e15
+"""The same of what an optimiser takes the square of."""
+
+
+def longest_update(farthest_gamma: float, *, squared: bool) -> float:
+    """The length of an update up to which no round's step can leave float32's range because of it.
+
+    A step is at most a few of them long, times gamma. So no reply that is let in can end the round of all others.
+
+    Args:
+        farthest_gamma: the largest that gamma can become.
+        squared: whether an optimiser takes squares.
+    """
+    return min(LONGEST, FARTHEST / farthest_gamma, SQUARED if squared else LONGEST)
 
 
 class Sums:
@@ -51,6 +68,7 @@ class Sums:
         self._history: History
         self._known: F32 | None
         self._round: int
+        self._longest = LONGEST
         self.weight = 0.0
         self.buffer_weight = 0.0
 
@@ -71,18 +89,22 @@ class Sums:
         """B, where clients send a second vector."""
         return self._controls
 
-    def clear(self, store: ClientStore, history: History, known: F32 | None, round: int) -> None:
+    def clear(
+        self, store: ClientStore, history: History, known: F32 | None, round: int, longest: float = LONGEST
+    ) -> None:
         """Back to zero, for a new round.
 
         Args:
             store, history: the rows, and the directions that they refer to.
             known: float32[n_parameters] or None, what ``raw_i = h_i / a + r_i + known`` adds for every client.
             round: its number, on which the rounding of rows depends.
+            longest: see ``longest_update``.
         """
         self._begun = False
         if self._controls is not None:
             self._controls[:] = 0
         self._store, self._history, self._known, self._round = store, history, known, round
+        self._longest = longest
         self.weight = self.buffer_weight = 0.0
 
     def fold(self, batch: Batch, judge: Callable[[Lengths], Verdict | None]) -> tuple[F64, Verdict | None]:
@@ -116,7 +138,7 @@ class Sums:
         return Lengths(
             self._held(self._fold_parameters(batch), batch.weights),
             self._fold_buffers(batch) if has_buffers else None,
-            self._fold_controls(batch) if self._algorithm.second else None,
+            self._held(self._fold_controls(batch), np.ones(len(batch))) if self._algorithm.second else None,
         )
 
     def _fold_parameters(self, batch: Batch) -> F64:
@@ -138,7 +160,7 @@ class Sums:
             rows, at, rows_out = (
                 (old, anchors, new) if whole else (_cut(old, span), _cut(anchors, span), _cut(new, span))
             )
-            squares += kernels.exchange(
+            squares += exchange(
                 acc, bases, ys, batch.scales / a, batch.weights, rows, at, rows_out, out=out, form=form, keys=keys
             )
         return squares * a**2
@@ -183,7 +205,7 @@ class Sums:
             return kernels.accumulate(self._controls, none, batch.controls, minus, ones, out=self._spare_controls)
         old, new = self._old_rows(batch), self._staged_rows(batch)
         arguments = self._controls, none, batch.controls, minus, ones, old, none, new
-        return kernels.exchange(*arguments, out=self._spare_controls, keys=self._keys(batch))
+        return exchange(*arguments, out=self._spare_controls, keys=self._keys(batch))
 
     def _old_rows(self, batch: Batch) -> list[Any]:
         return [self._store.row(client) for client in batch.clients]
@@ -203,9 +225,9 @@ class Sums:
         return squares
 
     def _held(self, squares: F64, weights: F64) -> F64:
-        """The squares; infinite for an update so long that one of them could carry a float32 sum past its range."""
-        if self._value.dtype != np.float64:
-            squares[~(np.sqrt(squares) * weights < LONGEST)] = np.inf  # as a NaN is not
+        """The squares; infinite for an update so long that it could carry a sum or the step past float32's range."""
+        norms = np.sqrt(squares)
+        squares[~((norms * weights < LONGEST) & (norms < self._longest))] = np.inf  # as a NaN is not
         return squares
 
 

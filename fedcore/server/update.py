@@ -1,17 +1,13 @@
-"""What a client sends back, and whether it can be believed."""
+"""What a client sends back, and its vectors as the kernels take them."""
 
-import sys
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass
-from reprlib import repr as short_repr
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.algorithms.rates import as_rate
-from fedcore.errors import ArrayError, DtypeError, RangeError, ShapeError
+from fedcore.errors import ArrayError, DtypeError, ShapeError
 from fedcore.layout import Layout
 from fedcore.store import ClientId
 
@@ -19,7 +15,6 @@ Kind = Literal["model", "delta", "gradient"]
 KINDS: tuple[str, ...] = get_args(Kind)
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 CPU = 1  # in DLPack
-LARGEST = sys.float_info.max
 
 
 class Update(NamedTuple):
@@ -31,7 +26,8 @@ class Update(NamedTuple):
             its local steps, its difference y - x, or the mean gradient of its steps (float32[n_parameters]).
         steps: K_i, the local steps that the client really did.
         examples: n_i, its number of examples.
-        lr: eta_i, the rate of its steps, or their mean; None for the rate that was broadcast.
+        lr: eta_i, the rate of its steps, or their mean where the rate changes from step to step; None for the rate that
+            was broadcast. Another one needs ``Server(own_rates=True)``.
         control: float32[n_parameters], the second vector of the methods that ask for one: the mean of the client's
             gradients before any correction, or its change where the client keeps its row.
         count: how many times the client was drawn (sampling with replacement).
@@ -53,40 +49,6 @@ class Update(NamedTuple):
     round: int | None = None
     kind: Kind = "model"
     keep: bool = False
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a client may claim, and how long what it sends may be; an update past it is refused."""
-
-    steps: int
-    examples: int
-    lr: float
-    norm: float | None = None
-    norm_ratio: float | None = None
-    """Times the median of the norms heard."""
-
-    @classmethod
-    def of(cls, steps: int, examples: int, lr: float, norm: float | None, norm_ratio: float | None) -> "Limits":
-        """The limits of ``Server``'s arguments, ``max_steps`` and so on.
-
-        Raises:
-            RangeError: one is not what is said there.
-        """
-        for name, count in (("max_steps", steps), ("max_examples", examples)):
-            if not is_integer(count, 1, 2**53):
-                raise RangeError(f"{name}: expected an integer in 1..2**53, got {count!r}")
-        if norm is not None and not (is_number(norm) and 0 < norm <= LARGEST):
-            raise RangeError(f"max_norm: expected None or a finite number > 0, got {norm!r}")
-        if norm_ratio is not None and not (is_number(norm_ratio) and 1 <= norm_ratio <= LARGEST):
-            raise RangeError(f"max_norm_ratio: expected None or a finite number >= 1, got {norm_ratio!r}")
-        return cls(
-            int(steps),
-            int(examples),
-            as_rate(lr)(0),
-            None if norm is None else float(norm),
-            None if norm_ratio is None else float(norm_ratio),
-        )
 
 
 def held_together(updates: Iterable[Update], most: int) -> Iterator[list[Update]]:
@@ -140,7 +102,10 @@ def as_vector(name: str, y: Any, n: int, shape: tuple[int, ...] | None = None) -
     if not hasattr(y, "__dlpack__"):
         return None
     dtype = str(y.dtype).removeprefix("torch.")
-    got = f"got {dtype}{list(y.shape)}"
+    try:
+        got = f"got {dtype}{list(y.shape)}"
+    except RuntimeError:  # a nested tensor has no shape
+        raise DtypeError(f"{name}: expected float32[{n}], got a tensor without a shape") from None
     if dtype not in DTYPES:
         raise DtypeError(f"{name}: expected float32[{n}], {got}")
     if isinstance(y, np.ma.MaskedArray):
@@ -172,48 +137,6 @@ def read_counters(update: Update, layout: Layout) -> dict[str, npt.NDArray[np.in
     if not layout.counters or update.kind != "model" or isinstance(update.y, bytes | bytearray | memoryview):
         return {}
     return {} if hasattr(update.y, "__dlpack__") else layout.read_counters(update.y)
-
-
-def check_claims(update: Update, limits: Limits, rounds: range) -> None:
-    """Whether all numbers that a client sent can be believed.
-
-    Args:
-        rounds: those whose replies count, the open one last.
-
-    Raises:
-        RangeError: one cannot.
-    """
-    if not is_integer(update.steps, 1, limits.steps):
-        raise RangeError(f"steps: expected an integer in 1..{limits.steps}, got {shown(update.steps)}")
-    if not is_integer(update.examples, 1, limits.examples):
-        raise RangeError(f"examples: expected an integer in 1..{limits.examples}, got {shown(update.examples)}")
-    if update.round is not None and not is_integer(update.round, rounds[0], rounds[-1]):
-        earlier = f", or one since {rounds[0]}" if len(rounds) > 1 else ""
-        raise RangeError(f"round: expected {rounds[-1]}, the open one{earlier}, got {shown(update.round)}")
-    if update.lr is None:
-        return
-    if not is_number(update.lr) or not 0 < update.lr <= limits.lr:
-        raise RangeError(f"lr: expected a number in (0, {limits.lr:g}], got {shown(update.lr)}")
-
-
-def is_number(value: object) -> bool:
-    """Whether value is a real number, and no bool."""
-    return isinstance(value, float | int | np.floating | np.integer) and not isinstance(value, bool)
-
-
-def is_integer(value: object, low: int, high: int) -> bool:
-    """Whether value is an integer, and no bool, in low..high."""
-    if type(value) is int:
-        return low <= value <= high
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(low <= value <= high)
-
-
-def shown(value: object) -> str:
-    """A value that a client sent, in few characters whatever it is."""
-    try:
-        return short_repr(value)
-    except Exception:  # an int of too many digits, or a repr that fails
-        return f"an unprintable {type(value).__name__}"
 
 
 def _from_buffer(name: str, y: bytes | bytearray | memoryview, n: int) -> npt.NDArray[np.float32]:

@@ -149,8 +149,12 @@ class ClientStore(CommittedRows):
             UnknownClientError: no such client is registered.
             StoreError: there is no room for one more, or the store cannot be written to.
         """
-        self._session.require_writer()
-        rows, number = self._content.rows, self._number(client)
+        rows = self._content.rows
+        if rows.staged:
+            self._session.require_writer()
+        else:
+            self._session.require_right()  # asked once a round
+        number = self._number(client)
         rows.make_room(number, self.registry.capacity)
         slot = rows.stage(number, round)
         if self._residency is not None:
@@ -184,7 +188,7 @@ class ClientStore(CommittedRows):
         Cost: reads each new row and vector once; with durability="round" writes them to the disk, waits for it, and
             then for the index.
         """
-        self._session.require_writer()
+        self._session.require_right()
         if isinstance(round, bool) or not isinstance(round, int | np.integer) or not 0 <= round < 2**63:
             raise RangeError(f"round: expected an int in 0..2**63 - 1, got {round!r}")
         self._journal.commit(int(round), vectors, state_text(state))
@@ -192,7 +196,7 @@ class ClientStore(CommittedRows):
 
     def checkpoint(self) -> None:
         """Make everything that was committed safe, where durability="checkpoint"; elsewhere it is already."""
-        self._session.require_writer()
+        self._session.require_right()
         self._journal.publish()
 
     @property
@@ -270,7 +274,7 @@ class ClientStore(CommittedRows):
         Raises:
             StoreError: rows are staged, or the folder cannot be written to.
         """
-        self._session.require_writer()
+        self._session.require_right()
         if self._content.rows.staged:
             raise StoreError(f"compact: expected no staged rows, got {len(self._content.rows.staged)}")
         self._journal.compact()

@@ -99,6 +99,12 @@ class CommittedRows:
         number = self._number(client)
         return int(self._content.rows.round[number]) if self._content.rows.slot_of(number) else None
 
+    @property
+    def latest(self) -> int | None:
+        """The latest round of a row, or None where there is none."""
+        rows = self._content.rows
+        return int(rows.round[rows.slot > 0].max()) if rows.written else None
+
     def clients_of(self, round: int) -> list[ClientId]:
         """The clients whose rows are of that round, in the order of their numbers.
 

@@ -1,6 +1,7 @@
 """What a store holds: rows, vectors, clients, and the round and state that go with them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from fedcore.store.rows import Rows
 from fedcore.store.slots import Slots
 from fedcore.store.stored_ids import StoredId, restored
 from fedcore.store.vectors import Vectors
+
+_MOST_CUT = 1 << 44
+"""Bytes that a file of rows can lack: of what was cut off a smaller one, each row is named when it is read."""
 
 
 class Content:
@@ -40,16 +44,18 @@ class Content:
     @classmethod
     def read(cls, folder: Folder) -> "Content":
         """The content of a folder."""
-        rows, listed = folder.load()
-        content = cls(folder.format, _registry(folder, listed), folder)
-        content._take_over(folder, rows)
+        with _believable(folder):
+            rows, listed = folder.load()
+            content = cls(folder.format, _registry(folder, listed), folder)
+            content._take_over(folder, rows)
         return content
 
     def refresh(self, folder: Folder) -> None:
         """Read the folder again; what was staged is forgotten."""
-        rows, listed = folder.load()
-        self.registry = _registry(folder, listed)
-        self._take_over(folder, rows)
+        with _believable(folder):
+            rows, listed = folder.load()
+            self.registry = _registry(folder, listed)
+            self._take_over(folder, rows)
 
     def check(self, number: int) -> None:
         """Check a row against its checksum, once.
@@ -122,6 +128,12 @@ class Content:
 
     def _take_over(self, folder: Folder, rows: RowEntries) -> None:
         head = folder.head
+        if int(rows.numbers.max(initial=-1)) >= self.registry.capacity:
+            raise ValueError(f"expected rows of clients, got one of number {rows.numbers.max()}")
+        if int((rows.slots == 0).sum()) or len(np.unique(rows.slots)) < len(rows.slots):
+            raise ValueError("expected a slot for each row, got one for two, or for none")
+        if (missing := int(rows.slots.max(initial=0)) * folder.rows.stride - folder.rows.bytes) > _MOST_CUT:
+            raise ValueError(f"expected rows in {folder.rows.where}, got one {missing:,} bytes past its end")
         self.rows.load(rows)
         self.vectors.load(head.vectors, None if folder.readonly else head.sequence)
         if not folder.readonly:
@@ -132,6 +144,20 @@ class Content:
         if payload not in self._memory:
             self._memory[payload] = Slots(payload)
         return self._memory[payload]
+
+
+@contextmanager
+def _believable(folder: Folder) -> Iterator[None]:
+    """Refuse an index whose digests are right, and which no store has written all the same."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+        raise CorruptionError(f"{folder.index.path}: damaged: {error}; use a copy of the store") from error
+    except MemoryError as error:
+        raise CorruptionError(
+            f"{folder.index.path}: expected a store that memory can hold, got {error or 'more'}: it is too large for "
+            "this system, or damaged"
+        ) from error
 
 
 def _registry(folder: Folder, listed: Iterable[tuple[int, StoredId]]) -> Registry:

@@ -16,6 +16,7 @@ from fedcore.errors import StoreError
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 _SYNC_FILE_RANGE_WRITE = 2
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of its fallocate
+_AT_ONCE = 1 << 20  # bytes
 
 
 @contextmanager
@@ -88,6 +89,24 @@ def sync_path(path: Path) -> None:
 def commit(connection: sqlite3.Connection) -> None:
     """End a transaction of the index: from here on it counts."""
     connection.execute("COMMIT")
+
+
+def renew(fd: int) -> None:
+    """Write a file's content over itself, and make it durable.
+
+    A sync that failed leaves pages that the system takes for written, and that no later sync would write.
+    """
+    start = 0
+    while content := os.pread(fd, _AT_ONCE, start):
+        write(fd, content, start)
+        start += len(content)
+    sync(fd)
+
+
+def work_in(connection: sqlite3.Connection) -> bool:
+    """Write the index's log into its file, and empty the log; False where another process reads it."""
+    busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return not busy
 
 
 def rename(old: Path, new: Path) -> None:

@@ -1,5 +1,6 @@
 """A store's folder: its files, opened and written to as one."""
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from glob import escape
@@ -14,7 +15,7 @@ from fedcore.store.header import Header
 from fedcore.store.index import Index, RowEntries
 from fedcore.store.inventory import INDEX, READERS, ROWS, VECTORS, require_own, vector_files
 from fedcore.store.row_format import RowFormat
-from fedcore.store.sharing import Pin, WriterLock, oldest_pin
+from fedcore.store.sharing import Pin, WriterLock, oldest_pin, readers
 from fedcore.store.slot_file import SlotFile
 from fedcore.store.stored_ids import StoredId
 
@@ -27,9 +28,11 @@ class Folder:
         readonly: open it beside a writer.
         durable: whether what is published survives a loss of power.
         lock: the right to write, if it is held already; it stays the caller's.
+        lossy: open it also where commits were lost, at the last that is there.
 
     Attributes:
         head: the head that was read or published last.
+        seen: the commit that the rows had seen at least when it was opened; commits were lost if the index has fewer.
 
     Raises:
         StoreError: there is no store, or a newer one, or one with links in place of files.
@@ -37,7 +40,9 @@ class Folder:
         CorruptionError: one of its files is damaged.
     """
 
-    def __init__(self, path: Path, *, readonly: bool, durable: bool, lock: WriterLock | None = None) -> None:
+    def __init__(
+        self, path: Path, *, readonly: bool, durable: bool, lock: WriterLock | None = None, lossy: bool = False
+    ) -> None:
         self.path = path
         self.readonly, self._durable = readonly, durable
         with disk.explained("opening", path):
@@ -64,16 +69,18 @@ class Folder:
                 self._lock, access = WriterLock(path, shared=True), "immutable"
                 _require_closed(path)
             self.index = Index(path / INDEX, durable=durable, access=access)
+            if not readonly:
+                self.index.renew()
             self.head = self.index.head()
             self.format = RowFormat(self.head.codec, self.head.n)
             header = rows_header(self.head.store, self.format, self.index.version)
             self.rows = SlotFile(path / ROWS, header, writable=not readonly)
-            marked = self.rows.sequence
+            self.seen = self.rows.sequence
             self.head = self.index.head()  # again: a writer may have gone on since
-            if marked > self.head.sequence:
+            if self.seen > self.head.sequence and not lossy:
                 raise CorruptionError(
-                    f"{path}: {INDEX} is at commit {self.head.sequence}, but {ROWS} has seen {marked}: commits were "
-                    "lost; use a copy of the store"
+                    f"{path}: {INDEX} is at commit {self.head.sequence}, but {ROWS} has seen {self.seen}: commits were "
+                    f"lost; use a copy of the store, or see what `fedcore store recover {path}` can go back to"
                 )
             if not readonly and self.unpinned() == self.head.sequence:
                 self._sweep()
@@ -104,7 +111,12 @@ class Folder:
     def publish(
         self, head: Head, rows: RowEntries, clients: Sequence[tuple[int, StoredId]], gone: Sequence[int]
     ) -> None:
-        """Make the slots durable, and then the index, in one transaction, say what they are."""
+        """Make the slots durable, and then the index, in one transaction, say what they are.
+
+        Raises:
+            StoreError: it could not be done.
+            LockedError: another process has committed, and nothing of this one's may count any more.
+        """
         if self._durable:
             try:
                 for file in self._slot_files():
@@ -121,9 +133,14 @@ class Folder:
         """Whether something failed after which only opening the folder again tells what is durable."""
         return self._sync_failed or self.index.in_doubt
 
+    def require_lock(self) -> None:
+        """Raise a LockedError if somebody else may have the right to write that this process was given."""
+        if self._lock is not None:
+            self._lock.require()
+
     def has(self, sequence: int) -> bool:
         """Whether the files hold this commit, after ``publish`` was left by an error; then ``head`` is its head."""
-        if self.index.head().sequence < sequence:
+        if not self.index.has(sequence):
             return False
         self.head, _, _ = self.index.load()
         return True
@@ -145,6 +162,13 @@ class Folder:
     def unpinned(self) -> int:
         """The commit up to which what was retired is needed by no reader."""
         return min(oldest_pin(self.path), self.head.sequence)
+
+    @property
+    def readers(self) -> list[tuple[int, int]]:
+        """Other processes that read the folder, and how many commits each is behind."""
+        mine = os.getpid()
+        last = self.head.sequence
+        return [(process, last - commit) for process, commit in readers(self.path) if process != mine]
 
     @property
     def bytes(self) -> int:

@@ -1,13 +1,18 @@
 """What an index says beside the rows and clients."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, get_args
+
+import numpy as np
 
 from fedcore.errors import CorruptionError, RangeError
 from fedcore.store.header import digest
 from fedcore.store.row_format import Codec
+
+_MOST, _SUMS = 2**62, 2**64 - 1
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,23 @@ class StoredVector:
     dtype: str
     shape: tuple[int, ...]
     seal: int
+
+    def check(self) -> None:
+        """Refuse what no store says of a vector.
+
+        Raises:
+            ValueError, TypeError: it is such a thing.
+        """
+        dtype = np.dtype(self.dtype)
+        if dtype.kind not in "biufc" or dtype.str != self.dtype:
+            raise ValueError(f"vectors: expected the dtype of numbers, got {self.dtype!r}")
+        _require_int("payload", self.payload, 1, _MOST)
+        _require_int("slot", self.slot, 1, _MOST)
+        _require_int("seal", self.seal, 0, _SUMS)
+        for length in self.shape:
+            _require_int("shape", length, 0, _MOST)
+        if self.payload != max(1, dtype.itemsize * math.prod(self.shape)):
+            raise ValueError(f"vectors: expected {self.payload} bytes, got {dtype}{list(self.shape)}")
 
 
 @dataclass(frozen=True)
@@ -61,12 +83,41 @@ class Head:
         check, content = (text[:16], text[16:]) if isinstance(text, str) else ("", "")
         if check != digest(content.encode()).hex():
             raise CorruptionError("its head was changed")
-        fields = json.loads(content)
-        fields["vectors"] = {
-            name: StoredVector(**{**vector, "shape": tuple(vector["shape"])})
-            for name, vector in fields["vectors"].items()
-        }
-        return cls(**fields)
+        try:
+            fields = json.loads(content)
+            fields["vectors"] = {
+                name: StoredVector(**{**vector, "shape": tuple(vector["shape"])})
+                for name, vector in fields["vectors"].items()
+            }
+            head = cls(**fields)
+            head.check()
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise CorruptionError(f"its head is none of a store's ({error})") from error
+        return head
+
+    def check(self) -> None:
+        """Refuse what no store says of itself: who made the digest may have made up the rest.
+
+        Raises:
+            ValueError, TypeError, RecursionError: it is such a thing.
+        """
+        if len(bytes.fromhex(self.store)) != 16:
+            raise ValueError(f"store: expected 16 bytes, got {self.store!r}")
+        if self.codec not in get_args(Codec):
+            raise ValueError(f"codec: expected one of {get_args(Codec)}, got {self.codec!r}")
+        for name, value, low, high in (
+            ("n", self.n, 1, _MOST),
+            ("clients", self.clients, 0, _MOST),
+            ("sequence", self.sequence, 0, _MOST),
+            ("round", 0 if self.round is None else self.round, 0, _MOST),
+            ("rows_sum", self.rows_sum, 0, _SUMS),
+            ("clients_sum", self.clients_sum, 0, _SUMS),
+        ):
+            _require_int(name, value, low, high)
+        if self.state is not None:
+            json.loads(self.state)
+        for vector in self.vectors.values():
+            vector.check()
 
 
 def state_text(state: Mapping[str, Any] | None) -> str | None:
@@ -81,3 +132,8 @@ def state_text(state: Mapping[str, Any] | None) -> str | None:
         return json.dumps(dict(state))
     except (TypeError, ValueError) as error:
         raise RangeError(f"state: expected what JSON can hold: {error}") from None
+
+
+def _require_int(name: str, value: object, low: int, high: int) -> None:
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(f"{name}: expected an integer in {low}..{high}, got {value!r}")

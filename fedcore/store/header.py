@@ -79,7 +79,11 @@ class Header:
                 "wrote it, or a newer one"
             )
         _, _, kind, store, codec, n, payload, stride, _ = _FORMAT.unpack(fields)
-        return cls(store, KINDS[kind], codec.rstrip(b"\0").decode(), n, payload, stride, version)
+        if kind >= len(KINDS):
+            raise CorruptionError(
+                f"{path}: expected a file of rows or vectors, got kind {kind}; use a copy of the store"
+            )
+        return cls(store, KINDS[kind], codec.rstrip(b"\0").decode(errors="replace"), n, payload, stride, version)
 
 
 def packed_sequence(sequence: int) -> bytes:

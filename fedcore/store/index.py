@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.errors import CorruptionError, StoreError
+from fedcore.errors import CorruptionError, LockedError, StoreError
 from fedcore.store import disk
 from fedcore.store.digests import client_digests, row_digests, total
 from fedcore.store.geometry import GRAINS, VERSION
@@ -25,6 +25,7 @@ _TABLES = (
     "(number INTEGER PRIMARY KEY, slot INTEGER NOT NULL, round INTEGER NOT NULL, seal INTEGER NOT NULL)",
     "CREATE TABLE clients(number INTEGER PRIMARY KEY, id)",
 )
+_SCHEMA = "SELECT sql, type FROM sqlite_master ORDER BY sql"
 _WAL_PAGES = 16000  # of 1 KB: how long the log grows before it is worked into the file
 
 I64 = npt.NDArray[np.int64]
@@ -68,6 +69,9 @@ class Index:
         self._owner = 0
         self._shared: sqlite3.Connection | None = None
         self._digests = np.zeros(0, np.uint64)  # of the rows, by number
+        self._known: str | None = None  # the head, as this process has loaded or written it last
+        self._tried: str | None = None  # and as it tried to write it
+        self._version = 0  # of the file, as SQLite counts others' transactions
         with self._reading() as connection:
             kind = connection.execute("PRAGMA application_id").fetchone()[0]
             self.version: int = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -78,6 +82,8 @@ class Index:
                 f"{path}: expected a format up to {VERSION}, got {self.version}: open it with the version of fedcore "
                 "that wrote it, or a newer one"
             )
+        with self._reading() as connection:
+            _require_tables(connection)
 
     @classmethod
     def create(cls, path: Path, head: Head, clients: Sequence[tuple[int, StoredId]]) -> None:
@@ -103,9 +109,31 @@ class Index:
         with disk.explained("syncing", path):
             disk.sync_path(path)
 
+    def renew(self) -> None:
+        """Make durable anew what the log holds, before a writer believes it.
+
+        Of a process that died, a sync may have failed: the log's last commits are then in the system's memory alone,
+        which takes them for written, and whatever followed them in the log would be lost with them.
+
+        Raises:
+            StoreError: it cannot be made durable, or another process reads it all the time.
+        """
+        log = self.path.with_name(f"{self.path.name}-wal")
+        if self._durable and log.exists():
+            with disk.explained("making it durable", log):
+                fd = os.open(log, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    disk.renew(fd)
+                finally:
+                    os.close(fd)
+        with _explained(self.path):
+            if not disk.work_in(self._connection()):
+                raise StoreError(f"{self.path}: another process reads its log, and does not end: end it, and try again")
+
     def head(self) -> Head:
         """The head as it was committed last."""
         with self._reading() as connection:
+            self._known, self._version = _text(connection), _version(connection)
             return _head(connection)
 
     def load(self) -> tuple[Head, RowEntries, list[tuple[int, StoredId]]]:
@@ -127,6 +155,7 @@ class Index:
             digests = row_digests(rows.numbers, rows.slots, rows.rounds, rows.seals)
             if total(digests) != head.rows_sum or (table[:, :3] < 0).any():
                 raise CorruptionError("the list of rows was changed")
+            self._known, self._version = _text(connection), _version(connection)
         self._digests = np.zeros(int(rows.numbers.max(initial=-1)) + 1, np.uint64)
         self._digests[rows.numbers] = digests
         return head, rows, clients
@@ -139,6 +168,9 @@ class Index:
             rows: entries that are new or changed, or (slot 0) go.
             clients: ids that are new or changed, by number.
             gone: numbers whose ids go.
+
+        Raises:
+            LockedError: another process has committed since ``load``, or since this one did; nothing has changed.
         """
         digests = np.where(rows.slots > 0, row_digests(rows.numbers, rows.slots, rows.rounds, rows.seals), 0)
         most = int(rows.numbers.max(initial=-1)) + 1
@@ -149,6 +181,7 @@ class Index:
             connection = self._connection()
             try:
                 connection.execute("BEGIN IMMEDIATE")
+                self._require_alone(connection)
                 before = _listed(connection, [number for number, _ in clients] + list(gone))
                 clients_sum = head.clients_sum + total(client_digests(clients)) - total(client_digests(before))
                 connection.executemany("REPLACE INTO rows VALUES(?, ?, ?, ?)", _tuples(rows, rows.slots > 0))
@@ -158,21 +191,29 @@ class Index:
                 connection.executemany("REPLACE INTO clients VALUES(?, ?)", clients)
                 connection.executemany("DELETE FROM clients WHERE number = ?", [(number,) for number in gone])
                 head = replace(head, rows_sum=rows_sum, clients_sum=clients_sum % 2**64)
-                connection.execute("UPDATE head SET content = ?", (head.text(),))
+                self._tried = head.text()
+                connection.execute("UPDATE head SET content = ?", (self._tried,))
                 self.in_doubt = True
                 disk.commit(connection)
+                self._known = self._tried
                 self.in_doubt = False
             except BaseException as error:
-                # After a full disk the log lacks its end, and the transaction with it; after other failures it may
-                # come back when the file is opened again.
+                # After a full disk the log lacks its end, and the transaction with it; so after any write that failed,
+                # as it does at a quota or where files may be so long only. After other failures, of a sync, it may come
+                # back when the file is opened again.
                 # An error that is not SQLite's came before or after: the file tells which.
-                if _code(error) == sqlite3.SQLITE_FULL or not isinstance(error, sqlite3.Error):
+                if _code(error) == sqlite3.SQLITE_FULL or _is_write(error) or not isinstance(error, sqlite3.Error):
                     self.in_doubt = False
                 if connection.in_transaction:
                     connection.rollback()
                 raise
         self._digests[rows.numbers] = digests
         return head
+
+    def has(self, sequence: int) -> bool:
+        """Whether the file holds this process's own transaction of that number."""
+        with self._reading() as connection:
+            return _head(connection).sequence >= sequence and _text(connection) == self._tried
 
     def check(self) -> list[str]:
         """What SQLite finds wrong with its file."""
@@ -184,10 +225,22 @@ class Index:
         """Close this process's connection."""
         if self._shared is not None:
             if self._owner == os.getpid():
+                if not self._durable and self._access == "rw":  # the log is worked in now, and the next may be durable
+                    self._shared.execute("PRAGMA synchronous = FULL")
                 self._shared.close()
             else:
                 _inherited.append(self._shared)
         self._shared = None
+
+    def _require_alone(self, connection: sqlite3.Connection) -> None:
+        """Raise a LockedError if another process has committed, in spite of the lock; in a transaction."""
+        version = _version(connection)
+        if version != self._version and _text(connection) != self._known:
+            raise LockedError(
+                f"{self.path}: expected no other writer, got a commit of another process, which the lock did not keep "
+                "from writing: this one's round does not count; see to it that there is one, and open the store again"
+            )
+        self._version = version  # it changes after this process's own errors too
 
     def _connection(self) -> sqlite3.Connection:
         if self._shared is not None and self._owner != os.getpid():
@@ -204,6 +257,7 @@ class Index:
                 check_same_thread=False,
             )
             self._shared.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'OFF'}")
+            self._shared.execute("PRAGMA trusted_schema = OFF")  # the file may be a stranger's
             self._shared.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
         return self._shared
 
@@ -222,9 +276,24 @@ class Index:
             raise CorruptionError(f"{self.path}: damaged: {error}; use a copy of the store") from error
 
 
+def _require_tables(connection: sqlite3.Connection) -> None:
+    """Refuse a file that holds anything but the index's tables: a view can compute without end, a trigger can write."""
+    found = [row[0] if row[1] == "table" else f"{row[1]} {row[0]}" for row in connection.execute(_SCHEMA)]
+    if found != sorted(_TABLES):
+        raise CorruptionError(f"expected the tables of an index, got {', '.join(map(str, found))[:200]}")
+
+
 def _head(connection: sqlite3.Connection) -> Head:
+    return Head.parsed(_text(connection))
+
+
+def _text(connection: sqlite3.Connection) -> Any:
     found = connection.execute("SELECT content FROM head").fetchall()
-    return Head.parsed(found[0][0] if found else None)
+    return found[0][0] if found else None
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA data_version").fetchone()[0])
 
 
 def _listed(connection: sqlite3.Connection, numbers: Sequence[int]) -> list[tuple[int, StoredId]]:
@@ -246,6 +315,10 @@ def _code(error: BaseException) -> int | None:
     return None if code is None else code & 0xFF  # without SQLite's extension of it
 
 
+def _is_write(error: BaseException) -> bool:
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_IOERR_WRITE
+
+
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
     """Turn SQLite's errors into a store's."""
@@ -259,6 +332,8 @@ def _explained(path: Path) -> Iterator[None]:
             sqlite3.SQLITE_BUSY: "another process holds it",
             sqlite3.SQLITE_IOERR: "reading or writing failed",
         }.get(_code(error) or 0)
+        if _is_write(error):
+            what = "writing failed, at a quota or a limit of the file's size, say"
         if what is not None:
             raise StoreError(f"{path}: {what} ({error})") from error
         raise CorruptionError(str(error)) from error

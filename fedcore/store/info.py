@@ -25,6 +25,8 @@ class StoreInfo:
         round: the last committed round, or None.
         vectors: dtype and shape by name.
         bytes: of memory or disk that rows and vectors take, free ones included.
+        readers: other processes that read the folder, and how many commits each is behind: what they look at, and
+            what was written since, is not used again.
     """
 
     path: Path | None
@@ -38,6 +40,7 @@ class StoreInfo:
     round: int | None
     vectors: dict[str, tuple[str, tuple[int, ...]]]
     bytes: int
+    readers: tuple[tuple[int, int], ...] = ()
 
 
 def state_of(path: Path) -> Any:
@@ -67,4 +70,5 @@ def info(content: Content) -> StoreInfo:
         round=content.round,
         vectors={name: (entry.dtype, entry.shape) for name, entry in vectors.table.items()},
         bytes=rows.slots.high * rows.slots.stride + vectors.bytes if folder is None else folder.bytes,
+        readers=() if folder is None else tuple(folder.readers),
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcore.errors import LockedError
 from fedcore.store.acceptance import Acceptance
 from fedcore.store.compaction import lowered_rows
 from fedcore.store.content import Content
@@ -50,6 +51,20 @@ class Journal:
         self._published: set[Place] = places(content.vectors.table)
         if self._folder is not None and not self._folder.readonly:
             self._reclaim()  # the slots that were free when it was opened
+
+    def require_right(self) -> None:
+        """Raise a LockedError, and break, if somebody else may write to the folder."""
+        if self._folder is not None:
+            try:
+                self._folder.require_lock()
+            except LockedError:
+                self.broken = "another process may write to it"
+                raise
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the folder does not know everything."""
+        return self._folder is not None and bool(self._behind or self._listed or self._unlisted or self._dropped)
 
     @property
     def is_ahead(self) -> bool:
@@ -114,7 +129,7 @@ class Journal:
     def publish(self) -> None:
         """Bring the folder up to the last commit, and to the clients that there are."""
         content = self._content
-        if self._folder is not None and (self._behind or self._listed or self._unlisted or self._dropped):
+        if self.is_behind:
             nothing = content.rows.entries(_NONE)
             if self._dropped:
                 self._change(nothing, content.vectors.table, [], content.round, content.state, published=False)
@@ -161,12 +176,10 @@ class Journal:
         Args:
             untold: what the folder is told of rows that memory knows already; None for what changes now.
         """
-        content, dropped, folder = self._content, self._dropped, self._folder
-        due = 0 if folder is None else folder.head.sequence + 1
-        late: BaseException | None = None
+        content, dropped = self._content, self._dropped
+        due = 0 if self._folder is None else self._folder.head.sequence + 1
         acceptance: Acceptance | None = None
-        is_accepted = False
-        try:  # the one block of all of it: between two, an exception from outside would find neither
+        try:
             acceptance = Acceptance(
                 content,
                 entries,
@@ -179,44 +192,40 @@ class Journal:
                 state=state,
             )
             if published:
-                told = _with_gone(entries, dropped) if untold is None else untold
-                late = self._transact(told, table, round, state)
-            is_accepted = True
+                self._transact(_with_gone(entries, dropped) if untold is None else untold, table, round, state)
             self._follow(acceptance, entries, table, published)
-        except BaseException as error:
-            if published and folder is not None:
-                is_accepted = folder.head.sequence >= due and not folder.in_doubt
-            if not is_accepted or acceptance is None:
+        except BaseException as error:  # perhaps from outside, between any two lines
+            if acceptance is None or (published and not self._has(due, error)):
                 content.vectors.withdraw(taken)
                 raise
+            self.broken = "a commit was interrupted"
             self._follow(acceptance, entries, table, published)
-            late = late or error
-        if late is not None and not isinstance(late, MemoryError):  # which hindered nothing
-            raise late
+            self.broken = None
+            if not isinstance(error, MemoryError):  # which hindered nothing
+                raise
 
-    def _transact(
-        self, entries: RowEntries, table: Table, round: int | None, state: str | None
-    ) -> BaseException | None:
-        """The folder's transaction; returns an error that came when the folder had it already."""
+    def _transact(self, entries: RowEntries, table: Table, round: int | None, state: str | None) -> None:
         folder = self._folder
         assert folder is not None
         head = replace(folder.head, vectors=table, round=round, state=state)
-        due = folder.head.sequence + 1
-        try:
-            folder.publish(head, entries, sorted(self._listed.items()), sorted(self._unlisted))
-        except BaseException as error:
-            self.broken = f"a commit failed, and only the files tell if it is durable ({error})"
-            if folder.in_doubt:
-                raise
-            if folder.has(due):
-                return error
-            self.broken = None
-            raise
-        return None
+        folder.publish(head, entries, sorted(self._listed.items()), sorted(self._unlisted))
+
+    def _has(self, due: int, error: BaseException) -> bool:
+        """Whether the folder has the commit that an error has left; where only a new opening tells, it breaks."""
+        folder = self._folder
+        assert folder is not None
+        if isinstance(error, LockedError):
+            self.broken = "another process has written to it"
+            return False
+        self.broken = f"a commit failed, and only the files tell if it is durable ({error})"
+        if folder.in_doubt:
+            return False
+        has = folder.has(due)
+        self.broken = None
+        return has
 
     def _follow(self, acceptance: Acceptance, entries: RowEntries, table: Table, published: bool) -> None:
         """Change what is in memory, after what can fail. Twice is as once."""
-        self.broken = "a commit was interrupted"
         acceptance.apply()
         if published:
             self._published = places(table)
@@ -229,7 +238,6 @@ class Journal:
         self._undo.clear()
         self._behind = not published and self._folder is not None
         self.commits += 1
-        self.broken = None
 
     def _is_counted(self, number: int) -> bool:
         return self._folder is not None and number < self._folder.head.clients

@@ -1,16 +1,22 @@
 """An open store: who may still use it, and how it ends."""
 
+import logging
 import os
 from contextlib import suppress
 from typing import Literal, get_args
 from weakref import finalize
 
-from fedcore.errors import StoreError, UnknownNameError
+from fedcore.errors import LockedError, StoreError, UnknownNameError
 from fedcore.store.background import Background
 from fedcore.store.content import Content
 from fedcore.store.folder import Folder
 from fedcore.store.journal import Journal
 from fedcore.store.residency import Residency
+
+_log = logging.getLogger("fedcore.store")
+
+FEW_SLOTS = 100
+"""So many that wait for readers are nothing to speak of."""
 
 Durability = Literal["round", "checkpoint", "none"]
 Medium = Literal["ram", "mmap"]
@@ -41,6 +47,7 @@ class Session:
         self.residency = None if self.folder is None else Residency(self.folder.rows, resident_rows)
         self._process = os.getpid()
         self._closed = False
+        self._has_warned = False
         # So that the thread ends and files are closed, but nothing else is done, when a store is dropped:
         self._finalizer = None if self.folder is None else finalize(self, _end, self.background, self.folder)
 
@@ -57,6 +64,11 @@ class Session:
         if self.folder is not None and self.folder.readonly:
             raise StoreError(f"{self._name}: expected a store open for writing, got one opened with readonly=True")
         self.require_whole()
+
+    def require_right(self) -> None:
+        """Raise a StoreError unless the store can be written to, and by nobody else: before slots are written."""
+        self.require_writer()
+        self.journal.require_right()
 
     def require_whole(self) -> None:
         """Raise a StoreError if what is in memory may be no commit."""
@@ -77,6 +89,25 @@ class Session:
                 self.residency.trim()
             if self.background is not None and self._write_back:
                 self.background.write_back()
+            self._look_at_readers()
+
+    def _look_at_readers(self) -> None:
+        """Say once that readers, a forgotten notebook perhaps, keep more of the disk from use than is in use."""
+        rows, vectors = self.content.rows, self.content.vectors
+        waiting, used = rows.slots.waiting + vectors.waiting, rows.written + len(vectors.table)
+        if self.folder is None or waiting <= max(used, FEW_SLOTS):
+            self._has_warned = False
+        elif not self._has_warned:
+            self._has_warned = True
+            who = [f"process {process}, {behind} commits behind" for process, behind in self.folder.readers]
+            _log.warning(
+                "%s: %d slots that are used no more wait for readers, and %d are in use: the files grow with every "
+                "round until readers refresh() or close() (%s)",
+                self._name,
+                waiting,
+                used,
+                "; ".join(who) or "in this process, or views of vectors that somebody holds",
+            )
 
     def close(self) -> None:
         """Publish what was committed, and close the files."""
@@ -84,10 +115,20 @@ class Session:
             if self.background is not None:
                 self.background.close()
             if not self.folder.readonly and self.journal.broken is None and self._process == os.getpid():
-                self.journal.publish()
-                self.folder.trim()
+                self._publish(self.folder)
             self._finalizer()
         self._closed = True
+
+    def _publish(self, folder: Folder) -> None:
+        """Leave the folder as it was committed last, and no longer than it needs to be."""
+        try:
+            self.journal.require_right()
+        except LockedError:
+            if self.journal.is_behind:
+                raise
+            return  # nothing is lost, and the files are somebody else's
+        self.journal.publish()
+        folder.trim()
 
     @property
     def _name(self) -> str:

@@ -4,7 +4,8 @@ import errno
 import fcntl
 import os
 import struct
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 from weakref import WeakSet
@@ -68,7 +69,8 @@ class WriterLock(_Held):
 
     def __init__(self, folder: Path, *, shared: bool = False) -> None:
         super().__init__()
-        path = folder / LOCK
+        self._path = path = folder / LOCK
+        self._written = f"process {os.getpid()}\n{uuid4().hex}\n".encode()
         with disk.explained("locking", path):
             try:
                 while not self._locked(path, shared):  # it was deleted before it was locked
@@ -83,13 +85,38 @@ class WriterLock(_Held):
                 ) from error
             if not shared:
                 os.ftruncate(self._fd, 0)
-                os.pwrite(self._fd, f"process {os.getpid()}\n".encode(), 0)
+                os.pwrite(self._fd, self._written, 0)
+
+    def require(self) -> None:
+        """Make sure that nobody else can have taken the right: the lock file lies where it lay, and says the same.
+
+        Who deletes the file lets another process lock a new one; where locks do nothing, another has written to it.
+
+        Raises:
+            LockedError: somebody may have.
+        """
+        try:
+            file = os.stat(self._path, follow_symlinks=False)
+            got = "the file of another" if not self.is_of(file) else self._who()
+        except OSError as error:
+            got = f"none ({error.strerror})"
+        if got is not None:
+            raise LockedError(
+                f"{self._path}: expected the lock of this process ({os.getpid()}), got {got}: another process may "
+                "write to the store; nothing of this one's is written any more, so see to it that there is one, and "
+                "open the store again"
+            )
+
+    def _who(self) -> str | None:
+        """Who has written to the locked file, if it is somebody else."""
+        said = os.pread(self._fd, 2 * len(self._written), 0)
+        return None if said == self._written else f"that of {_first_line(said) or 'nobody'}"
 
     def _locked(self, path: Path, shared: bool) -> bool:
         """Open and lock the file; whether it is still the one at that path."""
         how = os.O_RDONLY if shared and path.exists() else os.O_RDWR | os.O_CREAT
         self._fd = os.open(path, how | _NOT_FOLLOWED, 0o666)
-        said = os.pread(self._fd, 32, 0)
+        said = os.pread(self._fd, 2 * len(self._written), 0)
         if said and not said.startswith(b"process "):
             raise StoreError(f"{path}: expected a lock's content, got other content: it stays as it is")
         try:
@@ -110,12 +137,16 @@ class WriterLock(_Held):
                 f"{folder}: expected {due}, got this very process ({os.getpid()}): close() the server or store that "
                 f"has it open (an open round keeps its server's store open too), {look}"
             )
-        holder = said.decode(errors="replace").strip() or "another process"
+        holder = _first_line(said) or "another process"
         return f"{folder}: expected {due}, got {holder}: close() the server or store there, {look}"
 
     def close(self) -> None:
         """Give the right back."""
         self.release()
+
+
+def _first_line(said: bytes) -> str:
+    return said.decode(errors="replace").partition("\n")[0].strip()
 
 
 class Pin(_Held):
@@ -150,6 +181,17 @@ class Pin(_Held):
             self.release()
 
 
+def readers(folder: Path) -> list[tuple[int, int]]:
+    """The living readers that can be looked at: the process of each, and the commit that it looks at (0: any)."""
+    found = []
+    with suppress(OSError), _opened(folder) as notes:
+        for name in filter(is_note, os.listdir(notes)):
+            commit = _pinned(notes, name)
+            if commit != _NEWEST:
+                found.append((int(name.partition("-")[0]), commit))
+    return sorted(found)
+
+
 def oldest_pin(folder: Path) -> int:
     """The oldest commit that a living reader looks at, 0 if it might be any; past every commit if there is none.
 
@@ -157,19 +199,25 @@ def oldest_pin(folder: Path) -> int:
     descriptor is left, say) it might be any. Only readers' notes are touched, and those of another user only read.
     """
     try:
-        readers = os.open(folder / READERS, os.O_RDONLY | os.O_DIRECTORY | _NOT_FOLLOWED)
-        try:
-            return min([_pinned(readers, name) for name in os.listdir(readers) if is_note(name)], default=_NEWEST)
-        finally:
-            os.close(readers)
+        with _opened(folder) as notes:
+            return min([_pinned(notes, name) for name in os.listdir(notes) if is_note(name)], default=_NEWEST)
     except (OSError, MemoryError):
         return 0
 
 
-def _pinned(readers: int, name: str) -> int:
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    fd = os.open(folder / READERS, os.O_RDONLY | os.O_DIRECTORY | _NOT_FOLLOWED)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _pinned(notes: int, name: str) -> int:
     """The commit of a note, past every commit if its reader has died."""
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _NOT_FOLLOWED, dir_fd=readers)
+        fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _NOT_FOLLOWED, dir_fd=notes)
     except OSError as error:
         return _NEWEST if error.errno in (errno.ENOENT, errno.ELOOP) else 0  # gone meanwhile; a link is no note
     try:
@@ -179,7 +227,7 @@ def _pinned(readers: int, name: str) -> int:
         return int(struct.unpack("<q", written)[0]) if len(written) == 8 else 0
     else:
         with suppress(OSError):  # a folder, or not this user's to delete
-            os.unlink(name, dir_fd=readers)
+            os.unlink(name, dir_fd=notes)
         return _NEWEST
     finally:
         os.close(fd)

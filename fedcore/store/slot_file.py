@@ -76,6 +76,11 @@ class SlotFile(Slots):
         """What ``mark`` wrote last; 0 if that cannot be told."""
         return read_sequence(self._fd)
 
+    @property
+    def bytes(self) -> int:
+        """How long the file is."""
+        return self._size
+
     def mark(self, sequence: int) -> None:
         """Note in the header that the index has durably reached this number.
 
@@ -91,7 +96,7 @@ class SlotFile(Slots):
 
     def damage(self, slot: int, seal: int) -> str | None:
         """What is wrong with a slot that was sealed so, or None."""
-        if not self._writable and self._end(slot) > self._size:
+        if self._end(slot) > self._size and (not self._writable or self._end(slot - 1) >= self._size):
             return "it lies past the end of the file"
         try:
             self._advise([slot], _POPULATE_READ)  # a bad sector is an error here, and a signal where a checksum is made
@@ -99,6 +104,12 @@ class SlotFile(Slots):
             if error.errno != errno.EINVAL:  # an older kernel
                 return "it cannot be read from the disk"
         return super().damage(slot, seal)
+
+    def occupy(self, slots: npt.NDArray[np.int64], retired: int | None = None) -> None:
+        """See ``Slots``. Behind the end of the file nothing is free: who says that slots are used there is wrong."""
+        end = max(0, self._size - self.geometry.begin) // self.stride
+        super().occupy(slots[slots <= end], retired)
+        self.high = max(self.high, int(slots.max(initial=0)))
 
     def will_need(self, slot: int) -> None:
         """Start reading a slot from the disk."""
@@ -125,7 +136,7 @@ class SlotFile(Slots):
         """Let the file end behind its last slot, before it is closed, unless somebody still holds a view."""
         self.shrink()
         held = [number for number in list(self._maps) if not self._unmap(number)]
-        if not held:
+        if not held and self._end(self.high) < self._size:
             with disk.explained("shrinking", self.path):
                 disk.resize(self._fd, self._end(self.high))
 
@@ -136,6 +147,8 @@ class SlotFile(Slots):
         os.close(self._fd)
 
     def _cut(self, chunks: int) -> None:
+        if self._end(self.high) >= self._size:  # past it where the file was cut, or the index forged
+            return
         for number in sorted((number for number in self._maps if number >= chunks), reverse=True):
             if not self._unmap(number):
                 chunks = number + 1  # somebody still holds a view: the file must not end before it

@@ -48,7 +48,12 @@ class Slots:
     @property
     def free(self) -> int:
         """How many slots below ``high`` nobody needs, or will not when readers have gone on."""
-        return len(self._free) + sum(len(slots) for _, slots in self._retired)
+        return len(self._free) + self.waiting
+
+    @property
+    def waiting(self) -> int:
+        """How many of them readers may still look at."""
+        return sum(len(slots) for _, slots in self._retired)
 
     def memory(self, slot: int) -> Memory:
         """The payload, uint8[payload]."""

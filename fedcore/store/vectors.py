@@ -160,6 +160,11 @@ class Vectors:
         """What all slots take."""
         return sum(slots.high * slots.stride for slots in map(self._slots, self._payloads))
 
+    @property
+    def waiting(self) -> int:
+        """How many slots readers, or holders of a view, may still look at."""
+        return len(self._retired)
+
     def problems(self) -> list[str]:
         """What is wrong with the vectors, all of which are read."""
         found = []

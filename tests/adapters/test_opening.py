@@ -12,11 +12,11 @@ def test_a_job_killed_before_its_server_began_is_begun_anew(tmp_path):
     with server.open_round() as opened:
         for client in ("a", "b"):
             opened.add(client, {"w": X0["w"] - 1}, steps=1)
-    server.store.close()
+    server.close()
     again = open_server("MIFA", X0, ["c"], store=f"mmap:{tmp_path / 'rows'}", lr=0.1)
     assert again.round_number == 1
     assert list(again.store.registry) == ["a", "b", "c"]
-    again.store.close()
+    again.close()
 
 
 def test_newcomers_are_those_who_are_new_once_and_whose_size_is_known():

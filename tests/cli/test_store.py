@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fedcore import ClientStore
+from fedcore import ClientStore, Server, Update
 from tests.cli.command import invoke
 
 
@@ -42,6 +42,29 @@ def test_verify_says_who_is_damaged(path):
     assert result.status == 1
     assert result.output.count("\n") == 1
     assert "the row of client 15 (slot 16) is damaged: block 0 of 1 changed" in result.output
+
+
+@pytest.mark.parametrize("method", ["MIFA", "MimiC", "SCAFFOLD", "FedAvg"])
+def test_verify_compares_a_server_s_sums_with_its_rows(tmp_path, method):
+    """A fault that no checksum can tell: what was written is what is there, and is wrong."""
+    folder = tmp_path / "run"
+    with Server(method, np.zeros(20, np.float32), 4, lr=0.1, store=f"mmap:{folder}", history_rounds=2) as server:
+        for round in range(4):
+            server.round([Update(i, server.x + 1 + i + round, 1) for i in range(3) if (i + round) % 3])
+    assert store("verify", folder).status == 0
+    with ClientStore.open(folder) as rows:
+        vectors = {name: rows.vector(name) for name in rows.vector_names()}
+        if method == "FedAvg":
+            assert "total" not in vectors
+            return
+        vectors["total"] = vectors["total"] + np.eye(20)[7]
+        rows.commit(rows.round, vectors)
+        assert rows.verify() == []
+    result = store("verify", folder)
+    assert result.status == 1
+    assert result.output.startswith(f"{folder}: T: expected the sum of all rows, ")
+    assert " in element 7, got " in result.output
+    assert result.output.count("\n") == 1
 
 
 def test_compact_makes_the_files_shorter(path):

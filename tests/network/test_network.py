@@ -19,8 +19,8 @@ def vector(*numbers):
 
 
 def pair():
-    """Two nodes that give a quarter to each other."""
-    return Network([vector(0, 0)] * 2, [[0.75, 0.25], [0.25, 0.75]], lr=0.5, q=[1, 3])
+    """Two nodes that give a quarter to each other, and may have rates of their own."""
+    return Network([vector(0, 0)] * 2, [[0.75, 0.25], [0.25, 0.75]], lr=0.5, q=[1, 3], own_rates=True)
 
 
 def test_a_round_by_hand():

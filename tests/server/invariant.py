@@ -1,10 +1,7 @@
 """What is true of a server between any two calls, whatever failed or interrupted those before."""
 
-import numpy as np
-
 from fedcore import ClientStore
-
-_SLACK = 1e-6  # of what T sums, for the rounding of float64 over any number of rounds
+from fedcore.server.invariant import folder_problems, total_problems
 
 
 def contradictions(server):
@@ -17,18 +14,7 @@ def contradictions(server):
     now, store, algorithm = state.now, state.store, state.settings.algorithm
     found = []
     if now.total is not None and algorithm.keeps_rows:
-        due, size = np.zeros_like(now.total), np.zeros_like(now.total)
-        for client in store.registry:
-            if store.round_of(client) is not None:
-                part = state.correction(client) if algorithm.keeps_history else store.read(client).astype(np.float64)
-                due += part
-                size += np.abs(part)
-        off = np.abs(now.total - due)
-        if not (off <= _SLACK * (size + np.abs(now.total))).all():
-            worst = int(np.argmax(off))
-            found.append(
-                f"T: expected the sum of all rows, {due[worst]:g} in element {worst}, got {now.total[worst]:g}"
-            )
+        found += total_problems(store, now.total, now.history.directions if algorithm.keeps_history else None)
     rows = store._content.rows
     used = rows.slot[rows.slot > 0].tolist()
     free = rows.slots._free + [slot for _, slots in rows.slots._retired for slot in slots]
@@ -36,6 +22,7 @@ def contradictions(server):
         found.append(f"slots: expected each once, got {sorted(used)} in use and {sorted(free)} free")
     if store.medium == "mmap":
         with ClientStore.open(store.path, readonly=True) as folder:
+            found += folder_problems(folder)
             if folder.registry != store.registry:
                 found.append(f"clients: expected the folder's, {list(folder.registry)}, got {list(store.registry)}")
         kept = store.state["numbers"]["round_number"] if store.state else None

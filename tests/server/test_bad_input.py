@@ -2,6 +2,7 @@
 
 import re
 import signal
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -35,11 +36,23 @@ def finish_as_if_nothing(server):
     return snapshot(server)
 
 
+class Runaway:
+    """A server optimiser of one's own, which makes steps too long if it is told so."""
+
+    factor = 1.0
+
+    def start(self, n):
+        return ()
+
+    def turn(self, v, moments):
+        with np.errstate(over="ignore"):
+            return v * np.float32(self.factor), moments
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("way", ["exception", "abort", "mistake", "diverged"])
 def test_a_round_that_is_left_leaves_everything_as_before(name, way):
-    rate = lambda round: 10.0 if round < 3 else 1e10  # noqa: E731
-    server, untouched = warm(name, server_lr=rate), warm(name, server_lr=rate)
+    server, untouched = (warm(name, server_lr=10.0, optimizer=Runaway()) for _ in range(2))
     before = snapshot(server)
 
     def spoil(round):
@@ -60,9 +73,12 @@ def test_a_round_that_is_left_leaves_everything_as_before(name, way):
             spoil(round)
             round.add(N, server.x, steps=1)
     else:
-        with pytest.raises(errors.DivergedError, match="would make x infinite"), server.open_round() as round:
+        why = "would make x infinite .* the longest update is that of client 2, "
+        with pytest.raises(errors.DivergedError, match=why), server.open_round() as round:
+            server._settings.optimizer.factor = 3e38
             for client in range(N):
-                round.add(client, np.full(n, -1e29, np.float32), steps=1, kind="gradient")
+                round.add(client, np.full(n, -1 - client, np.float32), steps=1, kind="gradient")
+        server._settings.optimizer.factor = 1.0
     assert snapshot(server) == before
     assert finish_as_if_nothing(server) == finish_as_if_nothing(untouched)
 
@@ -275,7 +291,7 @@ def test_threads_that_add_take_turns():
 
 
 def test_numbers_of_narrow_types_do_not_wrap():
-    server = Server("FedAvg", np.zeros(1, np.float32), clients=2, lr=0.1)
+    server = Server("FedAvg", np.zeros(1, np.float32), clients=2, lr=0.1, own_rates=True)
     y = [np.float32([1]), np.float32([4])]
     report = server.round(
         [
@@ -319,7 +335,7 @@ def test_bytes_and_seconds_are_counted():
 
 @pytest.mark.parametrize("name", ["MIFA", "MimiC"])
 def test_a_gradient_that_float32_cannot_hold_is_refused(name):
-    server = warm(name)
+    server = warm(name, own_rates=True)
     report = server.round([Update(0, np.full(n, 3e38, np.float32), steps=1, lr=1e-9)])
     assert report.heard == ()
     assert "an update past float32's range" in report.refused[0][1]
@@ -361,3 +377,43 @@ def test_a_huge_update_cannot_end_the_round_of_others(kind):
     assert report.heard == (1,)
     assert [client for client, why in report.refused if "past float32's range" in why] == [0, 2]
     np.testing.assert_array_equal(server.x, [1, 2, 3, 4])
+
+
+def sparse_and_nested():
+    yield torch.zeros(n).to_sparse()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, that nested tensors are a prototype
+        yield torch.nested.nested_tensor([torch.zeros(n)])
+    yield torch.zeros(n, 1).to_sparse_csr()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("form", range(3))
+@pytest.mark.parametrize("way", ["add", "add_all", "round"])
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_a_sparse_and_a_nested_tensor_are_refused_by_name(name, form, way):
+    server = warm(name)
+    odd, good = list(sparse_and_nested())[form], server.x + np.float32(1)
+    if way == "round":
+        report = server.round([Update(0, odd, 1), Update(1, good, 1)])
+    else:
+        with server.open_round() as round:
+            if way == "add":
+                round.add(0, odd, steps=1)
+                round.add(1, good, steps=1)
+            else:
+                round.add_all([Update(0, odd, 1), Update(1, good, 1)])
+        report = round.report
+    assert report.heard == (1,)
+    [(client, why)] = report.refused
+    assert client == 0
+    assert why.startswith("y: expected float32[5]")
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_so_are_those_in_a_model_by_name():
+    for odd in sparse_and_nested():
+        server = Server("MIFA", {"a": np.zeros(n, np.float32)}, clients=2, lr=0.1)
+        report = server.round([Update(0, {"a": odd}, 1), Update(1, {"a": np.ones(n, np.float32)}, 1)])
+        assert report.heard == (1,)
+        assert report.refused[0][1].startswith("a: expected ")

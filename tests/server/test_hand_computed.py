@@ -114,7 +114,7 @@ def test_a_model_a_difference_and_a_gradient_say_the_same(name, kind):
 
 
 def test_the_clients_own_rate_makes_its_gradient():
-    server = Server("MimiC", vector(0), clients=1, lr=LR)
+    server = Server("MimiC", vector(0), clients=1, lr=LR, own_rates=True)
     server.round([Update(0, vector(-3), steps=2, lr=0.25)])
     assert server.store.read(0) == [6]
     assert server.x == [-3]

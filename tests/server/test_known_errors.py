@@ -126,7 +126,7 @@ def test_counters_stay_integers_and_statistics_are_averaged_but_never_corrected(
             net.norm.weight -= 0.5 * (i + 1)
         net.norm.num_batches_tracked += 7 * (i + 1)
     for t in range(2):
-        server.round([Update(i, net.state_dict(), steps=1) for i, net in enumerate(nets)])
+        server.round([Update(i, net.state_dict(), steps=14) for i, net in enumerate(nets)])
         tensors = server.tensors()
         assert tensors["norm.num_batches_tracked"].dtype == np.int64
         assert tensors["norm.num_batches_tracked"] == 14

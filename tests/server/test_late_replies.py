@@ -69,7 +69,7 @@ def test_mimic_with_late_replies_departures_and_returns_keeps_its_sum(codec, his
         assert report.refused == ()
         total = sum(server.correction(i) for i in server.store.registry)
         np.testing.assert_allclose(server._state.now.total, total, rtol=0, atol=1e-10)
-    server.store.close()
+    server.close()
     again = Server.load(tmp_path / "s")
     np.testing.assert_array_equal(again._state.now.total, server._state.now.total)
     assert again.store.verify() == []

@@ -132,7 +132,7 @@ def test_what_was_heard_is_saved_with_the_server(method, medium, tmp_path):
     came = go_on(server, 2)  # four norms: fewer than a median is taken of
     for rounds in (4, 3):
         if medium == "mmap":
-            server.store.close()
+            server.close()
             server = Server.load(tmp_path / "rows")
         else:
             server.save(tmp_path / f"saved{rounds}")

@@ -46,11 +46,11 @@ def test_a_server_on_disk_goes_on_where_its_last_round_left_it(method, codec, tm
     straight, server = on_disk("straight"), on_disk("left")
     go_on(straight, 9)
     go_on(server, 5)
-    server.store.close()
+    server.close()
     for rounds in (1, 3):
         server = Server.load(tmp_path / "left")
         go_on(server, rounds)
-        server.store.close()
+        server.close()
     server = Server.load(tmp_path / "left", medium="ram")
     assert everything(server) == everything(straight)
 
@@ -61,7 +61,7 @@ def test_a_server_killed_at_any_moment_ends_as_the_straight_one(method, tmp_path
     """Killed again and again while its rounds go on: each time its last committed round is there, whole."""
     straight = made(method)
     go_on(straight, 150)
-    made(method, store=f"mmap:{tmp_path / 's'}").store.close()
+    made(method, store=f"mmap:{tmp_path / 's'}").close()
     reached, moments = [0], random.Random(0)
     while reached[-1] < 150:
         command = [sys.executable, "-m", "tests.server.rounds", str(tmp_path / "s"), "150"]
@@ -86,7 +86,7 @@ def test_a_server_that_was_killed_in_its_first_round_starts_again(tmp_path):
     with pytest.raises(KeyboardInterrupt), server.open_round() as round:
         round.add(0, server.x + 1, steps=1)
         raise KeyboardInterrupt
-    server.store.close()
+    server.close()
     again = Server.load(tmp_path / "s")
     assert again.round_number == 0
     assert len(again.store) == 0

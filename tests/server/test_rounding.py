@@ -74,8 +74,8 @@ def test_slots_order_and_company_do_not_matter(codec):
     one, other = made(codec), made(codec, ids=IDS[::-1], fold=1)
     heard(one, IDS, 0)
     for client in IDS[::-1]:  # other slots, other neighbours, one by one
-        other.store.stage(client)
-    other.store.unstage("5")
+        other._state.store.stage(client)
+    other._state.store.unstage("5")
     with other.open_round() as round:
         for client in IDS[::-1]:
             round.add(client, gradient(client, 0), steps=1, kind="gradient")

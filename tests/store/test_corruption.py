@@ -255,7 +255,7 @@ def test_a_row_that_the_disk_cannot_read_is_named_instead_of_ending_the_process(
     run = subprocess.run([sys.executable, "-c", UNREADABLE, path], capture_output=True, text=True, timeout=60)
     assert (run.returncode, run.stderr) == (0, "")
     lines = [line for line in run.stdout.splitlines() if "is damaged: it cannot be read from the disk" in line]
-    assert any("the row of client" in line for line in lines)
+    assert any("the row of client" in line for line in lines), run.stdout
     assert any(line.endswith("forget the client, or use a copy of the store") for line in lines)
 
 

@@ -217,6 +217,47 @@ with ClientStore(5, 10, medium="mmap", path={str(tmp_path / "store")!r}) as stor
     assert run.stdout == f"StoreError {tmp_path / 'store' / 'rows.slots'}: growing failed: File too large\nwell\n"
 
 
+LIMITED = """
+import resource, sys
+from fedcore import ClientStore, errors
+store = ClientStore(5, 10, medium="mmap", path=sys.argv[1])
+def attempt(round):
+    store.stage(round % 5)[:] = round
+    store.commit(round, {"x": store.read(0)}, {"said": "x" * 5000})
+attempt(0)
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))
+round = 1
+try:
+    while True:
+        attempt(round)
+        round += 1
+except errors.StoreError as error:
+    print(error)
+assert store.round == round - 1 and store.verify() == []
+try:
+    store.commit(round)
+except errors.StoreError as error:
+    assert "open it again" not in str(error), error
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+store.commit(round)
+assert store.read(round % 5)[0] == round > 5
+store.close()
+with ClientStore.open(sys.argv[1]) as store:
+    assert store.round == round and store.verify() == [] and store.read(round % 5)[0] == round
+print("well")
+"""
+
+
+def test_a_log_that_may_not_grow(tmp_path):
+    """As at a quota: the write was refused, so that it is certain that nothing was committed."""
+    run = subprocess.run(
+        [sys.executable, "-c", LIMITED, tmp_path / "store"], capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 0, run.stderr
+    assert "index.sqlite: writing failed, at a quota or a limit of the file's size, say (disk I/O error)" in run.stdout
+    assert run.stdout.endswith("\nwell\n")
+
+
 def test_a_disk_that_is_really_full(tmp_path):
     mount = f"mount -t tmpfs -o size=4m tmpfs {tmp_path} && exec {sys.executable} {PROGRAM} {tmp_path}"
     if subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", tmp_path], capture_output=True).returncode:

@@ -62,7 +62,7 @@ def made(store="ram"):
 def write(folder):
     for codec in ("f32", "bf16", "int8"):
         write_store(folder / codec, codec)
-    play(made(f"mmap:{folder / 'server'}")).store.close()
+    play(made(f"mmap:{folder / 'server'}")).close()
 
 
 @pytest.fixture(params=[version for version, now in VERSIONS.items() if now == "read"])

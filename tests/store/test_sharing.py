@@ -263,11 +263,14 @@ import os, sys
 from fedcore import ClientStore
 store = ClientStore.open(sys.argv[1], readonly=sys.argv[2] == "reader")
 reading, writing = os.pipe()
+said, saying = os.pipe()
 child = os.fork()
 if child == 0:
     os.close(writing)
+    os.write(saying, b"!")
     sys.stdin.read(1)  # lives until the test is done
     os._exit(0)
+os.read(said, 1)  # until the child runs
 print(child, flush=True)
 os.read(reading, 1)  # until it is killed
 """

@@ -83,7 +83,7 @@ def test_a_lock_that_is_somebody_elses_file_by_a_hard_link_is_not_written(folder
 
 
 def test_a_server_is_not_loaded_through_links(tmp_path):
-    Server("MIFA", np.zeros(4, np.float32), 4, lr=0.1, store=f"mmap:{tmp_path / 'run'}").store.close()
+    Server("MIFA", np.zeros(4, np.float32), 4, lr=0.1, store=f"mmap:{tmp_path / 'run'}").close()
     (tmp_path / "real").mkdir()
     shutil.move(tmp_path / "run" / "lock", tmp_path / "real" / "lock")
     (tmp_path / "run" / "lock").symlink_to(tmp_path / "real" / "lock")

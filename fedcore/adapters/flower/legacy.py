@@ -20,7 +20,7 @@ from fedcore.adapters.refusals import refusal_line, refusals
 from fedcore.algorithms import Algorithm, named
 from fedcore.errors import ArrayError, DuplicateUpdateError, FedcoreError, RangeError
 from fedcore.server import Broadcast, Round, RoundReport, Server
-from fedcore.server.update import is_integer, shown
+from fedcore.server.limits import is_integer, shown
 
 PREFIX = "fedcore."
 """What the config and metrics of fedcore's methods begin with: the fields of ``order.FIELDS``, steps; as `.npy` bytes
@@ -41,7 +41,8 @@ class LegacyStrategy(FlowerFedAvg):
         algorithm: one of ``fedcore.algorithms``, or its name: of the local rule "sgd", with rows on the server.
         lr: as for ``fedcore.Server``, the same for all steps of a round.
         steps: K of results that do not say ``fedcore.steps``: a number, or the metric that holds it; for methods of
-            plain local steps, whose clients need not know fedcore.
+            plain local steps, whose clients need not know fedcore. A number is also the ``max_steps`` of a new server
+            that is told none.
         server: further arguments of it; on the store "mmap:PATH" every finished round is durable, and a strategy that
             finds an earlier one's store goes on after its last finished round.
         resume: a folder that ``server.save`` wrote, to go on from.
@@ -81,7 +82,7 @@ class LegacyStrategy(FlowerFedAvg):
         if resume is not None:
             self.server = load_server(resume, **self._how)
         elif medium == "mmap" and Path(path).is_dir() and any(Path(path).iterdir()):
-            self.server = open_server(clients=[], **self._how)
+            self.server = open_server(clients=[], steps=steps, **self._how)
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters | None:
         """The first model: that of the server to go on with, if there is one."""
@@ -95,7 +96,7 @@ class LegacyStrategy(FlowerFedAvg):
         chosen = super().configure_fit(server_round, parameters, client_manager)
         clients = [_key(proxy) for proxy, _ in chosen]
         if self.server is None:
-            self.server = open_server(clients=[], **self._how)
+            self.server = open_server(clients=[], steps=self._steps, **self._how)
         sent = self.server.broadcast(clients, newcomers=clients)
         model = self._parameters()
         return [(proxy, FitIns(model, {**said.config, **_says(sent, _key(proxy))})) for proxy, said in chosen]

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from flwr.app import MetricRecord, RecordDict
 
 from fedcore.errors import ArrayError, FedcoreError, RangeError
-from fedcore.server.update import is_integer, shown
+from fedcore.server.limits import is_integer, shown
 
 MOST = 10**9
 """Examples that a reply may claim where it weighs nothing but means."""

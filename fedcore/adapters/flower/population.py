@@ -1,9 +1,10 @@
 """How many examples each node has, where a method weighs by them."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import WARNING
 from typing import TypeAlias
 
+import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
@@ -11,14 +12,23 @@ from flwr.serverapp import Grid
 from fedcore.adapters.flower.metrics import MOST, Refused, only_record, whole
 from fedcore.adapters.refusals import refusals
 from fedcore.errors import FedcoreError, RangeError
-from fedcore.server.update import is_integer, shown
+from fedcore.server.examples import most_examples
+from fedcore.server.limits import is_integer, shown
 
 Sizes: TypeAlias = Mapping[int, int] | Callable[[int], int] | None
 EXAMPLES = "num-examples"
 
 
-def ask_sizes(grid: Grid, nodes: Iterable[int], known: Sizes, config_key: str) -> dict[int, int]:
-    """n_k of the nodes: as is known, or as they answer to a query; without those that give no integer in 1..10^9."""
+def ask_sizes(
+    grid: Grid, nodes: Iterable[int], known: Sizes, config_key: str, heard: Sequence[int] = ()
+) -> dict[int, int]:
+    """n_k of the nodes: as is known, or as they answer to a query; without those that give no integer in 1..10^9.
+
+    An answer counts up to 100 times the median of all answers (of an even number the lower of the two in the middle).
+
+    Args:
+        heard: what other nodes answered before.
+    """
     nodes = list(nodes)
     if callable(known):
         return {node: known(node) for node in nodes}
@@ -43,4 +53,10 @@ def ask_sizes(grid: Grid, nodes: Iterable[int], known: Sizes, config_key: str) -
             refused.append((node, str(error)))
     if refused:
         log(WARNING, "query: %s", refusals(refused, len(sizes)))
-    return sizes
+    if not sizes:
+        return sizes
+    most = int(most_examples(np.array([*sizes.values(), *heard], np.float64)))
+    for node, size in sizes.items():
+        if size > most:
+            log(WARNING, "query: node %d counts with %d examples instead of %d: 100 x the median", node, most, size)
+    return {node: min(size, most) for node, size in sizes.items()}

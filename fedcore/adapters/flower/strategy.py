@@ -21,7 +21,7 @@ from fedcore.adapters.flower.metrics import Collected, Refused
 from fedcore.adapters.flower.population import Sizes, ask_sizes
 from fedcore.adapters.flower.records import Wire
 from fedcore.adapters.flower.replies import Reader
-from fedcore.adapters.opening import newcomers, require_same_limits
+from fedcore.adapters.opening import asked_at_most, newcomers, require_same_limits
 from fedcore.adapters.order import beyond_plain_steps, require_rate_of_rounds, require_steps
 from fedcore.adapters.refusals import refusal_line, refusals, silence
 from fedcore.algorithms import Algorithm
@@ -45,11 +45,12 @@ class ServerStrategy(FlowerFedAvg):
 
     Args:
         lr, server_lr, optimizer, late_rounds, fold, accumulate, max_steps, max_examples, max_lr, max_norm,
-            max_norm_ratio: ``fedcore.Server``'s.
+            max_norm_ratio, own_rates: ``fedcore.Server``'s.
             The rate goes to the clients as "lr" of their configuration. Where a method averages the models of plain
             local steps it may be left out: then messages are those of Flower's FedAvg, to ClientApps of any rate.
         steps: K of replies that do not say it, of ClientApps that know nothing of fedcore: a number, or the metric that
-            holds it. For methods of plain local steps, with ``lr`` the rate at which the ClientApps take them.
+            holds it. For methods of plain local steps, with ``lr`` the rate at which the ClientApps take them. A number
+            is also the ``max_steps`` of a new server that is told none.
         store: "ram", or "mmap:PATH", which ``start`` goes on with if a server is there already.
         resume: a folder of ``Server.save``, which ``start`` goes on from.
         examples: n_k by node id, or a function of it; None asks the nodes by a query where the method needs to know.
@@ -324,13 +325,14 @@ class ServerStrategy(FlowerFedAvg):
                 [],
                 store=self._store,
                 **{**self._rates, "lr": UNKNOWN if self._rates["lr"] is None else self._rates["lr"]},
-                **self._settings,
+                **{"own_rates": self._rates["lr"] is None} | asked_at_most(self._steps) | self._settings,
             )
         if not self._is_sized:
             return nodes
         known = self._server.store.registry
         new = [node for node in nodes if node not in known and node not in self._sizes]
-        self._sizes |= ask_sizes(grid, new, self._examples, self.configrecord_key) if new else {}
+        heard = [*self._sizes.values(), *(() if self._server.examples is None else self._server.examples.tolist())]
+        self._sizes |= ask_sizes(grid, new, self._examples, self.configrecord_key, heard) if new else {}
         if not self._sizes and not len(known):
             raise RangeError("examples: expected the number of at least one node, which its query tells, got none")
         return [node for node in nodes if node in known or node in self._sizes]

@@ -31,7 +31,8 @@ class Aggregator(ModelAggregator):
         algorithm: one of ``fedcore.algorithms``, or its name.
         lr: eta, the rate of the clients' steps, which only methods in gradient units use.
         server_lr, optimizer: as for ``fedcore.Server``.
-        limits: those of ``fedcore.Server`` by name: max_steps, max_examples, max_lr, max_norm, max_norm_ratio.
+        limits: those of ``fedcore.Server`` by name: max_steps, max_examples, max_lr, max_norm, max_norm_ratio,
+            own_rates.
         store: "ram", or "mmap:PATH" so that a later job goes on after the last finished round: with the rows, and with
             the model, which takes the place of the one that the job starts from.
         model: the first model by name; None for the job's own.

@@ -35,7 +35,8 @@ class Controller(ModelController):
         server_lr, optimizer: as for ``fedcore.Server``.
         examples: n_k of each client by its name, for FlexibleFedAvg, whose shares are of all clients' examples and not
             of what a reply claims; a client that is not in it does not take part. Steps are those that it says it did.
-        limits: those of ``fedcore.Server`` by name: max_steps, max_examples, max_lr, max_norm, max_norm_ratio.
+        limits: those of ``fedcore.Server`` by name: max_steps, max_examples, max_lr, max_norm, max_norm_ratio,
+            own_rates.
         store: "ram" or "mmap:PATH", on the server's machine.
         timeout: seconds that a round waits for its clients; 0 for as long as it takes.
         seed: of the draws.
@@ -108,7 +109,7 @@ class Controller(ModelController):
                 self.save_model(FLModel(params=server.tensors(), current_round=server.round_number))
         finally:
             if server.store.medium == "mmap":
-                server.store.close()  # so that another job may open it
+                server.close()  # so that another job may open it
 
     def choose(self, names: list[str], round: int) -> list[str]:
         """Who takes part: ``num_clients`` of the names, drawn anew each round; a subclass may do it otherwise.

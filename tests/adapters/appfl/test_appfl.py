@@ -100,13 +100,13 @@ def test_a_later_run_goes_on_where_the_store_is(example, tmp_path):
     first = example.make_agent("MimiC", tmp_path / "a", rounds=2, store=store)
     example.run(first)
     left = first.aggregator.server.x.copy()
-    first.aggregator.server.store.close()
+    first.aggregator.server.close()
     again = example.make_agent("MimiC", tmp_path / "b", rounds=1, store=store)
     model = again.get_parameters(init_model=False)
     np.testing.assert_array_equal(np.concatenate([tensor.numpy().reshape(-1) for tensor in model.values()]), left)
     example.run(again)
     assert again.aggregator.server.round_number == 3
-    again.aggregator.server.store.close()
+    again.aggregator.server.close()
 
 
 def test_the_example_names_the_liar(tmp_path, monkeypatch, capsys):

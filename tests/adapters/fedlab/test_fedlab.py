@@ -73,11 +73,11 @@ def test_methods_that_fedlab_has_not_equal_the_server_by_itself(name):
 def test_a_run_goes_on_where_an_earlier_one_stopped(tmp_path):
     straight = simulate(ServerHandler(net(), 4, 1.0, "MIFA", lr=LR, steps=2))
     first = simulate(ServerHandler(net(), 2, 1.0, "MIFA", lr=LR, steps=2, store=f"mmap:{tmp_path}/rows"))
-    first.server.store.close()
+    first.server.close()
     second = simulate(ServerHandler(net(), 4, 1.0, "MIFA", lr=LR, steps=2, store=f"mmap:{tmp_path}/rows"))
     assert len(second.reports) == 2
     np.testing.assert_array_equal(second.server.x, straight.server.x)
-    second.server.store.close()
+    second.server.close()
 
 
 def test_lying_clients_are_refused_by_name_and_the_round_goes_on():

@@ -164,3 +164,12 @@ def test_a_wrong_answer_to_the_query_is_named(caplog):
     assert set(strategy.reports[0].heard) == set(OTHERS)
     [line] = [record.message for record in caplog.records if record.message.startswith("query: refused 1")]
     assert f"({BAD}) and heard 4: 1 x num-examples: expected an integer" in line
+
+
+def test_an_answer_to_the_query_counts_up_to_100_times_the_median(caplog):
+    strategy, _ = run("FlexibleFedAvg", make_grid("query", say(num_examples=10**9)), 1)
+    honest, _ = run("FlexibleFedAvg", make_grid("query", lambda content: None), 1)
+    others = sorted(honest.server.examples)
+    assert max(strategy.server.examples) <= 100 * others[-1]
+    [line] = [record.message for record in caplog.records if "100 x the median" in record.message]
+    assert line.startswith(f"query: node {BAD} counts with ")

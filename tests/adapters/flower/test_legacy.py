@@ -102,7 +102,7 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(method, medium, tmp_path)
     middle = fit(first, range(3))
     if medium == "saved":
         first.server.save(tmp_path / "rows")
-    first.server.store.close()
+    first.server.close()
     again = legacy(method, server=server, resume=tmp_path / "rows" if medium == "saved" else None)
     for array, left in zip(parameters_to_ndarrays(again.initialize_parameters(None)), middle, strict=True):
         np.testing.assert_array_equal(array, left)
@@ -111,7 +111,7 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(method, medium, tmp_path)
     assert again.server.round_number == 6
     for client in "123":
         np.testing.assert_array_equal(again.server.store.read(client), whole.server.store.read(client))
-    again.server.store.close()
+    again.server.close()
 
 
 def test_another_model_or_method_is_not_gone_on_with(tmp_path):

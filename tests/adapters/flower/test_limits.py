@@ -67,11 +67,11 @@ def test_a_length_in_numbers():
 def test_a_later_run_has_the_limits_of_the_first_or_is_refused_by_name(tmp_path):
     store = f"mmap:{tmp_path / 'state'}"
     first, _ = run("MIFA", make_grid()[0], 1, store=store, max_norm_ratio=30)
-    first.server.store.close()
+    first.server.close()
     for how in ({}, {"max_norm_ratio": 30}):
         again, _ = run("MIFA", make_grid()[0], 2 + len(how), store=store, **how)
         assert [[node for node, _ in report.refused] for report in again.reports] == [[NODES[LIAR]]]
-        again.server.store.close()
+        again.server.close()
     with pytest.raises(CheckpointError, match=r"max_norm_ratio: expected 30.*got 5.*leave it out"):
         make_strategy("MIFA", store=store, max_norm_ratio=5).start(make_grid()[0], initial_arrays(), 5)
     with pytest.raises(UnknownNameError, match="max_norm"):

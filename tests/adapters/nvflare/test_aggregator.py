@@ -75,7 +75,7 @@ def test_a_later_job_goes_on_from_the_last_finished_round(tmp_path):
             for name in NAMES:
                 aggregator.accept_model(answer(name, seed))
             result = aggregator.aggregate_model()
-        aggregator.server.store.close()
+        aggregator.server.close()
         return start, result.params
 
     _, first = job([1, 2])

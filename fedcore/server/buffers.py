@@ -1,0 +1,101 @@
+"""What a reply may say of float buffers and of counters, of which one lie would stay for ever."""
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.errors import RangeError
+from fedcore.layout import Layout, Slice
+from fedcore.server.update import in_float32
+
+F32 = npt.NDArray[np.float32]
+Counters = Mapping[str, npt.NDArray[np.integer[Any]]]
+
+SIGNED = ("*mean",)
+"""Names of buffers that may become negative, though the first ones are not."""
+
+EXACT = 1e-6
+"""How far x + (y - x) may be from y, relative to x."""
+
+
+def never_negative(layout: Layout, x: F32, signed: Sequence[str]) -> tuple[str, ...]:
+    """The float buffers that are not negative in a first model, and that are not to become so, such as variances.
+
+    One that is zero throughout says nothing of its sign.
+
+    Args:
+        x: float32[n].
+        signed: patterns of the names of those that may.
+    """
+    return tuple(
+        piece.name
+        for piece in layout.slices
+        if piece.kind == "buffer"
+        and not any(fnmatch(piece.name, pattern) for pattern in signed)
+        and (x[piece.start : piece.stop] >= 0).all()
+        and (x[piece.start : piece.stop] > 0).any()
+    )
+
+
+class Buffers:
+    """The float buffers of a layout that must not be negative.
+
+    Args:
+        names: of ``never_negative``.
+    """
+
+    def __init__(self, layout: Layout, names: Sequence[str]) -> None:
+        self._at = [(i, piece) for i, piece in enumerate(layout.slices) if piece.name in names]
+
+    def check(self, y: Any, base: F32 | None) -> None:
+        """Refuse a reply that makes one of them negative.
+
+        Args:
+            y: floating[n], or a list of tensors as the layout's slices.
+            base: float32[n], the x that y is the difference from; None if y is a model.
+
+        Raises:
+            RangeError: it does.
+        """
+        for i, piece in self._at:
+            part = in_float32(y[i] if isinstance(y, list) else y[piece.start : piece.stop]).reshape(-1)
+            least = np.float32(0) if base is None else np.float32(-(1 + EXACT)) * base[piece.start : piece.stop]
+            if (part < least).any():
+                lowest = part.min() if base is None else (part + base[piece.start : piece.stop]).min()
+                raise RangeError(
+                    f"{piece.name}: expected numbers >= 0, as they were from the start, got {lowest:g}: a buffer that "
+                    "may become negative needs Server(signed_buffers=)"
+                )
+
+    def allow(self, ys: Sequence[F32]) -> bool:
+        """Whether none of some models, float32[n] each, makes one of them negative."""
+        return not any((y[piece.start : piece.stop] < 0).any() for _, piece in self._at for y in ys)
+
+    def clip(self, x: F32) -> None:
+        """Put zero in the place of what rounding made negative; x is float32[n]."""
+        for piece in self._pieces:
+            np.maximum(x[piece.start : piece.stop], 0, out=x[piece.start : piece.stop])
+
+    @property
+    def _pieces(self) -> list[Slice]:
+        return [piece for _, piece in self._at]
+
+
+def check_counters(sent: Counters, now: Counters, steps: int) -> None:
+    """Refuse counters that grew by more than so many steps.
+
+    Raises:
+        RangeError: one did.
+    """
+    for name, counter in sent.items():
+        grown = np.asarray(counter > now[name])
+        if grown.any():  # in Python's integers: in their own, the difference may be none
+            before, after = now[name][grown].astype(object), counter[grown].astype(object)
+            if (after > before + steps).any():
+                i = int(np.argmax(after - before))
+                raise RangeError(
+                    f"{name}: expected at most {before.flat[i]} + {steps}, the steps of the client, got {after.flat[i]}"
+                )

@@ -1,0 +1,90 @@
+"""What a client may claim, and how long what it sends may be."""
+
+import sys
+from dataclasses import dataclass
+from reprlib import repr as short_repr
+
+import numpy as np
+
+from fedcore.algorithms.rates import as_rate
+from fedcore.errors import RangeError
+
+LARGEST = sys.float_info.max
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a client may claim, and how long what it sends may be; an update past it is refused by name.
+
+    Args:
+        own_rates: whether clients may step at rates of their own, and say them as ``Update.lr``. Else a reply that says
+            another rate than it was sent is refused.
+        steps: (``max_steps``) the most local steps; best as many as the clients were asked to do.
+        examples: (``max_examples``) the most examples.
+        lr: (``max_lr``) the largest rate, where clients have their own.
+        norm: (``max_norm``) the greatest length. What is measured is what the sums take in: |x - y| where models are
+            averaged, so that a claim of many steps makes it no shorter; elsewhere the mean gradient |x - y| / (eta K),
+            and a second vector's own length. Float buffers, whose unit is another, have no limit.
+        norm_ratio: (``max_norm_ratio``) >= 1; an update is refused that is so many times longer than the median of
+            those heard before it, the last 1,000 over all rounds (of an even number the lower one in the middle; zeros
+            say nothing). Until 8 were heard, updates wait, at most until the round's end, and are judged by the median
+            of them all. Parameters, float buffers and second vectors each have a median of their own.
+    """
+
+    steps: int = 10**6
+    examples: int = 10**9
+    lr: float = 100.0
+    norm: float | None = None
+    norm_ratio: float | None = None
+    own_rates: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        steps: int,
+        examples: int,
+        lr: float,
+        norm: float | None = None,
+        norm_ratio: float | None = None,
+        own_rates: bool = False,
+    ) -> "Limits":
+        """The limits of ``Server``'s arguments, ``max_steps`` and so on.
+
+        Raises:
+            RangeError: one is not what is said there.
+        """
+        for name, count in (("max_steps", steps), ("max_examples", examples)):
+            if not is_integer(count, 1, 2**53):
+                raise RangeError(f"{name}: expected an integer in 1..2**53, got {count!r}")
+        if norm is not None and not (is_number(norm) and 0 < norm <= LARGEST):
+            raise RangeError(f"max_norm: expected None or a finite number > 0, got {norm!r}")
+        if norm_ratio is not None and not (is_number(norm_ratio) and 1 <= norm_ratio <= LARGEST):
+            raise RangeError(f"max_norm_ratio: expected None or a finite number >= 1, got {norm_ratio!r}")
+        return cls(
+            int(steps),
+            int(examples),
+            as_rate(lr)(0),
+            None if norm is None else float(norm),
+            None if norm_ratio is None else float(norm_ratio),
+            bool(own_rates),
+        )
+
+
+def is_number(value: object) -> bool:
+    """Whether value is a real number, and no bool."""
+    return isinstance(value, float | int | np.floating | np.integer) and not isinstance(value, bool)
+
+
+def is_integer(value: object, low: int, high: int) -> bool:
+    """Whether value is an integer, and no bool, in low..high."""
+    if type(value) is int:
+        return low <= value <= high
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(low <= value <= high)
+
+
+def shown(value: object) -> str:
+    """A value that a client sent, in few characters whatever it is."""
+    try:
+        return short_repr(value)
+    except Exception:  # an int of too many digits, or a repr that fails
+        return f"an unprintable {type(value).__name__}"

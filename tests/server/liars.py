@@ -1,0 +1,106 @@
+"""One liar of ten: what it says in the place of its honest reply, and how far the others' result may move.
+
+``LIES`` change an honest ``Update``, of a server's broadcast; ``BOUNDS`` say how far the model of a federation with the
+liar may be from that of an honest one after ``ROUNDS`` rounds, as a share of the way that the honest one has come. The
+honest clients are those of quadratics, |y - optimum_i|^2 / 2, with BatchNorm's statistics beside them.
+"""
+
+import numpy as np
+
+from fedcore import Server, Update, algorithms
+
+N, n, STEPS, LR, ROUNDS, LIAR = 10, 20, 5, 0.05, 20, 9
+SIZES = [100 + 10 * i for i in range(N)]
+OPTIMA = np.random.default_rng(0).normal(size=(N, n)).astype(np.float32) + np.float32(3)
+MODEL = {
+    "w": np.zeros(n, np.float32),
+    "running_mean": np.zeros(3, np.float32),
+    "running_var": np.ones(3, np.float32),
+    "num_batches_tracked": np.array(0),
+}
+METHODS = {name: {} for name in algorithms.REGISTRY} | {
+    "FlexibleFedAvg": {"local_steps": STEPS},
+    "FedAvg, by examples known": {"examples": SIZES},
+    "SCAFFOLD, two vectors": {"control": "sent"},
+    "MimiC, update units": {"units": "update"},
+    "MIFA, at once": {"wait": False},
+}
+
+
+def with_(model, **changes):
+    return {name: np.array(changes.get(name, tensor)) for name, tensor in model.items()}
+
+
+def long(update, sent):
+    y = with_(update.y, w=sent["w"] + np.float32(1000) * (update.y["w"] - sent["w"]))
+    return update._replace(y=y, control=None if update.control is None else 1000 * update.control)
+
+
+LIES = {
+    "rate": lambda update, sent: update._replace(lr=100.0),
+    "tiny rate": lambda update, sent: update._replace(lr=1e-37),
+    "steps": lambda update, sent: update._replace(steps=10**6),
+    "examples": lambda update, sent: update._replace(examples=10**9),
+    "long": long,
+    "variance": lambda update, sent: update._replace(y=with_(update.y, running_var=np.full(3, -1e6, np.float32))),
+    "counter": lambda update, sent: update._replace(y=with_(update.y, num_batches_tracked=2**63 - 1)),
+}
+REFUSED = ("rate", "tiny rate", "long", "variance", "counter")
+"""Lies for which the reply does not count; the others count within their bounds."""
+BOUNDS = {
+    # Without the liar the mean is that of nine clients of ten, or has its row of the only round in which it was honest.
+    **dict.fromkeys(REFUSED, 0.15),
+    # gamma is at most doubled: what has not converged after 20 rounds is then where 40 lead.
+    "steps": 0.8,
+    # Weights of 100 medians at most: the model is then the liar's own, whose update is an honest one.
+    "examples": 0.3,
+}
+OPTIONS = {"long": {"max_norm_ratio": 10.0}}
+
+
+def server_of(method, **options):
+    arguments = dict(METHODS[method])
+    sizes = arguments.pop("examples", None)
+    name = method.partition(",")[0]
+    algorithm = algorithms.named(name, **arguments)
+    sizes = SIZES if algorithm.needs_shares else sizes
+    return Server(algorithm, MODEL, N, lr=LR, examples=sizes, **options)
+
+
+def honest(server, broadcast, client):
+    """A client's reply after its steps on its quadratic, of the method's direction."""
+    sent, p = server.tensors(), server.layout.n_parameters
+    x, offset = sent["w"], np.asarray(broadcast.offset(client))
+    y, gradients = x.copy(), []
+    steps = 1 if broadcast.local_rule == "one minibatch" else STEPS
+    for _ in range(steps):
+        gradients.append(y - OPTIMA[client])
+        d = broadcast.a * gradients[-1] + offset + broadcast.mu * (y - x)
+        if broadcast.b:
+            d += broadcast.b * (broadcast.x_prev[:p] - OPTIMA[client])
+        y = (y - np.float32(broadcast.lr) * d).astype(np.float32)
+    control = np.mean(gradients, 0).astype(np.float32) if broadcast.second else None
+    model = {
+        "w": y,
+        "running_mean": OPTIMA[client, :3],
+        "running_var": np.full(3, 1 + client / 10, np.float32),
+        "num_batches_tracked": sent["num_batches_tracked"] + steps,
+    }
+    return Update(client, model, steps, examples=SIZES[client], control=control)
+
+
+def federation(server, lie=None, rounds=ROUNDS, since=0):
+    """The reports of some rounds, in which one client lies from one of them on."""
+    reports = []
+    for _ in range(rounds):
+        broadcast = server.broadcast(range(N))
+        updates = [honest(server, broadcast, client) for client in range(N)]
+        if lie is not None and server.round_number >= since:
+            updates[LIAR] = lie(updates[LIAR], server.tensors())
+        reports.append(server.round(updates))
+    return reports
+
+
+def distance(x, due, start):
+    """How far x is from where it was due, as a share of the way there."""
+    return float(np.linalg.norm(x - due) / np.linalg.norm(due - start))

@@ -1,0 +1,104 @@
+"""One client's buffers and counters cannot spoil those of all: variances stay variances, counters count steps."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedcore import Server, Update
+
+METHODS = ["FedAvg", "MIFA", "MimiC", "SCAFFOLD"]
+
+
+def model(var=1.0, count=10, dtype=np.int64):
+    return {
+        "w": np.zeros(4, np.float32),
+        "running_mean": np.full(3, 0.5, np.float32),
+        "running_var": np.full(3, var, np.float32),
+        "num_batches_tracked": np.array(count, dtype),
+    }
+
+
+def server_of(method="FedAvg", **options):
+    return Server(method, model(), 10, **dict(lr=0.1) | options)
+
+
+def flat(server, var):
+    y = server.x.copy()
+    y[-3:] = var
+    return y
+
+
+FORMS = {
+    "by name": (lambda server, var: model(var), "model"),
+    "flat": (flat, "model"),
+    "bytes": (lambda server, var: flat(server, var).tobytes(), "model"),
+    "bfloat16": (lambda server, var: torch.from_numpy(flat(server, var)).bfloat16(), "model"),
+    "difference": (lambda server, var: flat(server, var) - server.x, "delta"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_negative_variance_is_refused_by_name(method, form):
+    make, kind = FORMS[form]
+    server, without = server_of(method), server_of(method)
+    updates = [Update(0, make(server, 2.0), 5, kind=kind), Update(1, make(server, -60000.0), 5, kind=kind)]
+    report = server.round(updates)
+    without.round(updates[:1])
+    [(client, why)] = report.refused
+    assert client == 1
+    assert why.startswith("running_var: expected numbers >= 0, as they were from the start, got -")
+    assert server.x.tobytes() == without.x.tobytes()
+
+
+def test_a_list_of_flat_models_is_looked_at_too():
+    start = {name: tensor for name, tensor in model().items() if name != "num_batches_tracked"}
+    server = Server("FedAvg", start, 10, lr=0.1)
+    report = server.round([Update(i, flat(server, -1.0 if i == 9 else 1.0), 5) for i in range(10)])
+    assert [client for client, _ in report.refused] == [9]
+
+
+def test_a_mean_and_a_buffer_that_starts_at_zero_may_have_any_sign():
+    start = model(var=0.0)
+    server = Server("FedAvg", start, 3, lr=0.1)
+    lower = start | {"running_mean": np.full(3, -1, np.float32), "running_var": np.full(3, -1, np.float32)}
+    assert server.round([Update(0, lower, 5)]).refused == ()
+    signed = Server("FedAvg", model(), 3, lr=0.1, signed_buffers=["running_*"])
+    assert signed.round([Update(0, lower, 5)]).refused == ()
+
+
+def test_rounding_makes_no_variance_negative():
+    server = server_of("FedAvg")
+    for t in range(50):
+        tiny = np.float32(0.1) ** t
+        server.round([Update(i, model(tiny * i / 7), 1, examples=1 + i) for i in range(7)])
+        assert (server.tensors()["running_var"] >= 0).all()
+    report = server.round([Update(0, model(-1e-30), 1)])
+    assert [client for client, _ in report.refused] == [0]
+
+
+def test_what_was_never_negative_is_saved(tmp_path):
+    server = server_of()
+    server.round([Update(0, model(0.0), 5)])  # all of it is zero now
+    server.save(tmp_path / "copy")
+    assert Server.load(tmp_path / "copy").round([Update(0, model(-1.0), 5)]).heard == ()
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.int32])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_counter_grows_by_the_steps_at_most(method, dtype):
+    server = Server(method, model(dtype=dtype), 10, lr=0.1, max_steps=100)
+    most = 100 if method == "FedAvg" else 5  # whose clients need not know their steps
+    largest = np.iinfo(dtype).max
+    assert server.round([Update(0, model(count=largest, dtype=dtype), 5)]).refused == (
+        (0, f"num_batches_tracked: expected at most 10 + {most}, the steps of the client, got {largest}"),
+    )
+    report = server.round(
+        [
+            Update(0, model(count=10 + most, dtype=dtype), 5),
+            Update(1, model(count=11 + most, dtype=dtype), 5),
+            Update(2, model(count=0, dtype=dtype), 5),
+        ]
+    )
+    assert report.heard == (0, 2)
+    assert server.round_number == 2

@@ -1,0 +1,139 @@
+"""What a client says of its work: its rate is the one that it was sent, its steps bound gamma."""
+
+import numpy as np
+import pytest
+
+from fedcore import Network, Server, Update, algorithms
+from fedcore.algorithms import rates
+
+n = 4
+GRADIENT_UNITS = ["MIFA", "MimiC", "FedAvgM", "FedAvgMVR", "SCAFFOLD"]
+
+
+def server_of(method="MIFA", clients=10, **options):
+    algorithm = algorithms.MIFA(wait=False) if method == "MIFA" else method
+    return Server(algorithm, np.zeros(n, np.float32), clients, **dict(lr=0.1) | options)
+
+
+def step(server, client, **more):
+    y = server.x - np.float32([1, 2, 3, 4]) * np.float32((client + 1) / 10)
+    return Update(client, y, **dict(steps=5) | more)
+
+
+def add_one_by_one(server, updates):
+    with server.open_round() as round:
+        for update in updates:
+            round.add_update(update)
+    return round.report
+
+
+WAYS = [Server.round, lambda server, updates: server.round(iter(updates)), add_one_by_one]
+
+
+@pytest.mark.parametrize("deliver", WAYS)
+@pytest.mark.parametrize("method", ["FedAvg", *GRADIENT_UNITS])
+@pytest.mark.parametrize("lr", [100.0, 1e-37, 0.1 * (1 + 2e-6), 1, np.float32(0.2)])
+def test_a_rate_that_was_not_sent_is_refused_by_name(method, deliver, lr):
+    server, without = server_of(method), server_of(method)
+    report = deliver(server, [step(server, 0), step(server, 1, lr=lr)])
+    deliver(without, [step(without, 0)])
+    [(client, why)] = report.refused
+    assert client == 1
+    assert why.startswith("lr: expected 0.1, as it was sent, got ")
+    assert why.endswith("a server whose clients have rates of their own needs own_rates=True")
+    assert server.x.tobytes() == without.x.tobytes()
+
+
+@pytest.mark.parametrize("deliver", WAYS)
+@pytest.mark.parametrize("lr", [0.1, np.float32(0.1), 0.1 * (1 + 5e-7), np.float64(0.1)])
+def test_a_rate_as_it_travels_is_the_one_that_was_sent(deliver, lr):
+    server, silent = server_of(), server_of()
+    assert deliver(server, [step(server, i, lr=lr) for i in range(3)]).refused == ()
+    deliver(silent, [step(silent, i) for i in range(3)])
+    assert server.x.tobytes() == silent.x.tobytes()
+
+
+@pytest.mark.parametrize("deliver", WAYS)
+def test_a_server_may_believe_its_clients_own_rates(deliver):
+    server = server_of(own_rates=True)
+    report = deliver(server, [step(server, 0, lr=0.3), step(server, 1, lr=101.0)])
+    assert report.heard == (0,)
+    assert report.gamma == pytest.approx(0.3 * 5)
+    assert report.refused == ((1, "lr: expected a number in (0, 100], got 101.0"),)
+
+
+def test_a_late_reply_is_held_against_the_rate_of_its_own_round():
+    server = server_of(lr=rates.Exponential(0.1, 0.5), late_rounds=1)
+    server.round([step(server, 0)])
+    report = server.round([step(server, 1, lr=0.1, round=0), step(server, 2, lr=0.1), step(server, 3, lr=0.05)])
+    assert report.heard == (1, 3)
+    assert [client for client, _ in report.refused] == [2]
+
+
+class Halving:
+    """A rate that changes from step to step, of three steps."""
+
+    def __call__(self, round):
+        return 0.8
+
+    def of_step(self, round, step):
+        return [0.8, 0.4, 0.2][step]
+
+
+@pytest.mark.parametrize("deliver", WAYS)
+def test_where_the_rate_changes_in_a_round_a_client_says_the_mean_of_its_steps_or_the_first(deliver):
+    server = server_of(lr=Halving())
+    updates = [
+        step(server, 0, steps=2, lr=0.6),
+        step(server, 1, steps=3, lr=1.4 / 3),
+        step(server, 2, steps=3, lr=0.8),
+        step(server, 3, steps=3),
+        step(server, 4, steps=3, lr=0.6),
+        step(server, 5, steps=4, lr=0.5),
+    ]
+    report = deliver(server, updates)
+    assert report.heard == (0, 1, 2, 3)
+    (first, why_first), (second, why_second) = report.refused
+    assert (first, second) == (4, 5)
+    assert why_first.startswith("lr: expected 0.466667 or 0.8, as it was sent, got 0.6")
+    assert why_second.startswith("steps: expected as many as the rate has values for, got 4")
+
+
+def test_own_rates_are_saved(tmp_path):
+    for own in (False, True):
+        server_of(own_rates=own).save(tmp_path / str(own))
+        server = Server.load(tmp_path / str(own))
+        assert bool(server.round([step(server, 0, lr=0.3)]).heard) == own
+
+
+@pytest.mark.parametrize("deliver", WAYS)
+@pytest.mark.parametrize("method", GRADIENT_UNITS)
+def test_one_of_ten_that_lies_about_its_steps_at_most_doubles_gamma(method, deliver):
+    server, honest = server_of(method), server_of(method)
+    cohort = range(10)
+    due = deliver(honest, [step(honest, i) for i in cohort]).gamma
+    assert due == pytest.approx(0.5)
+    report = deliver(server, [step(server, i, steps=10**6 if i == 9 else 5) for i in cohort])
+    assert len(report.heard) == 10
+    assert due < report.gamma <= 2 * due
+
+
+def test_unequal_steps_within_ten_times_the_median_are_the_mean_as_ever():
+    server = server_of()
+    steps = [1, 2, 4, 3, 5, 25, 30, 1, 2, 6]
+    report = server.round([step(server, i, steps=K) for i, K in enumerate(steps)])
+    assert report.gamma == float((np.array(steps) * 0.1).sum() / 10)
+
+
+def test_the_median_is_of_draws():
+    server = server_of("FedAvgM")
+    report = server.round([step(server, 0, steps=2, count=9), step(server, 1, steps=1000)])
+    assert report.gamma == pytest.approx(0.1 * (9 * 2 + 20) / 10)
+
+
+def test_a_nodes_rate_is_the_networks():
+    models = [np.zeros(n, np.float32)] * 2
+    for own in (False, True):
+        network = Network(models, [[0.75, 0.25], [0.25, 0.75]], lr=0.1, own_rates=own)
+        report = network.round([Update(0, np.ones(n, np.float32), 1), Update(1, np.ones(n, np.float32), 1, lr=0.2)])
+        assert report.heard == ((0, 1) if own else (0,))

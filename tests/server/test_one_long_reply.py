@@ -1,0 +1,59 @@
+"""No reply can end the round of the others: one that is so long that the step would be infinite is refused by name."""
+
+import numpy as np
+import pytest
+
+from fedcore import Server, Update
+from fedcore.algorithms import optimizers
+from tests.server.rounds import METHODS, made, n
+
+N = 10
+LENGTHS = [3e38, 1e36, 1e33, 1e29, 1e28, 1e20]
+OPTIONS = {
+    "as it is": {},
+    "a large server rate": {"server_lr": 1e10},
+    "Adam": {"optimizer": optimizers.Adam()},
+    "Adagrad": {"optimizer": optimizers.Adagrad()},
+    "SGD": {"optimizer": optimizers.SGD()},
+    "own rates": {"own_rates": True},
+}
+
+
+def honest(server, client):
+    control = np.full(n, 0.5, np.float32) if server.broadcast([client]).second else None
+    return Update(client, np.full(n, 0.125, np.float32), 5, kind="gradient", control=control)
+
+
+@pytest.mark.parametrize("kind", ["gradient", "delta", "control"])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("method", METHODS)
+def test_no_length_diverges(method, options, kind):
+    for length in LENGTHS:
+        try:
+            server = made(method, clients=N, examples=range(1, N + 1), **OPTIONS[options])
+        except ValueError:  # a server rate, where the method takes none
+            return
+        for t in range(20):
+            updates = [honest(server, i) for i in range(N)]
+            huge = np.full(n, length, np.float32)
+            if kind == "control":
+                updates[t % N] = updates[t % N]._replace(control=huge)
+            else:
+                own = {"lr": 1e-3} if options == "own rates" else {}
+                updates[t % N] = updates[t % N]._replace(kind=kind, y=huge, steps=1 + 10**5 * (t % 2), **own)
+            report = server.round(updates)
+            assert np.isfinite(server.x).all()
+            assert len(report.heard) >= N - 1
+            if length > 1e35 and (kind != "control" or server.algorithm.second):
+                [(client, why)] = report.refused
+                assert client == t % N
+                assert "an update past float32's range" in why
+
+
+def test_a_federation_goes_on_where_one_gradient_of_3e38_ended_every_round():
+    server = Server("MIFA", np.zeros(20, np.float32), 10, lr=0.1, own_rates=True)
+    for _ in range(5):
+        updates = [Update(i, server.x + np.float32(0.1), 5) for i in range(9)]
+        report = server.round([*updates, Update(9, np.full(20, 3e38, np.float32), 1, lr=100.0, kind="gradient")])
+        assert report.heard == tuple(range(9))
+        assert [client for client, _ in report.refused] == [9]

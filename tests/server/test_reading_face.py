@@ -1,0 +1,54 @@
+"""``Server.store`` shows the rows, and changes nothing: the sums would no longer be those of the rows."""
+
+import numpy as np
+import pytest
+
+from fedcore import ClientStore, Server, Update
+from fedcore.store.reading import ReadRows
+from fedcore.store.registry import Registry
+from tests.server.invariant import contradictions
+
+
+@pytest.fixture(params=["ram", "mmap"])
+def server(request, tmp_path):
+    rows = ClientStore(4, 6, medium=request.param, path=tmp_path / "run" if request.param == "mmap" else None)
+    with Server("MIFA", np.zeros(6, np.float32), lr=0.1, store=rows) as server:
+        server.round([Update(i, server.x + 1 + i, 1) for i in range(3)])
+        yield server
+
+
+def public(of):
+    return {name for name in dir(of) if not name.startswith("_")}
+
+
+def test_nothing_that_changes_rows_or_clients_is_reachable(server):
+    changing = {"stage", "unstage", "discard", "commit", "checkpoint", "add", "add_all", "forget", "rollback"}
+    changing |= {"save", "compact", "refresh", "close", "open"}
+    assert changing <= public(ClientStore)
+    assert public(server.store) == public(ClientStore) - changing - {"commits", "is_ahead", "durability"}
+    assert public(Registry) - public(server.store.registry) >= {"add", "add_all", "remove", "put_back"}
+    assert isinstance(server.store, ReadRows)
+    assert not isinstance(server.store, ClientStore)
+
+
+def test_what_it_shows_is_what_was_committed_last(server):
+    kept = server.store
+    server.round([Update(i, server.x + 5, 1) for i in range(4)])
+    server.arrive("new")
+    assert (kept.round, len(kept), list(kept.registry)) == (2, 4, [0, 1, 2, 3, "new"])
+    for client in range(4):
+        np.testing.assert_array_equal(kept.read(client), server._state.store.read(client))
+        with pytest.raises(ValueError, match="read-only"):
+            kept.row(client)[:] = 9
+    assert kept.verify() == []
+    assert contradictions(server) == []
+
+
+def test_the_server_itself_makes_its_rounds_safe_and_gives_back_room(server):
+    for client in (0, 1):
+        server.depart(client)
+    server.checkpoint()
+    before = server.store.info().bytes
+    server.compact()
+    assert server.store.info().bytes <= before
+    assert contradictions(server) == []
