@@ -1,11 +1,11 @@
 """The server: what it sends out, and the rounds that change it."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any, Literal, Self
-from weakref import ReferenceType, ref
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -147,7 +147,7 @@ class Server:
         self._state = state
         # The last round under its number of openings, and none before it. Weak, so that one that was dropped does not
         # stay open for ever.
-        self._rounds: dict[int, ReferenceType[Round] | None] = {0: None}
+        self._rounds: dict[int, Callable[[], Round | None]] = {0: lambda: None}
 
     @property
     def algorithm(self) -> Algorithm:
@@ -396,6 +396,5 @@ class Server:
 
     def _opened(self) -> Round | None:
         """The round that is open, if there is one."""
-        _, last = max([*self._rounds.items()], key=itemgetter(0))
-        opened = None if last is None else last()
+        opened = max([*self._rounds.items()], key=itemgetter(0))[1]()
         return opened if opened is not None and opened.is_open else None

@@ -14,7 +14,7 @@ from fedcore.algorithms import Cohort, check_step
 from fedcore.aligned import Recycled
 from fedcore.errors import ArrayError, CorruptionError, DivergedError, RangeError, RoundError, StoreError
 from fedcore.float_mode import ieee
-from fedcore.server.batch import Counters
+from fedcore.server.batch import largest
 from fedcore.server.buffers import Buffers
 from fedcore.server.corrections import corrections, mean_square
 from fedcore.server.exchanging import exchange
@@ -177,16 +177,15 @@ class State:
         gamma = step_length(self.settings, self.now, tally)
         moves = cohort.N > 0 and algorithm.moves(cohort)
         late = self.settings.late_rounds
-        past = (
-            {t: x for t, x in {**now.past, number: now.x}.items() if t > number - late} if late else {}
-        )  # also where it stayed
+        # x of every round, whether it moved or not: a client may have started from it.
+        past = {t: x for t, x in {**now.past, number: now.x}.items() if t > number - late} if late else {}
         changes: dict[str, Any] = {"round_number": number + 1, "past": past, "norms": norms, "population": population}
         outcome = Outcome()
         if cohort.W > 0 or moves:
             outcome = self._step(cohort, gamma if moves else 0.0, tally, changes)
             changes["gamma"] = gamma  # also of a round in which x waits: one without clients may come next, and step
             if moves:
-                counters = _largest(now.counters, tally.counters)
+                counters = largest(now.counters, tally.counters)
                 x_prev = now.x if algorithm.direction.b else changes["x"]  # not kept for those who never send it
                 changes |= {"x_prev": x_prev, "counters": counters}
             if algorithm.keeps_history and tally.clients:
@@ -397,14 +396,3 @@ class State:
             if algorithm.direction.b:
                 after = replace(after, momentum=mean.astype(np.float32))
             self._become(after, now.round_number)
-
-
-def _largest(counters: Counters, sent: Sequence[Counters]) -> Counters:
-    """A counter becomes the largest that is known, in its own integer type."""
-    if not counters:
-        return counters
-    largest = dict(counters)
-    for others in sent:
-        for name, counter in others.items():
-            largest[name] = np.asarray(np.maximum(largest[name], counter))
-    return largest
