@@ -21,14 +21,15 @@ ORDER = sorted(range(5), key=lambda i: NODES[i])
 
 
 def make_grid(factor=1000):
-    """Five nodes, one of which goes ``factor`` times as far as its training took it."""
+    """Five nodes, one of which goes ``factor`` times as far as its training took it, but for variances, which it would
+    make negative: another lie."""
     dataset, parts = make_data()
 
     def liar(message, context):
         sent, reply = message.content["arrays"].copy(), honest(message=message, context=context)
         arrays = reply.content["arrays"]
         for name, array in arrays.items():
-            if array.dtype == "float32":
+            if array.dtype == "float32" and not name.endswith("running_var"):
                 x = sent[name].numpy()
                 arrays[name] = Array(x + np.float32(factor) * (array.numpy() - x))
         return reply
