@@ -117,9 +117,9 @@ def test_a_server_averages_buffers_never_corrects_them_and_keeps_counters_whole(
 
     for t in range(3):
         with server.open_round() as round:
-            round.add(0, trained(1.0, 7 + t), steps=2)
-            round.add(2, trained(3.0, 5), steps=4)
-            round.add(1, {**trained(1.0, 50), "1.running_var": torch.full((4,), torch.nan)}, steps=2)
+            round.add(0, trained(1.0, 7 + t), steps=8)
+            round.add(2, trained(3.0, 5), steps=16)
+            round.add(1, {**trained(1.0, 50), "1.running_var": torch.full((4,), torch.nan)}, steps=50)
         assert round.report.heard == (0, 2)
         # the plain average of what the clients hold, whatever the method does with the parameters
         np.testing.assert_allclose(server.x[p:n], x0[p:n] + 2 * (t + 1), rtol=1e-6)

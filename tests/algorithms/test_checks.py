@@ -156,7 +156,8 @@ def test_an_option_under_another_name_is_refused():
 
 def test_rows_may_be_taken_off_without_a_total():
     """A sum of differences from rows is float64 also where no total is."""
-    server = server_of(method(dict(adds="h - r"), step=lambda self, cohort: Step(from_sum=1 / cohort.S)))
+    taken = method(dict(adds="h - r"), step=lambda self, cohort: Step(from_sum=1 / cohort.S))
+    server = server_of(taken, own_rates=True)
     for _ in range(2):
         server.round([Update(0, np.full(4, 2, np.float32), steps=1, kind="gradient", lr=1.0)])
     np.testing.assert_array_equal(server.x, [-2] * 4)  # the second time h - r is zero

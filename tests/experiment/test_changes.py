@@ -99,7 +99,7 @@ def test_seeds_that_are_added_to_a_sweep_are_counted_together(tmp_path):
         assert words in said(Experiment.model_validate_json(config.read_text()).changes)
 
 
-@pytest.mark.parametrize("name", ["../../x", "/abs", "a/../../b", "..", ".", "/", "a\0b"])
+@pytest.mark.parametrize("name", ["../../x", "/abs", "a/../../b", "..", ".", "/"])
 def test_a_name_that_leads_out_of_the_folder_is_refused(name, tmp_path):
     tables = load_preset("quickstart").tables() | {"name": name}
     with pytest.raises(ValueError, match="expected a name, or a path that stays below the folder of the run"):
@@ -108,3 +108,9 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(name, tmp_path):
     path.write_text(json.dumps(tables))
     with pytest.raises(ValueError, match=r"config\.json: name: expected a name, or a path that stays below"):
         load_preset(path)
+
+
+def test_a_name_with_a_control_character_is_refused():
+    tables = load_preset("quickstart").tables() | {"name": "a\0b"}
+    with pytest.raises(ValueError, match="expected no control characters"):
+        Experiment.model_validate_json(json.dumps(tables))
