@@ -141,7 +141,8 @@ class Settings:
             history_rounds=state["history_rounds"],
             # Older folders have it under another name, or not at all.
             diagnostics=state.get("diagnostics", state.get("correction_norms", False)),
-            limits=Limits(**state["limits"]),
+            # Every folder has these; the others came later.
+            limits=Limits(**{name: state["limits"][name] for name in ("steps", "examples", "lr")} | state["limits"]),
             nonnegative=tuple(state.get("nonnegative", ())),
             **own,
         )
