@@ -18,8 +18,8 @@ METHODS = ["MIFA", "MimiC", "SCAFFOLDM", "FlexibleFedAvg"]
 KINDS = [signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGUSR1]
 CLIENTS, P = ["a", "b", 7, "d"], 6
 
-# What is raised in a finaliser, Python itself reports and drops.
-pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in.*__del__:pytest.PytestUnraisableExceptionWarning")
+# What is raised in a finaliser, or in a generator that is closed, Python itself reports and drops.
+pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
 
 
 class Stopped(BaseException):
