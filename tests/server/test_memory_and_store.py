@@ -184,7 +184,6 @@ def test_an_exception_from_outside_at_any_line(tmp_path, method, medium, operati
         at += STRIDE
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of what is collected meanwhile
 @pytest.mark.parametrize("operation", [a_round, one_in_the_middle_departs], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 def test_an_exception_from_outside_at_every_line_of_a_commit(tmp_path, medium, operation):

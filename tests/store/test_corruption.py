@@ -247,6 +247,7 @@ for client in store.registry:
         store.read(client)
     except errors.CorruptionError as error:
         print(error)
+sys.stdout.flush()
 os._exit(0)
 """
 
