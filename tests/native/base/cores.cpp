@@ -26,9 +26,9 @@ int allowed() {
 class Root {
   public:
     Root() {
-        char name[] = "/tmp/fedcore-cores-XXXXXX";
-        CHECK(mkdtemp(name) != nullptr);
-        path_ = name;
+        const char* folder = std::getenv("TMPDIR");
+        path_ = std::string(folder != nullptr && *folder != 0 ? folder : "/tmp") + "/fedcore-cores-XXXXXX";
+        CHECK(mkdtemp(path_.data()) != nullptr);
     }
     Root(const Root&) = delete;
     Root& operator=(const Root&) = delete;
