@@ -160,6 +160,11 @@ class Algorithm(ABC):
         return type(self).weigh is not Algorithm.weigh
 
     @property
+    def most_steps(self) -> int | None:
+        """The most local steps that it has a client do in a round; None where that is the clients' own affair."""
+        return 1 if self.local_rule == "one minibatch" else None
+
+    @property
     def needs_plain_steps(self) -> bool:
         """Whether raw_i is derived from y, which local momentum and clipping would falsify."""
         return "raw" in self.adds.split()

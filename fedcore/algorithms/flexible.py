@@ -48,6 +48,11 @@ class FlexibleFedAvg(Algorithm):
         """It does not: the shares are the server's own."""
         return False
 
+    @property
+    def most_steps(self) -> int | None:
+        """E, of which schemes A and C know."""
+        return None if self.scheme == "B" else self.local_steps
+
     def weigh(self, claims: Claims) -> F64:
         """p_t^k, but for scheme A's factor N / K_t."""
         assert claims.shares is not None  # the server has seen to it

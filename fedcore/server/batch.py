@@ -104,14 +104,3 @@ class Batch:
             [self.counters[i] for i in at],
             [self.controls[i] for i in at],
         )
-
-
-def largest(counters: Counters, sent: Sequence[Counters]) -> Counters:
-    """A counter becomes the largest that is known, in its own integer type."""
-    if not counters:
-        return counters
-    largest = dict(counters)
-    for others in sent:
-        for name, counter in others.items():
-            largest[name] = np.asarray(np.maximum(largest[name], counter))
-    return largest

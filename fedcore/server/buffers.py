@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from fedcore.errors import RangeError
 from fedcore.layout import Layout, Slice
+from fedcore.server.limits import FARTHEST
 from fedcore.server.update import in_float32
 
 F32 = npt.NDArray[np.float32]
@@ -99,3 +100,24 @@ def check_counters(sent: Counters, now: Counters, steps: int) -> None:
                 raise RangeError(
                     f"{name}: expected at most {before.flat[i]} + {steps}, the steps of the client, got {after.flat[i]}"
                 )
+
+
+def grown(now: Counters, sent: Sequence[Counters]) -> dict[str, npt.NDArray[np.integer[Any]]]:
+    """Counters after a round, in their own integer types: each as the largest of those that ``check_counters`` let in.
+
+    It grows by 10 times the median of what the cohort's grew by at most (of an even number the lower of the two in the
+    middle; those that did not grow say nothing), so that one that claims ever so many steps takes it nowhere.
+    """
+    return {name: _grown(counter, [others[name] for others in sent if name in others]) for name, counter in now.items()}
+
+
+def _grown(now: npt.NDArray[np.integer[Any]], sent: Sequence[npt.NDArray[np.integer[Any]]]) -> Any:
+    if not sent:
+        return now
+    wide = np.uint64 if now.dtype == np.uint64 else np.int64  # differences fit, for they are no more than steps
+    before = now.astype(wide)
+    by = np.sort(np.maximum(np.stack(sent).astype(wide), before) - before, axis=0)
+    still = (by == 0).sum(axis=0)
+    middle = np.minimum(still + (len(by) - 1 - still) // 2, len(by) - 1)
+    median = np.take_along_axis(by, middle[np.newaxis], axis=0)[0]
+    return np.asarray(before + np.minimum(by[-1], wide(FARTHEST) * median)).astype(now.dtype)

@@ -19,5 +19,5 @@ def farthest_gamma(settings: Settings, now: Snapshot) -> float:
     """The most that ``step_length`` can say in this round, whatever clients claim."""
     if settings.server_lr is not None or settings.averages_models:
         return step_length(settings, now, Tally())
-    lr, limits = rate_at(settings.lr, now.round_number), settings.limits
+    lr, limits = rate_at(settings.lr, now.round_number), settings.asked
     return max(limits.lr if limits.own_rates else lr, now.gamma) * limits.steps

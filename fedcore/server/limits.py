@@ -11,6 +11,9 @@ from fedcore.errors import RangeError
 
 LARGEST = sys.float_info.max
 
+FARTHEST = 10
+"""Times the cohort's median, of eta K and of what a counter grew by, up to which a client's own counts."""
+
 
 @dataclass(frozen=True)
 class Limits:

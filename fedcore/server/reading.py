@@ -35,7 +35,7 @@ class Reader:
         # A quantised row cannot be cut at any element, for its elements share scales.
         apart = not settings.algorithm.keeps_rows or self._state.store.codec == "f32"
         y, fixed = read_vector(update, settings.layout, apart=apart)
-        check_claims(update, settings.limits, range(min(self._state.now.past, default=number), number + 1))
+        check_claims(update, settings.asked, range(min(self._state.now.past, default=number), number + 1))
         started = number if update.round is None else int(update.round)
         distance = check_distance(self._rates.read(update, started), int(update.steps), update.lr)
         # h in units of x where models are averaged, else in units of a gradient.
@@ -46,7 +46,7 @@ class Reader:
             self._state.buffers.check(y, self._start_of(started) if update.kind == "delta" else None)
         counters = read_counters(update, settings.layout)
         # Where models are averaged, clients need not know how many steps they did.
-        most = int(update.steps) if settings.counts_steps else settings.limits.steps
+        most = int(update.steps) if settings.counts_steps else settings.asked.steps
         check_counters(counters, self._state.now.counters, most)
         reply = Reply(
             client,
@@ -65,7 +65,7 @@ class Reader:
 
     def read_all(self, updates: list[Update]) -> Batch | None:
         """The updates as columns, if all are what nearly all are: flat float32 models, once each; else None."""
-        settings, limits = self._settings, self._settings.limits
+        settings, limits = self._settings, self._settings.asked
         if settings.algorithm.second or settings.layout.counters or not updates:
             return None
         read = _core.read_plain_updates(

@@ -1,7 +1,8 @@
 """What stays the same over a server's rounds."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, get_args
 
 from fedcore.algorithms import Algorithm, check_table
@@ -34,6 +35,12 @@ class Settings:
     limits: Limits
     nonnegative: tuple[str, ...] = ()
     """The float buffers that a reply may not make negative."""
+
+    @cached_property
+    def asked(self) -> Limits:
+        """The limits, but that a client may claim no more steps than the method has it do."""
+        most = self.algorithm.most_steps
+        return self.limits if most is None else replace(self.limits, steps=min(most, self.limits.steps))
 
     @property
     def counts_steps(self) -> bool:

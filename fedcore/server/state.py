@@ -14,8 +14,7 @@ from fedcore.algorithms import Cohort, check_step
 from fedcore.aligned import Recycled
 from fedcore.errors import ArrayError, CorruptionError, DivergedError, RangeError, RoundError, StoreError
 from fedcore.float_mode import ieee
-from fedcore.server.batch import largest
-from fedcore.server.buffers import Buffers
+from fedcore.server.buffers import Buffers, grown
 from fedcore.server.corrections import corrections, mean_square
 from fedcore.server.exchanging import exchange
 from fedcore.server.folding import fold_history
@@ -185,7 +184,7 @@ class State:
             outcome = self._step(cohort, gamma if moves else 0.0, tally, changes)
             changes["gamma"] = gamma  # also of a round in which x waits: one without clients may come next, and step
             if moves:
-                counters = largest(now.counters, tally.counters)
+                counters = grown(now.counters, tally.counters)
                 x_prev = now.x if algorithm.direction.b else changes["x"]  # not kept for those who never send it
                 changes |= {"x_prev": x_prev, "counters": counters}
             if algorithm.keeps_history and tally.clients:

@@ -6,13 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.server.batch import Batch, Counters
+from fedcore.server.limits import FARTHEST
 from fedcore.store import ClientId
 
 F64 = npt.NDArray[np.float64]
-
-FARTHEST = 10
-"""Times the cohort's median of eta K, up to which a client's own counts."""
-
 
 @dataclass(slots=True)
 class Tally:

@@ -43,6 +43,9 @@ LIES = {
     "examples": lambda update, sent: update._replace(examples=10**9),
     "long": long,
     "variance": lambda update, sent: update._replace(y=with_(update.y, running_var=np.full(3, -1e6, np.float32))),
+    "steps and counter": lambda update, sent: update._replace(
+        steps=10**6, y=with_(update.y, num_batches_tracked=sent["num_batches_tracked"] + 10**6)
+    ),
     "counter": lambda update, sent: update._replace(y=with_(update.y, num_batches_tracked=2**63 - 1)),
 }
 REFUSED = ("rate", "tiny rate", "long", "variance", "counter")
@@ -51,35 +54,59 @@ BOUNDS = {
     # Without the liar the mean is that of nine clients of ten, or has its row of the only round in which it was honest.
     **dict.fromkeys(REFUSED, 0.15),
     # gamma is at most doubled: what has not converged after 20 rounds is then where 40 lead.
-    "steps": 0.8,
+    **dict.fromkeys(["steps", "steps and counter"], 0.8),
     # Weights of 100 medians at most: the model is then the liar's own, whose update is an honest one.
     "examples": 0.3,
 }
 OPTIONS = {"long": {"max_norm_ratio": 10.0}}
 
 
-def server_of(method, **options):
+def made(method):
+    """The method, and n_k of the clients, or None, as ``METHODS`` says."""
     arguments = dict(METHODS[method])
     sizes = arguments.pop("examples", None)
-    name = method.partition(",")[0]
-    algorithm = algorithms.named(name, **arguments)
-    sizes = SIZES if algorithm.needs_shares else sizes
+    algorithm = algorithms.named(method.partition(",")[0], **arguments)
+    return algorithm, SIZES if algorithm.needs_shares else sizes
+
+
+def is_refused(method, kind):
+    """Whether replies of this lie do not count: a claim of steps only where the method itself says how many they are."""
+    return kind in REFUSED or (kind.startswith("steps") and made(method)[0].most_steps is not None)
+
+
+def bound(method, kind):
+    """How far a federation with the lie may be from the honest one."""
+    return BOUNDS["long" if is_refused(method, kind) else kind]
+
+
+def most_counted(kind):
+    """How many times as far as the honest counter the one with the lie may have come."""
+    return 10 if kind == "steps and counter" else 1
+
+
+def server_of(method, **options):
+    algorithm, sizes = made(method)
     return Server(algorithm, MODEL, N, lr=LR, examples=sizes, **options)
 
 
-def honest(server, broadcast, client):
-    """A client's reply after its steps on its quadratic, of the method's direction."""
-    sent, p = server.tensors(), server.layout.n_parameters
-    x, offset = sent["w"], np.asarray(broadcast.offset(client))
+def honest(told, sent, offset, client):
+    """A client's reply after its steps on its quadratic, of the method's direction.
+
+    Args:
+        told: what the client was told of the steps: a ``Broadcast``, or what an adapter's client is handed of one.
+        sent: the model that it was sent, by name.
+        offset: its own, or None.
+    """
+    x = sent["w"]
     y, gradients = x.copy(), []
-    steps = 1 if broadcast.local_rule == "one minibatch" else STEPS
+    steps = 1 if told.local_rule == "one minibatch" else STEPS
     for _ in range(steps):
         gradients.append(y - OPTIMA[client])
-        d = broadcast.a * gradients[-1] + offset + broadcast.mu * (y - x)
-        if broadcast.b:
-            d += broadcast.b * (broadcast.x_prev[:p] - OPTIMA[client])
-        y = (y - np.float32(broadcast.lr) * d).astype(np.float32)
-    control = np.mean(gradients, 0).astype(np.float32) if broadcast.second else None
+        d = told.a * gradients[-1] + (0 if offset is None else offset) + told.mu * (y - x)
+        if told.b:
+            d += told.b * (told.x_prev[: len(x)] - OPTIMA[client])
+        y = (y - np.float32(told.lr) * d).astype(np.float32)
+    control = np.mean(gradients, 0).astype(np.float32) if told.second else None
     model = {
         "w": y,
         "running_mean": OPTIMA[client, :3],
@@ -89,15 +116,18 @@ def honest(server, broadcast, client):
     return Update(client, model, steps, examples=SIZES[client], control=control)
 
 
+def said(told, sent, offset, client, lie=None, since=0):
+    """What a client says: the liar its lie from some round on, everybody else the truth."""
+    update = honest(told, sent, offset, client)
+    return lie(update, sent) if lie is not None and client == LIAR and told.round >= since else update
+
+
 def federation(server, lie=None, rounds=ROUNDS, since=0):
     """The reports of some rounds, in which one client lies from one of them on."""
     reports = []
     for _ in range(rounds):
-        broadcast = server.broadcast(range(N))
-        updates = [honest(server, broadcast, client) for client in range(N)]
-        if lie is not None and server.round_number >= since:
-            updates[LIAR] = lie(updates[LIAR], server.tensors())
-        reports.append(server.round(updates))
+        told, sent = server.broadcast(range(N)), server.tensors()
+        reports.append(server.round([said(told, sent, told.offset(i), i, lie, since) for i in range(N)]))
     return reports
 
 

@@ -102,3 +102,30 @@ def test_a_counter_grows_by_the_steps_at_most(method, dtype):
     )
     assert report.heard == (0, 2)
     assert server.round_number == 2
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int8, np.uint64])
+def test_a_counter_grows_by_ten_times_the_cohort_s_median_at_most(dtype):
+    def count(*grown, start=10, steps=10**6):
+        server = Server("FedAvg", model(count=start, dtype=dtype), 10, lr=0.1)
+        report = server.round([Update(i, model(count=start + by, dtype=dtype), steps) for i, by in enumerate(grown)])
+        assert len(report.heard) == len(grown)
+        return int(server.tensors()["num_batches_tracked"]) - start
+
+    assert count(2, 2, 3, 2, 3, 100) == 20
+    assert count(3, 100) == 30  # of two the lower one
+    assert count(0, 0, 0, 4, 5) == 5  # who did not grow says nothing
+    assert count(0, 0, -5) == 0
+    assert count(7) == 7
+    if dtype == np.int8:
+        assert count(1, 1, 255, start=-128) == 10
+    if dtype == np.uint64:
+        assert count(1, 1, 10**6, start=2**64 - 1 - 10**6) == 10
+
+
+def test_each_element_of_a_counter_has_a_median_of_its_own():
+    x0 = {"w": np.zeros(2, np.float32), "seen": np.zeros(3, np.int64)}
+    seen = [[1, 0, 0], [2, 0, 0], [1, 0, 7], [500, 500, 500]]
+    server = Server("FedAvg", x0, 4, lr=0.1)
+    server.round([Update(i, x0 | {"seen": np.array(counts)}, 1000) for i, counts in enumerate(seen)])
+    assert server.tensors()["seen"].tolist() == [10, 500, 70]

@@ -137,3 +137,28 @@ def test_a_nodes_rate_is_the_networks():
         network = Network(models, [[0.75, 0.25], [0.25, 0.75]], lr=0.1, own_rates=own)
         report = network.round([Update(0, np.ones(n, np.float32), 1), Update(1, np.ones(n, np.float32), 1, lr=0.2)])
         assert report.heard == ((0, 1) if own else (0,))
+
+
+@pytest.mark.parametrize("deliver", WAYS)
+@pytest.mark.parametrize(
+    ("algorithm", "most"),
+    [
+        (algorithms.MBSTORM(), 1),
+        (algorithms.FlexibleFedAvg("A", local_steps=5), 5),
+        (algorithms.FlexibleFedAvg("C", local_steps=5), 5),
+    ],
+)
+def test_a_client_claims_no_more_steps_than_its_method_has_it_do(algorithm, most, deliver, tmp_path):
+    made = server_of(algorithm, examples=[10] * 10, max_steps=10**3)
+    made.save(tmp_path / "copy")
+    for server in (made, type(made).load(tmp_path / "copy")):
+        report = deliver(server, [step(server, 0, steps=most), step(server, 1, steps=most + 1)])
+        assert report.heard == (0,)
+        assert report.refused == ((1, f"steps: expected an integer in 1..{most}, got {most + 1}"),)
+
+
+def test_where_the_method_does_not_say_so_they_are_at_most_max_steps():
+    for algorithm in ("MIFA", algorithms.FlexibleFedAvg("B")):
+        server = server_of(algorithm, examples=[10] * 10, max_steps=7)
+        report = server.round([step(server, 0, steps=7), step(server, 1, steps=8)])
+        assert report.refused == ((1, "steps: expected an integer in 1..7, got 8"),)

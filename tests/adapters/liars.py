@@ -1,0 +1,69 @@
+"""The table of ``tests/server/liars.py`` over a framework: ten clients as functions, one of which lies.
+
+A framework's test drives the adapter with ``said``'s answers and hands what came of it to ``assert_bounded``. What a wire
+cannot say, a client cannot lie about there; such lies are missing in its test, which says why.
+"""
+
+from functools import cache
+from types import SimpleNamespace
+
+import numpy as np
+
+from fedcore.adapters.order import beyond_plain_steps
+from tests.server import liars
+from tests.server.liars import LIAR, LIES, LR, METHODS, MODEL, N, OPTIONS, bound, distance, federation, is_refused, made
+
+ROUNDS = 3
+KINDS = ["honest", *LIES]
+PLAIN = [name for name in METHODS if beyond_plain_steps(made(name)[0]) is None]
+"""The methods of plain local steps, which a wire may carry that has the model alone."""
+
+
+def since(method):
+    """The first round in which the liar lies: MIFA waits for a client whose every reply is refused."""
+    return 1 if method == "MIFA" else 0
+
+
+def said(method, kind, told, sent, offset, client):
+    """What a client of that federation says: see ``tests.server.liars.said``."""
+    return liars.said(told, sent, offset, client, LIES.get(kind), since(method))
+
+
+def plain(round):
+    """What a client of plain steps knows without being told."""
+    return SimpleNamespace(round=round, lr=LR, a=1.0, b=0.0, mu=0.0, second=False, local_rule="sgd")
+
+
+def options(kind):
+    """What the server is told against a kind of lie."""
+    return OPTIONS.get(kind, {})
+
+
+@cache
+def honest_result(method):
+    """The model of ``Server``'s own honest run."""
+    server = liars.server_of(method)
+    federation(server, rounds=ROUNDS)
+    return server.tensors()
+
+
+def assert_bounded(method, kind, x, reports, names):
+    """Hold an adapter's run against the honest one.
+
+    Args:
+        x: the model by name, or its parameters alone, as far as the wire carries it.
+        reports: of its rounds.
+        names: of the clients, as the framework calls them.
+    """
+    assert len(reports) == ROUNDS
+    due = honest_result(method)
+    for report in reports[since(method) :]:
+        assert {*report.heard} | {names[LIAR]} == {*names}
+        assert len(report.heard) + len(report.refused) == N
+        assert [client for client, _ in report.refused] == ([names[LIAR]] if is_refused(method, kind) else [])
+    # What differs without a lie is the rounding alone: of sums, and of shares.
+    assert distance(x["w"], due["w"], MODEL["w"]) <= (1e-6 if kind == "honest" else bound(method, kind))
+    if "running_var" in x:
+        assert np.all((x["running_var"] > 1) & (x["running_var"] < 2))
+    if "num_batches_tracked" in x:
+        assert 0 < x["num_batches_tracked"] <= liars.most_counted(kind) * due["num_batches_tracked"]
