@@ -1,17 +1,21 @@
 """fedcore's averaging methods as the server of FedLab."""
 
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from fedlab.contrib.algorithm.basic_server import SyncServerHandler
+from fedlab.core.server.manager import SynchronousServerManager
+from fedlab.utils import MessageCode
 
 from fedcore.adapters.opening import open_server
 from fedcore.adapters.order import with_plain_steps
 from fedcore.adapters.refusals import refusal_line, silence
 from fedcore.algorithms import Algorithm
-from fedcore.errors import ArrayError, FedcoreError, RoundError
+from fedcore.errors import ArrayError, FedcoreError, RangeError, RoundError
 from fedcore.server import Round, RoundReport, Server, Update
 from fedcore.server.limits import shown
 
@@ -23,10 +27,13 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
     ``reports``, and the round goes on. An upload is ``[parameters]`` of FedLab's own trainers, or
     ``[parameters, claims]`` with claims an integer tensor (client, steps, examples). It answers for a client of
     ``sample_clients`` that has not answered yet; without claims for the first of these, as StandalonePipeline delivers
-    them. Over a network, where they come in any order, methods that keep a row per client need the claims. Anything
-    else is refused, and answers for nobody: the round ends when each client that was sampled has answered, once, or
-    with the next ``sample_clients``. FedLab does not say who sent an upload, so a trainer that claims to be another one
-    of the sampled is believed.
+    them. Anything else is refused, and answers for nobody: the round ends when each client that was sampled has
+    answered, once, or with the next ``sample_clients``. Claims are float32 where they come over FedLab's network, which
+    knows one dtype an upload, and so exact up to 2^24.
+
+    Over a network use ``ServerManager``, which ties uploads to the processes that they come from. FedLab's own hands
+    them over without a sender: a trainer that claims to be another one of the sampled is then believed, and methods
+    that keep a row per client need the claims, since uploads come in any order.
 
     Args:
         model: its parameters are the federated model; FedLab leaves buffers alone.
@@ -86,18 +93,23 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         self._sampled, self._due = tuple(sampled), dict.fromkeys(sampled)
         return sampled
 
-    def load(self, payload: list[torch.Tensor]) -> bool:
-        """Fold an upload in; whether it was the round's last, which finishes the round."""
+    def load(self, payload: list[torch.Tensor], sender: "Sender | None" = None) -> bool:
+        """Fold an upload in; whether it was the round's last, which finishes the round.
+
+        Args:
+            sender: who it came from, where that is known (``ServerManager``).
+        """
         server = self._start()
         try:
-            update = self._update(payload)
+            update = self._update(payload, sender)
             if not self._due:
                 raise RoundError(f"client: expected none, since no upload is waited for, got {update.client!r}")
             if self._round is None:
                 self._round = server.open_round()
             self._answer(self._round, update)
         except FedcoreError as error:
-            self._LOGGER.warning(f"an upload of round {self.round}: {error}")
+            whose = "" if sender is None else f" from process {sender.rank}"
+            self._LOGGER.warning(f"an upload of round {self.round}{whose}: {error}")
         if self._due or self._round is None:
             return False
         self.global_update([])
@@ -149,21 +161,111 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
             self.set_model(torch.from_numpy(self.server.x.copy()))
         return self.server
 
-    def _update(self, payload: Any) -> Update:
+    def _update(self, payload: Any, sender: "Sender | None") -> Update:
         """An upload as a round takes it, whose parameters and numbers are checked there.
 
         Raises:
             ArrayError: its claims are not three integers.
+            RoundError: the client is none of the sender's.
         """
         y, *rest = payload if isinstance(payload, list | tuple) and payload else [payload]
         if not rest:
-            return Update(next(iter(self._due), -1), y, self._steps or 1)
+            own = self._due if sender is None else [client for client in self._due if client in sender.clients]
+            return Update(next(iter(own), -1), y, self._steps or 1)
         try:
             claims = np.asarray(rest[0])
-            if claims.dtype.kind not in "iu" or claims.size != 3:
+            if claims.dtype.kind not in "iuf" or claims.size != 3:
                 raise ArrayError(f"got {claims.dtype}[{claims.size}]")
-            client, steps, examples = claims.reshape(-1).tolist()
+            client, steps, examples = (_whole(number) for number in claims.reshape(-1).tolist())
         except Exception as error:  # whatever the class of what came says
             due = "three integers (client, steps, examples)"
             raise ArrayError(f"claims: expected {due}, got {type(rest[0]).__name__}: {shown(error)}") from None
-        return Update(client, y, steps, examples)
+        return Update(client if sender is None else sender.id_of(client), y, steps, examples)
+
+
+def _whole(number: float) -> int:
+    """An integer, as a float too: FedLab's network makes all tensors of an upload of one dtype.
+
+    Raises:
+        ValueError, OverflowError: it is none.
+    """
+    if number != int(number):
+        raise ValueError(f"got {number}")
+    return int(number)
+
+
+@dataclass(frozen=True)
+class Sender:
+    """A process, and its clients.
+
+    Attributes:
+        rank: its number in the group.
+        clients: the ids of its clients, which ``sample_clients`` draws.
+        is_local: whether it calls them 0, 1, ... and not by their ids.
+    """
+
+    rank: int
+    clients: range
+    is_local: bool
+
+    def id_of(self, said: int) -> int:
+        """The id of what the process calls a client.
+
+        Raises:
+            RoundError: it has no such client.
+        """
+        client = self.clients.start + said if self.is_local else said
+        if client not in self.clients:
+            raise RoundError(f"client: expected one of its own, got an upload that claims to be {said!r}'s")
+        return client
+
+
+class ServerManager(SynchronousServerManager):  # type: ignore[misc, unused-ignore]
+    """FedLab's synchronous manager around a ``ServerHandler``, but that a process answers for its own clients alone.
+
+    An upload without claims answers for the next client of the process that it came from; one with claims for the
+    client that it names, as the process was told it (by ``mode``). One that names a client of another process is
+    refused, in the log by the process's rank, and so is a message that is no upload. The rank is what FedLab says; the
+    upload itself is read from that process's connection, so that nobody speaks in another's name. Everybody in the
+    group can still end the run of all: FedLab's network takes a header for what it says.
+
+    Args:
+        network, handler, mode, logger: FedLab's, the handler a ``ServerHandler``.
+        max_clients: the most clients that a process may say that it has; FedLab believes any number, and a share of
+            each round goes by it.
+
+    Raises (at ``setup``):
+        RangeError: a process says that it has none, or too many.
+    """
+
+    def __init__(
+        self, network: Any, handler: ServerHandler, mode: str = "LOCAL", logger: Any = None, *, max_clients: int = 10**6
+    ) -> None:
+        super().__init__(network, handler, mode, logger)
+        self._most = max_clients
+
+    def setup(self) -> None:
+        """Connect to everybody, who say how many clients they have."""
+        super().setup()
+        self._senders: dict[int, Sender] = {}
+        first = 0
+        for rank, number in self.coordinator.map.items():
+            if not 1 <= number <= self._most:
+                due = f"expected 1 .. {self._most} (max_clients)"
+                raise RangeError(f"clients of process {rank}: {due}, got {shown(number)}")
+            self.coordinator.map[rank] = number = int(number)
+            self._senders[rank] = Sender(rank, range(first, first + number), self.mode == "LOCAL")
+            first += number
+        self._handler.num_clients = first
+
+    def main_loop(self) -> None:
+        """Rounds until the handler has had enough; in each everybody sampled answers."""
+        while not self._handler.if_stop:
+            threading.Thread(target=self.activate_clients).start()  # FedLab's way: a process may answer meanwhile
+            ended = False
+            while not ended:
+                rank, code, payload = self._network.recv()
+                if code == MessageCode.ParameterUpdate:
+                    ended = self._handler.load(payload, self._senders[rank])
+                else:
+                    self._LOGGER.warning(f"process {rank}: expected an upload, got {code}")

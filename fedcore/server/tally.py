@@ -11,6 +11,7 @@ from fedcore.store import ClientId
 
 F64 = npt.NDArray[np.float64]
 
+
 @dataclass(slots=True)
 class Tally:
     """The clients heard, in the order of their updates, and numbers of theirs as float64[k] columns."""

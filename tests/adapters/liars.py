@@ -1,7 +1,7 @@
 """The table of ``tests/server/liars.py`` over a framework: ten clients as functions, one of which lies.
 
-A framework's test drives the adapter with ``said``'s answers and hands what came of it to ``assert_bounded``. What a wire
-cannot say, a client cannot lie about there; such lies are missing in its test, which says why.
+A framework's test drives the adapter with ``said``'s answers and hands what came of it to ``assert_bounded``. What a
+wire cannot say, a client cannot lie about there; such lies are missing in its test, which says why.
 """
 
 from functools import cache
@@ -11,7 +11,7 @@ import numpy as np
 
 from fedcore.adapters.order import beyond_plain_steps
 from tests.server import liars
-from tests.server.liars import LIAR, LIES, LR, METHODS, MODEL, N, OPTIONS, bound, distance, federation, is_refused, made
+from tests.server.liars import LIAR, LIES, LR, METHODS, MODEL, OPTIONS, N, bound, distance, federation, is_refused, made
 
 ROUNDS = 3
 KINDS = ["honest", *LIES]

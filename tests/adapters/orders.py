@@ -2,11 +2,23 @@
 
 import numpy as np
 
-from fedcore.algorithms import MBSTORM, REGISTRY, SCAFFOLD, SCAFFOLDM, SCAFFOLDMVR, FedProx, LocalDescent, MimiC, named
+from fedcore.algorithms import (
+    MBSTORM,
+    REGISTRY,
+    SCAFFOLD,
+    SCAFFOLDM,
+    SCAFFOLDMVR,
+    FedProx,
+    FlexibleFedAvg,
+    LocalDescent,
+    MimiC,
+    named,
+)
 from fedcore.algorithms.rates import InverseStep
 
 ORDERS = {
     **{name: named(name) for name in REGISTRY},
+    "FlexibleFedAvg": FlexibleFedAvg(local_steps=5),
     "FedProx, mu 0": FedProx(mu=0.0),
     "MBSTORM, beta 1": MBSTORM(beta=1.0),
     "LocalDescent, full gradient": LocalDescent(full_gradient=True),

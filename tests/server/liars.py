@@ -70,7 +70,7 @@ def made(method):
 
 
 def is_refused(method, kind):
-    """Whether replies of this lie do not count: a claim of steps only where the method itself says how many they are."""
+    """Whether replies of this lie do not count: one of steps only where the method says how many they are."""
     return kind in REFUSED or (kind.startswith("steps") and made(method)[0].most_steps is not None)
 
 

@@ -13,6 +13,7 @@ from fedcore.algorithms import rates
 
 N, n = 6, 70
 METHODS = {name: {} for name in algorithms.REGISTRY} | {
+    "FlexibleFedAvg": dict(local_steps=5),
     "MIFA, at once": dict(name="MIFA", wait=False),
     "MimiC, update units": dict(name="MimiC", units="update"),
     "MimiC, short history": dict(name="MimiC", history_rounds=2),
@@ -32,6 +33,11 @@ def made(method, x0=None, **options):
     return Server(algorithm, np.linspace(-1, 1, n, dtype=np.float32) if x0 is None else x0, **options)
 
 
+def steps_of(server, steps):
+    """So many, or as many as the method has a client do at most."""
+    return min(steps, server.algorithm.most_steps or steps)
+
+
 def go_on(server, rounds):
     """Rounds whose replies depend on the server's state and the round alone."""
     for _ in range(rounds):
@@ -46,7 +52,7 @@ def go_on(server, rounds):
             y -= 0 if offset is None else offset
             y -= 0 if broadcast.x_prev is None else np.float32(0.1) * broadcast.x_prev
             control = rng.normal(size=n).astype(np.float32) if broadcast.second else None
-            updates.append(Update(i, y, steps=1 + i % 3, examples=i + 1, control=control))
+            updates.append(Update(i, y, steps=steps_of(server, 1 + i % 3), examples=i + 1, control=control))
         server.round(updates)
 
 

@@ -6,7 +6,7 @@ import pytest
 from fedcore import ClientStore, Server, Update, algorithms
 from fedcore.server.settings import Settings
 from tests.algorithms import outsiders
-from tests.server.rounds import METHODS, N, made, n
+from tests.server.rounds import METHODS, N, made, n, steps_of
 
 CORRECTED_AT_SERVER = ["MIFA", "MIFA, at once", "MimiC", "MimiC, update units"]
 CORRECTED_AT_CLIENTS = ["SCAFFOLD", "SCAFFOLD, two vectors", "SCAFFOLDM", "SCAFFOLDMVR"]
@@ -21,7 +21,7 @@ def one_round(server, t):
     for i in cohort:
         y = broadcast.x + rng.normal(size=n).astype(np.float32)
         control = rng.normal(size=n).astype(np.float32) if broadcast.second else None
-        updates.append(Update(i, y, steps=1 + i % 3, examples=i + 1, control=control))
+        updates.append(Update(i, y, steps=steps_of(server, 1 + i % 3), examples=i + 1, control=control))
     offsets = {i: broadcast.offset(i) for i in cohort}
     return broadcast, offsets, updates, server.round(updates)
 

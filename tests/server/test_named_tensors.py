@@ -25,7 +25,8 @@ def run(method, send, kind):
             flat = delta if kind == "delta" else server.x + delta
             named = server.tensors() | {name: value.copy() for name, value in server.layout.unflatten(flat).items()}
             control = rng.normal(size=p).astype(np.float32) if server.algorithm.second else None
-            updates.append(Update(i, send(t, i, flat, named), steps=1 + i, examples=1 + i, control=control, kind=kind))
+            steps = min(1 + i, server.algorithm.most_steps or N)
+            updates.append(Update(i, send(t, i, flat, named), steps, examples=1 + i, control=control, kind=kind))
         assert not server.round(updates).refused
         xs.append(server.x)
     return np.array(xs), [server.store.read(i) for i in range(N)] if server.algorithm.keeps_rows else []

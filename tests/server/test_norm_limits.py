@@ -9,7 +9,7 @@ import torch
 from fedcore import Server, Update, algorithms, errors
 from fedcore.server.judge import FEW
 from fedcore.server.norms import WINDOW, Norms
-from tests.server.rounds import METHODS, everything, made, n
+from tests.server.rounds import METHODS, everything, made, n, steps_of
 
 N = 12
 
@@ -24,7 +24,7 @@ def honest(server, cohort, rng):
     for i in cohort:
         y = server.x * np.float32(0.9) + rng.normal(size=n).astype(np.float32)
         control = rng.normal(size=n).astype(np.float32) if broadcast.second else None
-        updates.append(Update(i, y, steps=1 + i % 3, examples=i + 1, control=control))
+        updates.append(Update(i, y, steps=steps_of(server, 1 + i % 3), examples=i + 1, control=control))
     return updates
 
 
@@ -305,7 +305,7 @@ def test_float_buffers_are_measured_by_their_own_median():
         return {"w": np.full(2, w, np.float32), "running_var": np.full(2, 1 + var, np.float32)}
 
     updates = [Update(i, sent(1, 20 + i), steps=1) for i in range(8)]  # far longer than the parameters may be
-    updates[3] = Update(3, sent(1, -1e6), steps=1)
+    updates[3] = Update(3, sent(1, 1e6), steps=1)
     updates.append(Update(8, np.float32([0.5, 0.5]), steps=1, kind="gradient"))  # has none
     report = server.round(updates)
     assert [client for client, _ in report.refused] == [3]

@@ -5,7 +5,7 @@ import pytest
 
 from fedcore import Server, Update
 from fedcore.algorithms import optimizers
-from tests.server.rounds import METHODS, made, n
+from tests.server.rounds import METHODS, made, n, steps_of
 
 N = 10
 LENGTHS = [3e38, 1e36, 1e33, 1e29, 1e28, 1e20]
@@ -21,7 +21,7 @@ OPTIONS = {
 
 def honest(server, client):
     control = np.full(n, 0.5, np.float32) if server.broadcast([client]).second else None
-    return Update(client, np.full(n, 0.125, np.float32), 5, kind="gradient", control=control)
+    return Update(client, np.full(n, 0.125, np.float32), steps_of(server, 5), kind="gradient", control=control)
 
 
 @pytest.mark.parametrize("kind", ["gradient", "delta", "control"])
@@ -39,8 +39,9 @@ def test_no_length_diverges(method, options, kind):
             if kind == "control":
                 updates[t % N] = updates[t % N]._replace(control=huge)
             else:
+                steps = steps_of(server, 1 + 10**5 * (t % 2))
                 own = {"lr": 1e-3} if options == "own rates" else {}
-                updates[t % N] = updates[t % N]._replace(kind=kind, y=huge, steps=1 + 10**5 * (t % 2), **own)
+                updates[t % N] = updates[t % N]._replace(kind=kind, y=huge, steps=steps, **own)
             report = server.round(updates)
             assert np.isfinite(server.x).all()
             assert len(report.heard) >= N - 1

@@ -1,6 +1,7 @@
 """fedcore's methods for Flower's older API: ``flwr.server.strategy.Strategy``, ``NumPyClient`` and their kin."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from logging import ERROR, WARNING
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg as FlowerFedAvg
 
 from fedcore.adapters import npy
-from fedcore.adapters.flower.metrics import MOST, require_finite
+from fedcore.adapters.flower.metrics import MOST, require_finite, within_medians
 from fedcore.adapters.opening import load_server, newcomers, open_server
 from fedcore.adapters.order import beyond_plain_steps, fields_of, require_rate_of_rounds, require_steps, steps_of
 from fedcore.adapters.refusals import refusal_line, refusals
@@ -177,7 +178,7 @@ R = TypeVar("R", FitRes, EvaluateRes)
 
 
 def _usable(results: list[tuple[ClientProxy, R]], where: str) -> list[tuple[ClientProxy, R]]:
-    """The results whose numbers spoil no mean; the log says whose do, and why."""
+    """The results whose numbers spoil no mean, with at most 100 times the median of examples; the log says whose do."""
     usable: list[tuple[ClientProxy, R]] = []
     refused: list[tuple[int | str, str]] = []
     for pair in results:
@@ -188,7 +189,10 @@ def _usable(results: list[tuple[ClientProxy, R]], where: str) -> list[tuple[Clie
             refused.append((_key(pair[0]), str(error)))
     if refused:
         log(WARNING if usable else ERROR, "%s: of the metrics alone: %s", where, refusals(refused, len(usable)))
-    return usable
+    claims = within_medians({_key(proxy): result.num_examples for proxy, result in usable}, where)
+    return [
+        (proxy, replace(result, num_examples=min(result.num_examples, claims[_key(proxy)]))) for proxy, result in usable
+    ]
 
 
 def _require_usable(result: FitRes | EvaluateRes) -> None:

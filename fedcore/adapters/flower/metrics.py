@@ -1,21 +1,27 @@
 """The numbers that clients say of their work, read without believing any of them, so that nobody's can spoil a mean."""
 
-import math
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from logging import WARNING
+from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
 from flwr.app import MetricRecord, RecordDict
+from flwr.common.logger import log
 
 from fedcore.errors import ArrayError, FedcoreError, RangeError
+from fedcore.server.examples import most_examples
 from fedcore.server.limits import is_integer, shown
 
 MOST = 10**9
 """Examples that a reply may claim where it weighs nothing but means."""
 
+LARGEST = float(np.finfo(np.float32).max)
+
 HEAVIEST = 2**16
 """Bytes of the metrics of one reply, which are kept until the round's end."""
 
+Node = TypeVar("Node")
 Refused: TypeAlias = list[tuple[int, str]]
 Form: TypeAlias = tuple[str, tuple[tuple[str, int], ...]]
 """The record's name, and each metric's with the length of its list, or -1."""
@@ -38,6 +44,26 @@ def whole(value: object) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def within_medians(claims: Mapping[Node, int], where: str, heard: Sequence[int] = ()) -> dict[Node, int]:
+    """Numbers of examples by node, none of them more than 100 times the median of all, which the log says.
+
+    Of an even number the median is the lower of the two in the middle.
+
+    Args:
+        where: what the claims are of, for the log.
+        heard: what other nodes claimed before.
+    """
+    if not claims:
+        return {}
+    most = int(most_examples(np.array([*claims.values(), *heard], np.float64)))
+    for node, claim in claims.items():
+        if claim > most:
+            log(
+                WARNING, "%s: node %s counts with %d examples instead of %d: 100 x the median", where, node, most, claim
+            )
+    return {node: min(claim, most) for node, claim in claims.items()}
+
+
 class Collected:
     """The metrics of a round's replies as they come, and nothing else of these: no more than ``HEAVIEST`` of each."""
 
@@ -56,14 +82,16 @@ class Collected:
         else:
             self._contents[node] = RecordDict(dict(records.items()))
 
-    def usual(self, weight: str, nodes: Iterable[int] | None = None) -> tuple[list[RecordDict], Refused]:
+    def usual(self, weight: str, where: str, nodes: Iterable[int] | None = None) -> tuple[list[RecordDict], Refused]:
         """The replies whose metrics can be averaged, and the nodes and reasons of the others.
 
-        Those are left out that have no record or more than one, no number of examples, a number that is not finite, or
-        other names and lengths than most.
+        Those are left out that have no record or more than one, no number of examples, a number that is not finite or
+        past float32's range, or other names and lengths than most. A claim of examples weighs up to 100 times the
+        median. Any other number is believed, and moves the mean by its share of the examples.
 
         Args:
-            weight: the metric that says how many examples a client used.
+            weight: the metric that says how many examples a client used; that of a claim too large is lowered.
+            where: what the metrics are of, for the log.
             nodes: whose replies alone count; None for all.
         """
         chosen = [*self._contents] if nodes is None else [node for node in nodes if node in self._contents]
@@ -79,17 +107,22 @@ class Collected:
         for node, form in forms.items():
             if form != usual:
                 refused.append((node, "metrics: expected those that most replies have, got other names or lengths"))
-        return [self._contents[node] for node, form in forms.items() if form == usual], refused
+        chosen = [node for node, form in forms.items() if form == usual]
+        records = {node: only_record(self._contents[node]) for node in chosen}
+        for node, most in within_medians({n: whole(record[weight]) for n, record in records.items()}, where).items():
+            if records[node][weight] != most:
+                records[node][weight] = most
+        return [self._contents[node] for node in chosen], refused
 
 
 def require_finite(name: object, value: object) -> None:
     """Refuse a metric that would spoil a mean, by its name, so that a summary counts the replies of each.
 
     Raises:
-        ArrayError: it is a number, or has one, that is not finite.
+        ArrayError: it is a number, or has one, that is not finite, or that float32 cannot hold: sums would be infinite.
     """
     numbers = value if isinstance(value, list) else [value]
-    if not all(math.isfinite(number) for number in numbers if isinstance(number, float)):
+    if not all(-LARGEST <= number <= LARGEST for number in numbers if isinstance(number, float | int)):
         raise ArrayError(f"metric {str(name)[:40]!r}: expected finite numbers, got {shown(value)}")
 
 

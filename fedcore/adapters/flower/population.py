@@ -4,15 +4,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import WARNING
 from typing import TypeAlias
 
-import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedcore.adapters.flower.metrics import MOST, Refused, only_record, whole
+from fedcore.adapters.flower.metrics import MOST, Refused, only_record, whole, within_medians
 from fedcore.adapters.refusals import refusals
 from fedcore.errors import FedcoreError, RangeError
-from fedcore.server.examples import most_examples
 from fedcore.server.limits import is_integer, shown
 
 Sizes: TypeAlias = Mapping[int, int] | Callable[[int], int] | None
@@ -53,10 +51,4 @@ def ask_sizes(
             refused.append((node, str(error)))
     if refused:
         log(WARNING, "query: %s", refusals(refused, len(sizes)))
-    if not sizes:
-        return sizes
-    most = int(most_examples(np.array([*sizes.values(), *heard], np.float64)))
-    for node, size in sizes.items():
-        if size > most:
-            log(WARNING, "query: node %d counts with %d examples instead of %d: 100 x the median", node, most, size)
-    return {node: min(size, most) for node, size in sizes.items()}
+    return within_medians(sizes, "query", heard)

@@ -1,8 +1,6 @@
 """fedcore's aggregator in APPFL's real server agent, which loads it by its ``aggregator_path``."""
 
-import importlib.util
 import runpy
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +10,9 @@ pytest.importorskip("appfl")
 import torch
 
 from fedcore import Server, errors
+from tests.adapters.appfl.agents import EXAMPLE, load_example
 from tests.adapters.orders import OF_STEPS, ORDERS, PLAIN
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "appfl_mimic.py"
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # its logger leaves its file open
@@ -24,10 +22,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("appfl_mimic", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_example()
 
 
 def own_rounds(example, algorithm, x0, rounds):

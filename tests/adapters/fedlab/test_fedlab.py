@@ -1,6 +1,7 @@
 """FedLab's real StandalonePipeline and trainer around fedcore's handler."""
 
 import random
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ pytest.importorskip("fedlab")
 import torch
 from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
 from fedlab.contrib.algorithm.basic_server import SyncServerHandler
+from fedlab.core.communicator import Package
 from fedlab.core.standalone import StandalonePipeline
+from fedlab.utils import MessageCode
 
 from fedcore import Server, errors
-from fedcore.adapters.fedlab import ServerHandler
+from fedcore.adapters.fedlab import ServerHandler, ServerManager
 from tests.adapters.orders import OF_STEPS, ORDERS, PLAIN
 
 CLIENTS, LR = 4, 0.1
@@ -172,7 +175,8 @@ NO_CLAIMS = [
     object(),
     [None],
     torch.tensor(float("nan")),
-    torch.tensor([0.0, 1.0, 1.0]),
+    torch.tensor([0.5, 1.0, 1.0]),
+    torch.tensor([0.0, float("inf"), 1.0]),
     torch.tensor([0, 1]),
     torch.tensor([0, 1, 1]).to_sparse(),
     torch.tensor([True, True, True]),
@@ -246,3 +250,97 @@ def test_a_client_that_scales_its_upload_is_refused_by_name_and_the_others_resul
     ]
     assert len(lines) == 3
     np.testing.assert_array_equal(handler.server.x, server.x)
+
+
+def as_it_travels(*content):
+    """What FedLab's network hands over of an upload: tensors of one dtype, the first one's."""
+    package = Package(MessageCode.ParameterUpdate, [tensor.float() for tensor in content])
+    return Package.parse_content(package.slices, package.content)
+
+
+def test_claims_travel_as_floats():
+    handler, sampled, x = a_third_of_ten()
+    for number, client in enumerate(sampled):
+        assert handler.load(as_it_travels(x - 0.1, claim(client, 1, 10**6 + 1))) is (number == 2)
+    assert handler.reports[0].heard == tuple(sampled)
+
+
+class LocalNetwork:
+    """FedLab's network replaced by calls: ``uploads`` maps a rank to a function from what it is sent to its uploads."""
+
+    def __init__(self, numbers, uploads):
+        self.world_size, self.numbers, self.uploads = len(numbers) + 1, numbers, uploads
+        self.queue, self.closed = SimpleQueue(), False
+
+    def init_network_connection(self):
+        pass
+
+    def close_network_connection(self):
+        self.closed = True
+
+    def send(self, content, message_code, dst):
+        if message_code == MessageCode.ParameterUpdate:
+            ids, x = as_it_travels(*content)
+            for upload in self.uploads[dst](ids.int().tolist(), x):
+                self.queue.put((dst, *upload))
+
+    def recv(self, src=None):
+        if src is None:
+            return self.queue.get(timeout=30)
+        if not self.closed and src in self.numbers:
+            number = self.numbers.pop(src)
+            return src, MessageCode.SetUp, as_it_travels(torch.tensor([number]))
+        return src, MessageCode.Exit, None
+
+
+def upload(*content):
+    return MessageCode.ParameterUpdate, as_it_travels(*content)
+
+
+def managed(uploads, numbers=(4, 6), rounds=2, mode="LOCAL", name="MIFA", **options):
+    """A handler after its run, of processes that have so many clients each, all of which are sampled."""
+    handler = ServerHandler(net(), rounds, 1.0, name, lr=LR)
+    network = LocalNetwork(dict(enumerate(numbers, 1)), dict(enumerate(uploads, 1)))
+    manager = ServerManager(network, handler, mode, **options)
+    manager.run()
+    assert network.closed
+    return handler
+
+
+def honest(shift):
+    """Uploads without claims, in the order of the clients, as FedLab's own trainers send them."""
+    return lambda ids, x: [upload(x - shift * (i + 1)) for i in ids]
+
+
+@pytest.mark.parametrize("mode", ["LOCAL", "GLOBAL"])
+def test_uploads_without_claims_answer_for_the_clients_of_their_process_in_order(mode):
+    def backwards(ids, x):
+        return [upload(x - 0.5 * (i + 1), claim(i)) for i in reversed(ids)]
+
+    handler = managed([honest(0.1), backwards], mode=mode)
+    assert [set(report.heard) for report in handler.reports] == [set(range(10))] * 2
+    first = {"LOCAL": 0, "GLOBAL": 4}[mode]
+    due = [0.1 * (i + 1) for i in range(4)] + [0.5 * (first + i + 1) for i in range(6)]
+    for client, shift in enumerate(due):
+        np.testing.assert_allclose(handler.server.store.read(client), shift / LR, rtol=1e-4)
+
+
+def test_a_process_answers_for_its_own_clients_alone(caplog):
+    def liar(ids, x):
+        for_others = [upload(x + 7, claim(victim)) for victim in range(6, 10)]
+        of_nothing = [(MessageCode.Exit, None), (MessageCode.ParameterUpdate, None)]
+        return [*for_others, *of_nothing, *honest(0.5)(ids[1:], x)]
+
+    handler = managed([liar, honest(0.1)], numbers=(6, 4), mode="GLOBAL")
+    for report in handler.reports:
+        assert set(report.heard) == set(range(1, 10))
+        assert [client for client, _ in report.refused] == [0]  # for which its upload of nothing has answered
+    for client in range(6, 10):
+        np.testing.assert_allclose(handler.server.store.read(client), 0.1 * (client + 1) / LR, rtol=1e-4)
+    assert "an upload of round 0 from process 1: client: expected one of its own, got" in caplog.text
+
+
+@pytest.mark.parametrize("number", [0, -3, 10**7])
+def test_a_process_that_says_it_has_ever_so_many_clients_is_refused_by_its_rank(number):
+    with pytest.raises(errors.RangeError, match=f"clients of process 2: expected 1 .. 1000000.*got {number}"):
+        managed([honest(0.1), honest(0.1)], numbers=(4, number))

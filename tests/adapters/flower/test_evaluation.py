@@ -62,6 +62,7 @@ WRONG = {
     "NaN examples": (say(num_examples=float("nan")), "num-examples: expected an integer"),
     "a NaN": (say(accuracy=float("nan")), "metric 'accuracy': expected finite numbers, got nan"),
     "an infinity": (say(accuracy=float("inf")), "metric 'accuracy': expected finite numbers, got inf"),
+    "a number past float32's range": (say(accuracy=1e300), "metric 'accuracy': expected finite numbers, got 1e+300"),
     "10^5 numbers": (say(accuracy=[0.5] * 10**5), "metrics: expected at most 65536 bytes, got 800"),
     "10^5 metrics": (
         lambda content: content["metrics"].update({f"m{i}": i for i in range(10**5)}),
@@ -82,6 +83,34 @@ def test_a_wrong_reply_to_evaluate_is_left_out_by_name_and_the_run_goes_on(why, 
         assert dict(result.evaluate_metrics_clientapp[number]) == {"accuracy": pytest.approx(mean(OTHERS))}
     lines = [record.message for record in caplog.records if f"refused 1 ({BAD}) and heard 4: 1 x" in record.message]
     assert len(lines) == 2
+
+
+def claimed_mean(claim):
+    """The mean where the node that claims so many examples counts with 100 times the median of the claims."""
+    claims = np.array([claim if node == BAD else SIZES[node] for node in NODES], float)
+    weights = np.minimum(claims, 100 * np.sort(claims)[2])
+    return float(weights @ [(i + 1) / 10 for i in range(5)] / weights.sum())
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "train"])
+def test_a_claim_of_examples_weighs_up_to_100_medians_in_a_mean_too(kind, caplog):
+    grid = make_grid(kind, say(num_examples=10**9))
+    if kind == "train":
+        number = lambda node: {"accuracy": (NODES.index(node) + 1) / 10}  # noqa: E731
+        spoil, grid.spoil = grid.spoil, None
+
+        def both(node, reply):
+            if reply.metadata.message_type == "train":
+                reply.content["metrics"].update(number(node))
+            spoil(node, reply)
+
+        grid.spoil = both
+    strategy, result = run("MIFA", grid, 1, fraction_evaluate=1.0)
+    found = result.evaluate_metrics_clientapp if kind == "evaluate" else result.train_metrics_clientapp
+    assert found[1]["accuracy"] == pytest.approx(claimed_mean(10**9))
+    assert strategy.left_out == []
+    [line] = [record.message for record in caplog.records if "100 x the median" in record.message]
+    assert f"node {BAD} counts with " in line
 
 
 def test_honest_replies_all_count_and_whole_floats_too():

@@ -198,8 +198,37 @@ def test_metrics_that_would_spoil_a_mean_are_left_out_of_it_and_named(caplog):
     evaluated = [(proxy, EvaluateRes(status, losses[proxy.cid], 5, {"loss": 2.0})) for proxy in (two, three, four)]
     evaluated.append((Proxy("5"), EvaluateRes(status, 1.0, -15, {"loss": 2.0})))
     evaluated.append((Proxy("6"), EvaluateRes(status, 1.0, 5, {"loss": float("inf")})))
+    evaluated.append((Proxy("7"), EvaluateRes(status, 1e305, 5, {"loss": 2.0})))
+    evaluated.append((Proxy("8"), EvaluateRes(status, 1.0, 5, {"loss": 10**400})))
     loss, metrics = strategy.aggregate_evaluate(1, evaluated, [])
     assert (loss, metrics) == (2.0, {"loss": 2.0})
     line = caplog.records[-1].message
-    assert "aggregate_evaluate: of the metrics alone: refused 3 ('3', '5', '6') and heard 2" in line
-    assert "2 x metric 'loss': expected finite numbers" in line
+    assert "aggregate_evaluate: of the metrics alone: refused 5 ('3', '5', '6', '7', '8') and heard 2" in line
+    assert "4 x metric 'loss': expected finite numbers" in line
+
+
+@pytest.mark.parametrize("what", ["fit", "evaluate"])
+def test_a_claim_of_examples_weighs_up_to_100_medians_in_a_mean_too(what, caplog):
+    seen = []
+    mean = lambda results: seen.extend(results) or {}  # noqa: E731
+    aggregates = {"fit_metrics_aggregation_fn": mean, "evaluate_metrics_aggregation_fn": mean}
+    strategy = legacy("FedAvg", **aggregates)
+    manager = SimpleClientManager()
+    for cid in "123":
+        manager.register(Proxy(cid))
+    asked = strategy.configure_fit(1, None, manager)
+    results = sorted(((proxy, proxy.fit(ins)) for proxy, ins in asked), key=lambda pair: pair[0].cid)
+    results[0][1].num_examples = 10**9
+    if what == "fit":
+        strategy.aggregate_fit(1, results, [])
+    else:
+        said = [
+            EvaluateRes(Status(Code.OK, ""), float(proxy.cid), result.num_examples, {}) for proxy, result in results
+        ]
+        loss, _ = strategy.aggregate_evaluate(
+            1, [(proxy, res) for (proxy, _), res in zip(results, said, strict=True)], []
+        )
+        assert loss == pytest.approx((500 * 1 + 5 * 2 + 5 * 3) / 510)
+    assert [examples for examples, _ in seen] == [500, 5, 5]
+    assert results[0][1].num_examples == 10**9
+    assert "100 x the median" in caplog.text

@@ -28,7 +28,8 @@ def test_every_field_crosses(name):
             seen.append(client)
             number = np.float32(client[-1])
             control = np.full(9, number, np.float32)
-            return reply({key: x - number for key, x in received.params.items()}, steps=2, control=control)
+            steps = ORDERS[name].most_steps or 2
+            return reply({key: x - number for key, x in received.params.items()}, steps=steps, control=control)
 
         return work
 
