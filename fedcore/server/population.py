@@ -69,8 +69,8 @@ class Population:
         return self.sizes is not None
 
     def listed(self) -> npt.NDArray[np.int64] | None:
-        """The clients' sizes; None where they have none."""
-        return None if self.sizes is None else self.sizes[1, self.sizes[0] != _UNUSED]
+        """The clients' sizes, the smallest first; None where they have none."""
+        return None if self.sizes is None else np.sort(self.sizes[1, self.sizes[0] != _UNUSED])
 
     def with_clients(
         self, numbers: Sequence[int], clients: Sequence[ClientId], sizes: Sequence[int] | None, round: int | None

@@ -1,11 +1,10 @@
 """The server: what it sends out, and the rounds that change it."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from operator import itemgetter
+from functools import partial
 from typing import Any, Literal, Self
-from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +12,14 @@ import numpy.typing as npt
 from fedcore.algorithms import Algorithm, named
 from fedcore.algorithms.optimizers import Optimizer
 from fedcore.algorithms.rates import Rate
-from fedcore.errors import ArrayError, RangeError, RoundError, ShapeError, UnknownNameError
+from fedcore.errors import ArrayError, RangeError, ShapeError, UnknownNameError
 from fedcore.layout import Layout
 from fedcore.server.broadcast import Broadcast, broadcast
 from fedcore.server.buffers import SIGNED, never_negative
 from fedcore.server.limits import Limits
 from fedcore.server.newcomers import Coming
 from fedcore.server.opening import new_rows, saved_rows
+from fedcore.server.openings import Openings
 from fedcore.server.plausible import require_plausible
 from fedcore.server.population import Population, Sizes
 from fedcore.server.report import RoundReport
@@ -145,9 +145,7 @@ class Server:
 
     def _start(self, state: State) -> None:
         self._state = state
-        # The last round under its number of openings, and none before it. Weak, so that one that was dropped does not
-        # stay open for ever.
-        self._rounds: dict[int, Callable[[], Round | None]] = {0: lambda: None}
+        self._openings = Openings()
 
     @property
     def algorithm(self) -> Algorithm:
@@ -167,13 +165,13 @@ class Server:
     @property
     def store(self) -> ReadRows:
         """The clients' rows, to be read: rounds, arrivals and departures change them, and nothing else."""
-        if self._opened() is None:
+        if self._openings.opened is None:
             self._state.newcomers.forget()  # of a round that was dropped
         return ReadRows(self._state.store)
 
     @property
     def examples(self) -> npt.NDArray[np.int64] | None:
-        """n_k of the registered clients, int64[N] in no order of theirs; None where the server was told none."""
+        """n_k of the registered clients, int64[N], the smallest first; None where the server was told none."""
         return self._state.now.population.listed()
 
     @property
@@ -207,7 +205,7 @@ class Server:
 
         Cost: reads and writes every row once.
         """
-        self._require_no_round()
+        self._between_rounds()
         self._state.save(path)
 
     @classmethod
@@ -251,7 +249,7 @@ class Server:
 
         ``x`` and what else is in memory can still be read. A server whose rows are in memory has nothing to close.
         """
-        if (opened := self._opened()) is not None:
+        if (opened := self._openings.opened) is not None:
             opened.abort()
         self._state.store.close()
 
@@ -261,6 +259,7 @@ class Server:
 
     def compact(self) -> None:
         """Give back slots that nobody needs; between rounds. See ``ClientStore.compact``."""
+        self._between_rounds()
         self._state.store.compact()
 
     def __enter__(self) -> Self:
@@ -302,7 +301,7 @@ class Server:
 
         Cost: one commit, and one copy of what is known of examples and arrivals, 16 bytes a client each.
         """
-        self._require_no_round()
+        self._between_rounds()
         if listed := list(clients):
             self._state.arrive(listed, examples)
 
@@ -318,7 +317,7 @@ class Server:
             UnknownClientError: it is not registered.
             RangeError: the clients keep their rows, so that nobody here knows what its share is.
         """
-        self._require_no_round()
+        self._between_rounds()
         self._state.depart(client, from_objective)
 
     def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
@@ -336,7 +335,7 @@ class Server:
             RangeError: the method has nothing that could start from gradients.
             UnknownClientError, DtypeError, ShapeError, ArrayError: a client or its gradient is not what is said above.
         """
-        self._require_no_round()
+        self._between_rounds()
         self._state.warm_start({self.store.registry.check(client): g for client, g in gradients.items()})
 
     def broadcast(self, ids: Iterable[ClientId], *, newcomers: Iterable[ClientId] = ()) -> Broadcast:
@@ -378,23 +377,14 @@ class Server:
                 opened.add_all(some)
             return opened.finish()
 
-    def _require_no_round(self) -> None:
-        if self._opened() is not None:
-            raise RoundError(f"round {self.round_number} is open already: finish or abort it first")
+    def _between_rounds(self) -> None:
+        """Refuse to go on while a round is open, and forget what one has left that was dropped."""
+        self._openings.require_none(self.round_number)
+        self._state.abandon()
 
     def _open(self, fold: int, *, may_hold: bool, newcomers: Coming = ()) -> Round:
-        number = max([*self._rounds]) + 1  # before it is looked whether the one before is over
-        self._require_no_round()
         self._state.store.prefetch(())  # raises where the store is closed
-        opened = Round(self._settings, self._state, fold=fold, may_hold=may_hold)
-        # Of several threads one is the first with this number, and whoever comes with an old one sees a later.
-        if self._rounds.setdefault(number, mine := ref(opened)) is not mine or max([*self._rounds]) != number:
-            raise RoundError(f"round {self.round_number}: expected one thread to open it, got two at once")
-        self._rounds.pop(number - 1, None)
+        make = partial(Round, self._settings, self._state, fold=fold, may_hold=may_hold)
+        opened = self._openings.open(self.round_number, make)
         opened.begin(newcomers)
         return opened
-
-    def _opened(self) -> Round | None:
-        """The round that is open, if there is one."""
-        opened = max([*self._rounds.items()], key=itemgetter(0))[1]()
-        return opened if opened is not None and opened.is_open else None

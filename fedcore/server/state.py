@@ -263,7 +263,6 @@ class State:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """See ``Server.save``."""
-        self.newcomers.forget()
         self.store.save(path, vectors=self.now.vectors(self.settings.algorithm), state=self.to_state(self.now))
 
     def _step(self, cohort: Cohort, gamma: float, tally: Tally, changes: dict[str, Any]) -> Outcome:
@@ -329,7 +328,6 @@ class State:
     @ieee
     def arrive(self, clients: list[ClientId], examples: Sizes | None) -> None:
         """See ``Server.arrive_all``."""
-        self.newcomers.forget()
         now = self.now
         sizes = checked_sizes(clients, examples, sized=self._is_sized(examples is not None))
         with self._changing():
@@ -343,7 +341,6 @@ class State:
         """See ``Server.depart``."""
         if self.settings.algorithm.placement == "client":
             raise RangeError(f"client: expected a row on the server, but {client!r} keeps its own: leave it registered")
-        self.newcomers.forget()
         client, now = self.store.registry.check(client), self.now
         number = self.store.registry.number(client)
         population = now.population.without_client(number, client, from_objective=from_objective)
@@ -369,7 +366,6 @@ class State:
     @ieee
     def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
         """See ``Server.warm_start``."""
-        self.newcomers.forget()
         algorithm, now, k = self.settings.algorithm, self.now, len(gradients)
         if now.round_number or now.momentum.any() or (now.total is not None and now.total.any()):
             raise RoundError("warm_start: expected a server before its first round, and before another warm start")

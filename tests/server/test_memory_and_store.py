@@ -5,6 +5,7 @@ import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from tempfile import mkdtemp
 
 import numpy as np
 import pytest
@@ -231,6 +232,31 @@ def test_no_memory_left_at_any_allocation_of_a_commit(tmp_path, method, medium, 
         server._state._become = become
         check(server, before, after)
         at += max(1, STRIDE // 4)
+
+
+def compacted(server):
+    server.compact()
+
+
+def saved(server):
+    server.save(f"{server.store.path}.copy" if server.store.medium == "mmap" else mkdtemp())
+
+
+@pytest.mark.parametrize("operation", [*OPERATIONS, compacted, saved], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("medium", ["ram", "mmap"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_round_that_was_dropped_leaves_nothing(tmp_path, monkeypatch, method, medium, operation):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    places = stores(tmp_path, medium)
+    before, after = expected(lambda: a_server(method, next(places)), operation)
+    server = a_server(method, next(places))
+    opened = server.open_round()
+    opened.add("b", np.full(P, 1000, np.float32), steps=1)
+    opened.add("d", np.full(P, 10, np.float32), steps=1)  # which has no row yet
+    del opened
+    operation(server)
+    check(server, before, after)
 
 
 @pytest.mark.parametrize("method", ["FedAvg", "MIFA"])
