@@ -11,7 +11,7 @@ from fedcore.server import Server
 from fedcore.store import ClientId, ClientStore
 from fedcore.store.registry import canonical
 
-LIMITS = ("max_steps", "max_examples", "max_lr", "max_norm", "max_norm_ratio", "own_rates")
+LIMITS = ("max_steps", "max_examples", "max_examples_ratio", "max_lr", "max_norm", "max_norm_ratio", "own_rates")
 """Arguments of ``Server`` that say what a client may claim and send."""
 
 

@@ -98,7 +98,7 @@ def check_counters(sent: Counters, now: Counters, steps: int) -> None:
             if (after > before + steps).any():
                 i = int(np.argmax(after - before))
                 raise RangeError(
-                    f"{name}: expected at most {before.flat[i]} + {steps}, the steps of the client, got {after.flat[i]}"
+                    f"{name}: expected at most {before.flat[i]} + {steps}, one a step, got {after.flat[i]}"
                 )
 
 

@@ -64,10 +64,11 @@ class SentRates:
             raise RangeError(f"lr: expected a number in (0, {most:g}], got {shown(said)}")
         if self._limits.own_rates:
             return float(said)
-        due = {sent, self._mean(started, int(update.steps))}
-        for rate in due:
-            if abs(float(said) - rate) <= EXACT * rate:
-                return rate
+        if _is_near(said, sent):
+            return sent
+        if _is_near(said, mean := self._mean(started, int(update.steps))):
+            return mean
+        due = {sent, mean}
         rates = " or ".join(f"{rate:g}" for rate in sorted(due))
         raise RangeError(
             f"lr: expected {rates}, as it was sent, got {shown(said)}: a server whose clients have rates of their own "
@@ -86,6 +87,10 @@ class SentRates:
         except (LookupError, ArithmeticError, ValueError) as error:  # FedcoreErrors among them: a claim of too many
             raise RangeError(f"steps: expected as many as the rate has values for, got {steps}: {error}") from None
         return sums[steps] / steps
+
+
+def _is_near(said: float, due: float) -> bool:
+    return abs(float(said) - due) <= EXACT * due
 
 
 def check_distance(lr: float, steps: int, said: object) -> float:

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.server.examples import Examples
+from fedcore import kernels
+from fedcore.server.claimed import Claimed
 from fedcore.server.limits import Limits
 from fedcore.server.norms import Norms
 
@@ -62,8 +63,8 @@ class Judge:
     fewer than ``FEW`` ever did, replies wait until there are so many, or the round ends, and are judged by the median
     of all of them: else the first reply of all would be believed whatever it is, and the others be refused.
 
-    Where weights follow claims of examples, a claim counts up to 100 times the median of those before it
-    (``Examples``). While fewer than ``FEW`` are known, replies wait in the same way, but only from the first that
+    Where weights follow claims of examples, a claim counts up to ``examples_ratio`` times the median of those before it
+    (``Claimed``). While fewer than ``FEW`` are known, replies wait in the same way, but only from the first that
     differs by more from one heard, or while there is one alone.
 
     Each sum has norms, and a median, of its own. Buffers have no limit in numbers: their unit is not that of the rest.
@@ -73,18 +74,18 @@ class Judge:
         limits: the server's.
         unit: what |h_i| is, in a formula, for messages.
         heard: what ``heard`` was when the last round was finished.
-        by_claims: whether weights follow the examples that clients claim, which nobody here knows better.
+        examples: what clients claimed lately, where weights follow their claims, which nobody here knows better.
+        buffers: float32, those of x, whose length stands for a median of zeros.
     """
 
-    def __init__(self, limits: Limits, unit: str, heard: Mapping[str, Any], *, by_claims: bool) -> None:
-        self._limits = limits
-        self._examples = Examples(heard.get("examples")) if by_claims else None
-        self._due = {
-            "parameters": f"y: expected a length {unit}",
-            "buffers": "y: expected a length |x - y| of the float buffers",
-            "controls": "control: expected a length",
-        }
-        self._norms = {name: Norms.unpacked(heard[name]) if name in heard else Norms() for name in Lengths._fields}
+    def __init__(
+        self, limits: Limits, unit: str, heard: Mapping[str, Any], examples: Claimed | None, buffers: Vector
+    ) -> None:
+        self._limits, self._unit, self._buffers = limits, unit, buffers
+        self._examples = examples
+        self._norms: dict[str, Norms] = {}
+        if limits.measures:
+            self._norms = {name: Norms.unpacked(heard[name]) if name in heard else Norms() for name in Lengths._fields}
 
     def heard(self) -> dict[str, Vector]:
         """The norms that counted, float32[WINDOW] by sum, and the examples; empty where nobody asks for them."""
@@ -99,7 +100,7 @@ class Judge:
             claims: float64[k], their examples.
             last: whether no more will come, so that none may stay undecided.
         """
-        limited = self._limits.norm is not None or self._limits.norm_ratio is not None
+        limited = self._limits.measures
         columns = [column for column in lengths if column is not None]
         finite = all(math.isfinite(column.sum()) for column in columns)
         if finite and not limited and (self._examples is None or self._examples.agree(claims)):
@@ -124,7 +125,7 @@ class Judge:
         for i in np.flatnonzero(verdict.accepted).tolist():
             for name, column in norms.items():
                 if name != "buffers" and column[i] > _as_float32(most):
-                    verdict.refuse(i, f"{self._due[name]} of at most {most:g} (max_norm), got {column[i]:g}")
+                    verdict.refuse(i, f"{self._due(name)} of at most {most:g} (max_norm), got {column[i]:g}")
 
     def _judge_by_others(self, norms: Columns, claims: F64, verdict: Verdict, *, last: bool) -> None:
         """Judge replies by those heard before them, or by each other while there are too few."""
@@ -165,19 +166,36 @@ class Judge:
         if self._examples is not None and claims is not None:
             own = claims[which]
             most = self._examples.most(own[:0] if len(self._examples) >= FEW else own)
-            verdict.examples[which] = np.minimum(own, most)
-            self._examples.add(verdict.examples[[i for i in which if verdict.accepted[i]]])
+            stays = [i for i in which if verdict.accepted[i]]
+            verdict.examples[stays] = np.minimum(claims[stays], most)
+            self._examples.add(verdict.examples[stays])
 
     def _judge_by_medians(
         self, ratio: float, norms: Columns, medians: Mapping[str, float | None], i: int, verdict: Verdict
     ) -> None:
         for name, median in medians.items():
+            of = "the median of those heard"
+            if median is None and name == "buffers" and self._buffers.any():
+                length = math.sqrt(kernels.squared_norms([self._buffers])[0])
+                median, of = length, "theirs in x, which none heard changed"
+                    math.sqrt(kernels.squared_norms([self._buffers])[0]),
+                    "theirs in x, which none heard changed",
+                )
             if median is not None and norms[name][i] > _as_float32(ratio * median):
-                most = f"{ratio:g} x {median:g}, the median of those heard (max_norm_ratio)"
-                verdict.refuse(i, f"{self._due[name]} of at most {most}, got {norms[name][i]:g}")
+                most = f"{ratio:g} x {median:g}, {of} (max_norm_ratio)"
+                verdict.refuse(i, f"{self._due(name)} of at most {most}, got {norms[name][i]:g}")
         if verdict.accepted[i]:
             for name, column in norms.items():
                 self._norms[name].add(column[i])
+
+    def _due(self, name: str) -> str:
+        """The beginning of a message on a length."""
+        dues = {
+            "parameters": f"y: expected a length {self._unit}",
+            "buffers": "y: expected a length |x - y| of the float buffers",
+            "controls": "control: expected a length",
+        }
+        return dues[name]
 
 
 def _norms(squares: F64) -> list[float]:

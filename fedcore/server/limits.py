@@ -12,7 +12,7 @@ from fedcore.errors import RangeError
 LARGEST = sys.float_info.max
 
 FARTHEST = 10
-"""Times the cohort's median, of eta K and of what a counter grew by, up to which a client's own counts."""
+"""Times the median of what others claim, of steps, examples and a counter's growth, up to which a claim counts."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,10 @@ class Limits:
         norm_ratio: (``max_norm_ratio``) >= 1; an update is refused that is so many times longer than the median of
             those heard before it, the last 1,000 over all rounds (of an even number the lower one in the middle; zeros
             say nothing). Until 8 were heard, updates wait, at most until the round's end, and are judged by the median
-            of them all. Parameters, float buffers and second vectors each have a median of their own.
+            of them all. Parameters, float buffers and second vectors each have a median of their own. Where the buffers
+            of none of them ever changed, their length in x stands for the median.
+        examples_ratio: (``max_examples_ratio``) >= 1; where weights follow examples that the server was not told, a
+            claim counts up to so many times the median of those heard, the last 1,000; None for any claim.
     """
 
     steps: int = 10**6
@@ -40,6 +43,12 @@ class Limits:
     norm: float | None = None
     norm_ratio: float | None = None
     own_rates: bool = False
+    examples_ratio: float | None = FARTHEST
+
+    @property
+    def measures(self) -> bool:
+        """Whether there is a limit of lengths."""
+        return self.norm is not None or self.norm_ratio is not None
 
     @classmethod
     def of(
@@ -50,6 +59,7 @@ class Limits:
         norm: float | None = None,
         norm_ratio: float | None = None,
         own_rates: bool = False,
+        examples_ratio: float | None = FARTHEST,
     ) -> "Limits":
         """The limits of ``Server``'s arguments, ``max_steps`` and so on.
 
@@ -61,8 +71,9 @@ class Limits:
                 raise RangeError(f"{name}: expected an integer in 1..2**53, got {count!r}")
         if norm is not None and not (is_number(norm) and 0 < norm <= LARGEST):
             raise RangeError(f"max_norm: expected None or a finite number > 0, got {norm!r}")
-        if norm_ratio is not None and not (is_number(norm_ratio) and 1 <= norm_ratio <= LARGEST):
-            raise RangeError(f"max_norm_ratio: expected None or a finite number >= 1, got {norm_ratio!r}")
+        for name, ratio in (("max_norm_ratio", norm_ratio), ("max_examples_ratio", examples_ratio)):
+            if ratio is not None and not (is_number(ratio) and 1 <= ratio <= LARGEST):
+                raise RangeError(f"{name}: expected None or a finite number >= 1, got {ratio!r}")
         return cls(
             int(steps),
             int(examples),
@@ -70,6 +81,7 @@ class Limits:
             None if norm is None else float(norm),
             None if norm_ratio is None else float(norm_ratio),
             bool(own_rates),
+            None if examples_ratio is None else float(examples_ratio),
         )
 
 

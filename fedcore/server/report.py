@@ -101,7 +101,7 @@ def warn_if_lowered(round: int, lowered: Sequence[Lowered], logger: Logger) -> N
         others = f", and {len(lowered) - KINDS_TOLD} others" if len(lowered) > KINDS_TOLD else ""
         logger.warning(
             "round %d counted fewer examples than were claimed: %s%s; at most those that Server(examples=) says, or "
-            "else 100 times the median of the claims heard",
+            "else max_examples_ratio times the median of the claims heard",
             round,
             told,
             others,

@@ -63,7 +63,9 @@ class Round:
             settings = self._settings
             unit = "|x - y|" if settings.averages_models else "|x - y| / (eta K)"
             by_claims = settings.algorithm.weighs_claims and not self._state.population.is_sized
-            self._judge = Judge(settings.limits, unit, self._state.now.norms, by_claims=by_claims)
+            limits, heard = settings.limits, self._state.now.norms
+            examples = self._state.claimed.of("examples", limits.examples_ratio, heard) if by_claims else None
+            self._judge = Judge(limits, unit, heard, examples, self._state.now.x[settings.layout.n_parameters :])
         except BaseException:
             self._abort()
             raise
@@ -275,6 +277,8 @@ class Round:
 
     def _count_examples(self, batch: Batch, examples: F64) -> None:
         """Count some of a batch with fewer examples than they claim."""
+        if examples is batch.examples:
+            return
         lower = np.flatnonzero(examples < batch.examples).tolist()
         if lower:
             self._lowered += [Lowered(batch.clients[i], int(batch.examples[i]), int(examples[i])) for i in lower]

@@ -45,15 +45,15 @@ class Server:
             they come later (``arrive``, ``open_round``). May be left out where ``store`` is a ClientStore, which knows.
         lr: eta, the rate of the clients' local steps: a number, or a function of the round.
         server_lr: gamma: a number, or a function of the round. None averages the clients' models (FedAvg), or uses
-            the cohort's mean of eta_i K_i (methods in gradient units; in a round without clients the last gamma), of
-            which none counts for more than 10 times their median: one of ten that lies about its steps at most doubles
-            gamma.
+            the cohort's mean of eta_i K_i (methods in gradient units; in a round without clients the last gamma). No
+            K_i counts for more than 10 times the median of the cohort's and of the last 1,000: one liar of ten heard
+            at most doubles gamma.
         store: "ram", "mmap:PATH" (a new folder; ``Server.load`` goes on with an old one), or a ClientStore with rows of
             ``n_parameters`` elements, which a codec rounds stochastically by the round and the client alone.
         optimizer: one of ``fedcore.algorithms.optimizers``, which turns the method's direction into the step's.
         examples: n_k of every client, by id or in the order of the ids, for the methods that weigh by p^k = n_k / n.
-            Who claims more is counted with n_k. Without them a claim counts up to 100 times the median of those heard
-            (the last 1,000; the first ones wait for each other where they are further apart).
+            Who claims more is counted with n_k. Without them a claim counts up to ``max_examples_ratio`` times the
+            median of those heard (the last 1,000; the first ones wait for each other where they are further apart).
         late_rounds: how many rounds late a reply may be and still count, measured against the x that it started from.
         history_rounds: MimiC keeps the directions of so many rounds that rows refer to, and folds those of others into
             their rows (r - v[t] in place of r and v[t]): fewer take less memory, and rewrite more rows.
@@ -62,8 +62,9 @@ class Server:
         accumulate: what a round's sums are kept in; always float64 where the method keeps a total or sums what rows
             are short of (MIFA, MimiC).
         diagnostics: whether reports have ``diversity`` and ``correction_norm`` also where that takes a reading of rows.
-        max_steps, max_examples, max_lr, max_norm, max_norm_ratio, own_rates: what a client may claim and send: see
-            ``fedcore.server.limits.Limits``. Its rate is the one that was sent, unless ``own_rates`` is True.
+        max_steps, max_examples, max_examples_ratio, max_lr, max_norm, max_norm_ratio, own_rates: what a client may
+            claim and send: see ``fedcore.server.limits.Limits``. Its rate is the one that was sent, unless
+            ``own_rates`` is True.
         signed_buffers: patterns of the names of float buffers that may become negative. Of others, such as variances,
             one that is not negative in ``x0``, nor zero throughout, may not: an update in which it is is refused.
 
@@ -103,6 +104,7 @@ class Server:
         diagnostics: bool = False,
         max_steps: int = 10**6,
         max_examples: int = 10**9,
+        max_examples_ratio: float | None = 10,
         max_lr: float = 100.0,
         max_norm: float | None = None,
         max_norm_ratio: float | None = None,
@@ -126,7 +128,7 @@ class Server:
             fold=fold,
             accumulate=accumulate,
             diagnostics=diagnostics,
-            limits=Limits.of(max_steps, max_examples, max_lr, max_norm, max_norm_ratio, own_rates),
+            limits=Limits.of(max_steps, max_examples, max_lr, max_norm, max_norm_ratio, own_rates, max_examples_ratio),
         )
         x = layout.flatten(x0)
         if not np.isfinite(x).all():

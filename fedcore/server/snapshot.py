@@ -34,7 +34,7 @@ class Snapshot:
         history: v[t] while rows refer to it, where the method keeps them.
         counters: the integer counters by name.
         population: the clients' shares and arrivals.
-        norms: of the replies heard lately, where a limit asks for them, and what they claimed; see ``Judge.heard``.
+        norms: of the replies heard lately, where a limit asks for them, and what they claimed of examples and steps.
         gamma: the last one, for a round without clients.
     """
 

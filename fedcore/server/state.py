@@ -15,10 +15,12 @@ from fedcore.aligned import Recycled
 from fedcore.errors import ArrayError, CorruptionError, DivergedError, RangeError, RoundError, StoreError
 from fedcore.float_mode import ieee
 from fedcore.server.buffers import Buffers, grown
+from fedcore.server.claimed import ClaimedLately
 from fedcore.server.corrections import corrections, mean_square
 from fedcore.server.exchanging import exchange
 from fedcore.server.folding import fold_history
 from fedcore.server.gamma import farthest_gamma, step_length
+from fedcore.server.limits import FARTHEST
 from fedcore.server.newcomers import Coming, Newcomers
 from fedcore.server.population import Population, Sizes, checked_sizes
 from fedcore.server.rounding import rounding_keys
@@ -64,6 +66,7 @@ class State:
         self._spare_v = np.empty(p, np.float32)
         self._spare_total = None if snapshot.total is None else np.empty(p, np.float64)
         self.waiting = Waiting()
+        self.claimed = ClaimedLately()
         self.buffers = Buffers(settings.layout, settings.nonnegative)
         self._buffer_v = np.empty(settings.layout.n - p, np.float32)
 
@@ -173,7 +176,9 @@ class State:
         algorithm, now = self.settings.algorithm, self.now
         population, number = self.newcomers.settle(tally.clients, now), now.round_number
         cohort = self.cohort(tally, population)
-        gamma = step_length(self.settings, self.now, tally)
+        steps = self.claimed.of("steps", FARTHEST, now.norms)
+        gamma = step_length(self.settings, now, tally, steps)
+        norms = {**norms, "steps": steps.packed} if len(steps) else norms
         moves = cohort.N > 0 and algorithm.moves(cohort)
         late = self.settings.late_rounds
         # x of every round, whether it moved or not: a client may have started from it.

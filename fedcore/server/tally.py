@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.server.batch import Batch, Counters
-from fedcore.server.limits import FARTHEST
 from fedcore.store import ClientId
 
 F64 = npt.NDArray[np.float64]
@@ -51,22 +50,6 @@ class Tally:
         return f"; the longest update is that of client {self.clients[i]!r}, {squares[i] ** 0.5:g}"
 
     @property
-    def mean_distance(self) -> float:
-        """The mean of eta_i K_i over the draws of the cohort, none of them counted for more than 10 times their median.
-
-        One draw of ten that claims ever so many steps at most doubles it.
-        """
-        counts, distances = self.column("counts"), self.column("distances")
-        return float((np.minimum(distances, FARTHEST * _median(distances, counts)) * counts).sum() / counts.sum())
-
-    @property
     def weighed(self) -> int:
         """How many of them have a weight > 0."""
         return sum(int(np.count_nonzero(batch.weights)) for batch, _ in self._batches)
-
-
-def _median(values: F64, counts: F64) -> float:
-    """The median of values that count so many times each, of an even number the lower of the two in the middle."""
-    order = np.argsort(values)
-    reached = np.cumsum(counts[order])
-    return float(values[order[np.searchsorted(reached, reached[-1] / 2)]])

@@ -1,7 +1,6 @@
 """Whom a method waits for that leaves x alone until each client was heard, told once every change."""
 
-from itertools import islice
-from logging import Logger
+from logging import INFO, WARNING, Logger
 
 from fedcore.store import ClientStore
 
@@ -17,19 +16,20 @@ class Waiting:
         self._warned = False
 
     def tell(self, awaited: int, store: ClientStore, logger: Logger) -> None:
-        """Log who is waited for, if that has changed; and once as a warning, if a round that heard others left it so.
+        """Log who is waited for, if that has changed; and once in all as a warning, if a round left it as it was.
 
         Args:
             awaited: how many clients have no row, for which x waits; 0 where it does not.
 
-        Cost: a look at the registry up to the fifth client without a row, where it has changed.
+        Cost: where a line is logged, a pass over the clients' slots.
         """
         now = awaited, len(store.registry)
         changed, self._last = now != self._last, now
-        if not awaited or (self._warned and not changed):
+        warns = not changed and not self._warned
+        if not awaited or not (changed or warns) or not logger.isEnabledFor(WARNING if warns else INFO):
             return
-        self._warned = not changed
-        missing = list(islice((client for client in store.registry if store.round_of(client) is None), TOLD))
+        self._warned |= warns
+        missing = store.without_row(TOLD)
         others = f", and {awaited - len(missing)} others" if awaited > len(missing) else ""
         told = f"x stays, waiting for {awaited} of {now[1]} clients: {', '.join(map(repr, missing))}{others}"
         if changed:

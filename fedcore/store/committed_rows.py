@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.errors import RangeError
 from fedcore.store.content import Content
 from fedcore.store.folder import Folder
 from fedcore.store.info import StoreInfo, info
@@ -98,6 +101,21 @@ class CommittedRows:
         """The round of the client's row, which wrote it as a rule, or None."""
         number = self._number(client)
         return int(self._content.rows.round[number]) if self._content.rows.slot_of(number) else None
+
+    def without_row(self, most: int) -> list[ClientId]:
+        """The clients that have no row, at most so many of them.
+
+        Cost: a pass over 8 bytes a client.
+        """
+        slots, capacity = self._content.rows.slot, self.registry.capacity
+        known = min(len(slots), capacity)
+        found: list[ClientId] = []
+        for number in chain(map(int, np.flatnonzero(slots[:known] == 0)), range(known, capacity)):
+            if len(found) == most:
+                break
+            with suppress(RangeError):  # nobody's number
+                found.append(self.registry.id_of(number))
+        return found
 
     @property
     def latest(self) -> int | None:

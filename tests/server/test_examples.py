@@ -1,4 +1,4 @@
-"""A claim of examples counts up to what the server knows, or up to 100 times the median of what clients claim."""
+"""A claim of examples counts up to what the server knows, or up to 10 times the median of what clients claim."""
 
 import logging
 
@@ -7,7 +7,7 @@ import pytest
 
 from fedcore import Server, Update, algorithms
 from fedcore.algorithms import Algorithm, Step
-from fedcore.server.examples import Examples
+from fedcore.server.claimed import Claimed
 from fedcore.server.norms import WINDOW
 from tests.server.test_norm_limits import WAYS
 
@@ -41,7 +41,7 @@ def replies(server, claims, t=0):
 @pytest.mark.parametrize("deliver", WAYS)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("of", [2, 3, 10])
-def test_a_claim_counts_up_to_100_times_the_median_whenever_it_comes(method, of, deliver):
+def test_a_claim_counts_up_to_10_times_the_median_whenever_it_comes(method, of, deliver):
     for at in range(of):
         server, bounded = server_of(method), server_of(method)
         for t in range(4):
@@ -49,8 +49,8 @@ def test_a_claim_counts_up_to_100_times_the_median_whenever_it_comes(method, of,
             median = sorted(honest[:at] + honest[at + 1 :])[(of - 1) // 2 if of > 2 else 0]
             updates = replies(server, [10**9 if i == at else c for i, c in enumerate(honest)], t)
             assert len(deliver(server, updates).heard) == of
-            # never more than if it had claimed 101 times the greatest that the others say
-            due = replies(bounded, [100 * (30 + of) if i == at else c for i, c in enumerate(honest)], t)
+            # never more than if it had claimed 11 times the greatest that the others say
+            due = replies(bounded, [10 * (30 + of) if i == at else c for i, c in enumerate(honest)], t)
             deliver(bounded, due)
             assert median <= 30 + of
             assert np.abs(server.x - bounded.x).max() < 0.02
@@ -88,8 +88,8 @@ def test_a_refused_reply_leaves_no_claim_behind():
 
 
 @pytest.mark.parametrize("deliver", WAYS)
-def test_claims_within_a_factor_of_100_change_no_bits(deliver):
-    claims = [1, 100, 50, 7]
+def test_claims_within_a_factor_of_10_change_no_bits(deliver):
+    claims = [1, 10, 5, 7]
     server = server_of()
     updates = replies(server, claims)
     due = sum(c * update.y.astype(np.float64) for c, update in zip(claims, updates, strict=True)) / sum(claims)
@@ -107,7 +107,7 @@ def test_claims_that_agree_wait_for_nobody_but_the_first():
         for update in replies(server, [5, 6, 7]):
             round.add_update(update)
             assert round._undecided is None
-        round.add(3, server.x, steps=1, examples=601)
+        round.add(3, server.x, steps=1, examples=61)
         assert len(round._undecided) == 1
         round.add(4, server.x, steps=1, examples=5)
         assert round._undecided is None  # they are eight
@@ -162,13 +162,13 @@ def test_what_was_claimed_is_saved(tmp_path):
 
 
 def test_the_oldest_claims_are_forgotten():
-    examples = Examples()
+    examples = Claimed(10)
     assert not examples.agree(np.array([5.0]))
     examples.add(np.full(WINDOW, 5.0))
     packed = examples.packed
     examples.add(np.array([5.0]))
     assert examples.packed is packed
     examples.add(np.full(WINDOW // 2 + 1, 7.0))
-    assert examples.most(np.empty(0)) == 700
+    assert examples.most(np.empty(0)) == 70
     assert len(examples) == WINDOW
-    assert Examples(examples.packed).most(np.empty(0)) == 700
+    assert Claimed(10, examples.packed).most(np.empty(0)) == 70

@@ -178,7 +178,7 @@ R = TypeVar("R", FitRes, EvaluateRes)
 
 
 def _usable(results: list[tuple[ClientProxy, R]], where: str) -> list[tuple[ClientProxy, R]]:
-    """The results whose numbers spoil no mean, with at most 100 times the median of examples; the log says whose do."""
+    """The results whose numbers spoil no mean, with at most 10 times the median of examples; the log says whose do."""
     usable: list[tuple[ClientProxy, R]] = []
     refused: list[tuple[int | str, str]] = []
     for pair in results:

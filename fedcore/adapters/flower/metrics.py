@@ -10,8 +10,8 @@ from flwr.app import MetricRecord, RecordDict
 from flwr.common.logger import log
 
 from fedcore.errors import ArrayError, FedcoreError, RangeError
-from fedcore.server.examples import most_examples
-from fedcore.server.limits import is_integer, shown
+from fedcore.server.claimed import median
+from fedcore.server.limits import FARTHEST, is_integer, shown
 
 MOST = 10**9
 """Examples that a reply may claim where it weighs nothing but means."""
@@ -44,23 +44,25 @@ def whole(value: object) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def within_medians(claims: Mapping[Node, int], where: str, heard: Sequence[int] = ()) -> dict[Node, int]:
-    """Numbers of examples by node, none of them more than 100 times the median of all, which the log says.
+def within_medians(
+    claims: Mapping[Node, int], where: str, ratio: float | None = FARTHEST, heard: Sequence[int] = ()
+) -> dict[Node, int]:
+    """Numbers of examples by node, none of them more than ``ratio`` times the median of all, which the log says.
 
     Of an even number the median is the lower of the two in the middle.
 
     Args:
         where: what the claims are of, for the log.
+        ratio: ``max_examples_ratio``; None for no limit.
         heard: what other nodes claimed before.
     """
-    if not claims:
-        return {}
-    most = int(most_examples(np.array([*claims.values(), *heard], np.float64)))
+    if not claims or ratio is None:
+        return dict(claims)
+    most = int(ratio * median(np.array([*claims.values(), *heard], np.float64)))
     for node, claim in claims.items():
         if claim > most:
-            log(
-                WARNING, "%s: node %s counts with %d examples instead of %d: 100 x the median", where, node, most, claim
-            )
+            told = where, node, most, claim, ratio
+            log(WARNING, "%s: node %s counts with %d examples instead of %d: %g x the median", *told)
     return {node: min(claim, most) for node, claim in claims.items()}
 
 
@@ -82,16 +84,19 @@ class Collected:
         else:
             self._contents[node] = RecordDict(dict(records.items()))
 
-    def usual(self, weight: str, where: str, nodes: Iterable[int] | None = None) -> tuple[list[RecordDict], Refused]:
+    def usual(
+        self, weight: str, where: str, ratio: float | None = FARTHEST, nodes: Iterable[int] | None = None
+    ) -> tuple[list[RecordDict], Refused]:
         """The replies whose metrics can be averaged, and the nodes and reasons of the others.
 
         Those are left out that have no record or more than one, no number of examples, a number that is not finite or
-        past float32's range, or other names and lengths than most. A claim of examples weighs up to 100 times the
-        median. Any other number is believed, and moves the mean by its share of the examples.
+        past float32's range, or other names and lengths than most. A claim of examples weighs up to ``ratio`` times
+        the median. Any other number is believed, and moves the mean by its share of the examples.
 
         Args:
             weight: the metric that says how many examples a client used; that of a claim too large is lowered.
             where: what the metrics are of, for the log.
+            ratio: ``max_examples_ratio``; None for no limit.
             nodes: whose replies alone count; None for all.
         """
         chosen = [*self._contents] if nodes is None else [node for node in nodes if node in self._contents]
@@ -109,7 +114,8 @@ class Collected:
                 refused.append((node, "metrics: expected those that most replies have, got other names or lengths"))
         chosen = [node for node, form in forms.items() if form == usual]
         records = {node: only_record(self._contents[node]) for node in chosen}
-        for node, most in within_medians({n: whole(record[weight]) for n, record in records.items()}, where).items():
+        claims = {node: whole(record[weight]) for node, record in records.items()}
+        for node, most in within_medians(claims, where, ratio).items():
             if records[node][weight] != most:
                 records[node][weight] = most
         return [self._contents[node] for node in chosen], refused

@@ -11,20 +11,26 @@ from flwr.serverapp import Grid
 from fedcore.adapters.flower.metrics import MOST, Refused, only_record, whole, within_medians
 from fedcore.adapters.refusals import refusals
 from fedcore.errors import FedcoreError, RangeError
-from fedcore.server.limits import is_integer, shown
+from fedcore.server.limits import FARTHEST, is_integer, shown
 
 Sizes: TypeAlias = Mapping[int, int] | Callable[[int], int] | None
 EXAMPLES = "num-examples"
 
 
 def ask_sizes(
-    grid: Grid, nodes: Iterable[int], known: Sizes, config_key: str, heard: Sequence[int] = ()
+    grid: Grid,
+    nodes: Iterable[int],
+    known: Sizes,
+    config_key: str,
+    ratio: float | None = FARTHEST,
+    heard: Sequence[int] = (),
 ) -> dict[int, int]:
     """n_k of the nodes: as is known, or as they answer to a query; without those that give no integer in 1..10^9.
 
-    An answer counts up to 100 times the median of all answers (of an even number the lower of the two in the middle).
+    An answer counts up to ``ratio`` times the median of all (of an even number the lower of the two in the middle).
 
     Args:
+        ratio: ``max_examples_ratio``; None for no limit.
         heard: what other nodes answered before.
     """
     nodes = list(nodes)
@@ -51,4 +57,4 @@ def ask_sizes(
             refused.append((node, str(error)))
     if refused:
         log(WARNING, "query: %s", refusals(refused, len(sizes)))
-    return within_medians(sizes, "query", heard)
+    return within_medians(sizes, "query", ratio, heard)

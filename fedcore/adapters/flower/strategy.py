@@ -31,6 +31,7 @@ from fedcore.errors import CheckpointError, RangeError, RoundError, UnknownNameE
 from fedcore.layout import Layout
 from fedcore.sampling import without_replacement
 from fedcore.server import RoundReport, Server
+from fedcore.server.limits import FARTHEST
 
 UNKNOWN = 1.0
 """The rate of a server that is told none: the norms of its reports are then lengths of models, for each step."""
@@ -112,6 +113,7 @@ class ServerStrategy(FlowerFedAvg):
         self.left_out: Refused = []
         self._rates: dict[str, Any] = {"lr": lr, "server_lr": server_lr, "optimizer": optimizer}
         self._settings: dict[str, Any] = {"late_rounds": late_rounds, **of_server}
+        self._ratio: float | None = self._settings.get("max_examples_ratio", FARTHEST)
         self._store, self._resume, self._examples, self._late_rounds = store, resume, examples, late_rounds
         self._seed, self._poll, self._steps = seed, poll, steps
         self._server: Server | None = None
@@ -264,7 +266,9 @@ class ServerStrategy(FlowerFedAvg):
             log(WARNING if report.heard else ERROR, "\t> %s", line)
         for failure in self.failures:
             log(INFO, "\t> Received error in reply from node %d: %s", failure.node, failure.reason)
-        metrics, odd = collected.usual(self.weighted_by_key, "aggregate_train", [int(node) for node in report.heard])
+        metrics, odd = collected.usual(
+            self.weighted_by_key, "aggregate_train", self._ratio, [int(node) for node in report.heard]
+        )
         if odd:
             log(WARNING, "\t> Of the metrics alone: %s", refusals(odd, len(metrics)))
         return self._write_model(), self.train_metrics_aggr_fn(metrics, self.weighted_by_key) if metrics else None
@@ -281,7 +285,7 @@ class ServerStrategy(FlowerFedAvg):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The means of what the nodes say of the model; a reply that cannot be believed is left out by name.
 
-        A claim of examples weighs up to 100 times the median of the claims.
+        A claim of examples weighs up to ``max_examples_ratio`` times the median of the claims.
         """
         asked = {one.message_id: one.node for one in self._evaluating}
         collected = Collected()
@@ -294,7 +298,7 @@ class ServerStrategy(FlowerFedAvg):
                 failures.append(Failure(node, reply.error.code, reply.error.reason or ""))
             else:
                 collected.add(node, reply.content)
-        metrics, self.left_out = collected.usual(self.weighted_by_key, "aggregate_evaluate")
+        metrics, self.left_out = collected.usual(self.weighted_by_key, "aggregate_evaluate", self._ratio)
         log(INFO, "aggregate_evaluate: Received %s results and %s failures", len(collected), len(failures))
         for failure in failures:
             log(INFO, "\t> Received error in reply from node %d: %s", failure.node, failure.reason)
@@ -335,7 +339,7 @@ class ServerStrategy(FlowerFedAvg):
         known = self._server.store.registry
         new = [node for node in nodes if node not in known and node not in self._sizes]
         heard = [*self._sizes.values(), *(() if self._server.examples is None else self._server.examples.tolist())]
-        self._sizes |= ask_sizes(grid, new, self._examples, self.configrecord_key, heard) if new else {}
+        self._sizes |= ask_sizes(grid, new, self._examples, self.configrecord_key, self._ratio, heard) if new else {}
         if not self._sizes and not len(known):
             raise RangeError("examples: expected the number of at least one node, which its query tells, got none")
         return [node for node in nodes if node in known or node in self._sizes]

@@ -86,14 +86,14 @@ def test_a_wrong_reply_to_evaluate_is_left_out_by_name_and_the_run_goes_on(why, 
 
 
 def claimed_mean(claim):
-    """The mean where the node that claims so many examples counts with 100 times the median of the claims."""
+    """The mean where the node that claims so many examples counts with 10 times the median of the claims."""
     claims = np.array([claim if node == BAD else SIZES[node] for node in NODES], float)
-    weights = np.minimum(claims, 100 * np.sort(claims)[2])
+    weights = np.minimum(claims, 10 * np.sort(claims)[2])
     return float(weights @ [(i + 1) / 10 for i in range(5)] / weights.sum())
 
 
 @pytest.mark.parametrize("kind", ["evaluate", "train"])
-def test_a_claim_of_examples_weighs_up_to_100_medians_in_a_mean_too(kind, caplog):
+def test_a_claim_of_examples_weighs_up_to_10_medians_in_a_mean_too(kind, caplog):
     grid = make_grid(kind, say(num_examples=10**9))
     if kind == "train":
         number = lambda node: {"accuracy": (NODES.index(node) + 1) / 10}  # noqa: E731
@@ -109,7 +109,7 @@ def test_a_claim_of_examples_weighs_up_to_100_medians_in_a_mean_too(kind, caplog
     found = result.evaluate_metrics_clientapp if kind == "evaluate" else result.train_metrics_clientapp
     assert found[1]["accuracy"] == pytest.approx(claimed_mean(10**9))
     assert strategy.left_out == []
-    [line] = [record.message for record in caplog.records if "100 x the median" in record.message]
+    [line] = [record.message for record in caplog.records if "10 x the median" in record.message]
     assert f"node {BAD} counts with " in line
 
 
@@ -195,10 +195,10 @@ def test_a_wrong_answer_to_the_query_is_named(caplog):
     assert f"({BAD}) and heard 4: 1 x num-examples: expected an integer" in line
 
 
-def test_an_answer_to_the_query_counts_up_to_100_times_the_median(caplog):
+def test_an_answer_to_the_query_counts_up_to_10_times_the_median(caplog):
     strategy, _ = run("FlexibleFedAvg", make_grid("query", say(num_examples=10**9)), 1)
     honest, _ = run("FlexibleFedAvg", make_grid("query", lambda content: None), 1)
     others = sorted(honest.server.examples)
-    assert max(strategy.server.examples) <= 100 * others[-1]
-    [line] = [record.message for record in caplog.records if "100 x the median" in record.message]
+    assert max(strategy.server.examples) <= 10 * others[-1]
+    [line] = [record.message for record in caplog.records if "10 x the median" in record.message]
     assert line.startswith(f"query: node {BAD} counts with ")
