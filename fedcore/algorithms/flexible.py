@@ -23,7 +23,8 @@ class FlexibleFedAvg(Algorithm):
 
     Args:
         scheme: "A", "B" or "C".
-        local_steps: E, the steps of a complete client's work. Needed by A and C.
+        local_steps: E, the steps of a complete client's work. Needed by A and C, where a client that claims more is
+            refused.
         reboot: "fast" or "vanilla", whether a newcomer's share is boosted.
     """
 

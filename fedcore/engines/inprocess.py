@@ -293,6 +293,10 @@ class InProcess:
         table = table.as_one() if broadcast.local_rule == "one minibatch" else table
         return Table(part[table.indices], table.sizes)
 
+    def most_steps(self, local_rule: str = "sgd") -> int:
+        """The most local steps that a client's complete work has, of all clients."""
+        return int(self._full_steps(range(len(self._parts)), local_rule).max())
+
     def _known(self, client: object) -> int:
         if not isinstance(client, int) or not 0 <= client < len(self._parts):
             raise UnknownClientError(f"ids: expected 0 .. {len(self._parts) - 1}, got {client!r}")

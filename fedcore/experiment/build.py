@@ -99,6 +99,7 @@ def build(trial: Trial, saved: Path | None = None) -> Parts:
             optimizer=optimizer,
             examples=present,
             diagnostics=True,
+            max_steps=engine.most_steps(algorithm.local_rule),
         )
         if trial.method.warm_start:
             server.warm_start(engine.gradients(server.broadcast(present)))

@@ -176,11 +176,8 @@ class Judge:
         for name, median in medians.items():
             of = "the median of those heard"
             if median is None and name == "buffers" and self._buffers.any():
-                length = math.sqrt(kernels.squared_norms([self._buffers])[0])
-                median, of = length, "theirs in x, which none heard changed"
-                    math.sqrt(kernels.squared_norms([self._buffers])[0]),
-                    "theirs in x, which none heard changed",
-                )
+                median = math.sqrt(kernels.squared_norms([self._buffers])[0])
+                of = "theirs in x, which none heard changed"
             if median is not None and norms[name][i] > _as_float32(ratio * median):
                 most = f"{ratio:g} x {median:g}, {of} (max_norm_ratio)"
                 verdict.refuse(i, f"{self._due(name)} of at most {most}, got {norms[name][i]:g}")

@@ -22,7 +22,11 @@ class Limits:
     Args:
         own_rates: whether clients may step at rates of their own, and say them as ``Update.lr``. Else a reply that says
             another rate than it was sent is refused.
-        steps: (``max_steps``) the most local steps; best as many as the clients were asked to do.
+        steps: (``max_steps``) the most local steps; best as many as the clients were asked to do. Methods that say
+            themselves how many a client does (``Algorithm.most_steps``) hold it to these. Where clients do epochs,
+            their steps are as many as their own examples make them, which is for nobody here to know: then a claim
+            counts in gamma, and what a counter grows by, up to 10 times the cohort's median, and the client's own mean
+            gradient is as many times shorter.
         examples: (``max_examples``) the most examples.
         lr: (``max_lr``) the largest rate, where clients have their own.
         norm: (``max_norm``) the greatest length. What is measured is what the sums take in: |x - y| where models are

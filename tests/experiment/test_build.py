@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedcore import Server, algorithms
+from fedcore import Server, Update, algorithms
 from fedcore.algorithms import SCAFFOLD, Algorithm, Direction, FedAvg, Step, optimizers
 from fedcore.engines import check_method
 from fedcore.engines.inprocess import NO_ROUND
@@ -168,3 +168,17 @@ def test_what_simulated_clients_cannot_do_is_refused():
     engine._options = Options(momentum=0.5)
     with pytest.raises(RangeError, match="no momentum and no clip"):
         list(engine.updates(parts.server.broadcast([0])))
+
+
+@pytest.mark.parametrize(
+    ("local", "due"),
+    [
+        ("local={batch=7, epochs=2}", lambda sizes: 2 * -(-max(sizes) // 7)),
+        ("local={batch=7, steps=3}", lambda sizes: 3),
+    ],
+)
+def test_the_server_knows_how_many_steps_a_client_does_at_most(local, due):
+    parts = build(Trial(load_preset("quickstart", [local, "algorithms=['MIFA']"]), 0, 0))
+    most, y = due([len(part) for part in parts.engine._parts]), parts.server.x + np.float32(1)
+    report = parts.server.round([Update(0, y, most), Update(1, y, most + 1)])
+    assert report.refused == ((1, f"steps: expected an integer in 1..{most}, got {most + 1}"),)

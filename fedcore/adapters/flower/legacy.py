@@ -36,7 +36,8 @@ class LegacyStrategy(FlowerFedAvg):
     momentum and clipping), and as `.npy` bytes of flat vectors ``fedcore.offset`` and ``fedcore.x_prev``. In its
     metrics it says ``fedcore.steps`` and, where a second vector is asked for, ``fedcore.control``. Its steps are along
     minibatches and its row is the server's: this API has no client of fedcore's own, that could be held to anything
-    else.
+    else. Tensors have no names here, so that BatchNorm's statistics are parameters like the others, and counters alone
+    are told apart.
 
     Args:
         algorithm: one of ``fedcore.algorithms``, or its name: of the local rule "sgd", with rows on the server.

@@ -154,3 +154,12 @@ def test_a_client_that_scales_its_model_is_refused_by_name_and_the_others_result
     assert (client, "max_norm_ratio" in reason) == ("client-2", True)
     for name, array in server.tensors().items():
         np.testing.assert_array_equal(model[name].numpy(), array)
+
+
+def test_a_client_says_no_more_steps_than_it_was_asked_for(example, tmp_path):
+    agent = example.make_agent("MIFA", tmp_path, rounds=1, clients=2)
+    good = example.train(agent.get_parameters(init_model=False), 0)
+    for client, steps in {"a": example.STEPS, "b": example.STEPS + 1}.items():
+        agent.global_update(client, good, steps=steps)
+    due = f"steps: expected an integer in 1..{example.STEPS}, got {example.STEPS + 1}"
+    assert agent.aggregator.reports[0].refused == (("b", due),)

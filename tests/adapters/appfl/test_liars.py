@@ -37,7 +37,7 @@ class Net(torch.nn.Module):
 @pytest.mark.parametrize("method", NAMED)
 def test_one_liar_of_ten_clients_moves_the_result_by_its_bound_at_most(method, kind, tmp_path):
     _, sizes = made(method)
-    known = {"clients": NAMES, "examples": dict(zip(NAMES, sizes, strict=True))} if sizes else {}
+    known = {"examples": dict(zip(NAMES, sizes, strict=True))} if sizes else {}
     agent = load_example().make_agent(
         method.partition(",")[0],
         tmp_path,

@@ -344,3 +344,13 @@ def test_a_process_answers_for_its_own_clients_alone(caplog):
 def test_a_process_that_says_it_has_ever_so_many_clients_is_refused_by_its_rank(number):
     with pytest.raises(errors.RangeError, match=f"clients of process 2: expected 1 .. 1000000.*got {number}"):
         managed([honest(0.1), honest(0.1)], numbers=(4, number))
+
+
+def test_a_trainer_claims_no_more_steps_than_it_was_asked_for():
+    handler = ServerHandler(net(), 1, 1.0, "MIFA", lr=LR, steps=2)
+    handler.num_clients = 3
+    handler.sample_clients()
+    x = handler.downlink_package[0]
+    for client in range(3):
+        handler.load([x - 0.1, claim(client, 2 + (client == 1))])
+    assert handler.reports[0].refused == ((1, "steps: expected an integer in 1..2, got 3"),)

@@ -232,3 +232,17 @@ def test_a_claim_of_examples_weighs_up_to_10_medians_in_a_mean_too(what, caplog)
     assert [examples for examples, _ in seen] == [500, 5, 5]
     assert results[0][1].num_examples == 10**9
     assert "10 x the median" in caplog.text
+
+
+@pytest.mark.parametrize("how", [{"steps": STEPS}, {"server": {"max_steps": STEPS}}])
+def test_a_client_says_no_more_steps_than_it_was_asked_for(how):
+    manager = SimpleClientManager()
+    for cid in "123":
+        manager.register(Proxy(cid))
+    strategy = legacy("MIFA", **how)
+    results = [(proxy, proxy.fit(ins)) for proxy, ins in strategy.configure_fit(1, None, manager)]
+    results[0][1].metrics["fedcore.steps"] = STEPS + 1
+    strategy.aggregate_fit(1, results, [])
+    due = f"steps: expected an integer in 1..{STEPS}, got {STEPS + 1}"
+    assert strategy.reports[0].refused == ((results[0][0].cid, due),)
+    assert len(strategy.reports[0].heard) == 2

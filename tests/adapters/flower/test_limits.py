@@ -136,3 +136,12 @@ def test_a_round_that_refused_500_says_it_in_one_line_and_shouts(caplog):
     assert [record.levelname for record in lines] == ["ERROR", "ERROR"]
     assert "round 0: refused 500 (1, 2, 3, 4, 5, ...) and HEARD NOBODY: 500 x steps: expected" in lines[0].message
     assert len(lines[0].message) < 500
+
+
+@pytest.mark.parametrize("how", [{"steps": 4}, {"max_steps": 4}, {"steps": 9, "max_steps": 4}])
+def test_a_node_says_no_more_steps_than_it_was_asked_for(how):
+    grid, _ = make_grid(factor=1)
+    grid.spoil = lambda node, reply: reply.content["fedcore"].update({"steps": 5}) if node == NODES[LIAR] else None
+    strategy, _ = run("MIFA", grid, 1, **how)
+    assert strategy.reports[0].refused == ((NODES[LIAR], "steps: expected an integer in 1..4, got 5"),)
+    assert len(strategy.reports[0].heard) == 4

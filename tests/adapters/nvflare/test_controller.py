@@ -409,3 +409,10 @@ def test_a_round_that_heard_nobody_shouts():
     controller.run()
     [line] = controller.warnings
     assert line.startswith("round 0: refused 2 ('a', 'b') and HEARD NOBODY: 2 x steps: expected")
+
+
+def test_a_site_says_no_more_steps_than_it_was_asked_for():
+    controller = LocalController({"a": lie(steps=3), "b": lie(steps=4)}, x0(), "MIFA", limits={"max_steps": 3})
+    controller.num_rounds = 1
+    controller.run()
+    assert controller.reports[0].refused == (("b", "steps: expected an integer in 1..3, got 4"),)
