@@ -43,12 +43,17 @@ class Norms:
     def median(self, beside: Sequence[float] = ()) -> float | None:
         """The median, of an even number the lower of the two in the middle; None where there is no norm.
 
-        The lower one, so that one liar of two does not vouch for itself.
+        The lower one, so that one liar of two does not vouch for itself. Nor does one beside zeros: more of these than
+        of others are none.
 
         Args:
             beside: norms that count too.
         """
-        norms = sorted([*self._sorted, *(norm for norm in beside if norm > 0)]) if beside else self._sorted
+        if not beside:
+            norms = self._sorted
+        else:
+            own = [norm for norm in beside if norm > 0]
+            norms = sorted([*self._sorted, *own]) if 2 * len(own) > len(beside) or self._heard else []
         return norms[(len(norms) - 1) // 2] if norms else None
 
     def packed(self) -> F32:

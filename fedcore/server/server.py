@@ -239,6 +239,8 @@ class Server:
         given = said_again(algorithm, lr, server_lr, optimizer)
         with saved_rows(path, medium, durability) as (rows, state):
             settings, vectors = Settings.from_state(state["settings"], given), vectors_of(rows)
+            if "nonnegative" not in state["settings"]:  # a folder of before buffers were looked at
+                settings = replace(settings, nonnegative=never_negative(settings.layout, vectors["x"], SIGNED))
             require_plausible(settings, state, vectors, rows)
             snapshot = Snapshot.of(vectors, state["numbers"], settings.layout.n_parameters, rows.registry)
             server = cls.__new__(cls)

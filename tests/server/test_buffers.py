@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore import Server, Update
+from fedcore import ClientStore, Server, Update
 
 METHODS = ["FedAvg", "MIFA", "MimiC", "SCAFFOLD"]
 
@@ -91,7 +91,7 @@ def test_a_counter_grows_by_the_steps_at_most(method, dtype):
     most = 100 if method == "FedAvg" else 5  # whose clients need not know their steps
     largest = np.iinfo(dtype).max
     assert server.round([Update(0, model(count=largest, dtype=dtype), 5)]).refused == (
-        (0, f"num_batches_tracked: expected at most 10 + {most}, the steps of the client, got {largest}"),
+        (0, f"num_batches_tracked: expected at most 10 + {most}, one a step, got {largest}"),
     )
     report = server.round(
         [
@@ -129,3 +129,28 @@ def test_each_element_of_a_counter_has_a_median_of_its_own():
     server = Server("FedAvg", x0, 4, lr=0.1)
     server.round([Update(i, x0 | {"seen": np.array(counts)}, 1000) for i, counts in enumerate(seen)])
     assert server.tensors()["seen"].tolist() == [10, 500, 70]
+
+
+@pytest.mark.parametrize("first", [0, 9])
+@pytest.mark.parametrize("name", ["running_mean", "running_var"])
+def test_buffers_that_nobody_changes_have_their_own_length_for_a_limit(name, first):
+    """BatchNorm in evaluation mode: the median of those heard is zero, which says nothing of the one that is 1e29."""
+    server = server_of(max_norm_ratio=10.0)
+    updates = [Update(i, model() | {"w": np.full(4, 1 + i, np.float32)}, 5) for i in range(10)]
+    updates[first] = updates[first]._replace(y=model() | {name: np.full(3, 1e29, np.float32)})
+    report = server.round(updates)
+    [(client, why)] = report.refused
+    assert client == first
+    assert "theirs in x, which none heard changed (max_norm_ratio)" in why
+    np.testing.assert_array_equal(server.tensors()[name], model()[name])
+
+
+def test_a_folder_of_before_buffers_were_looked_at_keeps_variances_positive(tmp_path):
+    with server_of("MIFA", store=f"mmap:{tmp_path / 'run'}") as server:
+        state = server.store.state
+    del state["settings"]["nonnegative"]
+    with ClientStore.open(tmp_path / "run") as rows:
+        vectors = {name: rows.vector(name) for name in rows.vector_names()}
+        rows.commit(0, vectors, state)
+    with Server.load(tmp_path / "run") as again:
+        assert again.round([Update(0, model(-1.0), 5)]).refused[0][0] == 0

@@ -162,3 +162,24 @@ def test_where_the_method_does_not_say_so_they_are_at_most_max_steps():
         server = server_of(algorithm, examples=[10] * 10, max_steps=7)
         report = server.round([step(server, 0, steps=7), step(server, 1, steps=8)])
         assert report.refused == ((1, "steps: expected an integer in 1..7, got 8"),)
+
+
+@pytest.mark.parametrize("S", [1, 2, 3])
+def test_a_liar_of_a_small_cohort_is_held_against_those_heard_before(S):
+    """A cohort of one knows no median of its own; ten rounds of before do, also where the rate has changed since."""
+    server = Server("MimiC", np.zeros(3, np.float32), 10, lr=lambda t: 0.1 if t < 10 else 5.0)
+    for t in range(10):
+        server.round([Update(i, server.x + 1, 5) for i in range(S)])
+    report = server.round([Update(0, server.x + 1, 10**6), *(Update(i, server.x + 1, 5) for i in range(1, S))])
+    assert report.gamma == pytest.approx(5.0 * (10 * 5 + 5 * (S - 1)) / S)
+
+
+def test_steps_that_an_aborted_round_heard_are_forgotten():
+    server, without = (Server("MimiC", np.zeros(3, np.float32), 10, lr=0.1) for _ in range(2))
+    for t in range(3):
+        opened = server.open_round()
+        opened.add(0, server.x + 1, steps=1000)
+        opened.abort()
+        reports = [each.round([Update(i, each.x + 1, 5 + i) for i in range(t + 1)]) for each in (server, without)]
+        assert reports[0].gamma == reports[1].gamma
+        assert server._state.now.norms["steps"].tobytes() == without._state.now.norms["steps"].tobytes()

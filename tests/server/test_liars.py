@@ -37,6 +37,14 @@ def test_one_liar_of_ten_moves_the_result_by_its_bound_at_most(method, kind):
     assert len(reports) == ROUNDS
 
 
+@pytest.mark.parametrize("method", ["FedAvg", "FedProx"])
+def test_a_claim_of_examples_that_nobody_bounds_decides_for_all(method):
+    honest, server = server_of(method), server_of(method, max_examples_ratio=None)
+    federation(honest)
+    federation(server, LIES["examples"])
+    assert distance(server.tensors()["w"], honest.tensors()["w"], MODEL["w"]) > 0.99
+
+
 @pytest.mark.parametrize("kind", REFUSED)
 def test_mifa_says_that_it_waits_for_a_liar_that_is_refused_from_the_first_round_on(kind):
     server = server_of("MIFA", **OPTIONS.get(kind, {}))
