@@ -91,7 +91,7 @@ def test_a_counter_grows_by_the_steps_at_most(method, dtype):
     most = 100 if method == "FedAvg" else 5  # whose clients need not know their steps
     largest = np.iinfo(dtype).max
     assert server.round([Update(0, model(count=largest, dtype=dtype), 5)]).refused == (
-        (0, f"num_batches_tracked: expected at most 10 + {most}, the steps of the client, got {largest}"),
+        (0, f"num_batches_tracked: expected at most 10 + {most}, one a step, got {largest}"),
     )
     report = server.round(
         [
