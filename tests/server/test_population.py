@@ -39,7 +39,7 @@ def test_a_resumed_server_knows_who_has_what_and_when_it_came(tmp_path):
         server.depart(5)
         server.depart(6, from_objective=False)
         hear(server, 7, "a")
-    servers[0].store.close()
+    servers[0].close()
     servers[0] = Server.load(tmp_path / "state")
     for server in servers:
         server.arrive(6, examples=9)  # its share comes back to it

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from fedcore import Network, Server, Update
+from fedcore.algorithms import MIFA
 from fedcore.server import refusal_summary
 
 STEPS = "steps: expected an integer in 1..1000000, got None"
 
 
 def server_of(clients):
-    return Server("MIFA", np.zeros(2, np.float32), clients=clients, lr=0.1)
+    return Server(MIFA(wait=False), np.zeros(2, np.float32), clients=clients, lr=0.1)
 
 
 def warnings_of(caplog):
