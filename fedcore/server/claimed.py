@@ -19,6 +19,10 @@ def median(claims: F64) -> float:
     return float(np.partition(claims, at)[at])
 
 
+_NONE = np.full(WINDOW, np.nan)
+_NONE.flags.writeable = False
+
+
 class Claimed:
     """The last ``WINDOW`` claims that counted, in their order.
 
@@ -31,7 +35,7 @@ class Claimed:
 
     def __init__(self, ratio: float | None, packed: F64 | None = None) -> None:
         self._ratio = math.inf if ratio is None else ratio
-        self.packed = np.full(WINDOW, np.nan) if packed is None else packed
+        self.packed = _NONE if packed is None else packed
         """The claims, NaN behind the last. Never changed: where claims leave it as it is, it is the same array."""
         self._count = 0 if packed is None else WINDOW - int(np.isnan(packed).sum())
         self._range = _range(self._heard)
@@ -80,9 +84,9 @@ class ClaimedLately:
 
     def of(self, what: str, ratio: float | None, packed: Mapping[str, F64]) -> Claimed:
         """What the clients claimed of one of them, up to the snapshot whose vectors ``packed`` has."""
-        known = self._claimed.get(what)
-        if known is None or known.packed is not packed.get(what):  # an open round that ended otherwise took claims in
-            known = self._claimed[what] = Claimed(ratio, packed.get(what))
+        known, last = self._claimed.get(what), packed.get(what, _NONE)
+        if known is None or known.packed is not last:  # an open round that ended otherwise took claims in
+            known = self._claimed[what] = Claimed(ratio, last)
         return known
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from fedcore.algorithms.rates import rate_at
 from fedcore.server.claimed import Claimed
-from fedcore.server.limits import FARTHEST, LARGEST
+from fedcore.server.limits import LARGEST
 from fedcore.server.settings import Settings
 from fedcore.server.snapshot import Snapshot
 from fedcore.server.tally import Tally
@@ -36,7 +36,9 @@ def step_length(settings: Settings, now: Snapshot, tally: Tally, heard: Claimed)
 
 def farthest_gamma(settings: Settings, now: Snapshot) -> float:
     """The most that ``step_length`` can say in this round, whatever clients claim."""
-    if settings.server_lr is not None or settings.averages_models:
-        return step_length(settings, now, Tally(), Claimed(FARTHEST))
+    if settings.server_lr is not None:
+        return rate_at(settings.server_lr, now.round_number)
+    if settings.averages_models:
+        return 1.0
     lr, limits = rate_at(settings.lr, now.round_number), settings.asked
     return max(limits.lr if limits.own_rates else lr, now.gamma) * limits.steps

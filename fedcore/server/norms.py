@@ -53,7 +53,7 @@ class Norms:
             norms = self._sorted
         else:
             own = [norm for norm in beside if norm > 0]
-            norms = sorted([*self._sorted, *own]) if 2 * len(own) > len(beside) or self._heard else []
+            norms = sorted([*self._sorted, *own]) if 2 * len(own) >= len(beside) or self._heard else []
         return norms[(len(norms) - 1) // 2] if norms else None
 
     def packed(self) -> F32:

@@ -198,8 +198,9 @@ class State:
                 changes["history"] = self._bounded(history, changes["total"], number, tally.clients)
         self._become(replace(now, **changes), number)
         self.newcomers.forget()  # those that are left are no newcomers
-        waits = not moves and algorithm.moves(replace(cohort, rows=cohort.N))
-        return replace(outcome, awaited=cohort.N - cohort.rows if waits and algorithm.keeps_rows else 0)
+        if moves or not algorithm.keeps_rows or not algorithm.moves(replace(cohort, rows=cohort.N)):
+            return outcome
+        return replace(outcome, awaited=cohort.N - cohort.rows)
 
     def _bounded(self, history: History, total: F64 | None, round: int, heard: Sequence[ClientId]) -> History:
         """The history, with as many rounds as may be kept; the total follows the rows that others are folded into."""

@@ -168,7 +168,7 @@ def test_where_the_method_does_not_say_so_they_are_at_most_max_steps():
 def test_a_liar_of_a_small_cohort_is_held_against_those_heard_before(S):
     """A cohort of one knows no median of its own; ten rounds of before do, also where the rate has changed since."""
     server = Server("MimiC", np.zeros(3, np.float32), 10, lr=lambda t: 0.1 if t < 10 else 5.0)
-    for t in range(10):
+    for _ in range(10):
         server.round([Update(i, server.x + 1, 5) for i in range(S)])
     report = server.round([Update(0, server.x + 1, 10**6), *(Update(i, server.x + 1, 5) for i in range(1, S))])
     assert report.gamma == pytest.approx(5.0 * (10 * 5 + 5 * (S - 1)) / S)
