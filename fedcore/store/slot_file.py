@@ -147,7 +147,9 @@ class SlotFile(Slots):
         """Close the file; views that somebody still holds stay valid."""
         super().close()
         self._maps.clear()
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1  # whose number another file may have next: nothing may be written to it by mistake
+        if fd >= 0:
+            os.close(fd)
 
     def _cut(self, chunks: int) -> None:
         if self._end(self.high) >= self._size:  # past it where the file was cut, or the index forged
