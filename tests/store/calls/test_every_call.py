@@ -11,7 +11,7 @@ import pytest
 from tests.store.calls.failing import ERRORS, built
 
 LONG = pytest.mark.endurance
-CASES = [("MIFA", "mmap", "EIO", 13), ("MimiC", "mmap", "ENOSPC", 13), ("MimiC", "ram", "EIO", 9)]
+CASES = [("MIFA", "mmap", "EIO", 29), ("MimiC", "mmap", "ENOSPC", 29), ("MimiC", "ram", "EIO", 19)]
 CASES += [
     pytest.param(method, medium, error, 1, marks=LONG)
     for method in ("MIFA", "MimiC", "SCAFFOLD")

@@ -1,7 +1,8 @@
-"""A loss of power after every write, and a write that the disk refuses: the acknowledged round, or the one under way."""
+"""The power goes after a write, or the disk refuses one: the acknowledged round is there, or the one under way."""
 
 import os
 import traceback
+from functools import partial
 
 import pytest
 
@@ -73,13 +74,13 @@ def test_the_disk_refuses_any_one_write(tmp_path, kind, method, stride):
     play(tmp_path / "sound", method, expected)
     while refused:
         place = tmp_path / f"disk{at}"
+        said = place / "acknowledged"
         with failing_disk(program, kind, place) as disk:
-            last = [-1]
             writes = disk.writes(place / "writes")
             disk.tell(f"refuse {at}")
-            ended = died(lambda: plays(disk.folder, method, place / "acknowledged"))
+            ended = died(partial(plays, disk.folder, method, said))
             assert ended in (0, 1), f"write {at}: ended by signal {-ended}"
-            last = (place / "acknowledged").stat().st_size - 1
+            last = said.stat().st_size - 1
             refused = disk.writes(place / "writes") - writes >= at
             left = disk.dump(place / f"left.{kind}")
         if last >= 0:
