@@ -65,6 +65,7 @@ def cuts(log, base, image, stride, seed):
             writes += 1
             if writes % stride == seed % stride:
                 style = STYLES[writes // stride % len(STYLES)]
+                image.unlink(missing_ok=True)  # whoever has the last one mounted still writes to another file
                 subprocess.run(["cp", "--sparse=always", base, image], check=True)
                 write(image, left(pending, style, chance))
                 yield mark, f"after write {writes}, of which the unflushed were {style}"
