@@ -4,7 +4,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from queue import SimpleQueue
 
 from fedcore.store.slot_file import SlotFile
@@ -57,8 +56,10 @@ class Background:
 
     def _run(self, tasks: "SimpleQueue[Callable[[], None] | None]") -> None:
         while (task := tasks.get()) is not None:
-            with suppress(OSError):  # a system that cannot do this does without
+            try:  # noqa: SIM105  # suppress() needs memory itself
                 task()
+            except (OSError, MemoryError):  # a system that cannot do this does without
+                pass
 
     def _write(self, commits: int) -> None:
         if commits == self._commits and not self._stopping:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from glob import escape
 from pathlib import Path
@@ -45,68 +46,77 @@ class Folder:
     ) -> None:
         self.path = path
         self.readonly, self._durable = readonly, durable
-        with disk.explained("opening", path):
-            is_there = (path / INDEX).exists() and (path / ROWS).exists()
-        if not is_there:
-            raise StoreError(f"{path}: expected the folder of a store, with {INDEX} and {ROWS} in it{_hint(path)}")
         self._sync_failed = False
         self._pin: Pin | None = None
         self._lock: WriterLock | None = None
         self._files: dict[int, SlotFile] = {}  # of vectors, by payload
-        access: Literal["rw", "ro", "immutable"] = "rw"
-        with disk.explained("opening", path):
-            require_own(path)
         try:
-            if not readonly:
-                if lock is None:
-                    file_system.require_local(path)
-                self._lock = None if lock is not None else WriterLock(path)
-                with disk.explained("opening", path):
-                    (path / READERS).mkdir(exist_ok=True)  # a copy by a tool that leaves out empty folders lacks it
-            elif disk.is_writable(path) and disk.is_writable(path / READERS) and not file_system.is_network(path):
-                self._pin, access = Pin(path), "ro"
-            else:  # nothing can be noted here, so no writer may come
-                self._lock, access = WriterLock(path, shared=True), "immutable"
-                _require_closed(path)
-            self.index = Index(path / INDEX, durable=durable, access=access)
-            if not readonly:
-                self.index.renew()
-            self.head = self.index.head()
-            self.format = RowFormat(self.head.codec, self.head.n)
-            header = rows_header(self.head.store, self.format, self.index.version)
-            self.rows = SlotFile(path / ROWS, header, writable=not readonly)
-            self.seen = self.rows.sequence
-            self.head = self.index.head()  # again: a writer may have gone on since
-            if self.seen > self.head.sequence and not lossy:
-                raise CorruptionError(
-                    f"{path}: {INDEX} is at commit {self.head.sequence}, but {ROWS} has seen {self.seen}: commits were "
-                    f"lost; use a copy of the store, or see what `fedcore store recover {path}` can go back to"
-                )
-            if not readonly and self.unpinned() == self.head.sequence:
-                self._sweep()
+            with disk.explained("opening", path):
+                self._open(lock, lossy)
         except BaseException:
             self.close()
             raise
+
+    def _open(self, lock: WriterLock | None, lossy: bool) -> None:
+        path, access = self.path, self._claim(lock)
+        self.index = Index(path / INDEX, durable=self._durable, access=access)
+        if not self.readonly:
+            self.index.renew()
+        self.head = self.index.head()
+        self.format = RowFormat(self.head.codec, self.head.n)
+        header = rows_header(self.head.store, self.format, self.index.version)
+        self.rows = SlotFile(path / ROWS, header, writable=not self.readonly)
+        self.seen = self.rows.sequence
+        self.head = self.index.head()  # again: a writer may have gone on since
+        if self.seen > self.head.sequence and not lossy:
+            raise CorruptionError(
+                f"{path}: {INDEX} is at commit {self.head.sequence}, but {ROWS} has seen {self.seen}: commits were "
+                f"lost; use a copy of the store, or see what `fedcore store recover {path}` can go back to"
+            )
+        if not self.readonly and self.unpinned() == self.head.sequence:
+            self._sweep()
+
+    def _claim(self, lock: WriterLock | None) -> Literal["rw", "ro", "immutable"]:
+        """Take the right to write, or note a reader, or hold writers off; how the index is opened then."""
+        path = self.path
+        if not (path / INDEX).exists() or not (path / ROWS).exists():
+            raise StoreError(f"{path}: expected the folder of a store, with {INDEX} and {ROWS} in it{_hint(path)}")
+        require_own(path)
+        if not self.readonly:
+            if lock is None:
+                file_system.require_local(path)
+                self._lock = WriterLock(path)
+            (path / READERS).mkdir(exist_ok=True)  # a copy by a tool that leaves out empty folders lacks it
+            return "rw"
+        if disk.is_writable(path) and disk.is_writable(path / READERS) and not file_system.is_network(path):
+            self._pin = Pin(path)
+            return "ro"
+        # Nothing can be noted here, so no writer may come.
+        self._lock = WriterLock(path, shared=True)
+        _require_closed(path)
+        return "immutable"
 
     def vectors(self, payload: int) -> SlotFile:
         """The slots for vectors of so many bytes; a writer makes the file when it is first asked for."""
         if payload not in self._files:
             path = self.path / VECTORS.format(payload)
             header = vectors_header(self.head.store, payload, self.index.version)
-            is_there = self.readonly or any(vector.payload == payload for vector in self.head.vectors.values())
-            if is_there or path.exists():
+            if self.readonly or any(vector.payload == payload for vector in self.head.vectors.values()):
                 self._files[payload] = SlotFile(path, header, writable=not self.readonly)
             else:
-                file = SlotFile.create(path, header)
-                try:
-                    with disk.explained("syncing", self.path):
-                        disk.sync_path(self.path)
-                except BaseException:
-                    file.close()
-                    path.unlink()
-                    raise
-                self._files[payload] = file
+                with disk.explained("making a file of vectors", path):
+                    self._files[payload] = self._new_file(path, header)
         return self._files[payload]
+
+    def _new_file(self, path: Path, header: Header) -> SlotFile:
+        """A file that no commit knows yet; one that an error has left is as good."""
+        file = SlotFile(path, header, writable=True) if path.exists() else SlotFile.create(path, header)
+        try:
+            disk.sync_path(self.path)  # before a commit knows it, its name has to be durable
+        except BaseException:
+            file.close()
+            raise
+        return file
 
     def publish(
         self, head: Head, rows: RowEntries, clients: Sequence[tuple[int, StoredId]], gone: Sequence[int]
@@ -173,7 +183,8 @@ class Folder:
     @property
     def bytes(self) -> int:
         """What the files take of the disk."""
-        return sum(512 * entry.stat().st_blocks for entry in self.path.iterdir() if entry.is_file())
+        with disk.explained("looking at", self.path):
+            return sum(512 * entry.stat().st_blocks for entry in self.path.iterdir() if entry.is_file())
 
     def pin_again(self) -> None:
         """Note this process, which was forked from a reader, as a reader of its own."""
@@ -188,13 +199,12 @@ class Folder:
                 file.trim()
 
     def close(self) -> None:
-        """Close every file."""
-        for file in self._slot_files():
-            file.close()
-        self._files.clear()
-        for part in (getattr(self, "index", None), self._pin, self._lock):
-            if part is not None:
-                part.close()
+        """Close every file, whatever comes of the others."""
+        with disk.explained("closing", self.path), ExitStack() as ends:
+            for part in (self._lock, self._pin, getattr(self, "index", None), *self._slot_files()):
+                if part is not None:
+                    ends.callback(part.close)
+            self._files.clear()
 
     def _sweep(self) -> None:
         """Delete files of vectors that no vector is in: one may have been made, and then the power went."""

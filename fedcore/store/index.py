@@ -119,8 +119,8 @@ class Index:
             StoreError: it cannot be made durable, or another process reads it all the time.
         """
         log = self.path.with_name(f"{self.path.name}-wal")
-        if self._durable and log.exists():
-            with disk.explained("making it durable", log):
+        with disk.explained("making it durable", log):
+            if self._durable and log.exists():
                 fd = os.open(log, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
                 try:
                     disk.renew(fd)
@@ -223,14 +223,17 @@ class Index:
 
     def close(self) -> None:
         """Close this process's connection."""
-        if self._shared is not None:
-            if self._owner == os.getpid():
-                if not self._durable and self._access == "rw":  # the log is worked in now, and the next may be durable
-                    self._shared.execute("PRAGMA synchronous = FULL")
-                self._shared.close()
-            else:
-                _inherited.append(self._shared)
-        self._shared = None
+        connection, self._shared = self._shared, None
+        if connection is not None and self._owner != os.getpid():
+            _inherited.append(connection)
+        elif connection is not None:
+            with _explained(self.path):
+                try:
+                    if not self._durable and self._access == "rw":
+                        # The log is worked in now, and the next may be durable.
+                        connection.execute("PRAGMA synchronous = FULL")
+                finally:
+                    connection.close()
 
     def _require_alone(self, connection: sqlite3.Connection) -> None:
         """Raise a LockedError if another process has committed, in spite of the lock; in a transaction."""
@@ -248,32 +251,35 @@ class Index:
             self._shared = None
         if self._shared is None:
             mode = "immutable=1" if self._access == "immutable" else f"mode={self._access}"
-            self._owner = os.getpid()
-            self._shared = sqlite3.connect(
+            connection = sqlite3.connect(
                 f"{self.path.absolute().as_uri()}?{mode}",
                 uri=True,
                 isolation_level=None,
                 timeout=60,
                 check_same_thread=False,
             )
-            self._shared.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'OFF'}")
-            self._shared.execute("PRAGMA trusted_schema = OFF")  # the file may be a stranger's
-            self._shared.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
+            try:
+                connection.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'OFF'}")
+                connection.execute("PRAGMA trusted_schema = OFF")  # the file may be a stranger's
+                connection.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
+            except BaseException:
+                connection.close()
+                raise
+            self._owner, self._shared = os.getpid(), connection
         return self._shared
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         """A connection that sees one commit until the block is done; whatever is wrong is named with the file."""
-        try:
-            with _explained(self.path):
-                connection = self._connection()
-                connection.execute("BEGIN")
-                try:
-                    yield connection
-                finally:
-                    connection.rollback()
-        except CorruptionError as error:
-            raise CorruptionError(f"{self.path}: damaged: {error}; use a copy of the store") from error
+        with _explained(self.path):
+            connection = self._connection()
+            connection.execute("BEGIN")
+            try:
+                yield connection
+            except CorruptionError as error:
+                raise _damaged(self.path, error) from error
+            finally:
+                connection.rollback()
 
 
 def _require_tables(connection: sqlite3.Connection) -> None:
@@ -319,6 +325,10 @@ def _is_write(error: BaseException) -> bool:
     return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_IOERR_WRITE
 
 
+def _damaged(path: Path, error: Exception) -> CorruptionError:
+    return CorruptionError(f"{path}: damaged: {error}; use a copy of the store")
+
+
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
     """Turn SQLite's errors into a store's."""
@@ -331,9 +341,10 @@ def _explained(path: Path) -> Iterator[None]:
             sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
             sqlite3.SQLITE_BUSY: "another process holds it",
             sqlite3.SQLITE_IOERR: "reading or writing failed",
+            sqlite3.SQLITE_PROTOCOL: "locking it failed",
         }.get(_code(error) or 0)
         if _is_write(error):
             what = "writing failed, at a quota or a limit of the file's size, say"
         if what is not None:
             raise StoreError(f"{path}: {what} ({error})") from error
-        raise CorruptionError(str(error)) from error
+        raise _damaged(path, error) from error

@@ -95,6 +95,8 @@ def _claimed(path: Path) -> tuple[Path, WriterLock]:
         except StoreError as error:
             # Who sweeps may have come between, and have taken it for left over.
             if not isinstance(error, LockedError) and place.exists():
+                with suppress(OSError):
+                    delete(place)
                 raise
 
 

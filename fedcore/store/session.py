@@ -50,6 +50,10 @@ class Session:
         self._has_warned = False
         # So that the thread ends and files are closed, but nothing else is done, when a store is dropped:
         self._finalizer = None if self.folder is None else finalize(self, _end, self.background, self.folder)
+        if self._finalizer is not None:
+            # A daemon thread may be in a commit when the program ends: what is closed under its hands may be a file of
+            # another number then, into which it writes. The system closes everything, as after a kill.
+            self._finalizer.atexit = False
 
     def require_open(self) -> None:
         """Raise a StoreError if the store was closed; see to what a fork of its process needs."""

@@ -75,6 +75,9 @@ class WriterLock(_Held):
             try:
                 while not self._locked(path, shared):  # it was deleted before it was locked
                     self.forget()
+                if not shared:
+                    disk.resize(self._fd, 0)
+                    disk.write(self._fd, self._written)
             except BaseException as error:
                 self.forget()
                 if shared or not isinstance(error, OSError) or error.errno not in _READ_ONLY:
@@ -83,9 +86,6 @@ class WriterLock(_Held):
                     f"{folder}: expected a folder that can be written to: {error.strerror}; open the store with "
                     "readonly=True, or get the right to write there"
                 ) from error
-            if not shared:
-                os.ftruncate(self._fd, 0)
-                os.pwrite(self._fd, self._written, 0)
 
     def require(self) -> None:
         """Make sure that nobody else can have taken the right: the lock file lies where it lay, and says the same.
@@ -160,24 +160,32 @@ class Pin(_Held):
         super().__init__()
         readers = folder / READERS
         with disk.explained("noting a reader", readers):
-            while True:
-                self._path = readers / f"{os.getpid()}-{uuid4().hex}"
-                self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NOT_FOLLOWED, 0o644)
-                fcntl.flock(self._fd, fcntl.LOCK_EX)
-                if os.fstat(self._fd).st_nlink:
-                    break
-                self.forget()  # the writer took it for a dead one before it was locked
+            try:
+                while not self._noted(readers):  # the writer took it for a dead one before it was locked
+                    self.forget()
+            except BaseException:
+                self.forget()  # who comes next deletes the note
+                raise
             with suppress(OSError):
                 os.fchmod(self._fd, 0o644)  # whatever the umask: the writer, who may be another user, has to read it
 
+    def _noted(self, readers: Path) -> bool:
+        """Make and lock the file; whether it is still there."""
+        self._path = readers / f"{os.getpid()}-{uuid4().hex}"
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NOT_FOLLOWED, 0o644)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        return os.fstat(self._fd).st_nlink > 0
+
     def set(self, sequence: int) -> None:
         """Say which commit the reader looks at; before it is said, it might be any."""
-        os.pwrite(self._fd, struct.pack("<q", sequence), 0)
+        with disk.explained("noting a reader", self._path):
+            disk.write(self._fd, struct.pack("<q", sequence))
 
     def close(self) -> None:
         """The reader is done; a fork that closes what it has of a pin leaves the reader's."""
         if self._fd >= 0:
-            self._path.unlink(missing_ok=True)
+            with suppress(OSError):  # then it is the note of one that is gone, which the next writer deletes
+                self._path.unlink()
             self.release()
 
 

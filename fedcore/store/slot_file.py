@@ -46,10 +46,11 @@ class SlotFile(Slots):
         with disk.explained("opening", path):
             self._fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            found = Header.read(self._fd, path)
+            with disk.explained("opening", path):
+                found = Header.read(self._fd, path)
+                self._size = os.fstat(self._fd).st_size
             if found != header:
                 raise CorruptionError(f"{path}: expected the header {header}, got {found}: files of two stores?")
-            self._size = os.fstat(self._fd).st_size
         except BaseException:
             os.close(self._fd)
             raise
@@ -74,7 +75,8 @@ class SlotFile(Slots):
     @property
     def sequence(self) -> int:
         """What ``mark`` wrote last; 0 if that cannot be told."""
-        return read_sequence(self._fd)
+        with disk.explained("reading", self.path):
+            return read_sequence(self._fd)
 
     @property
     def bytes(self) -> int:
@@ -127,7 +129,8 @@ class SlotFile(Slots):
 
     def look_again(self) -> None:
         """See how far the file has grown; a reader's views stay valid."""
-        self._size = os.fstat(self._fd).st_size
+        with disk.explained("reading", self.path):
+            self._size = os.fstat(self._fd).st_size
         size = self._per_chunk * self.stride
         for number in [number for number, chunk in self._chunks.items() if len(chunk) < size]:
             del self._maps[number], self._chunks[number]
@@ -144,7 +147,9 @@ class SlotFile(Slots):
         """Close the file; views that somebody still holds stay valid."""
         super().close()
         self._maps.clear()
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1  # whose number another file may have next: nothing may be written to it by mistake
+        if fd >= 0:
+            os.close(fd)
 
     def _cut(self, chunks: int) -> None:
         if self._end(self.high) >= self._size:  # past it where the file was cut, or the index forged

@@ -145,7 +145,7 @@ class Course:
     def verdict(self):
         """What is to be said of the server after something came over it; another one begins where it cannot go on."""
         try:
-            if self.server.store._journal.broken:
+            if self.server._state.store._journal.broken:
                 verdict = "says: open it again"
             elif contradictions(self.server):
                 verdict = "DIFFERS"

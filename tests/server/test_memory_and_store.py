@@ -1,6 +1,5 @@
 """Memory and store never part: whatever stops a change, both are as before it, or both as after it."""
 
-import os
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -143,32 +142,34 @@ def raising_handlers():
         signal.signal(kind, handler)
 
 
-STRIDE = int(os.environ.get("FEDCORE_EVERY", "40"))
-"""Every so many-th line or allocation is tried; 1 for all of them."""
+@pytest.fixture(params=[40, pytest.param(1, marks=pytest.mark.endurance)])
+def stride(request):
+    """Every so many-th line or allocation is tried."""
+    return request.param
 
 
 @pytest.mark.usefixtures("raising_handlers")
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_signal_at_any_line(tmp_path, method, medium, operation):
+def test_a_signal_at_any_line(tmp_path, method, medium, operation, stride):
     places = stores(tmp_path, medium)
     before, after = expected(lambda: a_server(method, next(places)), operation)
-    at, goes_on, ends = 1 + STRIDE // 2, True, set()
+    at, goes_on, ends = 1 + stride // 2, True, set()
     while goes_on:
         server = a_server(method, next(places))
         kind = KINDS[at % len(KINDS)]
         with suppress(Stopped):
             goes_on = each_line(operation, server, at, lambda kind=kind: signal.raise_signal(kind))
         ends.add(check(server, before, after))
-        at += STRIDE
+        at += stride
     assert ends == {False, True}
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 @pytest.mark.parametrize("method", ["MIFA", "MimiC"])
-def test_an_exception_from_outside_at_any_line(tmp_path, method, medium, operation):
+def test_an_exception_from_outside_at_any_line(tmp_path, method, medium, operation, stride):
     """As a thread's PyThreadState_SetAsyncExc raises, which nothing can hold back."""
 
     def stop():
@@ -176,13 +177,13 @@ def test_an_exception_from_outside_at_any_line(tmp_path, method, medium, operati
 
     places = stores(tmp_path, medium)
     before, after = expected(lambda: a_server(method, next(places)), operation)
-    at, goes_on = 1 + STRIDE // 2, True
+    at, goes_on = 1 + stride // 2, True
     while goes_on:
         server = a_server(method, next(places))
         with suppress(Stopped):
             goes_on = each_line(operation, server, at, stop)
         check(server, before, after)
-        at += STRIDE
+        at += stride
 
 
 @pytest.mark.parametrize("operation", [a_round, one_in_the_middle_departs], ids=lambda f: f.__name__)
@@ -208,7 +209,7 @@ def test_an_exception_from_outside_at_every_line_of_a_commit(tmp_path, medium, o
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 @pytest.mark.parametrize("method", METHODS)
-def test_no_memory_left_at_any_allocation_of_a_commit(tmp_path, method, medium, operation):
+def test_no_memory_left_at_any_allocation_of_a_commit(tmp_path, method, medium, operation, stride):
     """Of a commit alone: elsewhere there are libraries that do not look at what they are given, and crash."""
     testing = pytest.importorskip("_testcapi")
     places = stores(tmp_path, medium)
@@ -231,7 +232,7 @@ def test_no_memory_left_at_any_allocation_of_a_commit(tmp_path, method, medium, 
             testing.remove_mem_hooks()
         server._state._become = become
         check(server, before, after)
-        at += max(1, STRIDE // 4)
+        at += max(1, stride // 4)
 
 
 def compacted(server):

@@ -1,16 +1,18 @@
-"""Memory and store under storms of signals and of starvation; FEDCORE_STORMS=1 for 3,000 and 2,000 of them."""
+"""Memory and store under storms of signals and of starvation."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-LONG = "FEDCORE_STORMS" in os.environ
+LONG = pytest.mark.endurance
 
 
-@pytest.mark.parametrize(("signals", "starvations"), [(3000, 0), (0, 2000)] if LONG else [(60, 0), (0, 20)])
+@pytest.mark.parametrize(
+    ("signals", "starvations"),
+    [(60, 0), (0, 20), pytest.param(3000, 0, marks=LONG), pytest.param(0, 2000, marks=LONG)],
+)
 def test_no_server_s_memory_and_store_differ(signals, starvations):
     """In a process of its own, whose limits on memory and descriptors are nobody else's."""
     command = [sys.executable, "-m", "tests.server.storms", str(signals), str(starvations)]

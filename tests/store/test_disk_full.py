@@ -179,6 +179,21 @@ def test_a_copy_that_cannot_be_written_leaves_the_older_one(tmp_path, monkeypatc
     store.close()
 
 
+@pytest.mark.parametrize("failure", [full, broken])
+@pytest.mark.parametrize("name", ["resize", "write", "work_in"])
+def test_an_opening_that_failed_holds_no_lock(tmp_path, monkeypatch, name, failure):
+    """Who tries again, here or elsewhere, is let in."""
+    with ClientStore(60, N, medium="mmap", path=tmp_path / "store") as store:
+        attempt(store, 0)
+    fail_at(monkeypatch, 1, failure, [name])
+    with pytest.raises(errors.StoreError, match=f"^{tmp_path / 'store'}"):
+        ClientStore.open(tmp_path / "store")
+    monkeypatch.undo()
+    with ClientStore.open(tmp_path / "store") as store:
+        attempt(store, 1)
+        assert_is_at(store, 1)
+
+
 def test_an_index_that_cannot_grow(tmp_path):
     with ClientStore([str(i) * 200 for i in range(40)], 4, medium="mmap", path=tmp_path / "store") as store:
         store.commit(0)

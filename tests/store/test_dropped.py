@@ -11,6 +11,7 @@ import pytest
 
 from fedcore import ClientStore, Server, Update, errors
 from fedcore.store.registry import MOST
+from tests.server.invariant import contradictions
 from tests.store.contents import content, write
 
 N = 30
@@ -100,3 +101,38 @@ def test_a_row_that_memory_has_no_room_for_is_refused_by_name(tmp_path):
         store.save(tmp_path / "copy")
         store.compact()
         assert store.verify() == []
+
+
+AT_EXIT = """
+import atexit, sys, threading
+begun, may_go_on = threading.Event(), threading.Event()
+def last():
+    may_go_on.set()
+    thread.join(60)
+atexit.register(last)  # before anything else: what is registered later runs before it
+import numpy as np
+from fedcore import Server, Update
+from fedcore.store import disk
+server = Server("MIFA", np.zeros(50, np.float32), 2, lr=0.1, store=f"mmap:{sys.argv[1]}")
+act = getattr(disk, sys.argv[2])
+def waiting(*arguments):
+    begun.set()
+    may_go_on.wait()
+    return act(*arguments)
+setattr(disk, sys.argv[2], waiting)
+updates = [Update(client, server.x + 1, 1) for client in range(2)]
+thread = threading.Thread(target=lambda: server.round(updates), daemon=True)
+thread.start()
+begun.wait()
+"""
+
+
+@pytest.mark.parametrize("call", ["write", "reserve", "sync", "commit"])
+def test_a_thread_is_in_a_round_when_the_program_ends(tmp_path, call):
+    """Its files stay as they are until the process ends, which is as a kill: nobody closes them under its hands."""
+    command = [sys.executable, "-c", AT_EXIT, tmp_path / "run", call]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    with Server.load(tmp_path / "run") as server:
+        assert server.round_number == 1
+        assert server.store.verify() + contradictions(server) == []

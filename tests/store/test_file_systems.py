@@ -33,7 +33,7 @@ def run(program, *arguments):
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
     )
 
 
@@ -113,8 +113,9 @@ def test_a_disk_that_is_full_before_a_round_says_so(disk):
 
 
 @pytest.mark.parametrize("durability", ["round", "checkpoint"])
-def test_killed_at_any_moment(disk, durability):
-    said = run(HERE / "killed.py", disk, durability, int(os.environ.get("FEDCORE_KILLS", "200")) // 8, 3)
+@pytest.mark.parametrize("kills", [25, pytest.param(400, marks=pytest.mark.endurance)])
+def test_killed_at_any_moment(disk, kills, durability):
+    said = run(HERE / "killed.py", disk, durability, kills, 3)
     assert said.returncode == 0, said.stderr
     assert json.loads(said.stdout)["rounds"] > 0
 

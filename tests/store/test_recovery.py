@@ -1,5 +1,6 @@
 """Commits that a disk has lost are given up by consent alone, and the store goes on from the last that is there."""
 
+import errno
 import os
 import shutil
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, Update, errors
-from fedcore.store import recovery
+from fedcore.store import disk, recovery
 from tests.cli.command import invoke
 from tests.server.invariant import contradictions
 
@@ -92,7 +93,14 @@ def test_a_recovery_that_dies_leaves_the_store_as_it_was_or_recovered(tmp_path, 
     monkeypatch.undo()
     with pytest.raises(errors.CorruptionError, match="commits were lost"):
         ClientStore.open(folder)
-    monkeypatch.setattr("fedcore.store.disk.write", lambda *_: (_ for _ in ()).throw(OSError))
+    write = disk.write
+
+    def full(fd, content, start=0):
+        if start:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(fd, content)  # of the lock
+
+    monkeypatch.setattr(disk, "write", full)
     recovery.give_up(folder)  # the mark is a note only: the index is ahead of what the rows have seen
     monkeypatch.undo()
     Server.load(folder).close()

@@ -64,8 +64,8 @@ def test_the_log_is_durable_before_the_index_is_touched(path, monkeypatch):
         monkeypatch.setattr(disk, name, noting(name, getattr(disk, name)))
     before = (path / "index.sqlite-wal").read_bytes()
     ClientStore.open(path).close()
-    assert said[:3] == [("write", "index.sqlite-wal"), ("sync", "index.sqlite-wal"), "work_in"]
-    assert written[0] == before
+    assert said[:4] == [("write", "lock"), ("write", "index.sqlite-wal"), ("sync", "index.sqlite-wal"), "work_in"]
+    assert written[1] == before
 
 
 @pytest.mark.parametrize("call", ["sync", "work_in"])

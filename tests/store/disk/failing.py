@@ -58,6 +58,11 @@ class Disk:
         self.tell(f"dump {path}")
         return path
 
+    def record(self, log, base):
+        """Record from now on what is written and flushed, and what the disk holds now."""
+        run("sync", "--file-system", self.folder)
+        self.tell(f"record {log} {base}")
+
     def writes(self, path):
         """How many writes there were."""
         self.tell(f"count {path}")

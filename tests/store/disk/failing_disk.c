@@ -6,7 +6,10 @@
 //     fail 1 | fail 0      refuse writes with EIO, or take them again
 //     refuse N             refuse the N-th write from now on, counted from 1, and no other
 //     dump PATH            write what the disk holds, which is what a loss of power leaves, to a file
+//     record PATH BASE     dump to BASE, and record from now on in PATH every write, flush and mark
+//     mark TEXT            record this text
 //     count PATH           write how many writes there were to a file
+// A record is a kind ("w", "f" or "m"), the length of its content, its place on the disk, and the content.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -28,6 +31,7 @@ static char* disk;
 static uint64_t size, writes;
 static long refused;  // 1: the next one
 static int fails;
+static FILE* log_file;
 
 static void reply(uint64_t request, int error, const void* content, size_t length) {
     struct fuse_out_header head = {sizeof head + length, -error, request};
@@ -45,13 +49,40 @@ static void describe(struct fuse_attr* attr, uint64_t node) {
     attr->blksize = 4096;
 }
 
+static void record(char kind, uint64_t offset, uint32_t length, const char* content) {
+    if (!log_file) return;
+    struct {
+        uint32_t kind, length;
+        uint64_t offset;
+    } head = {kind, length, offset};
+    fwrite(&head, sizeof head, 1, log_file);
+    fwrite(content, 1, length, log_file);
+    fflush(log_file);
+}
+
+static void dump(const char* path) {
+    static const char zeros[4096];
+    FILE* file = fopen(path, "w");
+    for (uint64_t at = 0; at < size; at += sizeof zeros) {
+        if (!memcmp(disk + at, zeros, sizeof zeros)) continue;  // a hole
+        fseeko(file, at, SEEK_SET);
+        fwrite(disk + at, 1, sizeof zeros, file);
+    }
+    fflush(file);
+    if (ftruncate(fileno(file), size)) perror("dump");
+    fclose(file);
+}
+
 static void command(const char* line) {
-    char path[4096];
+    char path[4096], base[4096];
     if (sscanf(line, "fail %d", &fails) == 1 || sscanf(line, "refuse %ld", &refused) == 1) return;
-    if (sscanf(line, "dump %4095s", path) == 1) {
-        FILE* file = fopen(path, "w");
-        fwrite(disk, 1, size, file);
-        fclose(file);
+    if (!strncmp(line, "mark ", 5)) {
+        record('m', 0, strcspn(line + 5, "\n"), line + 5);
+    } else if (sscanf(line, "record %4095s %4095s", path, base) == 2) {
+        dump(base);
+        log_file = fopen(path, "w");
+    } else if (sscanf(line, "dump %4095s", path) == 1) {
+        dump(path);
     } else if (sscanf(line, "count %4095s", path) == 1) {
         FILE* file = fopen(path, "w");
         fprintf(file, "%lu", (unsigned long)writes);
@@ -70,6 +101,7 @@ static void write_to(struct fuse_in_header* head, struct fuse_write_in* in) {
         ++writes;
         if (fails || (refused > 0 && --refused == 0)) return reply(head->unique, EIO, NULL, 0);
         memcpy(disk + in->offset, content, in->size);
+        record('w', in->offset, in->size, content);
     }
     reply(head->unique, 0, &out, sizeof out);
 }
@@ -110,6 +142,8 @@ static void answer(struct fuse_in_header* head) {
         case FUSE_WRITE:
             return write_to(head, in);
         case FUSE_FSYNC:
+            record('f', 0, 0, NULL);
+            return reply(head->unique, 0, NULL, 0);
         case FUSE_FLUSH:
         case FUSE_RELEASE:
         case FUSE_RELEASEDIR:

@@ -1,0 +1,49 @@
+"""A library that lets one call into the system fail, and this process's hold of it."""
+
+import ctypes
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).with_name("failing_calls.c")
+ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC}
+
+
+def built(folder):
+    """The library, to be preloaded; the test is skipped where it cannot be."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    library = folder / "failing_calls.so"
+    command = [compiler, "-O1", "-shared", "-fPIC", SOURCE, "-o", library, "-ldl"]
+    said = subprocess.run(command, capture_output=True, text=True)
+    if said.returncode:
+        pytest.skip(f"this system's libc has other calls: {said.stderr[:200]}")
+    return library
+
+
+class Calls:
+    """The calls of this process, which was started with the library preloaded."""
+
+    def __init__(self, folder):
+        self._library, self._folder = ctypes.CDLL(os.environ["LD_PRELOAD"]), os.fsencode(folder)
+        self._library.failed_call.restype = ctypes.c_char_p
+
+    @contextmanager
+    def failing(self, number, error) -> Iterator[list[str]]:
+        """Let the number-th call on anything in the folder fail; then the list has its name, if there were so many."""
+        failed: list[str] = []
+        self._library.fail_call(number, ERRORS[error], self._folder)
+        try:
+            yield failed
+        finally:
+            name = self._library.failed_call()
+            self._library.fail_call(0, 0, self._folder)
+            if name is not None:
+                failed.append(name.decode())

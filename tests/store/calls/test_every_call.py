@@ -1,0 +1,42 @@
+"""Every call into the system that a server makes fails once, with EIO and with ENOSPC; memory and folder never part."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.store.calls.failing import ERRORS, built
+
+LONG = pytest.mark.endurance
+CASES = [("MIFA", "mmap", "EIO", 29), ("MimiC", "mmap", "ENOSPC", 29), ("MimiC", "ram", "EIO", 19)]
+CASES += [
+    pytest.param(method, medium, error, 1, marks=LONG)
+    for method in ("MIFA", "MimiC", "SCAFFOLD")
+    for medium in ("mmap", "ram")
+    for error in ERRORS
+]
+
+
+@pytest.mark.parametrize(("method", "medium", "error", "stride"), CASES)
+def test_every_call_fails_once(tmp_path, method, medium, error, stride):
+    """In a process of its own, before whose libc the library stands."""
+    library = built(tmp_path)
+    (tmp_path / "folder").mkdir()
+    command = [sys.executable, "-m", "tests.store.calls.every_call", tmp_path / "folder", method, medium, error]
+    ended = subprocess.run(
+        [*command, str(stride)],
+        cwd=Path(__file__).parents[3],
+        env=os.environ | {"LD_PRELOAD": str(library)},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    said = json.loads(ended.stdout)
+    assert said["wrong"] == []
+    tried = said["tried"]
+    assert sum(tried.values()) * stride > (400 if medium == "ram" else 1500)
+    assert tried["save"] > 0
+    assert (tried["a_round"] > 0) == (medium == "mmap")

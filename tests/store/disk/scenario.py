@@ -1,0 +1,60 @@
+"""What a server does on a disk that fails: rounds, arrivals, departures, compactions, copies and a restart."""
+
+import hashlib
+
+import numpy as np
+
+from fedcore import Server, Update, algorithms
+from tests.server.test_memory_and_store import lasting
+
+METHODS = {"MIFA": algorithms.MIFA(wait=False), "MimiC": "MimiC"}
+N, CLIENTS = 2000, 5
+STEPS = "rrdrcarsrCrrdSrcr"  # see ``step``
+
+
+def digest(server):
+    """Of all that lasts."""
+    number, x, total, rows, shares = lasting(server)
+    ordered = sorted(rows.items(), key=lambda row: str(row[0]))
+    return hashlib.blake2b(repr((number, x, total, ordered, shares)).encode(), digest_size=8).hexdigest()
+
+
+def a_round(server):
+    t = server.round_number
+    heard = [client for i, client in enumerate(sorted(server.store.registry, key=str)) if (i + t) % 3]
+    return server.round([Update(c, server.x + np.float32(1 + t + i), 1) for i, c in enumerate(heard)])
+
+
+def step(server, letter, folder):
+    """One step; returns the server."""
+    match letter:
+        case "r":
+            a_round(server)
+        case "d":
+            server.depart(sorted(server.store.registry, key=str)[1])
+        case "a":
+            server.arrive_all([f"client {server.round_number}", f"and {server.round_number}"])
+        case "c":
+            server.compact()
+        case "s" | "S":
+            server.save(folder / "copy")
+        case "C":
+            server.close()
+            return Server.load(folder / "run")
+    return server
+
+
+def play(folder, method, acknowledge):
+    """All steps; after each, ``acknowledge`` is told what the server and the copy are by now."""
+    options = {"history_rounds": 3} if method == "MimiC" else {}
+    server = Server(
+        METHODS[method], np.zeros(N, np.float32), CLIENTS, lr=0.1, store=f"mmap:{folder / 'run'}", **options
+    )
+    a_round(server)
+    copy = None
+    acknowledge(digest(server), copy)
+    for letter in STEPS:
+        server = step(server, letter, folder)
+        copy = digest(server) if letter in "sS" else copy
+        acknowledge(digest(server), copy)
+    server.close()
