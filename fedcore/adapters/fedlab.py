@@ -225,8 +225,9 @@ class ServerManager(SynchronousServerManager):  # type: ignore[misc, unused-igno
 
     An upload without claims answers for the next client of the process that it came from; one with claims for the
     client that it names, as the process was told it (by ``mode``). One that names a client of another process is
-    refused, in the log by the process's rank, and so is a message that is no upload. The rank is what FedLab says; the
-    upload itself is read from that process's connection, so that nobody speaks in another's name. Everybody in the
+    refused, in the log by the process's rank, and so is a message without an upload. The rank is what FedLab says; the
+    upload itself is read from that process's connection, so that nobody speaks in another's name. FedLab knows no
+    timeouts: the round waits for the clients of a process whose uploads were refused so. Everybody in the
     group can still end the run of all: FedLab's network takes a header for what it says.
 
     Args:
@@ -265,7 +266,7 @@ class ServerManager(SynchronousServerManager):  # type: ignore[misc, unused-igno
             ended = False
             while not ended:
                 rank, code, payload = self._network.recv()
-                if code == MessageCode.ParameterUpdate:
+                if code == MessageCode.ParameterUpdate and payload is not None:
                     ended = self._handler.load(payload, self._senders[rank])
                 else:
                     self._LOGGER.warning(f"process {rank}: expected an upload, got {code}")

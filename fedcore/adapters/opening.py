@@ -1,6 +1,7 @@
 """A server for a framework's job: a new one, or the one that an earlier job left on the disk."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from fedcore.algorithms import Algorithm, named
 from fedcore.errors import CheckpointError, UnknownClientError, UnknownNameError
 from fedcore.layout import Layout
 from fedcore.server import Server
+from fedcore.server.limits import Limits
 from fedcore.store import ClientId, ClientStore
 from fedcore.store.registry import canonical
 
@@ -33,9 +35,10 @@ def require_same_limits(server: Server, path: str | Path, options: Mapping[str, 
     Raises:
         CheckpointError: one of ``options`` is another; the store is closed.
     """
-    saved = server.store.state["settings"]["limits"]
+    saved, usual = server.store.state["settings"]["limits"], asdict(Limits())  # a folder of before has not all
     for name in LIMITS:
-        if name in options and options[name] != (had := saved.get(name.removeprefix("max_"))):
+        had = saved.get(name.removeprefix("max_"), usual[name.removeprefix("max_")])
+        if name in options and options[name] != had:
             server.close()
             raise CheckpointError(
                 f"{name}: expected {had!r}, with which the server in {path} was made, got {options[name]!r}:"

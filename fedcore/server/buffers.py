@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from fedcore.errors import RangeError
 from fedcore.layout import Layout, Slice
-from fedcore.server.limits import FARTHEST
+from fedcore.server.limits import MEDIANS
 from fedcore.server.update import in_float32
 
 F32 = npt.NDArray[np.float32]
@@ -120,4 +120,4 @@ def _grown(now: npt.NDArray[np.integer[Any]], sent: Sequence[npt.NDArray[np.inte
     still = (by == 0).sum(axis=0)
     middle = np.minimum(still + (len(by) - 1 - still) // 2, len(by) - 1)
     median = np.take_along_axis(by, middle[np.newaxis], axis=0)[0]
-    return np.asarray(before + np.minimum(by[-1], wide(FARTHEST) * median)).astype(now.dtype)
+    return np.asarray(before + np.minimum(by[-1], wide(MEDIANS) * median)).astype(now.dtype)

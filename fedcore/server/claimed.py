@@ -27,7 +27,7 @@ class Claimed:
     """The last ``WINDOW`` claims that counted, in their order.
 
     Args:
-        ratio: times their median, up to which a claim counts; None for any.
+        ratio: times their median, up to which a claim counts; None for any claim.
         packed: float64[WINDOW], what ``packed`` was when the last round was finished; None for none.
 
     Cost: some microseconds a call, whatever the number of claims that are asked about at once.

@@ -11,7 +11,7 @@ from fedcore.errors import RangeError
 
 LARGEST = sys.float_info.max
 
-FARTHEST = 10
+MEDIANS = 10
 """Times the median of what others claim, of steps, examples and a counter's growth, up to which a claim counts."""
 
 
@@ -25,7 +25,7 @@ class Limits:
         steps: (``max_steps``) the most local steps; best as many as the clients were asked to do. Methods that say
             themselves how many a client does (``Algorithm.most_steps``) hold it to these. Where clients do epochs,
             their steps are as many as their own examples make them, which is for nobody here to know: then a claim
-            counts in gamma, and what a counter grows by, up to 10 times the cohort's median, and the client's own mean
+            counts in gamma, and what a counter grows by, up to 10 times a median, and the client's own mean
             gradient is as many times shorter.
         examples: (``max_examples``) the most examples.
         lr: (``max_lr``) the largest rate, where clients have their own.
@@ -47,7 +47,7 @@ class Limits:
     norm: float | None = None
     norm_ratio: float | None = None
     own_rates: bool = False
-    examples_ratio: float | None = FARTHEST
+    examples_ratio: float | None = MEDIANS
 
     @property
     def measures(self) -> bool:
@@ -63,7 +63,7 @@ class Limits:
         norm: float | None = None,
         norm_ratio: float | None = None,
         own_rates: bool = False,
-        examples_ratio: float | None = FARTHEST,
+        examples_ratio: float | None = MEDIANS,
     ) -> "Limits":
         """The limits of ``Server``'s arguments, ``max_steps`` and so on.
 

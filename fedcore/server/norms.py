@@ -43,8 +43,8 @@ class Norms:
     def median(self, beside: Sequence[float] = ()) -> float | None:
         """The median, of an even number the lower of the two in the middle; None where there is no norm.
 
-        The lower one, so that one liar of two does not vouch for itself. Nor does one beside zeros: more of these than
-        of others are none.
+        The lower one, so that one liar of two does not vouch for itself. Nor does one beside zeros: where these are
+        more than half there is no median, and nothing that it could vouch for.
 
         Args:
             beside: norms that count too.

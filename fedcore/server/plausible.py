@@ -12,6 +12,7 @@ import numpy.typing as npt
 from fedcore.algorithms.rates import rate_at
 from fedcore.errors import CheckpointError
 from fedcore.server.limits import is_integer
+from fedcore.server.norms import WINDOW
 from fedcore.server.settings import Settings
 from fedcore.store import ClientStore
 
@@ -70,13 +71,21 @@ def require_plausible(
             raise ValueError(said % "an integer")
         if kind == "population" and (vector.dtype != np.int64 or vector.shape[:-1] != (2,)):
             raise ValueError(said % "int64[2, m]")
-        if kind == "norms" and (vector.dtype.kind != "f" or vector.ndim != 1):
-            raise ValueError(said % "float[k]")
+        if kind == "norms" and not _is_window(vector, np.float64 if entry in ("steps", "examples") else np.float32):
+            raise ValueError(said % f"float[{WINDOW}] > 0, NaN behind the last")
     if settings.algorithm.keeps_total != ("total" in vectors):
         raise ValueError("total: expected where the method keeps one, and nowhere else")
     kept = {name.removeprefix("v/") for name in vectors if name.startswith("v/")}
     if kept != {str(t) for t, _ in numbers["references"]} or any(count < 1 for _, count in numbers["references"]):
         raise ValueError(f"references: expected those of the directions {sorted(kept)}, got {numbers['references']}")
+
+
+def _is_window(vector: npt.NDArray[Any], dtype: type) -> bool:
+    """Whether a vector can be what ``Norms.packed`` and ``Claimed.packed`` are."""
+    if vector.dtype != dtype or vector.shape != (WINDOW,):
+        return False
+    count = WINDOW - int(np.isnan(vector).sum())
+    return bool((vector[:count] > 0).all() and np.isfinite(vector[:count]).all())
 
 
 def _due(settings: Settings) -> dict[str, tuple[type, int]]:

@@ -92,8 +92,15 @@ def warn_if_unheard(report: RoundReport, logger: Logger) -> None:
         )
 
 
-def warn_if_lowered(round: int, lowered: Sequence[Lowered], logger: Logger) -> None:
-    """Log a warning of claims of examples that did not count in full, which nothing else would tell."""
+def warn_if_lowered(round: int, lowered: Sequence[Lowered], most_steps: int | None, logger: Logger) -> None:
+    """Log a warning of claims of examples or steps that did not count in full, which nothing else would tell."""
+    if most_steps is not None:
+        logger.warning(
+            "round %d counted at most %d steps of a client in gamma, 10 times the median, and some claim more: "
+            "max_steps says how many they may be, server_lr what gamma is",
+            round,
+            most_steps,
+        )
     if lowered:
         told = ", ".join(
             f"client {client!r} {counted} of {claimed}" for client, claimed, counted in lowered[:KINDS_TOLD]

@@ -15,10 +15,11 @@ from fedcore.server.batch import Batch, Reply
 from fedcore.server.judge import Judge, Lengths, Verdict
 from fedcore.server.limits import is_integer
 from fedcore.server.newcomers import Coming
+from fedcore.server.outcome import Outcome
 from fedcore.server.reading import Reader
 from fedcore.server.report import Lowered, RoundReport, warn_if_lowered, warn_if_unheard
 from fedcore.server.settings import Settings
-from fedcore.server.state import Outcome, State
+from fedcore.server.state import State
 from fedcore.server.tally import Tally
 from fedcore.server.turn import one_call
 from fedcore.server.uninterrupted import uninterrupted
@@ -53,6 +54,7 @@ class Round:
         self._known: set[ClientId] = set()  # held or heard
         self._refused: list[tuple[ClientId, str]] = []
         self._lowered: list[Lowered] = []
+        self._most_steps: int | None = None
         self._bytes, self._seconds = 0, 0.0
 
     @ieee
@@ -175,7 +177,7 @@ class Round:
         waiting, store = self._state.waiting if self.is_open else None, self._state.store if self.is_open else None
         report = self._finish()
         warn_if_unheard(report, LOGGER)  # outside of the turn: a handler may look at the round
-        warn_if_lowered(report.round, self._lowered, LOGGER)
+        warn_if_lowered(report.round, self._lowered, self._most_steps, LOGGER)
         if waiting is not None and store is not None:
             waiting.tell(report.awaited, store, LOGGER)
         return report
@@ -192,6 +194,7 @@ class Round:
                 if self._is_ending:
                     raise RoundError("round: expected to finish it, got abort() from a signal's handler meanwhile")
                 outcome = self._state.commit(self._tally, self._judge.heard())
+                self._most_steps = outcome.most_steps
                 self.is_open = False
                 self.report = self._make_report(number, outcome, staleness)
         finally:

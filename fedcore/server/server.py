@@ -46,8 +46,8 @@ class Server:
         lr: eta, the rate of the clients' local steps: a number, or a function of the round.
         server_lr: gamma: a number, or a function of the round. None averages the clients' models (FedAvg), or uses
             the cohort's mean of eta_i K_i (methods in gradient units; in a round without clients the last gamma). No
-            K_i counts for more than 10 times the median of the cohort's and of the last 1,000: one liar of ten heard
-            at most doubles gamma.
+            K_i counts for more than 10 times the median of the last 1,000 heard, or of the cohort's draws: a liar among
+            S of these adds at most 10 / S of a usual step.
         store: "ram", "mmap:PATH" (a new folder; ``Server.load`` goes on with an old one), or a ClientStore with rows of
             ``n_parameters`` elements, which a codec rounds stochastically by the round and the client alone.
         optimizer: one of ``fedcore.algorithms.optimizers``, which turns the method's direction into the step's.
@@ -255,10 +255,11 @@ class Server:
         """
         if (opened := self._openings.opened) is not None:
             opened.abort()
-        self._state.store.close()
+        self._state.close()
 
     def checkpoint(self) -> None:
-        """Make every finished round safe, where durability="checkpoint"; elsewhere it is already."""
+        """Make every finished round safe, where durability="checkpoint"; elsewhere it is already. Between rounds."""
+        self._between_rounds()
         self._state.store.checkpoint()
 
     def compact(self) -> None:

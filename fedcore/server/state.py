@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,9 @@ from fedcore.server.corrections import corrections, mean_square
 from fedcore.server.exchanging import exchange
 from fedcore.server.folding import fold_history
 from fedcore.server.gamma import farthest_gamma, step_length
-from fedcore.server.limits import FARTHEST
+from fedcore.server.limits import MEDIANS
 from fedcore.server.newcomers import Coming, Newcomers
+from fedcore.server.outcome import Outcome
 from fedcore.server.population import Population, Sizes, checked_sizes
 from fedcore.server.rounding import rounding_keys
 from fedcore.server.settings import Settings
@@ -34,20 +35,6 @@ from fedcore.store import ClientId, ClientStore, History
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a round's step came to."""
-
-    gamma: float = 0.0
-    """The step along v; 0 where x stayed."""
-    mean_square: float | None = None
-    """|sum_i (w_i / W) h_i|^2, where it is known."""
-    correction_norm: float | None = None
-    """See ``RoundReport``."""
-    awaited: int = 0
-    """See ``RoundReport``."""
 
 
 class State:
@@ -97,6 +84,13 @@ class State:
         """Forget what a round has left that was never finished: the rows that it staged, and who would have come."""
         self.newcomers.forget()
         self.store.discard()
+
+    def close(self) -> None:
+        """Forget what was never finished, and close the store."""
+        try:
+            self.abandon()
+        finally:
+            self.store.close()
 
     def _is_sized(self, told: bool) -> bool:
         """Whether clients that arrive have sizes."""
@@ -176,17 +170,17 @@ class State:
         algorithm, now = self.settings.algorithm, self.now
         population, number = self.newcomers.settle(tally.clients, now), now.round_number
         cohort = self.cohort(tally, population)
-        steps = self.claimed.of("steps", FARTHEST, now.norms)
-        gamma = step_length(self.settings, now, tally, steps)
+        steps = self.claimed.of("steps", MEDIANS, now.norms)
+        gamma, most_steps = step_length(self.settings, now, tally, steps)
         norms = {**norms, "steps": steps.packed} if len(steps) else norms
         moves = cohort.N > 0 and algorithm.moves(cohort)
         late = self.settings.late_rounds
         # x of every round, whether it moved or not: a client may have started from it.
         past = {t: x for t, x in {**now.past, number: now.x}.items() if t > number - late} if late else {}
         changes: dict[str, Any] = {"round_number": number + 1, "past": past, "norms": norms, "population": population}
-        outcome = Outcome()
+        outcome = Outcome(most_steps=most_steps)
         if cohort.W > 0 or moves:
-            outcome = self._step(cohort, gamma if moves else 0.0, tally, changes)
+            outcome = self._step(cohort, gamma if moves else 0.0, tally, changes, outcome)
             changes["gamma"] = gamma  # also of a round in which x waits: one without clients may come next, and step
             if moves:
                 counters = grown(now.counters, tally.counters)
@@ -271,7 +265,7 @@ class State:
         """See ``Server.save``."""
         self.store.save(path, vectors=self.now.vectors(self.settings.algorithm), state=self.to_state(self.now))
 
-    def _step(self, cohort: Cohort, gamma: float, tally: Tally, changes: dict[str, Any]) -> Outcome:
+    def _step(self, cohort: Cohort, gamma: float, tally: Tally, changes: dict[str, Any], outcome: Outcome) -> Outcome:
         """Put the x, v, T and moments that the sums lead to into the changes of the snapshot."""
         now, p = self.now, self.settings.layout.n_parameters
         step = check_step(self.settings.algorithm, self.settings.algorithm.step(cohort))
@@ -311,10 +305,10 @@ class State:
         x.flags.writeable = False
         corrected = corrections(self, tally, self._spare_v)
         square = mean_square(self, cohort, step, v_square)
-        outcome = Outcome(gamma, corrected.mean_square if square is None else square, corrected.norm)
+        square = corrected.mean_square if square is None else square
         x = x if gamma else now.x
         changes |= {"x": x, "momentum": self._spare_v, "total": self._spare_total, "moments": moments}
-        return outcome
+        return replace(outcome, gamma=gamma, mean_square=square, correction_norm=corrected.norm)
 
     def _average_buffers(self, x: F32) -> float:
         """The cohort's mean of the float buffers into the tail of x; returns its squared norm."""

@@ -63,6 +63,9 @@ BOUNDS = {
     # Weights of 10 medians at most: a step goes half as far. With the weight that was claimed it would go nowhere.
     "examples": 0.15,
 }
+RESTS = {"MBSTORM": 0.35, "SCAFFOLD": 0.35, "SCAFFOLDM": 0.9}
+"""How far a client that stays where it is holds the others back where its examples are no weight: one of ten does by a
+tenth, and most where its standing still is remembered as a correction, and that in a momentum."""
 OPTIONS = {"long": {"max_norm_ratio": 10.0}}
 
 
@@ -82,7 +85,7 @@ def is_refused(method, kind):
 def bound(method, kind):
     """How far a federation with the lie may be from the honest one."""
     if kind == "examples" and not made(method)[0].weighs_claims:
-        return 1.0  # where examples are no weight, a client that stays where it is counts as one of ten does
+        return RESTS.get(method.partition(",")[0], 0.25)
     return BOUNDS["long" if is_refused(method, kind) else kind]
 
 

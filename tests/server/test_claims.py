@@ -165,13 +165,39 @@ def test_where_the_method_does_not_say_so_they_are_at_most_max_steps():
 
 
 @pytest.mark.parametrize("S", [1, 2, 3])
-def test_a_liar_of_a_small_cohort_is_held_against_those_heard_before(S):
+def test_a_liar_of_a_small_cohort_is_held_against_those_heard_before(S, caplog):
     """A cohort of one knows no median of its own; ten rounds of before do, also where the rate has changed since."""
     server = Server("MimiC", np.zeros(3, np.float32), 10, lr=lambda t: 0.1 if t < 10 else 5.0)
     for _ in range(10):
         server.round([Update(i, server.x + 1, 5) for i in range(S)])
+    assert not caplog.records
     report = server.round([Update(0, server.x + 1, 10**6), *(Update(i, server.x + 1, 5) for i in range(1, S))])
     assert report.gamma == pytest.approx(5.0 * (10 * 5 + 5 * (S - 1)) / S)
+    [record] = caplog.records
+    assert "round 10 counted at most 50 steps of a client in gamma" in record.message
+
+
+def test_a_cohort_that_does_more_steps_than_those_before_is_believed(caplog):
+    server = Server("MimiC", np.zeros(3, np.float32), 10, lr=0.1)
+    for _ in range(100):
+        server.round([Update(i, server.x + 1, 1) for i in range(10)])
+    report = server.round([Update(i, server.x + 1, 50 if i else 10**6) for i in range(10)])
+    assert report.gamma == pytest.approx(0.1 * (9 * 50 + 500) / 10)
+    assert len(caplog.records) == 1
+
+
+def test_own_rates_that_grow_are_not_taken_for_steps(caplog):
+    server = Server("MimiC", np.zeros(3, np.float32), 10, lr=1.0, own_rates=True)
+    for t in range(30):
+        lr = 1e-7 * 2.0**t
+        assert server.round([Update(i, server.x + 1, 5, lr=lr) for i in range(4)]).gamma == pytest.approx(5 * lr)
+    assert not caplog.records
+
+
+def test_the_median_of_steps_is_that_of_the_draws():
+    server = Server("FedAvgM", np.zeros(3, np.float32), 10, lr=0.1)
+    draws = [Update(0, server.x + 1, 5, count=8), *(Update(i, server.x + 1, 10**6) for i in (1, 2))]
+    assert server.round(draws).gamma == pytest.approx(0.1 * (8 * 5 + 2 * 50) / 10)
 
 
 def test_steps_that_an_aborted_round_heard_are_forgotten():

@@ -21,7 +21,7 @@ from fedcore.adapters.refusals import refusal_line, refusals
 from fedcore.algorithms import Algorithm, named
 from fedcore.errors import ArrayError, DuplicateUpdateError, FedcoreError, RangeError
 from fedcore.server import Broadcast, Round, RoundReport, Server
-from fedcore.server.limits import is_integer, shown
+from fedcore.server.limits import MEDIANS, is_integer, shown
 
 PREFIX = "fedcore."
 """What the config and metrics of fedcore's methods begin with: the fields of ``order.FIELDS``, steps; as `.npy` bytes
@@ -80,6 +80,7 @@ class LegacyStrategy(FlowerFedAvg):
         self._model = [npy.read(tensor) for tensor in self.initial_parameters.tensors]
         self._how: dict[str, Any] = {"algorithm": algorithm, "x0": self._model, "lr": lr, **(server or {})}
         self._examples = self._how.pop("examples", None)
+        self._ratio: float | None = self._how.get("max_examples_ratio", MEDIANS)
         medium, _, path = self._how.get("store", "ram").partition(":")
         if resume is not None:
             self.server = load_server(resume, **self._how)
@@ -122,7 +123,7 @@ class LegacyStrategy(FlowerFedAvg):
         if line := refusal_line(round.report):
             log(WARNING if round.report.heard else ERROR, "aggregate_fit: %s", line)
         heard = set(round.report.heard)
-        usable = _usable([pair for pair in results if _key(pair[0]) in heard], "aggregate_fit")
+        usable = _usable([pair for pair in results if _key(pair[0]) in heard], "aggregate_fit", self._ratio)
         metrics = [(result.num_examples, result.metrics) for _, result in usable]
         aggregate = self.fit_metrics_aggregation_fn
         return self._parameters(), aggregate(metrics) if aggregate and metrics else {}
@@ -134,7 +135,7 @@ class LegacyStrategy(FlowerFedAvg):
         failures: list[tuple[ClientProxy, EvaluateRes] | BaseException],
     ) -> tuple[float | None, dict[str, Scalar]]:
         """Flower's means of what the clients say, of those that can be believed; the others are named in the log."""
-        return super().aggregate_evaluate(server_round, _usable(results, "aggregate_evaluate"), failures)
+        return super().aggregate_evaluate(server_round, _usable(results, "aggregate_evaluate", self._ratio), failures)
 
     def _add(self, round: Round, client: int | str, result: FitRes) -> None:
         assert self.server is not None
@@ -178,8 +179,8 @@ def _told(algorithm: Algorithm | str) -> Algorithm:
 R = TypeVar("R", FitRes, EvaluateRes)
 
 
-def _usable(results: list[tuple[ClientProxy, R]], where: str) -> list[tuple[ClientProxy, R]]:
-    """The results whose numbers spoil no mean, with at most 10 times the median of examples; the log says whose do."""
+def _usable(results: list[tuple[ClientProxy, R]], where: str, ratio: float | None) -> list[tuple[ClientProxy, R]]:
+    """The results whose numbers spoil no mean, examples at most ``ratio`` times the median; the log says what it was."""
     usable: list[tuple[ClientProxy, R]] = []
     refused: list[tuple[int | str, str]] = []
     for pair in results:
@@ -190,7 +191,7 @@ def _usable(results: list[tuple[ClientProxy, R]], where: str) -> list[tuple[Clie
             refused.append((_key(pair[0]), str(error)))
     if refused:
         log(WARNING if usable else ERROR, "%s: of the metrics alone: %s", where, refusals(refused, len(usable)))
-    claims = within_medians({_key(proxy): result.num_examples for proxy, result in usable}, where)
+    claims = within_medians({_key(proxy): result.num_examples for proxy, result in usable}, where, ratio)
     return [
         (proxy, replace(result, num_examples=min(result.num_examples, claims[_key(proxy)]))) for proxy, result in usable
     ]

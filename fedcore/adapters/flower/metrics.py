@@ -11,7 +11,7 @@ from flwr.common.logger import log
 
 from fedcore.errors import ArrayError, FedcoreError, RangeError
 from fedcore.server.claimed import median
-from fedcore.server.limits import FARTHEST, is_integer, shown
+from fedcore.server.limits import MEDIANS, is_integer, shown
 
 MOST = 10**9
 """Examples that a reply may claim where it weighs nothing but means."""
@@ -45,7 +45,7 @@ def whole(value: object) -> Any:
 
 
 def within_medians(
-    claims: Mapping[Node, int], where: str, ratio: float | None = FARTHEST, heard: Sequence[int] = ()
+    claims: Mapping[Node, int], where: str, ratio: float | None = MEDIANS, heard: Sequence[int] = ()
 ) -> dict[Node, int]:
     """Numbers of examples by node, none of them more than ``ratio`` times the median of all, which the log says.
 
@@ -58,7 +58,7 @@ def within_medians(
     """
     if not claims or ratio is None:
         return dict(claims)
-    most = int(ratio * median(np.array([*claims.values(), *heard], np.float64)))
+    most = int(min(ratio * median(np.array([*claims.values(), *heard], np.float64)), MOST))
     for node, claim in claims.items():
         if claim > most:
             told = where, node, most, claim, ratio
@@ -85,7 +85,7 @@ class Collected:
             self._contents[node] = RecordDict(dict(records.items()))
 
     def usual(
-        self, weight: str, where: str, ratio: float | None = FARTHEST, nodes: Iterable[int] | None = None
+        self, weight: str, where: str, ratio: float | None = MEDIANS, nodes: Iterable[int] | None = None
     ) -> tuple[list[RecordDict], Refused]:
         """The replies whose metrics can be averaged, and the nodes and reasons of the others.
 

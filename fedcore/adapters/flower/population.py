@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from fedcore.adapters.flower.metrics import MOST, Refused, only_record, whole, within_medians
 from fedcore.adapters.refusals import refusals
 from fedcore.errors import FedcoreError, RangeError
-from fedcore.server.limits import FARTHEST, is_integer, shown
+from fedcore.server.limits import MEDIANS, is_integer, shown
 
 Sizes: TypeAlias = Mapping[int, int] | Callable[[int], int] | None
 EXAMPLES = "num-examples"
@@ -22,7 +22,7 @@ def ask_sizes(
     nodes: Iterable[int],
     known: Sizes,
     config_key: str,
-    ratio: float | None = FARTHEST,
+    ratio: float | None = MEDIANS,
     heard: Sequence[int] = (),
 ) -> dict[int, int]:
     """n_k of the nodes: as is known, or as they answer to a query; without those that give no integer in 1..10^9.

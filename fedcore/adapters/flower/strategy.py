@@ -31,7 +31,7 @@ from fedcore.errors import CheckpointError, RangeError, RoundError, UnknownNameE
 from fedcore.layout import Layout
 from fedcore.sampling import without_replacement
 from fedcore.server import RoundReport, Server
-from fedcore.server.limits import FARTHEST
+from fedcore.server.limits import MEDIANS
 
 UNKNOWN = 1.0
 """The rate of a server that is told none: the norms of its reports are then lengths of models, for each step."""
@@ -113,7 +113,7 @@ class ServerStrategy(FlowerFedAvg):
         self.left_out: Refused = []
         self._rates: dict[str, Any] = {"lr": lr, "server_lr": server_lr, "optimizer": optimizer}
         self._settings: dict[str, Any] = {"late_rounds": late_rounds, **of_server}
-        self._ratio: float | None = self._settings.get("max_examples_ratio", FARTHEST)
+        self._ratio: float | None = self._settings.get("max_examples_ratio", MEDIANS)
         self._store, self._resume, self._examples, self._late_rounds = store, resume, examples, late_rounds
         self._seed, self._poll, self._steps = seed, poll, steps
         self._server: Server | None = None

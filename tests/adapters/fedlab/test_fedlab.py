@@ -329,12 +329,12 @@ def test_a_process_answers_for_its_own_clients_alone(caplog):
     def liar(ids, x):
         for_others = [upload(x + 7, claim(victim)) for victim in range(6, 10)]
         of_nothing = [(MessageCode.Exit, None), (MessageCode.ParameterUpdate, None)]
-        return [*for_others, *of_nothing, *honest(0.5)(ids[1:], x)]
+        return [*for_others, *of_nothing, *honest(0.5)(ids, x)]
 
     handler = managed([liar, honest(0.1)], numbers=(6, 4), mode="GLOBAL")
     for report in handler.reports:
-        assert set(report.heard) == set(range(1, 10))
-        assert [client for client, _ in report.refused] == [0]  # for which its upload of nothing has answered
+        assert set(report.heard) == set(range(10))
+        assert report.refused == ()
     for client in range(6, 10):
         np.testing.assert_allclose(handler.server.store.read(client), 0.1 * (client + 1) / LR, rtol=1e-4)
     assert "an upload of round 0 from process 1: client: expected one of its own, got" in caplog.text
