@@ -180,7 +180,7 @@ R = TypeVar("R", FitRes, EvaluateRes)
 
 
 def _usable(results: list[tuple[ClientProxy, R]], where: str, ratio: float | None) -> list[tuple[ClientProxy, R]]:
-    """The results whose numbers spoil no mean, examples at most ``ratio`` times the median; the log says what it was."""
+    """The results whose numbers spoil no mean, examples at most ``ratio`` times the median; the log says what was."""
     usable: list[tuple[ClientProxy, R]] = []
     refused: list[tuple[int | str, str]] = []
     for pair in results:

@@ -55,10 +55,9 @@ def test_the_power_goes_after_any_write(tmp_path, kind, method, stride):
         disk.record(log, base)
         acknowledged = Acknowledged(lambda number: disk.tell(f"mark {number}"))
         play(disk.folder, method, acknowledged)
-    tried = checked = 0
-    for last, why in cuts(log, base, image, stride, seed=1):
-        tried += 1
-        with mounted(image, tmp_path / f"cut{tried}") as place:
+    checked = 0
+    for cut, (last, why) in enumerate(cuts(log, base, image, stride, seed=1)):
+        with mounted(image, tmp_path / f"cut{cut}") as place:
             if last >= 0:  # before, it was being made
                 acknowledged.check(place, last, why)
                 checked += 1
