@@ -257,6 +257,7 @@ class Round:
             verdict = self._judge.judge(lengths, batch.examples, last=last)
             if verdict is not None:
                 self._count_examples(batch, verdict.examples)
+                batch.weights = self._weigh(batch)
             return verdict
 
         try:
@@ -286,7 +287,6 @@ class Round:
         if lower:
             self._lowered += [Lowered(batch.clients[i], int(batch.examples[i]), int(examples[i])) for i in lower]
             batch.examples = examples
-            batch.weights = self._weigh(batch)
 
     def _weigh(self, batch: Batch) -> F64:
         number, population = self._state.now.round_number, self._state.population

@@ -2,7 +2,6 @@
 
 import re
 import signal
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 
 import fedcore
 from fedcore import ClientStore, Server, Update, errors
+from tests.server.runaway import Runaway
 
 N, n = 3, 5
 ALGORITHMS = ["FedAvg", "MIFA", "MimiC"]
@@ -34,19 +34,6 @@ def finish_as_if_nothing(server):
     """One more round, which shows the state that cannot be seen."""
     server.round([Update(1, server.x - np.float32(3), steps=2)])
     return snapshot(server)
-
-
-class Runaway:
-    """A server optimiser of one's own, which makes steps too long if it is told so."""
-
-    factor = 1.0
-
-    def start(self, n):
-        return ()
-
-    def turn(self, v, moments):
-        with np.errstate(over="ignore"):
-            return v * np.float32(self.factor), moments
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -377,43 +364,3 @@ def test_a_huge_update_cannot_end_the_round_of_others(kind):
     assert report.heard == (1,)
     assert [client for client, why in report.refused if "past float32's range" in why] == [0, 2]
     np.testing.assert_array_equal(server.x, [1, 2, 3, 4])
-
-
-def sparse_and_nested():
-    yield torch.zeros(n).to_sparse()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of torch, that nested tensors are a prototype
-        yield torch.nested.nested_tensor([torch.zeros(n)])
-    yield torch.zeros(n, 1).to_sparse_csr()
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("form", range(3))
-@pytest.mark.parametrize("way", ["add", "add_all", "round"])
-@pytest.mark.filterwarnings("ignore:Sparse CSR")
-def test_a_sparse_and_a_nested_tensor_are_refused_by_name(name, form, way):
-    server = warm(name)
-    odd, good = list(sparse_and_nested())[form], server.x + np.float32(1)
-    if way == "round":
-        report = server.round([Update(0, odd, 1), Update(1, good, 1)])
-    else:
-        with server.open_round() as round:
-            if way == "add":
-                round.add(0, odd, steps=1)
-                round.add(1, good, steps=1)
-            else:
-                round.add_all([Update(0, odd, 1), Update(1, good, 1)])
-        report = round.report
-    assert report.heard == (1,)
-    [(client, why)] = report.refused
-    assert client == 0
-    assert why.startswith("y: expected float32[5]")
-
-
-@pytest.mark.filterwarnings("ignore:Sparse CSR")
-def test_so_are_those_in_a_model_by_name():
-    for odd in sparse_and_nested():
-        server = Server("MIFA", {"a": np.zeros(n, np.float32)}, clients=2, lr=0.1)
-        report = server.round([Update(0, {"a": odd}, 1), Update(1, {"a": np.ones(n, np.float32)}, 1)])
-        assert report.heard == (1,)
-        assert report.refused[0][1].startswith("a: expected ")

@@ -6,6 +6,7 @@ import pytest
 from fedcore import Server, Update, errors
 from fedcore.algorithms import REGISTRY, FlexibleFedAvg, named
 from tests.server.invariant import contradictions
+from tests.server.runaway import Runaway
 
 P = 4
 X0 = np.zeros(P, np.float32)
@@ -14,19 +15,6 @@ OPTIMA = {client: np.full(P, i + 1, np.float32) for i, client in enumerate("abcd
 
 def a_server(method, store="ram", clients=(), optimizer=None):
     return Server(method, X0, list(clients), lr=0.1, store=store, optimizer=optimizer)
-
-
-class Runaway:
-    """A server optimiser of one's own, which makes a step that is too long when it is told so."""
-
-    factor = 1.0
-
-    def start(self, n):
-        return ()
-
-    def turn(self, v, moments):
-        with np.errstate(over="ignore"):
-            return v * np.float32(self.factor), moments
 
 
 def answers(server, clients, asked=()):

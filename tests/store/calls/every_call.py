@@ -17,7 +17,7 @@ import numpy as np
 
 from fedcore import ClientStore, Server, Update, algorithms, errors
 from tests.server.invariant import contradictions
-from tests.server.test_memory_and_store import lasting
+from tests.server.stopping import lasting
 from tests.store.calls.failing import Calls
 
 METHODS = {"MIFA": algorithms.MIFA(wait=False), "MimiC": "MimiC", "SCAFFOLD": "SCAFFOLD"}

@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 
 from fedcore import Server, Update, algorithms
-from tests.server.test_memory_and_store import lasting
+from tests.server.stopping import lasting
 
 METHODS = {"MIFA": algorithms.MIFA(wait=False), "MimiC": "MimiC"}
 N, CLIENTS = 2000, 5

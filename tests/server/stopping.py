@@ -1,0 +1,126 @@
+"""What may stop a server's change at any line of it, and what must be so afterwards: memory and store as one."""
+
+import signal
+import sys
+
+import numpy as np
+
+from fedcore import Server, Update, algorithms
+from tests.server.invariant import contradictions
+
+METHODS = ["MIFA", "MimiC", "SCAFFOLDM", "FlexibleFedAvg"]
+
+
+KINDS = [signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGUSR1]
+
+
+CLIENTS, P = ["a", "b", 7, "d"], 6
+
+
+class Stopped(BaseException):
+    """What a handler raises."""
+
+
+def a_server(method, store):
+    algorithm = algorithms.MIFA(wait=False) if method == "MIFA" else method
+    sizes = [1, 2, 3, 4] if method == "FlexibleFedAvg" else None
+    server = Server(algorithm, np.zeros(P, np.float32), CLIENTS, lr=0.1, store=store, examples=sizes)
+    a_round(server)
+    return server
+
+
+def a_round(server):
+    number = server.round_number
+    return server.round([Update(client, server.x + 1 + number, 1) for client in list(server.store.registry)[:3]])
+
+
+def the_first_departs(server):
+    server.depart(next(iter(server.store.registry)))
+
+
+def one_in_the_middle_departs(server):
+    server.depart(list(server.store.registry)[1])
+
+
+def two_arrive(server):
+    sized = server._state.now.population.is_sized
+    names = [f"new {server.round_number} {i}" for i in range(2)]
+    server.arrive_all(names, examples=[3, 4] if sized else None)
+
+
+OPERATIONS = [a_round, the_first_departs, one_in_the_middle_departs, two_arrive]
+
+
+def seen(server):
+    """All that can be asked of a server."""
+    rows = {client: server.store.read(client).tobytes() for client in server.store.registry}
+    total = server._state.now.total
+    population = server._state.now.population
+    shares = population.shares(server.store.registry, list(rows))
+    return (
+        server.round_number,
+        server.x.tobytes(),
+        server.v.tobytes(),
+        None if total is None else total.tobytes(),
+        rows,
+        None if shares is None else shares.tobytes(),
+    )
+
+
+def lasting(server):
+    """Of what is seen, what another process finds in the folder: not v, where the method has no use for it."""
+    number, x, _v, *others = seen(server)
+    return number, x, *others
+
+
+def expected(make, operation):
+    """What there is to be seen before an operation and after it."""
+    server = make()
+    before = seen(server)
+    operation(server)
+    return before, seen(server)
+
+
+def check(server, before, after):
+    """Both sides are old or both new; returns which."""
+    assert contradictions(server) == []
+    now = seen(server)
+    assert now in (before, after)
+    if server.store.medium == "mmap":
+        assert lasting(Server.load(server.store.path, medium="ram")) == lasting(server)
+    for go_on in (a_round, two_arrive, a_round, the_first_departs, a_round):  # in slots of its own
+        go_on(server)
+        assert contradictions(server) == []
+    server.close()
+    return now == after
+
+
+def each_line(operation, server, at, action, room="fedcore"):
+    """Run an operation, with the action before the line ``at`` of those that it runs in a room; were there so many?"""
+    lines = 0
+
+    def trace(frame, event, argument):
+        nonlocal lines
+        if room not in frame.f_code.co_filename or "tests" in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            lines += 1
+            if lines == at:
+                sys.settrace(None)
+                action()
+        return trace
+
+    sys.settrace(trace)
+    try:
+        operation(server)
+    finally:
+        sys.settrace(None)
+    return lines >= at
+
+
+def stores(tmp_path, medium):
+    """Places for new stores."""
+    number = 0
+    while True:
+        number += 1
+        yield "ram" if medium == "ram" else f"mmap:{tmp_path / str(number)}"

@@ -1,0 +1,133 @@
+"""A round that was dropped, or stopped while it opened, leaves nothing; and there is one at a time."""
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from tempfile import mkdtemp
+
+import numpy as np
+import pytest
+
+from fedcore import Server
+from fedcore.errors import RoundError, StoreError
+from tests.server.stopping import (
+    CLIENTS,
+    METHODS,
+    OPERATIONS,
+    P,
+    Stopped,
+    a_round,
+    a_server,
+    check,
+    each_line,
+    expected,
+    lasting,
+    seen,
+    stores,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
+
+
+def compacted(server):
+    server.compact()
+
+
+def saved(server):
+    server.save(f"{server.store.path}.copy" if server.store.medium == "mmap" else mkdtemp())
+
+
+@pytest.mark.parametrize("operation", [*OPERATIONS, compacted, saved], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("medium", ["ram", "mmap"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_round_that_was_dropped_leaves_nothing(tmp_path, monkeypatch, method, medium, operation):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    places = stores(tmp_path, medium)
+    before, after = expected(lambda: a_server(method, next(places)), operation)
+    server = a_server(method, next(places))
+    opened = server.open_round()
+    opened.add("b", np.full(P, 1000, np.float32), steps=1)
+    opened.add("d", np.full(P, 10, np.float32), steps=1)  # which has no row yet
+    del opened
+    operation(server)
+    check(server, before, after)
+
+
+@pytest.mark.parametrize("act", [Server.close, Server.checkpoint, Server.compact, saved], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("is_open", [False, True])
+def test_newcomers_of_a_round_that_was_not_finished_do_not_reach_the_folder(tmp_path, act, is_open):
+    server = a_server("MIFA", f"mmap:{tmp_path / 'run'}")
+    before = seen(server)
+    opened = server.open_round(newcomers=["new", 8])
+    opened.add("new", np.full(P, 10, np.float32), steps=1)
+    if is_open and act is not Server.close:
+        with pytest.raises(RoundError, match="is open already"):
+            act(server)
+        opened.abort()
+    if not is_open:
+        del opened
+    act(server)
+    server.close()
+    with Server.load(tmp_path / "run") as again:
+        assert lasting(again) == (before[0], before[1], *before[3:])
+        with again.open_round(newcomers=["new", 8]) as opened:
+            opened.add(8, np.full(P, 10, np.float32), steps=1)
+        assert set(again.store.registry) == {*CLIENTS, 8}
+
+
+@pytest.mark.parametrize("finishes", [False, True])
+def test_two_threads_never_get_two_rounds(finishes):
+    """One opens at every line of the other's opening, and finishes its round or not."""
+
+    def attempt(at):
+        server, opened = a_server("FedAvg", "ram"), []
+
+        def open_it(server):
+            with suppress(RoundError):
+                opened.append(server.open_round())
+
+        def race():
+            other.submit(open_it, server).result(60)
+            if finishes and opened:
+                other.submit(opened[0].finish).result(60)
+
+        goes_on = each_line(open_it, server, at, race)
+        assert opened
+        is_open = [round for round in opened if round.is_open]
+        assert len(is_open) <= 1
+        for round in is_open:
+            round.abort()
+        a_round(server)
+        return goes_on
+
+    with ThreadPoolExecutor(1) as other:
+        at = 1
+        while attempt(at):
+            at += 1
+    assert at > 20
+
+
+def test_a_closed_server_opens_no_round(tmp_path):
+    server = a_server("FedAvg", f"mmap:{tmp_path / 'store'}")
+    server.close()
+    with pytest.raises(StoreError, match="store: expected an open store, got one that was closed"):
+        server.open_round()
+
+
+@pytest.mark.parametrize("stride", [12, pytest.param(1, marks=pytest.mark.endurance)])
+@pytest.mark.parametrize("medium", ["ram", "mmap"])
+def test_an_opening_that_is_stopped_at_any_line_leaves_no_newcomers(tmp_path, medium, stride):
+    def stop():
+        raise Stopped
+
+    places = stores(tmp_path, medium)
+    at, goes_on = 1, True
+    while goes_on:
+        server = a_server("MIFA", next(places))
+        before = seen(server)
+        with suppress(Stopped):
+            goes_on = each_line(lambda server: server.open_round(newcomers=["new", 8]).abort(), server, at, stop)
+        assert set(server.store.registry) == set(CLIENTS)
+        check(server, before, before)
+        at += stride
+    assert at > 40
