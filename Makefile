@@ -21,12 +21,13 @@ quickstart: $(SIMULATOR)
 test: lint
 	$(BIN)/python -m pytest
 
-## make lint          ruff, mypy and clang-format, as `make test` runs them
+## make lint          ruff, mypy, stubtest and clang-format, as `make test` runs them
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest fedcore._core --allowlist tests/architecture/stubtest.txt
 
 ## make format        rewrite the sources as lint wants them
 format: $(INSTALLED)

@@ -31,7 +31,7 @@ struct Arrays {
             weights.push_back(0.125);
             sent.push_back({ys[i].data(), Dtype::float32, x.data(), 0.5f, 0.125});
             const Row row = {Codec::f32, rows[i].data(), nullptr};
-            swaps.push_back({row, nullptr, row, {}});
+            row_exchanges.push_back({row, nullptr, row, {}});
         }
         scratch.resize(kRows * block_count(n));
     }
@@ -40,8 +40,8 @@ struct Arrays {
     std::vector<float> x, y, out;
     std::vector<double> acc, sum, scratch, weights;
     std::vector<const void*> pointers;
-    std::vector<Sent> sent;
-    std::vector<RowSwap> swaps;
+    std::vector<ClientUpdate> sent;
+    std::vector<RowExchange> row_exchanges;
 };
 
 struct Kernel {
@@ -63,8 +63,8 @@ const Kernel kKernels[] = {
      }},
     {"exchange", 12 * kRows + 20,
      [](Arrays& a, std::int64_t block, std::int64_t begin, std::int64_t end) {
-         table().exchange(a.acc.data(), a.sum.data(), a.sent.data(), a.swaps.data(), Form::gradient, kRows, begin, end,
-                          a.scratch.data() + block * kRows);
+         table().exchange(a.acc.data(), a.sum.data(), a.sent.data(), a.row_exchanges.data(),
+                          Forms{{1, 0, 0}, {1, -1, 0, 1}}, kRows, begin, end, a.scratch.data() + block * kRows);
      }},
     {"direction", 16,
      [](Arrays& a, std::int64_t, std::int64_t begin, std::int64_t end) {

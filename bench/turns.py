@@ -27,7 +27,7 @@ def turn(operation, calls=1):
 
 
 def seconds(operation, calls=1):
-    """Seconds per call of ``calls`` calls on end."""
+    """Seconds per call of ``calls`` consecutive calls."""
     began = time.perf_counter()
     for _ in range(calls):
         operation()

@@ -7,7 +7,8 @@ import torch
 
 from fedcore.adapters.nvflare import Trainer
 from fedcore.data import divide, load
-from fedcore.local import build, minibatches
+from fedcore.local import build
+from fedcore.local_rules import minibatches
 
 flare.init()
 sites = int(sys.argv[1])

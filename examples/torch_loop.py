@@ -29,6 +29,6 @@ server = fedcore.Server("MimiC", net, clients=6, lr=0.1)  # or MIFA, FedAvg, ...
 for number in range(20):
     with server.open_round() as round:
         for client in (number % 6, (number + 1) % 6):  # the others are away
-            state = {name: torch.from_numpy(array) for name, array in server.tensors().items()}
-            round.add(client, train(state, *data[client]), steps=4)
+            round.add(client, train(server.tensors(), *data[client]), steps=4)
+server.load_into(net)
 print(round.report.heard, round.report.refused)

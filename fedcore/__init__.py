@@ -1,11 +1,11 @@
 """fedcore: the server side of federated learning at memory speed."""
 
 from fedcore import algorithms, errors, kernels, participation, sampling, topology
+from fedcore.averaging import aggregate
 from fedcore.layout import Layout
 from fedcore.network import Network, NetworkReport, NetworkRound
 from fedcore.runtime import __version__, build_info, isa, set_threads, threads
 from fedcore.server import Broadcast, Round, RoundReport, Server, Update
-from fedcore.state_dicts import aggregate
 from fedcore.store import ClientStore
 
 __all__ = [

@@ -4,8 +4,8 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-P = ParamSpec("P")
-R = TypeVar("R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 version: str
 compiler: str
@@ -35,12 +35,8 @@ def server_step(
     total_out: Any,
     x_out: Any,
     *,
-    from_sum: float,
-    from_total: float,
-    from_momentum: float,
-    keep_sum: float,
-    keep_control: float,
-    keep_v: float,
+    v_of: Sequence[float],
+    total_of: Sequence[float],
     gamma: float,
 ) -> tuple[float, float]: ...
 def exchange(
@@ -54,7 +50,8 @@ def exchange(
     anchors: Sequence[Any],
     new_rows: Sequence[Any],
     *,
-    control: bool,
+    row: Sequence[float],
+    adds: Sequence[float],
     keys: Any,
 ) -> npt.NDArray[np.float64]: ...
 def direction_step(
@@ -69,7 +66,25 @@ def direction_step(
     mu: float,
     weight_decay: float,
 ) -> None: ...
-def direction_offset(terms: Sequence[Any], coefficients: Any, out: Any) -> None: ...
+def combine(terms: Sequence[Any], coefficients: Any, out: Any) -> None: ...
+def combined_square(terms: Sequence[Any], coefficients: Any) -> float: ...
+def optimizer_step(
+    v: Any,
+    m: Any,
+    s: Any,
+    x: Any,
+    m_out: Any,
+    s_out: Any,
+    x_out: Any,
+    *,
+    from_m: float,
+    from_v: float,
+    from_s: float,
+    from_square: float,
+    yogi: bool,
+    tau: float,
+    gamma: float,
+) -> float: ...
 def mix(models: Sequence[Any], starts: Any, columns: Any, weights: Any) -> None: ...
 def squared_norms(rows: Sequence[Any]) -> npt.NDArray[np.float64]: ...
 def random_words(key: Sequence[int], use: Sequence[int], first: int, blocks: int) -> npt.NDArray[np.uint64]: ...
@@ -110,7 +125,7 @@ def threads() -> int: ...
 def set_threads(count: int) -> None: ...
 def isa() -> str: ...
 def best_isa() -> str: ...
-def in_ieee_mode(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+def in_ieee_mode(function: Callable[_P, _R], /, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
 def read_plain_updates(
     updates: Sequence[Any],
     type: type,

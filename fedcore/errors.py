@@ -11,7 +11,7 @@ DISTRIBUTION = "fedcore-fl"
 
 
 class FedcoreError(Exception):
-    """Whatever fedcore raises on purpose."""
+    """The base of all that fedcore raises on purpose."""
 
 
 class ShapeError(FedcoreError, ValueError):
@@ -34,13 +34,14 @@ class UnknownNameError(FedcoreError, ValueError):
     """A name (of an algorithm, a preset, a model, ...) is not one of those that exist."""
 
     @classmethod
-    def of(cls, what: str, name: object, known: Iterable[str]) -> "UnknownNameError":
-        """The error for ``name``, with the nearest known one and the list of all."""
+    def of(cls, what: str, name: object, known: Iterable[str], *, else_: str = "") -> "UnknownNameError":
+        """The error for ``name``, with the nearest known one, the list of all, and what else would do."""
         names = sorted(known)
         spelt = {known_name.lower(): known_name for known_name in names}
         near = get_close_matches(str(name).lower(), spelt, n=1, cutoff=0.5)
         hint = f"; did you mean {spelt[near[0]]!r}?" if near else ""
-        return cls(f"{what}: {name!r} is unknown{hint} (known: {', '.join(names)})")
+        other = f"; or {else_}" if else_ else ""
+        return cls(f"{what}: {name!r} is unknown{hint} (known: {', '.join(names) or 'none'}{other})")
 
 
 class ConfigError(FedcoreError, ValueError):
@@ -69,8 +70,12 @@ class DivergedError(FedcoreError, RuntimeError):
     """A step would make the model infinite or NaN."""
 
 
+class PicklingError(FedcoreError, TypeError):
+    """An object that holds something, rather than being a value, was to be pickled or copied."""
+
+
 class CheckpointError(FedcoreError, RuntimeError):
-    """What was saved does not fit what it is to be loaded into."""
+    """A saved state does not fit the thing that it is to be loaded into."""
 
 
 class MissingDataError(FedcoreError, RuntimeError):

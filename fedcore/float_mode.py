@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from fedcore import _core
+from fedcore.native import core
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,6 +25,6 @@ def ieee(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        return _core.in_ieee_mode(function, *args, **kwargs)
+        return core.in_ieee_mode(function, *args, **kwargs)
 
     return called

@@ -6,7 +6,7 @@ cover the parameters only, so they have ``n_parameters`` elements where a model 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from typing import Any, Literal, get_args
@@ -14,10 +14,16 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.errors import ArrayError, DtypeError, ShapeError
+from fedcore.errors import ArrayError, DtypeError, ShapeError, UnknownNameError
+from fedcore.libraries import NARROW, Library, as_array, as_tensor, copy_into, dtype_name, library_of
+from fedcore.representation import Represented
 
 Vector = npt.NDArray[np.float32]
 Kind = Literal["parameter", "buffer", "counter"]
+
+FLOATS = ("float32", *NARROW)
+INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+DUE = "float32, bfloat16, float16 or an integer dtype"
 
 BUFFERS = ("*running_mean", "*running_var")
 """The names by which a bare mapping's float buffers are told from its parameters."""
@@ -25,32 +31,37 @@ BUFFERS = ("*running_mean", "*running_var")
 
 @dataclass(frozen=True)
 class Slice:
-    """One named tensor: its kind, shape and dtype, and [start, stop) in the flat vector (empty for a counter)."""
+    """One named tensor: its kind, shape and dtype's name, and [start, stop) in the flat vector (none of a counter)."""
 
     name: str
     kind: Kind
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: str
     start: int = 0
     stop: int = 0
 
 
-class Layout:
-    """Where each named tensor lies in the flat vector.
+class Layout(Represented):
+    """The place of each named tensor in the flat vector.
 
     Attributes:
         n: elements of the flat vector.
         n_parameters: its first elements, those that are parameters: the width of a client's row.
         slices: the tensors of the flat vector, in its order.
         counters: the integer tensors, which lie outside it.
+        narrow: the tensors of the flat vector whose dtype does not hold every float32.
         aliases: further names of tied parameters, which a ``state_dict`` lists and the vector holds once.
+        library: what the model's tensors are of, "numpy" or "torch". Layouts that differ in it alone are equal.
     """
 
-    def __init__(self, tensors: Iterable[Slice], aliases: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, tensors: Iterable[Slice], aliases: Mapping[str, str] | None = None, library: Library = "numpy"
+    ) -> None:
         listed = list(tensors)
         self.slices: tuple[Slice, ...] = ()
         self.counters = tuple(piece for piece in listed if piece.kind == "counter")
         self.aliases = dict(aliases or {})
+        self.library = library
         start = 0
         for kind in ("parameter", "buffer"):
             for piece in listed:
@@ -61,6 +72,7 @@ class Layout:
             if kind == "parameter":
                 self.n_parameters = start
         self.n = start
+        self.narrow = tuple(piece for piece in self.slices if piece.dtype in NARROW)
 
     @classmethod
     def of(cls, x: Any, *, buffers: Sequence[str] = BUFFERS) -> "Layout":
@@ -68,13 +80,13 @@ class Layout:
 
         Args:
             x: an ``nn.Module``, a ``state_dict`` or other mapping of arrays, a sequence of arrays (named "0",
-               "1", ...), or one array (named "x"). NumPy arrays or CPU torch tensors; float32, or an integer
-               dtype for counters.
+               "1", ...), or one array (named "x"). NumPy arrays or CPU torch tensors; float32, bfloat16, float16, or
+               an integer dtype for counters.
             buffers: patterns of the names that are float buffers, for a mapping that cannot say so itself. A
                module knows its own.
 
         Raises:
-            DtypeError: a tensor is neither float32 nor an integer.
+            DtypeError: a tensor is of another dtype.
             ArrayError: an entry is no array.
 
         >>> layout = Layout.of({"w": np.zeros((2, 3), np.float32), "b": np.zeros(2, np.float32)})
@@ -91,26 +103,48 @@ class Layout:
             for name, tensor in x.named_parameters(remove_duplicate=False):
                 if first[id(tensor)] != name:
                     aliases[name] = first[id(tensor)]
-        tensors = []
-        for name, leaf in _named(x).items():
+        tensors, named = [], _named(x)
+        for name, leaf in named.items():
             dtype = _dtype(name, leaf)
             is_buffer = name in buffer_names or (
                 name not in parameters and any(fnmatch(name, pattern) for pattern in buffers)
             )
-            if dtype.kind in "iu":
+            if dtype in INTEGERS:
                 kind: Kind = "counter"
-            elif dtype == np.float32:
+            elif dtype in FLOATS:
                 kind = "buffer" if is_buffer else "parameter"
             else:
-                raise DtypeError(f"{name}: expected float32 or an integer dtype, got {dtype}")
+                raise DtypeError(f"{name}: expected {DUE}, got {leaf.dtype}")
             tensors.append(Slice(name, kind, tuple(leaf.shape), dtype))
-        return cls(tensors, aliases)
+        return cls(tensors, aliases, library_of(named.values()))
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether the tensors and their places are the same."""
+        if not isinstance(other, Layout):
+            return NotImplemented
+        return (self.slices, self.counters, self.aliases) == (other.slices, other.counters, other.aliases)
+
+    def __hash__(self) -> int:
+        return hash((self.slices, self.counters))
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "n": self.n,
+            "n_parameters": self.n_parameters,
+            "tensors": len(self.slices),
+            "counters": len(self.counters),
+            "library": self.library,
+        }
+
+    def _rows(self) -> Iterator[tuple[str, ...]]:
+        for piece in (*self.slices, *self.counters):
+            yield piece.name, piece.kind, f"{piece.dtype}{list(piece.shape)}"
 
     def to_state(self) -> dict[str, Any]:
         """The layout as JSON can hold it."""
         listed = self.slices + self.counters
-        pieces = [[piece.name, piece.kind, list(piece.shape), str(piece.dtype)] for piece in listed]
-        return {"tensors": pieces, "aliases": self.aliases}
+        pieces = [[piece.name, piece.kind, list(piece.shape), piece.dtype] for piece in listed]
+        return {"tensors": pieces, "aliases": self.aliases, "library": self.library}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "Layout":
@@ -119,14 +153,17 @@ class Layout:
         Raises:
             LookupError, TypeError, ValueError: it is none.
         """
-        pieces = [Slice(name, kind, tuple(shape), np.dtype(dtype)) for name, kind, shape, dtype in state["tensors"]]
+        pieces = [Slice(name, kind, tuple(shape), dtype) for name, kind, shape, dtype in state["tensors"]]
         for piece in pieces:
-            due = "iu" if piece.kind == "counter" else "f"
-            if piece.kind not in get_args(Kind) or piece.dtype.kind not in due:
+            due = INTEGERS if piece.kind == "counter" else FLOATS
+            if piece.kind not in get_args(Kind) or piece.dtype not in due:
                 raise DtypeError(f"{piece.name}: expected a tensor that a layout has, got {piece.kind} {piece.dtype}")
             if any(type(length) is not int or length < 0 for length in piece.shape):
                 raise ShapeError(f"{piece.name}: expected lengths, got {list(piece.shape)}")
-        return cls(pieces, state["aliases"])
+        library = state.get("library", "numpy")  # older folders do not say
+        if library not in get_args(Library):
+            raise UnknownNameError.of("library", library, get_args(Library))
+        return cls(pieces, state["aliases"], library)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -137,7 +174,8 @@ class Layout:
         """Copy a model's parameters and float buffers into one vector.
 
         Args:
-            x: a model with this layout's names, shapes and dtypes, in any of the forms ``Layout.of`` takes.
+            x: a model with this layout's names, shapes and dtypes (or float32 in place of 16 bits), in any of the forms
+                ``Layout.of`` takes.
             out: float32[n], written in place; a new one if None.
 
         Returns:
@@ -157,7 +195,7 @@ class Layout:
         elif out.shape != (self.n,):
             raise ShapeError(f"out: expected float32[{self.n}], got shape {out.shape}")
         for piece in self.slices:
-            out[piece.start : piece.stop] = _array(piece.name, named[piece.name]).reshape(-1)
+            out[piece.start : piece.stop] = as_array(piece.name, named[piece.name]).reshape(-1)
         return out
 
     def pieces(self, x: Any) -> list[Vector]:
@@ -167,7 +205,8 @@ class Layout:
             x: as for ``flatten``.
 
         Returns:
-            Views of the model's memory; copies of tensors that are not contiguous, or lie where no float32 may.
+            Views of the model's memory; copies of tensors that are not contiguous, or lie where no float32 may, or of
+            16 bits.
 
         Raises:
             Those of ``flatten``.
@@ -175,12 +214,14 @@ class Layout:
         named = self._check(x)
         pieces = []
         for piece in self.slices:
-            tensor = _array(piece.name, named[piece.name]).reshape(-1)
+            tensor = as_array(piece.name, named[piece.name]).reshape(-1)
             pieces.append(tensor if tensor.flags.aligned else tensor.copy())
         return pieces
 
     def unflatten(self, flat: Vector) -> dict[str, Vector]:
         """The named tensors of a flat vector, as views of it: writing to one writes to ``flat``.
+
+        They are float32, whatever the model's own dtypes: ``tensors`` gives these back.
 
         Args:
             flat: float32[n].
@@ -195,9 +236,55 @@ class Layout:
     def read_counters(self, x: Any) -> dict[str, npt.NDArray[np.integer[Any]]]:
         """Copies of a model's integer counters, in their own dtypes."""
         named = self._check(x) if self.counters else {}
-        return {piece.name: _array(piece.name, named[piece.name]).copy() for piece in self.counters}
+        return {piece.name: as_array(piece.name, named[piece.name]).copy() for piece in self.counters}
 
-    def _check(self, x: Any) -> dict[str, Any]:
+    def tensors(
+        self,
+        flat: Vector,
+        counters: Mapping[str, npt.NDArray[Any]],
+        library: Library | None = None,
+        *,
+        copy: bool = True,
+    ) -> dict[str, Any]:
+        """A model by name, aliases included, in its own dtypes: floats of 16 bits are rounded to the nearest.
+
+        Args:
+            flat: float32[n].
+            counters: the integers, by name.
+            library: "numpy", where bfloat16 stays float32 unless ml_dtypes is imported, or "torch"; None for the
+                model's own.
+            copy: False gives NumPy's float32 arrays as views of ``flat``; what is of another dtype is copied.
+
+        Raises:
+            UnknownNameError: there is no such library.
+            MissingDependencyError: torch is asked for and not installed.
+        """
+        library = self.library if library is None else library
+        if library not in get_args(Library):
+            raise UnknownNameError.of("library", library, get_args(Library))
+        arrays = self.unflatten(flat.copy() if copy and library == "numpy" else flat)
+        named = {piece.name: as_tensor(arrays[piece.name], piece.dtype, library) for piece in self.slices}
+        for piece in self.counters:
+            named[piece.name] = as_tensor(counters[piece.name].copy(), piece.dtype, library)
+        return named | {alias: named[name] for alias, name in self.aliases.items()}
+
+    def load_into(self, model: Any, flat: Vector, counters: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Copy a flat vector and counters into a model's tensors, in place, each in its own dtype.
+
+        Args:
+            model: an ``nn.Module``, wherever it lies, or a mapping or sequence of tensors, with this layout's names and
+                shapes.
+
+        Raises:
+            ArrayError, ShapeError, DtypeError: it is not such a model, and is as it was; or a tensor is read-only.
+        """
+        named = self._check(model, any_float=True)
+        for name, array in self.unflatten(flat).items():
+            copy_into(name, named[name], array)
+        for piece in self.counters:
+            copy_into(piece.name, named[piece.name], counters[piece.name])
+
+    def _check(self, x: Any, *, any_float: bool = False) -> dict[str, Any]:
         """The model's tensors by name, each with the shape and kind of dtype that the layout says."""
         named = {name: leaf for name, leaf in _named(x).items() if name not in self.aliases}
         pieces = {piece.name: piece for piece in self.slices + self.counters}
@@ -207,7 +294,8 @@ class Layout:
             raise ArrayError(f"model: expected the tensors {list(pieces)}; missing {missing}, unexpected {extra}")
         for name, leaf in named.items():
             piece, dtype = pieces[name], _dtype(name, leaf)
-            if dtype != piece.dtype:
+            as_due = dtype == piece.dtype or (dtype == "float32" and piece.dtype in NARROW)
+            if not as_due and not (any_float and piece.kind != "counter" and dtype in (*FLOATS, "float64")):
                 raise DtypeError(f"{name}: expected {piece.dtype}, got {dtype}")
             try:
                 shape = tuple(leaf.shape)
@@ -232,23 +320,8 @@ def _named(x: Any) -> dict[str, Any]:
     raise ArrayError(f"model: expected a module, a mapping or sequence of arrays, or an array, got {type(x).__name__}")
 
 
-def _dtype(name: str, leaf: Any) -> np.dtype[Any]:
-    if isinstance(leaf, np.ndarray):
-        dtype: np.dtype[Any] = leaf.dtype
-        return dtype
+def _dtype(name: str, leaf: Any) -> str:
     try:
-        return np.dtype(str(leaf.dtype).removeprefix("torch."))
+        return dtype_name(leaf)
     except AttributeError:
         raise ArrayError(f"{name}: expected an array, got {type(leaf).__name__}") from None
-    except TypeError:
-        raise DtypeError(f"{name}: expected float32 or an integer dtype, got {leaf.dtype}") from None
-
-
-def _array(name: str, leaf: Any) -> npt.NDArray[Any]:
-    """A NumPy view of an array or CPU tensor."""
-    if isinstance(leaf, np.ndarray):
-        return leaf
-    try:
-        return np.from_dlpack(leaf.detach()) if hasattr(leaf, "detach") else np.asarray(leaf)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise ArrayError(f"{name}: expected an array in CPU memory: {error}") from None

@@ -1,6 +1,5 @@
 """Threads, instruction set and build: what a bug report needs to say."""
 
-import os
 import platform
 import sys
 import warnings
@@ -8,14 +7,14 @@ from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 
-from fedcore import _core
 from fedcore.errors import RangeError
+from fedcore.native import core
 
-__version__ = _core.version
+__version__ = core.version
 
 
 def threads() -> int:
-    """How many threads one call may use: FEDCORE_THREADS, else the cores that this process may use.
+    """The number of threads that one call may use: FEDCORE_THREADS, else the cores that this process may use.
 
     Those are the cores that it may run on, or fewer where its control group (a container's, say) has less time than
     theirs: a quota of 2.5 cores counts as 2, and one below 1 as 1.
@@ -23,7 +22,7 @@ def threads() -> int:
     Raises:
         RuntimeError: FEDCORE_THREADS is no number in 1..4096. A kernel that would share its work says the same.
     """
-    return _core.threads()
+    return core.threads()
 
 
 def set_threads(count: int) -> None:
@@ -34,16 +33,12 @@ def set_threads(count: int) -> None:
     """
     if not isinstance(count, int) or not 1 <= count <= 4096:
         raise RangeError(f"count: expected 1..4096 threads, got {count!r}")
-    _core.set_threads(count)
-
-
-ON_REFERENCE = os.environ.get("FEDCORE_ISA") == "reference"
-"""Whether the package runs on the NumPy twins of its native functions; settled when it is imported."""
+    core.set_threads(count)
 
 
 def isa() -> str:
     """The instruction-set level of the kernels in use; FEDCORE_ISA forces one, or "reference" for the NumPy twins."""
-    return "reference" if ON_REFERENCE else _core.isa()
+    return core.isa()
 
 
 def build_info() -> dict[str, str | int]:
@@ -52,10 +47,10 @@ def build_info() -> dict[str, str | int]:
         "fedcore": __version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "compiler": _core.compiler,
+        "compiler": core.compiler,
         "platform": platform.platform(),
         "isa": isa(),
-        "isa_best": _core.best_isa(),
+        "isa_best": core.best_isa(),
         "threads": threads(),
         "torch": _version("torch"),
         "scikit-learn": _version("scikit-learn"),

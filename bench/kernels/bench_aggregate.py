@@ -88,7 +88,7 @@ def bench_norms(versus, size):
     out = np.empty(n, np.float32)
     versus(
         f"weighted sum with norms and diversity, {S} rows x {n / 1e6:.2f} M",
-        lambda: kernels.weighted_sum_norms(rows, weights, out),
+        lambda: kernels.weighted_sum(rows, weights, out, norms=True),
         {"the plain sum": lambda: kernels.weighted_sum(rows, weights, out)},
         targets={"the plain sum": 1 / 1.10},
         bytes=4 * S * n,

@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 
 import fedcore
 from fedcore import Network, Update, algorithms
-from fedcore.algorithms.rates import InverseStep, largest_full_gradient_rate
+from fedcore.rates import InverseStep
+from fedcore.theory.local_sgd import largest_full_gradient_rate
 from fedcore.topology import Topology
 from tests.network.problem import LeastSquares
 from tests.theory.local_descent import DRAWN, E, N, descend, diversity, n

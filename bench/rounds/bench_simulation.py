@@ -12,7 +12,7 @@ from bench.line import Line
 from bench.rivals.simulation import LR, pfl_rounds, problem, torch_loop
 from fedcore.data import Dataset
 from fedcore.engines import InProcess
-from fedcore.experiment.build import Parts
+from fedcore.experiment.build import TrialParts
 from fedcore.experiment.loop import rounds
 from fedcore.local import build
 
@@ -43,7 +43,7 @@ def simulated(work):
     parts = np.split(np.arange(len(x)), clients)
     engine = InProcess(build(model, seed=0), dataset, parts, batch=batch, epochs=epochs, seed=0)
     server = fedcore.Server("FedAvg", engine.initial, clients=clients, lr=LR)
-    trial = Parts(server, engine, fedcore.participation.Always(clients))
+    trial = TrialParts(server, engine, fedcore.participation.Always(clients))
 
     def run():
         until = server.round_number + count

@@ -25,7 +25,7 @@ def bench_durability(versus, size, tmp_path_factory):
         cohorts = itertools.cycle([range(start, start + S) for start in range(0, N, S)])
 
         def run():
-            updates = [Update(i, h, 1, kind="gradient") for i, h in zip(next(cohorts), hs, strict=True)]
+            updates = [Update(i, gradient=h, steps=1) for i, h in zip(next(cohorts), hs, strict=True)]
             server.round(updates)
             if durability == "checkpoint" and server.round_number % CHECKPOINT == 0:
                 store.checkpoint()

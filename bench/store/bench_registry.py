@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedcore.store import Registry
+from fedcore.clients import Registry
 
 N, K = 1_000_000, 1_000
 SPREAD = np.random.default_rng(0).permutation(N).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)

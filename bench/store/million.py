@@ -44,7 +44,7 @@ def measure(folder, options, durability):
     took, most = [], 0.0
     for t in range(options.rounds):
         drawn = sampling.without_replacement(options.clients, options.cohort, seed=0, round=t)
-        updates = [Update(client, h, 1, kind="gradient") for client in ids[drawn].tolist()]
+        updates = [Update(client, gradient=h, steps=1) for client in ids[drawn].tolist()]
         began = time.perf_counter()
         server.round(updates)
         took.append(time.perf_counter() - began)

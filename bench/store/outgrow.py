@@ -50,7 +50,7 @@ class Bench:
         self.took.setdefault(name, []).append(time.perf_counter() - began)
 
     def round(self, ids):
-        self.server.round([Update(client, self.h, 1, kind="gradient") for client in ids])
+        self.server.round([Update(client, gradient=self.h, steps=1) for client in ids])
 
     def fill(self):
         """Give the first clients their rows."""

@@ -31,7 +31,7 @@ T* plain_vector(py::handle object, bool writable, std::int64_t* n) {
 }  // namespace
 
 AnySpan Arrays::open(py::handle object, Name name, bool writable, const Dtypes& due, Axes axes, std::int64_t n) {
-    const Found found = find(object, name, keep_);
+    const ExportedArray found = open_array(object, name, keep_);
     std::int64_t size = 1;
     for (const std::int64_t extent : found.shape) size *= extent;
     std::size_t which = 0;
@@ -131,7 +131,7 @@ bool is_plain_vector(py::handle object, std::int64_t n) {
 
 std::int64_t length(py::handle object, Name name) {
     Keep keep;
-    const Found found = find(object, name, keep);
+    const ExportedArray found = open_array(object, name, keep);
     return found.shape.size() == 1 ? found.shape[0] : 0;  // of anything else the array that is due is told of later
 }
 
@@ -140,7 +140,7 @@ bool is_float32(py::handle object, Name name) {
     if (plain_vector<float>(object, false, &n) != nullptr) return true;
     if (plain_vector<double>(object, false, &n) != nullptr) return false;
     Keep keep;
-    return find(object, name, keep).dtype == dtype_of<float>()[0];
+    return open_array(object, name, keep).dtype == dtype_of<float>()[0];
 }
 
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "bindings/found.h"
+#include "bindings/exported_array.h"
 
 namespace fedcore::bindings {
 

@@ -1,12 +1,14 @@
 #include <pybind11/numpy.h>
+#include <pybind11/stl.h>
 
+#include <array>
 #include <vector>
 
 #include "base/blocks.h"
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
-#include "bindings/native_call.h"
-#include "bindings/sent.h"
+#include "bindings/client_updates.h"
+#include "bindings/without_gil.h"
 #include "kernels/aggregate.h"
 
 namespace fedcore::bindings {
@@ -77,7 +79,7 @@ struct Job {
         const auto k = static_cast<std::int64_t>(weights.size()), count = static_cast<std::int64_t>(pieces.size());
         std::vector<double> squares(norms ? k + 1 : 0), scratch(norms ? count * (k + 1) : 0);
         {
-            const NativeCall call;  // reads every row once: milliseconds
+            const WithoutGil scope;  // reads every row once: milliseconds
             weighted_sums(sums.data(), weights.data(), k, pieces.data(), count,
                           float64 ? Precision::float64 : Precision::float32, scratch.data(),
                           norms ? squares.data() : nullptr);
@@ -139,7 +141,7 @@ py::array_t<double> accumulate(const py::object& acc, const py::object& out, con
                                const py::object& ys, const py::object& scales, const py::object& weights) {
     Arrays arrays;
     const auto sum = optional<Sum>(arrays, acc, {"acc"}, acc.is_none() ? length(out, {"out"}) : kAnyLength);
-    const SentTensors read = read_sent(arrays, bases, ys, scales, weights, sum.n, true);
+    const ClientTensors read = read_client_updates(arrays, bases, ys, scales, weights, sum.n, true);
     const auto result = arrays.output<Sum>(out, {"out"}, sum.n, sum.number);
     const std::int64_t k = read.k;
     std::vector<Fold<Sum>> folds;
@@ -155,10 +157,15 @@ py::array_t<double> accumulate(const py::object& acc, const py::object& out, con
     double* norm = norms.mutable_data();
     std::vector<double> scratch(k * count);
     {
-        const NativeCall call;  // reads every update once: milliseconds
+        const WithoutGil scope;  // reads every update once: milliseconds
         fedcore::accumulate(folds.data(), k, pieces.data(), count, scratch.data(), norm);
     }
     return norms;
+}
+
+// The coefficients, in the order of the face's Linear: A, B, T, g, v.
+Linear read_linear(const std::array<double, 5>& form) {
+    return {form[0], form[1], form[2], form[3], form[4]};
 }
 
 template <class Sum>
@@ -173,7 +180,6 @@ py::tuple server_step(const py::object& sum, const py::object& total, const py::
     const auto b = optional<double>(arrays, control, {"control"}, a.n);
     if (total.is_none() != total_out.is_none())
         raise("ArrayError", "total_out: expected an array exactly where total is one");
-    if (total.is_none() && !control.is_none()) raise("ArrayError", "control: expected None where total is None");
     StepOutputs to{};
     if (!total.is_none()) to.total = arrays.output<double>(total_out, {"total_out"}, a.n, t.number).data;
     to.v = arrays.output<float>(v, {"v"}, a.n, g.number).data;
@@ -181,7 +187,7 @@ py::tuple server_step(const py::object& sum, const py::object& total, const py::
     std::vector<double> scratch(2 * block_count(a.n));
     double squares[2];
     {
-        const NativeCall call;  // several passes over the model's length: milliseconds
+        const WithoutGil scope;  // several passes over the model's length: milliseconds
         fedcore::server_step<Sum>(step, {a.data, t.data, g.data, b.data, x_in.data}, to, a.n, scratch.data(), squares);
     }
     return py::make_tuple(squares[0], squares[1]);
@@ -208,16 +214,13 @@ void bind_aggregate(py::module_& module) {
         "server_step",
         [](const py::object& sum, const py::object& total, const py::object& momentum, const py::object& control,
            const py::object& x, const py::object& v, const py::object& total_out, const py::object& x_out,
-           double from_sum, double from_total, double from_momentum, double keep_sum, double keep_control,
-           double keep_v, double gamma) {
+           const std::array<double, 5>& v_of, const std::array<double, 5>& total_of, double gamma) {
             return (is_float32(sum, "sum") ? server_step<float>
                                            : server_step<double>)(sum, total, momentum, control, x, v, total_out, x_out,
-                                                                  {from_sum, from_total, from_momentum, keep_sum,
-                                                                   keep_control, keep_v, gamma});
+                                                                  {read_linear(v_of), read_linear(total_of), gamma});
         },
         py::arg("sum"), py::arg("total"), py::arg("momentum"), py::arg("control"), py::arg("x"), py::arg("v"),
-        py::arg("total_out"), py::arg("x_out"), py::kw_only(), py::arg("from_sum"), py::arg("from_total"),
-        py::arg("from_momentum"), py::arg("keep_sum"), py::arg("keep_control"), py::arg("keep_v"), py::arg("gamma"));
+        py::arg("total_out"), py::arg("x_out"), py::kw_only(), py::arg("v_of"), py::arg("total_of"), py::arg("gamma"));
 }
 
 }  // namespace fedcore::bindings

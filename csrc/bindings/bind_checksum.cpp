@@ -2,7 +2,7 @@
 
 #include "bindings/bind.h"
 #include "bindings/bytes.h"
-#include "bindings/native_call.h"
+#include "bindings/without_gil.h"
 #include "store/checksum.h"
 
 namespace fedcore::bindings {
@@ -13,7 +13,7 @@ py::array_t<std::uint64_t> checksum(const py::object& buffer, std::int64_t block
     const Bytes bytes(buffer, {"buffer"});
     py::array_t<std::uint64_t> out(bytes.size() / block_bytes + (bytes.size() % block_bytes != 0));
     std::uint64_t* sums = out.mutable_data();
-    const NativeCall call;  // reads the buffer once: milliseconds
+    const WithoutGil scope;  // reads the buffer once: milliseconds
     fedcore::checksum(bytes.data(), bytes.size(), block_bytes, sums);
     return out;
 }

@@ -8,7 +8,7 @@
 #include "base/little_endian.h"
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
-#include "store/client_index.h"
+#include "clients/client_index.h"
 
 namespace fedcore::bindings {
 namespace {

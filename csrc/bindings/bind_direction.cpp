@@ -1,10 +1,9 @@
 #include <string>
-#include <vector>
 
 #include "base/float_mode.h"
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
-#include "bindings/native_call.h"
+#include "bindings/without_gil.h"
 #include "kernels/direction.h"
 
 namespace fedcore::bindings {
@@ -37,26 +36,8 @@ void direction_step(const py::object& y, const py::object& grad, const py::objec
     step.offset = offset.is_none() ? nullptr : arrays.input<float>(offset, {"offset"}, n).data;
     step.x = counted(arrays, x, "x", "mu", step.mu, n);
     const auto model = arrays.output<float>(y, {"y"}, n);
-    const NativeCall call;  // milliseconds for a large model
+    const WithoutGil scope;  // milliseconds for a large model
     fedcore::direction_step(step, model.data, n);
-}
-
-void direction_offset(const py::object& terms, const py::object& coefficients, const py::object& out) {
-    const py::tuple listed = items_of(terms, "terms");
-    const auto k = static_cast<std::int64_t>(listed.size());
-    if (k == 0) raise("ShapeError", "terms: expected at least one vector, got none");
-    Arrays arrays;
-    const auto coefficient = arrays.input<double>(coefficients, {"coefficients"}, k);
-    std::int64_t n = kAnyLength;
-    std::vector<Term> vectors;
-    for (std::int64_t i = 0; i < k; ++i) {
-        const AnySpan term = arrays.input(listed[i], {"terms", i}, Dtypes{"float32", "float64"}, n);
-        n = term.n;
-        vectors.push_back({term.data, term.dtype == 1, coefficient.data[i]});
-    }
-    const auto sum = arrays.output<float>(out, {"out"}, n);
-    const NativeCall call;  // reads every vector once: milliseconds
-    fedcore::direction_offset(vectors.data(), k, sum.data, n);
 }
 
 }  // namespace
@@ -65,7 +46,6 @@ void bind_direction(py::module_& module) {
     module.def("direction_step", &direction_step, py::arg("y"), py::arg("grad"), py::arg("grad_prev"),
                py::arg("offset"), py::arg("x"), py::arg("lr"), py::arg("a"), py::arg("b"), py::arg("mu"),
                py::arg("weight_decay"));
-    module.def("direction_offset", &direction_offset, py::arg("terms"), py::arg("coefficients"), py::arg("out"));
 }
 
 }  // namespace fedcore::bindings

@@ -1,12 +1,15 @@
+#include <pybind11/stl.h>
+
+#include <array>
 #include <string>
 #include <vector>
 
 #include "base/blocks.h"
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
-#include "bindings/codes.h"
-#include "bindings/native_call.h"
-#include "bindings/sent.h"
+#include "bindings/client_updates.h"
+#include "bindings/quantised_rows.h"
+#include "bindings/without_gil.h"
 #include "kernels/exchange.h"
 
 namespace fedcore::bindings {
@@ -63,7 +66,7 @@ Row writable_row(Arrays& arrays, const py::object& row, Name name, std::int64_t 
 }
 
 // uint64[k, 2]: the seed and the row of each client's rounding. None will do where no new row is coded.
-void read_keys(Arrays& arrays, const py::object& keys, std::vector<RowSwap>& rows) {
+void read_keys(Arrays& arrays, const py::object& keys, std::vector<RowExchange>& rows) {
     const auto k = static_cast<std::int64_t>(rows.size());
     if (keys.is_none()) {
         for (std::int64_t i = 0; i < k; ++i)
@@ -77,25 +80,34 @@ void read_keys(Arrays& arrays, const py::object& keys, std::vector<RowSwap>& row
     for (std::int64_t i = 0; i < k; ++i) rows[i].key = {key[2 * i], key[2 * i + 1]};
 }
 
+// The coefficients, as the face's Terms hold them: (h, r, q, row) each.
+using Coefficients = std::array<double, 4>;
+
+Forms read_forms(const Coefficients& row, const Coefficients& adds) {
+    return {{static_cast<float>(row[0]), static_cast<float>(row[1]), static_cast<float>(row[2])},
+            {adds[3], adds[1], adds[0], adds[2]}};
+}
+
 py::array_t<double> exchange(const py::object& acc, const py::object& out, const py::object& bases,
                              const py::object& ys, const py::object& scales, const py::object& weights,
                              const py::object& old_rows, const py::object& anchors, const py::object& new_rows,
-                             bool control, const py::object& keys) {
+                             const Coefficients& row, const Coefficients& adds, const py::object& keys) {
+    Forms forms = read_forms(row, adds);
     Arrays arrays;
     const auto sum = arrays.input<double>(acc, {"acc"});
-    const std::vector<Sent> sent = read_sent(arrays, bases, ys, scales, weights, sum.n, false).sent;
+    const std::vector<ClientUpdate> sent = read_client_updates(arrays, bases, ys, scales, weights, sum.n, false).sent;
     const auto k = static_cast<std::int64_t>(sent.size());
     const py::tuple old_row = items_of(old_rows, "old_rows", k);
     const py::tuple anchor = items_of(anchors, "anchors", k);
     const py::tuple new_row = items_of(new_rows, "new_rows", k);
-    std::vector<RowSwap> rows(k);
+    std::vector<RowExchange> rows(k);
     std::vector<RowArrays> replaced(k);
     for (std::int64_t i = 0; i < k; ++i) {
         rows[i].old_row = read_row(arrays, old_row[i], {"old_rows", i}, sum.n, &replaced[i]);
         const py::object added = anchor[i];
         rows[i].anchor = added.is_none() ? nullptr : arrays.input<float>(added, {"anchors", i}, sum.n).data;
-        if (!control && !added.is_none() && rows[i].old_row.data == nullptr)
-            raise("ArrayError", Name{"anchors", i}.text() + ": expected None where old_rows is None");
+        if (forms.row.q == 0 && forms.adds.q == 0) rows[i].anchor = nullptr;  // which counts for nothing
+        forms.alone |= rows[i].anchor != nullptr && rows[i].old_row.data == nullptr;
     }
     for (std::int64_t i = 0; i < k; ++i)
         rows[i].new_row = writable_row(arrays, new_row[i], {"new_rows", i}, sum.n, replaced[i]);
@@ -105,9 +117,8 @@ py::array_t<double> exchange(const py::object& acc, const py::object& out, const
     double* norm = norms.mutable_data();
     std::vector<double> scratch(k * block_count(sum.n));
     {
-        const NativeCall call;  // reads and writes every row once: milliseconds
-        fedcore::exchange(sum.data, result.data, sent.data(), rows.data(), control ? Form::control : Form::gradient, k,
-                          sum.n, scratch.data(), norm);
+        const WithoutGil scope;  // reads and writes every row once: milliseconds
+        fedcore::exchange(sum.data, result.data, sent.data(), rows.data(), forms, k, sum.n, scratch.data(), norm);
     }
     return norms;
 }
@@ -117,7 +128,7 @@ py::array_t<double> exchange(const py::object& acc, const py::object& out, const
 void bind_exchange(py::module_& module) {
     module.def("exchange", &exchange, py::arg("acc"), py::arg("out"), py::arg("bases"), py::arg("ys"),
                py::arg("scales"), py::arg("weights"), py::arg("old_rows"), py::arg("anchors"), py::arg("new_rows"),
-               py::kw_only(), py::arg("control"), py::arg("keys"));
+               py::kw_only(), py::arg("row"), py::arg("adds"), py::arg("keys"));
 }
 
 }  // namespace fedcore::bindings

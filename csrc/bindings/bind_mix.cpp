@@ -4,7 +4,7 @@
 
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
-#include "bindings/native_call.h"
+#include "bindings/without_gil.h"
 #include "kernels/mix.h"
 
 namespace fedcore::bindings {
@@ -44,7 +44,7 @@ void mix(const py::object& models, const py::object& starts, const py::object& c
     std::vector<std::int64_t> memory(mix_memory(matrix));
     const MixPlan plan = plan_mix(matrix, n, memory.data());
     const std::unique_ptr<float[]> scratch(new float[plan.scratch]);  // not a vector: nothing has to be zeroed
-    const NativeCall call;                                            // reads and writes every model once: milliseconds
+    const WithoutGil scope;                                           // reads and writes every model once: milliseconds
     fedcore::mix(matrix, plan, pointers.data(), n, scratch.get());
 }
 

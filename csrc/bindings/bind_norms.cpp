@@ -3,7 +3,7 @@
 #include "base/blocks.h"
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
-#include "bindings/native_call.h"
+#include "bindings/without_gil.h"
 #include "kernels/norms.h"
 
 namespace fedcore::bindings {
@@ -24,7 +24,7 @@ py::array_t<double> squared_norms(const py::object& rows) {
     double* norm = norms.mutable_data();
     std::vector<double> scratch(k == 0 ? 0 : k * block_count(n));
     if (k != 0) {
-        const NativeCall call;  // reads every row once: milliseconds
+        const WithoutGil scope;  // reads every row once: milliseconds
         fedcore::squared_norms(pointers.data(), k, n, scratch.data(), norm);
     }
     return norms;

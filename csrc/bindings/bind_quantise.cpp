@@ -5,8 +5,8 @@
 
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
-#include "bindings/codes.h"
-#include "bindings/native_call.h"
+#include "bindings/quantised_rows.h"
+#include "bindings/without_gil.h"
 #include "kernels/quantise.h"
 
 namespace fedcore::bindings {
@@ -22,7 +22,7 @@ void quantise(const py::object& x, const std::string& codec_name, const py::obje
     if (has_scales(codec, scales, {"scales"}))
         scale = arrays.output<float>(scales, {"scales"}, scale_count(from.n)).data;
     const DitherKey key{seed.value_or(0), row};
-    const NativeCall call;  // reads the row once: milliseconds
+    const WithoutGil scope;  // reads the row once: milliseconds
     fedcore::quantise(from.data, codec, seed.has_value() ? &key : nullptr, from.n, to.data, scale);
 }
 
@@ -35,7 +35,7 @@ void dequantise(const py::object& codes, const py::object& scales, const std::st
     if (has_scales(codec, scales, {"scales"}))
         scale = arrays.input<float>(scales, {"scales"}, scale_count(from.n)).data;
     const auto to = arrays.output<float>(out, {"out"}, from.n);
-    const NativeCall call;  // reads the codes once: milliseconds
+    const WithoutGil scope;  // reads the codes once: milliseconds
     fedcore::dequantise(from.data, scale, codec, from.n, to.data);
 }
 

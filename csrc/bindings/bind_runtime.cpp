@@ -2,7 +2,7 @@
 #include "base/isa.h"
 #include "base/pool.h"
 #include "bindings/bind.h"
-#include "bindings/found.h"
+#include "bindings/exported_array.h"
 
 namespace fedcore::bindings {
 namespace {

@@ -7,7 +7,7 @@
 #include "base/random.h"
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
-#include "bindings/native_call.h"
+#include "bindings/without_gil.h"
 #include "sampling/bernoulli.h"
 #include "sampling/permutation.h"
 #include "sampling/uniform.h"
@@ -65,7 +65,7 @@ Drawn uniform(std::int64_t population, std::int64_t k, const py::object& key) {
     Drawn out = room_for<std::int64_t>("k", k);
     std::int64_t* drawn = out.mutable_data();
     {
-        const NativeCall call;  // some nanoseconds a draw
+        const WithoutGil scope;  // some nanoseconds a draw
         fedcore::without_replacement(population, k, words, drawn);
     }
     return out;
@@ -79,7 +79,7 @@ py::object weighted(const Span<const double>& weights, std::int64_t longest, con
     std::int64_t drawn = 0;
     bool valid = true;
     if (weights.n != 0) {
-        const NativeCall call;  // reads every weight once: up to milliseconds
+        const WithoutGil scope;  // reads every weight once: up to milliseconds
         WeightTree tree(weights.data, weights.n);
         valid = tree.valid();
         if (valid) drawn = draw(tree, next);
@@ -120,7 +120,7 @@ py::object bernoulli_set(std::int64_t population, const py::object& p, const py:
     BitSet set(population);
     bool valid;
     {
-        const NativeCall call;  // some nanoseconds a client
+        const WithoutGil scope;  // some nanoseconds a client
         valid = bernoulli(chances, each, words, set);
     }
     if (!valid) return py::none();
@@ -137,7 +137,7 @@ Drawn permuted(std::int64_t population, std::int64_t start, std::int64_t count, 
     Drawn out = room_for<std::int64_t>("count", count);
     std::int64_t* places = out.mutable_data();
     {
-        const NativeCall call;  // some nanoseconds a place
+        const WithoutGil scope;  // some nanoseconds a place
         fedcore::permutation(population, start, count, words, places);
     }
     return out;

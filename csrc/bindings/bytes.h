@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "bindings/found.h"
+#include "bindings/exported_array.h"
 
 namespace fedcore::bindings {
 

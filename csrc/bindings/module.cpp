@@ -6,13 +6,15 @@ PYBIND11_MODULE(_core, module) {
     bind_aggregate(module);
     bind_checksum(module);
     bind_client_index(module);
+    bind_combine(module);
+    bind_copy(module);
     bind_direction(module);
     bind_exchange(module);
-    bind_joined(module);
     bind_mix(module);
     bind_norms(module);
+    bind_optimizer(module);
+    bind_plain_updates(module);
     bind_quantise(module);
     bind_runtime(module);
     bind_sampling(module);
-    bind_updates(module);
 }

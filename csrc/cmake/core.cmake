@@ -14,25 +14,28 @@ include(isa)
 
 function(fedcore_add_core target)
   set(sources
+    base/copy.cpp
     base/cores.cpp
     base/isa.cpp
     base/pool.cpp
     base/random.cpp
+    clients/client_index.cpp
+    clients/id_table.cpp
+    clients/siphash.cpp
     kernels/aggregate.cpp
+    kernels/combine.cpp
     kernels/direction.cpp
     kernels/dispatch.cpp
     kernels/exchange.cpp
     kernels/mix.cpp
     kernels/norms.cpp
+    kernels/optimizer.cpp
     kernels/quantise.cpp
     sampling/bernoulli.cpp
     sampling/permutation.cpp
     sampling/uniform.cpp
     sampling/weighted.cpp
     store/checksum.cpp
-    store/client_index.cpp
-    store/id_table.cpp
-    store/siphash.cpp
   )
   get_filename_component(csrc ${CMAKE_CURRENT_FUNCTION_LIST_DIR} DIRECTORY)
   list(TRANSFORM sources PREPEND ${csrc}/)

@@ -17,7 +17,7 @@ function(fedcore_add_isa_levels target csrc)
   set(flags_avx512 -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
   foreach(level IN LISTS levels)
     add_library(fedcore_${level} OBJECT
-      ${csrc}/base/random_level.cpp ${csrc}/kernels/level.cpp ${csrc}/store/checksum_level.cpp)
+      ${csrc}/base/isa_level.cpp ${csrc}/kernels/isa_level.cpp ${csrc}/store/isa_level.cpp)
     target_include_directories(fedcore_${level} PRIVATE ${csrc})
     target_compile_definitions(fedcore_${level} PRIVATE FEDCORE_LEVEL=${level})
     target_compile_options(fedcore_${level} PRIVATE ${FEDCORE_WARNINGS} ${FEDCORE_STACK} -O3 -ffp-contract=off ${flags_${level}})

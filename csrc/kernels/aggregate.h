@@ -17,7 +17,7 @@ enum class Precision { float32, float64 };
 // What one client sent, read as the mean gradient of its local steps:
 //     h = (base - y) * scale,  or  h = -y * scale  where base is null,
 // in float32, to which y is rounded first. For a model, base is the x it started from and scale 1 / (eta K).
-struct Sent {
+struct ClientUpdate {
     const void* y;  // dtype[n]
     Dtype dtype;
     const float* base;  // float32[n] or null
@@ -55,7 +55,7 @@ template <class Sum>
 struct Fold {
     const Sum* acc;  // null for zeros
     Sum* out;        // the same array or disjoint
-    const Sent* sent;
+    const ClientUpdate* sent;
 };
 
 // out[j] = acc[j] + sum_i weight_i * h_i[j], in Sum (float or double), for every tensor; squared_norms[i] = |h_i|^2
@@ -67,14 +67,20 @@ template <class Sum>
 void accumulate(const Fold<Sum>* folds, std::int64_t k, const Piece* pieces, std::int64_t count, double* scratch,
                 double* squared_norms);
 
-// The linear step that every server algorithm ends its round with (A: the round's sum, T: its running total, g: the
-// direction of the round before, B: a second sum of the round):
-//     v  = float32(from_sum * A + from_total * T + from_momentum * g)
-//     T' = T + keep_sum * A + keep_control * B + keep_v * v
+// The coefficients of a linear form over A, the round's sum, B, a second one, T, the running total, g, the direction of
+// the round before, and v, that of this round.
+struct Linear {
+    double A, B, T, g, v;
+};
+
+// The linear step that every server algorithm ends its round with:
+//     v  = float32(v.A * A + v.T * T + v.g * g + v.B * B)
+//     T' = total.T * T + total.A * A + total.B * B + total.g * g + total.v * v
 //     x' = float32(x - gamma * v)
 // elementwise in float64, each line from its left to its right; a term whose array is null is left out.
 struct Step {
-    double from_sum, from_total, from_momentum, keep_sum, keep_control, keep_v, gamma;
+    Linear v, total;
+    double gamma;
 };
 
 template <class Sum>
@@ -82,7 +88,7 @@ struct StepInputs {
     const Sum* sum;         // A: Sum[n], float or double
     const double* total;    // T: float64[n], or null where the method keeps none
     const float* momentum;  // g: float32[n] or null
-    const double* control;  // B: float64[n] or null, null where there is no total
+    const double* control;  // B: float64[n] or null
     const float* x;         // float32[n]
 };
 

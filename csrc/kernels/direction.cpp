@@ -12,11 +12,4 @@ void direction_step(const LocalStep& step, float* y, std::int64_t n) {
                [&](std::int64_t, std::int64_t begin, std::int64_t end) { loops.direction_step(step, begin, end, y); });
 }
 
-void direction_offset(const Term* terms, std::int64_t k, float* out, std::int64_t n) {
-    const Table& loops = table();
-    for_blocks(n, 4 * (k + 1) * n, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
-        loops.direction_offset(terms, k, begin, end, out);
-    });
-}
-
 }  // namespace fedcore

@@ -1,4 +1,4 @@
-// direction: the step that a client takes along its corrected gradient, and the correction itself.
+// direction: the step that a client takes along its corrected gradient.
 //
 // Elementwise; blocks are independent, so the number of threads changes nothing. Callers have checked every pointer,
 // length and overlap.
@@ -28,17 +28,5 @@ struct LocalStep {
 
 //   y: float32[n], overlaps no input. Moves 12 n bytes, and 4 n for each input that is not null.
 void direction_step(const LocalStep& step, float* y, std::int64_t n);
-
-// One vector of a linear combination: float32[n], or float64[n] (a running total, say) where `wide`.
-struct Term {
-    const void* values;
-    bool wide;
-    double coefficient;
-};
-
-// out[j] = float32((coefficient_0 * v_0[j] + coefficient_1 * v_1[j]) + ...), in float64, from left to right, rounded
-// once.
-//   terms: k >= 1; out: float32[n], overlaps no term. Moves (4 .. 8) k n + 4 n bytes.
-void direction_offset(const Term* terms, std::int64_t k, float* out, std::int64_t n);
 
 }  // namespace fedcore

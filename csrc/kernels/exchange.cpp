@@ -6,11 +6,11 @@
 
 namespace fedcore {
 
-void exchange(const double* acc, double* out, const Sent* sent, const RowSwap* rows, Form form, std::int64_t k,
-              std::int64_t n, double* scratch, double* squared_norms) {
+void exchange(const double* acc, double* out, const ClientUpdate* sent, const RowExchange* rows, const Forms& forms,
+              std::int64_t k, std::int64_t n, double* scratch, double* squared_norms) {
     const Table& loops = table();
     for_blocks(n, (12 * k + 20) * n, [&](std::int64_t block, std::int64_t begin, std::int64_t end) {
-        loops.exchange(acc, out, sent, rows, form, k, begin, end, scratch + block * k);
+        loops.exchange(acc, out, sent, rows, forms, k, begin, end, scratch + block * k);
     });
     add_partials(scratch, block_count(n), k, squared_norms);
 }

@@ -17,25 +17,43 @@ struct Row {
 };
 
 // One client's row before and after.
-struct RowSwap {
+struct RowExchange {
     Row old_row;          // r, only read
-    const float* anchor;  // float32[n] or null: MimiC's v[t_i], or the control form's q
+    const float* anchor;  // q, float32[n] or null, as where no form has it: MimiC's v[t_i], SCAFFOLD's offset
     Row new_row;          // of any codec; may lie where old_row does, element by element
     DitherKey key;        // of the rounding, where the new row is coded
 };
 
 // What a row becomes, and what the sum sees of it: with ~ for what is stored, that is decoded(encoded(.)),
-//     gradient:  row' = h,            out[j] = acc[j] + sum_i weight_i * (row'~_i[j] - r_i[j] + v_i[j])
-//     control:   row' = (h + r) + q,  out[j] = acc[j] + sum_i weight_i * (row'~_i[j] - r_i[j])
-// Codes are rounded stochastically, so that a row's mean over many keys is row'.
-enum class Form { gradient, control };
+//     row'   = row.h * h + row.r * r + row.q * q                                  in float32
+//     out[j] = acc[j] + sum_i weight_i * (adds.row * row'~_i[j] + adds.r * r_i[j] + adds.h * h_i[j] + adds.q * q_i[j])
+// in float64 and in this order, r and q 0 where there is none; behind row.h, and behind adds.r, a term whose
+// coefficient is 0 is left out. Codes are rounded stochastically, so that a row's mean over many keys is row'.
+struct RowForm {
+    float h, r, q;
+};
+struct SumForm {
+    double row, r, h, q;
+};
+struct Forms {
+    RowForm row;
+    SumForm adds;
+    bool alone = false;  // whether an anchor may come without an old row
 
-// In float64, h and row' in float32, r and what the anchor holds 0 where there is none; old_row first, then anchor. The
-// sum follows exactly what is stored. squared_norms[i] = |h_i|^2 before encoding; not finite too where row'~_i is not.
+    // Whether a row becomes h, and the sum sees by how much it changed, and perhaps the anchor: the form that has a
+    // loop of its own, as MIFA and MimiC need it.
+    bool replaces() const {
+        return !alone && row.h == 1 && row.r == 0 && row.q == 0 && adds.row == 1 && adds.r == -1 && adds.h == 0 &&
+               (adds.q == 0 || adds.q == 1);
+    }
+};
+
+// The sum follows exactly what is stored. squared_norms[i] = |h_i|^2 before encoding; not finite too where row'~_i is
+// not.
 //   The promises of `accumulate` on order, aliasing and scratch hold here too.
 //   Moves (4 + 2 b .. 8 + 2 b) k n + (4 + 16) n bytes, b = 4, 2 or 1 + 1/16 the bytes of a row's element: y, r and
 //   perhaps the anchor read, the new row written.
-void exchange(const double* acc, double* out, const Sent* sent, const RowSwap* rows, Form form, std::int64_t k,
-              std::int64_t n, double* scratch, double* squared_norms);
+void exchange(const double* acc, double* out, const ClientUpdate* sent, const RowExchange* rows, const Forms& forms,
+              std::int64_t k, std::int64_t n, double* scratch, double* squared_norms);
 
 }  // namespace fedcore

@@ -1,12 +1,15 @@
-// The inner loops of one ISA level, each over one range [begin, end) of elements. level.cpp fills one table a level.
+// The inner loops of one ISA level, each over one range [begin, end) of elements. isa_level.cpp fills one table a
+// level.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/aggregate.h"
+#include "kernels/combine.h"
 #include "kernels/direction.h"
 #include "kernels/exchange.h"
 #include "kernels/mix.h"
+#include "kernels/optimizer.h"
 #include "kernels/quantise.h"
 
 namespace fedcore {
@@ -27,11 +30,15 @@ struct Sums {
 struct Table {
     Sums<float> sums32;
     Sums<double> sums64;
-    void (*exchange)(const double* acc, double* out, const Sent* sent, const RowSwap* rows, Form form, std::int64_t k,
-                     std::int64_t begin, std::int64_t end, double* squares);
+    void (*exchange)(const double* acc, double* out, const ClientUpdate* sent, const RowExchange* rows,
+                     const Forms& forms, std::int64_t k, std::int64_t begin, std::int64_t end, double* squares);
     double (*squared_norm)(const float* row, std::int64_t begin, std::int64_t end);
     void (*direction_step)(const LocalStep& step, std::int64_t begin, std::int64_t end, float* y);
-    void (*direction_offset)(const Term* terms, std::int64_t k, std::int64_t begin, std::int64_t end, float* out);
+    void (*combine32)(const Term* terms, std::int64_t k, std::int64_t begin, std::int64_t end, float* out);
+    void (*combine64)(const Term* terms, std::int64_t k, std::int64_t begin, std::int64_t end, double* out);
+    double (*combined_square)(const Term* terms, std::int64_t k, std::int64_t begin, std::int64_t end);
+    double (*optimizer_step)(const OptimizerStep& step, const OptimizerInputs& in, const OptimizerOutputs& out,
+                             std::int64_t begin, std::int64_t end);
     // slots: float32[plan.slots * stride], scratch
     void (*mix)(const Mixing& matrix, const MixPlan& plan, float* const* models, std::int64_t begin, std::int64_t end,
                 float* slots, std::int64_t stride);

@@ -9,7 +9,7 @@ import torch
 from appfl.algorithm.aggregator import BaseAggregator
 from appfl.misc.utils import create_instance_from_file
 
-from fedcore.adapters.opening import newcomers, open_server
+from fedcore.adapters.open_server import newcomers, open_server
 from fedcore.adapters.order import with_plain_steps
 from fedcore.adapters.refusals import refusal_line
 from fedcore.errors import FedcoreError, RangeError
@@ -50,7 +50,7 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
         self.server: Server | None = None
         self.reports: list[RoundReport] = []
         self._steps, self._clients = options.pop("steps", None), list(options.pop("clients", []))
-        self._examples = options.pop("examples", None)
+        self._sizes = options.pop("client_sizes", None)
         self._options, self._logger = options, logger
         self.client_sample_size: dict[Any, int] = {}  # which the base class fills
 
@@ -70,7 +70,7 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
         if "_chunk_idx" in told:
             raise RangeError("model_chunk_size: expected none, so that clients send whole models, got chunks")
         server, steps = self._open(), told.get("steps", {})
-        with server.open_round(newcomers=newcomers(server, local_models, self._examples)) as round:
+        with server.open_round(newcomers=newcomers(server, local_models, self._sizes)) as round:
             for client, model in local_models.items():
                 examples = self.client_sample_size.get(client, 1)
                 try:
@@ -86,12 +86,12 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
 
     def _open(self) -> Server:
         if self.server is None:
-            sizes = self._examples and {client: self._examples[client] for client in self._clients}
-            known = {"examples": sizes, "steps": self._steps}
+            sizes = self._sizes and {client: self._sizes[client] for client in self._clients}
+            known = {"client_sizes": sizes, "steps": self._steps}
             self.server = open_server(self.algorithm, self.model, self._clients, **known, **self._options)
         return self.server
 
     def _tensors(self) -> OrderedDict[str, torch.Tensor]:
         if self.server is None:
             return OrderedDict((name, tensor.detach().clone()) for name, tensor in self.model.state_dict().items())
-        return OrderedDict((name, torch.from_numpy(array)) for name, array in self.server.tensors().items())
+        return OrderedDict(self.server.tensors(library="torch"))

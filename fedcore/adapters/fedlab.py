@@ -11,13 +11,13 @@ from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 from fedlab.core.server.manager import SynchronousServerManager
 from fedlab.utils import MessageCode
 
-from fedcore.adapters.opening import open_server
+from fedcore.adapters.open_server import open_server
 from fedcore.adapters.order import with_plain_steps
 from fedcore.adapters.refusals import refusal_line, silence
 from fedcore.algorithms import Algorithm
+from fedcore.arguments import shown
 from fedcore.errors import ArrayError, FedcoreError, RangeError, RoundError
 from fedcore.server import Round, RoundReport, Server, Update
-from fedcore.server.limits import shown
 
 
 class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
@@ -147,10 +147,10 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
             self.set_model(torch.from_numpy(self.server.x.copy()))
 
     def setup_optim(self) -> None:
-        """Nothing: the method's options are arguments of ``__init__``."""
+        """Do nothing: the method's options are arguments of ``__init__``."""
 
     def evaluate(self) -> Any:
-        """What the caller's function says of the model."""
+        """Return the result of the caller's function on the model."""
         return None if self._evaluate is None else self._evaluate(self.model)
 
     def _start(self) -> Server:
@@ -175,7 +175,7 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         try:
             claims = np.asarray(rest[0])
             if claims.dtype.kind not in "iuf" or claims.size != 3:
-                raise ArrayError(f"got {claims.dtype}[{claims.size}]")
+                raise ValueError(f"got {claims.dtype}[{claims.size}]")
             client, steps, examples = (_whole(number) for number in claims.reshape(-1).tolist())
         except Exception as error:  # whatever the class of what came says
             due = "three integers (client, steps, examples)"

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedcore import _core
 from fedcore.errors import ArrayError, DtypeError, ShapeError
+from fedcore.native import core
 
 MAGIC = b"\x93NUMPY\x01\x00"
 LONGEST_HEADER = 1024  # 32 dimensions of 19 digits take 800
@@ -115,12 +115,12 @@ def write_all(heads: Sequence[bytes], arrays: Sequence[npt.NDArray[Any]]) -> lis
     """
     little = (array.astype(array.dtype.newbyteorder("<"), copy=False) for array in arrays)
     payloads = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in little]
-    made: list[bytes] = _core.joined_bytes(list(heads), payloads)
+    made: list[bytes] = core.joined_bytes(list(heads), payloads)
     return made
 
 
 def head(array: npt.NDArray[Any], *, bfloat16: bool = False) -> bytes:
-    """What stands before an array's payload in a `.npy` file; the arguments are those of ``write``."""
+    """The header before an array's payload in a `.npy` file; the arguments are those of ``write``."""
     dtype = array.dtype.newbyteorder("<") if array.dtype.byteorder != "|" else array.dtype
     if dtype.str.encode() not in DTYPES or (bfloat16 and dtype != np.uint16):
         raise DtypeError(

@@ -1,74 +1,25 @@
-"""What a method orders its clients to do, as a message carries it, and what a framework's clients cannot be told."""
+"""The limits of a framework's orders to clients, and the numbers of steps that replies say."""
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any
 
-from fedcore.algorithms import MEAN_GRADIENT, Algorithm, Direction, Placement, named
-from fedcore.algorithms.rates import Rate
-from fedcore.errors import ConfigError, RangeError
-from fedcore.server import Broadcast, Server
-from fedcore.server.limits import is_integer
-
-FIELDS = ("round", "lr", "a", "b", "mu", "second_vector", "local_rule", "placement", "plain")
-"""The fields of a Broadcast that are no vectors, in every message that orders a client's steps."""
-
-
-def fields_of(sent: Broadcast) -> dict[str, Any]:
-    """The fields of an order, by name ("" for None, which not every wire has); offset and x_prev travel beside them."""
-    return {name: getattr(sent, name) for name in FIELDS} | {"second_vector": sent.second_vector or ""}
-
-
-def read_fields(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that a client was sent: those of ``FIELDS``, each of them and no other.
-
-    Raises:
-        ConfigError: one is missing or unknown, as between two versions of fedcore; or nobody knows such a placement.
-    """
-    missing = [name for name in FIELDS if name not in found]
-    unknown = [name for name in found if name not in FIELDS]
-    if missing or unknown:
-        raise ConfigError(
-            f"order: expected the fields {', '.join(FIELDS)}, got one without {missing} and with {unknown}:"
-            " the server's fedcore and the client's must be of one version"
-        )
-    if found["placement"] not in get_args(Placement):
-        raise ConfigError(f"placement: expected one of {get_args(Placement)}, got {found['placement']!r}")
-    return {name: found[name] for name in FIELDS} | {"second_vector": found["second_vector"] or None}
-
-
-def require_followed(fields: Mapping[str, Any], *, plain: bool) -> None:
-    """Refuse, at the client, an order that ``fedcore.local`` would not follow.
-
-    Args:
-        fields: those of the order, "placement", "second_vector" and "plain" among them.
-        plain: whether the client's steps are: without local momentum and clipping.
-
-    Raises:
-        RangeError: the client is to keep its own row, or its options falsify what the server derives from its model.
-    """
-    if fields["placement"] == "client":
-        raise RangeError(
-            "placement: expected 'server', got an order to keep one's own row, which is left to a loop of one's own"
-        )
-    if fields["second_vector"] not in (None, MEAN_GRADIENT):
-        raise RangeError(
-            f"second_vector: expected {MEAN_GRADIENT!r}, got an order to send back {fields['second_vector']!r}, which"
-            " is left to a loop of one's own"
-        )
-    if fields["plain"] and not plain:
-        raise RangeError(
-            "options: expected no momentum and no clip, since the server derives gradients from plain steps"
-            " (SCAFFOLD and SCAFFOLDM do not with control='sent')"
-        )
+from fedcore.algorithms import Algorithm, Direction, named
+from fedcore.arguments import is_whole
+from fedcore.errors import RangeError
+from fedcore.local_rules import name_of
+from fedcore.rates import Rate
+from fedcore.server import Server
 
 
 def beyond_plain_steps(algorithm: Algorithm) -> str | None:
-    """What a method's clients do beside steps y -= lr grad(y) from the model that they are sent; None for nothing."""
-    if algorithm.placement == "client":
+    """The work of a method's clients beside steps y -= lr grad(y) from the model that they get; None for nothing."""
+    if algorithm.rows_at_clients:
         return "whose clients keep their own rows"
-    if algorithm.local_rule != "sgd":
-        return f"whose clients follow the local rule {algorithm.local_rule!r}"
-    if algorithm.second:
+    if algorithm.looks_ahead:
+        return "whose clients start ahead of the model"
+    if not algorithm.local_rule.ordinary:
+        return f"whose clients follow the local rule {name_of(algorithm.local_rule)!r}"
+    if algorithm.second_vector is not None:
         return "whose clients send a second vector"
     if algorithm.direction == Direction(mu=algorithm.direction.mu) != Direction():
         return (
@@ -145,7 +96,7 @@ def require_steps(steps: int | str | None, algorithm: Algorithm) -> None:
     """
     if steps is None:
         return
-    if not (is_integer(steps, 1, 2**53) or (isinstance(steps, str) and steps)):
+    if not (is_whole(steps, 1, 2**53) or (isinstance(steps, str) and steps)):
         raise RangeError(f"steps: expected an integer >= 1, or a metric's name, got {steps!r}")
     if more := beyond_plain_steps(algorithm):
         raise RangeError(f"steps: expected None, since {type(algorithm).__name__} is a method {more}, got {steps!r}")

@@ -1,22 +1,22 @@
-"""What an adapter says in its framework's log of the replies that a round refused, and of those that never came."""
+"""The lines in a framework's log about replies that a round refused, and about those that never came."""
 
 from collections.abc import Sequence
 
+from fedcore.clients import ClientId
 from fedcore.server import RoundReport, refusal_summary
-from fedcore.store import ClientId
 
 NAMED = 5
 """Clients that are named in the line; all are in the report."""
 
 
 def refusals(refused: Sequence[tuple[ClientId, str]], heard: int) -> str:
-    """How many replies were refused beside those heard, whose, and why."""
+    """Say how many replies were refused beside those heard, whose, and why."""
     others = f"heard {heard}" if heard else "HEARD NOBODY"
     return f"refused {len(refused)} ({_named([c for c, _ in refused])}) and {others}: {refusal_summary(refused)}"
 
 
 def silence(clients: Sequence[ClientId]) -> str:
-    """Who was asked and did not answer.
+    """Say who was asked and did not answer.
 
     >>> silence([3, "b"])
     "no answer from 2 that were asked (3, 'b')"
@@ -29,7 +29,7 @@ def _named(clients: Sequence[ClientId]) -> str:
 
 
 def refusal_line(report: RoundReport) -> str | None:
-    """How many replies a round refused, whose, and why, in one line however many they are; None if there were none.
+    """Say how many replies a round refused, whose, and why, in one line however many they are; None if there were none.
 
     >>> refusal_line(RoundReport(3, heard=("a",), refused=(("b", "steps: got None"), ("c", "steps: got None"))))
     "round 3: refused 2 ('b', 'c') and heard 1: 2 x steps: got None"

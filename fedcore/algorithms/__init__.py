@@ -1,23 +1,26 @@
-"""The server algorithms, one file each; a new one is a file and a row in REGISTRY."""
+"""The server algorithms, one file each; a new one is a file and a row in REGISTRY, or a class of one's own."""
 
-from inspect import signature
+from inspect import isclass, signature
 from typing import Any
 
-from fedcore.algorithms import rates
 from fedcore.algorithms.algorithm import (
     MEAN_GRADIENT,
     ROW_CHANGE,
     Algorithm,
-    Claims,
-    Cohort,
     Direction,
     Placement,
     Step,
 )
 from fedcore.algorithms.checks import check_step, check_table, check_weights
+from fedcore.algorithms.cohort import Claims, Cohort
 from fedcore.algorithms.fedavg import FedAvg
 from fedcore.algorithms.fedavg_m import FedAvgM, FedAvgMVR
+from fedcore.algorithms.feddyn import FedDyn
+from fedcore.algorithms.fedexp import FedExP
+from fedcore.algorithms.fednova import FedNova
 from fedcore.algorithms.fedprox import FedProx
+from fedcore.algorithms.fedstale import FedStale
+from fedcore.algorithms.fedvarp import FedVARP
 from fedcore.algorithms.flexible import FlexibleFedAvg
 from fedcore.algorithms.local_descent import LocalDescent
 from fedcore.algorithms.mb_storm import MBSTORM
@@ -26,11 +29,18 @@ from fedcore.algorithms.mimic import MimiC
 from fedcore.algorithms.scaffold import SCAFFOLD
 from fedcore.algorithms.scaffold_m import SCAFFOLDM, SCAFFOLDMVR
 from fedcore.errors import UnknownNameError
+from fedcore.kernels import Linear, Terms
+from fedcore.registries import Registry
 
-REGISTRY: dict[str, type[Algorithm]] = {
+_ROWS: dict[str, type[Algorithm]] = {
     "FedAvg": FedAvg,
     "FedAvgM": FedAvgM,
     "FedAvgMVR": FedAvgMVR,
+    "FedDyn": FedDyn,
+    "FedExP": FedExP,
+    "FedNova": FedNova,
+    "FedStale": FedStale,
+    "FedVARP": FedVARP,
     "FedProx": FedProx,
     "FlexibleFedAvg": FlexibleFedAvg,
     "LocalDescent": LocalDescent,
@@ -41,21 +51,27 @@ REGISTRY: dict[str, type[Algorithm]] = {
     "SCAFFOLDM": SCAFFOLDM,
     "SCAFFOLDMVR": SCAFFOLDMVR,
 }
+REGISTRY: Registry[type[Algorithm]] = Registry(
+    "algorithm",
+    _ROWS,
+    due="a subclass of fedcore.algorithms.Algorithm",
+    fits=lambda row: isclass(row) and issubclass(row, Algorithm) and row is not Algorithm,
+    group="fedcore.algorithms",
+)
 
 
 def named(name: str, **options: Any) -> Algorithm:
-    """The algorithm of that name.
+    """The algorithm of that name: one of ``REGISTRY``, an entry point's, or ``module:Name`` of one's own.
 
     Raises:
         UnknownNameError: there is none, or it has no such option.
     """
-    if name not in REGISTRY:
-        raise UnknownNameError.of("algorithm", name, REGISTRY)
-    known = signature(REGISTRY[name]).parameters
+    method = REGISTRY.find(name)
+    known = signature(method).parameters
     for option in options:
         if option not in known:
             raise UnknownNameError.of(f"option of {name}", option, known)
-    return REGISTRY[name](**options)
+    return method(**options)
 
 
 __all__ = [
@@ -74,15 +90,21 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedAvgMVR",
+    "FedDyn",
+    "FedExP",
+    "FedNova",
     "FedProx",
+    "FedStale",
+    "FedVARP",
     "FlexibleFedAvg",
+    "Linear",
     "LocalDescent",
     "MimiC",
     "Placement",
     "Step",
+    "Terms",
     "check_step",
     "check_table",
     "check_weights",
     "named",
-    "rates",
 ]

@@ -1,69 +1,63 @@
-"""What an algorithm is: a table that the round runs. No algorithm touches rows or buffers.
+"""The contract of an algorithm: a table of numbers that the round runs. No algorithm touches rows or buffers.
 
 A client steps along
 
     a grad(y) + b grad(x_prev) + offset + mu (y - x),   offset = from_row r_i + from_mean c + from_momentum g
 
-and sends y, from which h_i = (x - y_i) / (eta_i K_i), the mean of its directions. With A and B the round's sums of
-what its updates add, T a running total, and g the direction of the round before, every method is
+and sends y, from which h_i = (x - y_i) / (eta_i K_i), the mean of its directions; or h_i = x - y_i, where models are
+averaged. With r_i its row and q_i an anchor, a vector that goes with the row or that all were sent, every method is
 
-    A  = sum over the cohort of w_i (h_i | h_i - r_i | h_i - r_i + v[t_i] | raw_i - r_i)
-    B  = sum over the cohort of (control_i - r_i), where clients send a second vector
-    v  = from_sum A + from_total T + from_momentum g
-    T' = T + keep_sum A + keep_control B + keep_v v
-    x' = x - gamma v
+    r_i' = row.h h_i + row.r r_i + row.q q_i
+    A    = sum over the cohort of w_i (adds.h h_i + adds.r r_i + adds.q q_i + adds.row r_i')
+    B    = sum over the cohort of (r_i' - r_i)
+    v    = a linear form over A, B, T and g
+    T'   = a linear form over A, B, T, g and v
+    x'   = x - gamma v
 
-where r_i is client i's row (h_i, raw_i or control_i of the round t_i in which it was last heard), v[t] the direction
-of round t, c = T / N the mean of all rows, and raw_i = (h_i - offset_i) / a the client's mean gradient before the
-correction.
+where T is a running total, g the v of the round before, v[t] that of round t, and c = T / N. Where clients send a
+second vector, ``control``, r_i' is that.
 """
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from inspect import signature
+from typing import Literal, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
+from fedcore.algorithms.cohort import EXAMPLE, Claims, Cohort
+from fedcore.errors import UnknownNameError
+from fedcore.kernels import Linear, Terms
+from fedcore.local_rules import LocalRule, Sgd
+from fedcore.typing import F64
 
-from fedcore.errors import RangeError, UnknownNameError
+__all__ = [
+    "MEAN_GRADIENT",
+    "NOTHING",
+    "ROW_CHANGE",
+    "Algorithm",
+    "Anchor",
+    "Direction",
+    "H",
+    "Linear",
+    "Placement",
+    "Step",
+    "Terms",
+    "Unit",
+    "choose",
+]
 
-F64 = npt.NDArray[np.float64]
-Added = Literal["h", "h - r", "h - r + v[t]", "raw - r"]
-Placement = Literal["server", "client"]
+Anchor: TypeAlias = Literal["v[t]", "offset"]
+Placement: TypeAlias = Literal["server", "client"]
+Unit: TypeAlias = Literal["gradient", "model"]
 
+NOTHING, H = Terms(), Terms(h=1)
+STAYS = Linear(T=1)
+"""T' = T."""
 
-@dataclass(frozen=True)
-class Cohort:
-    """What a round knows of its clients when it is finished: the symbols of the papers."""
-
-    S: int
-    """Clients heard."""
-    weighed: int
-    """Of those, the clients of a weight > 0 (K_t in Ruan et al., scheme A)."""
-    N: int
-    """Clients registered."""
-    devices: int
-    """Clients in the objective (N in Ruan et al.): those registered, and the departed ones whose shares it keeps."""
-    W: float
-    """Sum of the weights of the clients heard: of their draws, where the method has no weights of its own."""
-    rows: int
-    """Clients that have a row, this round's counted: those heard at least once, where the method keeps rows."""
-
-
-@dataclass(frozen=True)
-class Claims:
-    """What the clients of a cohort say of their work, float64[k] each."""
-
-    steps: F64
-    """K_i (s_k in Ruan et al.): local steps done."""
-    examples: F64
-    """n_i, as the client says."""
-    counts: F64
-    """How many times it was drawn."""
-    shares: F64 | None
-    """p^k = n_k / n over ALL registered clients, as the server's ``examples`` say; None where it was told none."""
-    ages: F64 | None
-    """t - t0, 1 in a client's first round after its arrival; infinite for those of the start, None if all are that."""
+MEAN_GRADIENT = "mean gradient"
+"""The second vector that is the mean of the client's gradients at y alone, before any correction: its new row."""
+ROW_CHANGE = "change of the row"
+"""The second vector that is r_i' - r_i, from a client that keeps its own row."""
 
 
 @dataclass(frozen=True)
@@ -80,57 +74,103 @@ class Direction:
 
 @dataclass(frozen=True)
 class Step:
-    """The coefficients of v and T'."""
+    """The end of a round: v and T' as linear forms over its sums."""
 
-    from_sum: float
-    from_total: float = 0.0
-    from_momentum: float = 0.0
-    keep_sum: float = 0.0
-    keep_control: float = 0.0
-    keep_v: float = 0.0
-
-
-MEAN_GRADIENT = "mean gradient"
-"""The second vector that is the mean of the client's gradients at y alone, before any correction: a row of raw_i."""
-ROW_CHANGE = "change of the row"
-"""The second vector that is raw_i - r_i, from a client that keeps its own row r_i and then puts raw_i in its place."""
+    v: Linear
+    T: Linear = STAYS
+    gamma: float | None = None
+    """How far x goes along v; None for the server's rate, or what follows from the unit. A server's rate that is given
+    goes before it."""
+    lookahead: float = 0.0
+    """Clients are sent x' + lookahead (x' - x) in the place of x'."""
 
 
 class Algorithm(ABC):
     """A server algorithm. Subclasses set the table's entries and say how v follows from the sums.
 
-    The options of a subclass are the arguments of its ``__init__``, each kept as an attribute of its name. Its entries
-    stay as they are, and ``weigh`` and ``step`` depend on their arguments and the options alone. A table that
-    contradicts itself is refused when a ``Server`` is made of it (``fedcore.algorithms.checks``).
+    A subclass is a frozen dataclass whose fields are its options; it has a repr, equality and a form in JSON from that.
+    Entries that depend on an option are properties. ``weigh`` and ``step`` depend on their arguments and the options
+    alone. A table that contradicts itself is refused when a ``Server`` is made of it (``fedcore.algorithms.checks``).
     """
 
-    adds: Added = "h"
-    """What one update adds to A. "raw - r" makes raw_i the client's row, the others with r make h_i its row."""
-    second: str | None = None
-    """What clients send as a second vector, ``control``: B sums it and it becomes the row, if there are rows. None for
-    no such vector, ``MEAN_GRADIENT`` or ``ROW_CHANGE``; or words of one's own for a vector that only one's own clients
-    can make, which then nobody else pretends to make."""
-    placement: Placement = "server"
-    """Who keeps the rows. Where clients do, B sums what they send as it is."""
-    keeps_total: bool = False
-    """Whether there is a running total T: float64[n], zero at first."""
-    averages_models: bool = False
-    """Without a server rate: whether h is x - y and gamma 1 (averaging), instead of gamma = mean of eta_i K_i."""
-    takes_server_rate: bool = True
-    """Whether ``Server(server_lr=)`` may be given: not where h is x - y whatever the server's rate."""
-    steps_without_clients: bool = False
-    """Whether x moves in a round that heard nobody."""
-    local_rule: str = "sgd"
-    """What a client does, by its name in ``fedcore.local``."""
-    direction: Direction = Direction()
-    """What a client steps along."""
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={getattr(self, name, None)!r}" for name in signature(type(self)).parameters)
+        return f"{type(self).__name__}({options})"
 
-    needs_shares: bool = False
-    """Whether ``weigh`` reads the shares, for which the server must be told its clients' numbers of examples."""
+    @property
+    def row(self) -> Terms:
+        """The client's new row; all zero where no row follows from what is sent as y."""
+        return NOTHING
+
+    @property
+    def adds(self) -> Terms:
+        """The terms that one update adds to A."""
+        return H
+
+    @property
+    def anchor(self) -> Anchor | None:
+        """The meaning of q: v[t_i] of the round in which the client was last heard; or the offset that all were sent,
+        without the row's part; or nothing."""
+        return None
+
+    @property
+    def second_vector(self) -> str | None:
+        """The vector that clients send beside y, as ``control``: it becomes the row. None for no such vector,
+        ``MEAN_GRADIENT`` or ``ROW_CHANGE``; or words of one's own for a vector that only one's own clients can make."""
+        return None
+
+    @property
+    def placement(self) -> Placement:
+        """The keeper of the rows. Where clients do, B sums what they send as it is."""
+        return "server"
+
+    @property
+    def direction(self) -> Direction:
+        """The direction of a client's steps."""
+        return Direction()
+
+    @property
+    def local_rule(self) -> LocalRule:
+        """The rule by which a client steps along its minibatches (``fedcore.local_rules``)."""
+        return Sgd()
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of h without a server rate: "gradient", and gamma is the mean of eta_i K_i; or "model", the
+        difference x - y, and gamma is 1 (averaging)."""
+        return "gradient"
+
+    @property
+    def takes_server_rate(self) -> bool:
+        """Tell whether ``Server(server_lr=)`` may be given: not where h is x - y whatever the server's rate."""
+        return True
+
+    @property
+    def keeps_total(self) -> bool:
+        """Tell whether there is a running total T: float64[n], zero at first."""
+        return False
+
+    @property
+    def sums_changes(self) -> bool:
+        """Tell whether B is summed: by default where clients send second vectors.
+
+        Cost: for others a second pass over the cohort's rows.
+        """
+        return self.second_vector is not None
+
+    @property
+    def steps_without_clients(self) -> bool:
+        """Tell whether x moves in a round that heard nobody."""
+        return False
+
+    @property
+    def needs_shares(self) -> bool:
+        """Tell whether ``weigh`` reads the shares, for which the server must know its clients' numbers of examples."""
+        return False
 
     @abstractmethod
     def step(self, cohort: Cohort) -> Step:
-        """How v and T' follow from A, B, T and g."""
+        """Say how v and T' follow from A, B, T and g."""
 
     def weigh(self, claims: Claims) -> F64:
         """w_i, float64[k]: by default 1, or the number of times that the client was drawn.
@@ -140,60 +180,120 @@ class Algorithm(ABC):
         return claims.counts
 
     def moves(self, cohort: Cohort) -> bool:
-        """Whether x moves in a round with this cohort."""
+        """Tell whether x moves in a round with this cohort."""
         return cohort.W > 0 or self.steps_without_clients
+
+    # What follows from the entries; where the inference is wrong for a method, the method says it itself.
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether the server has a row for each client."""
-        return self.placement == "server" and ("r" in self.adds.split() or self.second is not None)
+        """Tell whether the server has a row for each client."""
+        return self.placement == "server" and (self.row != NOTHING or self.second_vector is not None)
+
+    @property
+    def rows_at_clients(self) -> bool:
+        """Tell whether each client keeps its own row."""
+        return self.placement == "client"
+
+    @property
+    def averages(self) -> bool:
+        """Tell whether models are averaged, where no server rate is given."""
+        return self.unit == "model"
 
     @property
     def hears_once(self) -> bool:
-        """Whether a client has one reply in a round, so that it cannot have been drawn twice."""
-        return self.keeps_rows or self.second is not None or self.needs_shares
+        """Tell whether a client has one reply in a round, so that it cannot have been drawn twice."""
+        return self.keeps_rows or self.second_vector is not None or self.needs_shares
 
     @property
     def weighs_claims(self) -> bool:
-        """Whether ``weigh`` may read the examples that clients claim, which the server then bounds: by what it knows,
-        or by what others claim. So of each ``weigh`` of one's own that does not say otherwise."""
+        """Tell whether ``weigh`` may read the examples that clients claim, which the server then bounds: by what it
+        knows, or by what others claim. So of each ``weigh`` of one's own that does not say otherwise."""
         return type(self).weigh is not Algorithm.weigh
 
     @property
     def most_steps(self) -> int | None:
         """The most local steps that it has a client do in a round; None where that is the clients' own affair."""
-        return 1 if self.local_rule == "one minibatch" else None
+        return self.local_rule.most_steps
+
+    @property
+    def reads_offset(self) -> bool:
+        """Tell whether the offset is part of what a row becomes or an update adds."""
+        return self.anchor == "offset" and bool(self.row.q or self.adds.q)
 
     @property
     def needs_plain_steps(self) -> bool:
-        """Whether raw_i is derived from y, which local momentum and clipping would falsify."""
-        return "raw" in self.adds.split()
+        """Tell whether the client's mean gradient follows from y, which local momentum and clipping would falsify."""
+        return self.reads_offset
 
     @property
     def takes_warm_start(self) -> bool:
-        """Whether there are rows, or a momentum at x_{t-1}, that can start from the clients' gradients."""
-        return not self.keeps_history and (self.keeps_total or self.direction.b != 0)
+        """Tell whether rows that are gradients, or a momentum at x_{t-1}, can start from the clients'."""
+        starts = not self.keeps_history and (self.total_sums_rows or not self.keeps_rows)
+        return starts and self.unit == "gradient" and (self.keeps_total or self.direction.b != 0)
+
+    @property
+    def total_sums_rows(self) -> bool:
+        """Tell whether T sums all rows, or all corrections v[t_i] - r_i: one who departs is taken out of it."""
+        if not self.keeps_rows or not self.keeps_total:
+            return False
+        step, plain = self._tried, not self.weighs_claims
+        if step is None:
+            return False
+        form = step.T
+        if form == Linear(T=1, B=1):
+            return True
+        if self.keeps_history:
+            return plain and self.adds == Terms(row=1, r=-1, q=1) and form == Linear(T=1, A=-1, v=EXAMPLE.S)
+        return plain and self.adds == Terms(row=1, r=-1) and form == Linear(T=1, A=1)
+
+    @property
+    def folds_history(self) -> bool:
+        """Tell whether a row r with the anchor v[t] may become r - v[t] with none, so that few v[t] need be kept."""
+        row, adds = self.row, self.adds
+        return self.keeps_history and adds.q == -adds.r and row.q == -row.r and self.total_sums_rows
+
+    @property
+    def says_gamma(self) -> bool:
+        """Tell whether ``step`` says gamma."""
+        step = self._tried
+        return step is not None and step.gamma is not None
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Tell whether clients are sent more than x."""
+        step = self._tried
+        return step is not None and step.lookahead != 0
+
+    @cached_property
+    def _tried(self) -> Step | None:
+        """The step after a round of two clients; None of a method for which there is no such round."""
+        try:
+            return self.step(EXAMPLE)
+        except Exception:
+            return None
 
     @property
     def uploads(self) -> int:
         """Vectors that a client sends in a round, the "model uploadings" of Sun et al. 2023: y, and a second vector."""
-        return 2 if self.second else 1
+        return 1 if self.second_vector is None else 2
 
     @property
     def sends_offset(self) -> bool:
-        """Whether the server sends clients an offset beside x."""
+        """Tell whether the server sends clients an offset beside x."""
         d = self.direction
         return bool(d.from_mean or d.from_momentum or (d.from_row and self.keeps_rows))
 
     @property
     def keeps_history(self) -> bool:
-        """Whether the directions v[t] are kept while a row refers to them."""
-        return "v[t]" in self.adds
+        """Tell whether the directions v[t] are kept while a row refers to them."""
+        return self.anchor == "v[t]" and bool(self.row.q or self.adds.q)
 
     @property
     def keeps_momentum(self) -> bool:
-        """Whether g, the last direction, is part of what clients step along."""
-        return self.direction.from_momentum != 0
+        """Tell whether g, the last direction, is part of what clients step along, or of how a round ends."""
+        step = self._tried
+        return self.direction.from_momentum != 0 or step is None or bool(step.v.g or step.T.g)
 
 
 def choose(option: str, value: object, known: tuple[str, ...]) -> None:
@@ -204,13 +304,3 @@ def choose(option: str, value: object, known: tuple[str, ...]) -> None:
     """
     if value not in known:
         raise UnknownNameError.of(option, value, known)
-
-
-def within(option: str, value: float, low: float, high: float) -> None:
-    """Refuse a number outside (low, high].
-
-    Raises:
-        RangeError: it is outside.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low < value <= high:
-        raise RangeError(f"{option}: expected a number in ({low:g}, {high:g}], got {value!r}")

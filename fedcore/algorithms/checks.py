@@ -1,4 +1,4 @@
-"""Whether a method's table contradicts itself, and whether what it returns is what was due.
+"""Checks that a method's table does not contradict itself, and that its results are those due.
 
 A table's entries are read in several places, each of which leaves out what it does not know: a contradiction would not
 fail there, but be another method.
@@ -6,22 +6,31 @@ fail there, but be another method.
 
 import math
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import astuple
 from inspect import Parameter, signature
 from numbers import Real
 from typing import Any, TypeVar, get_args
 
 import numpy as np
 
-from fedcore.algorithms.algorithm import F64, Added, Algorithm, Claims, Cohort, Direction, Placement, Step
+from fedcore.algorithms.algorithm import (
+    NOTHING,
+    Algorithm,
+    Anchor,
+    Direction,
+    Linear,
+    Placement,
+    Step,
+    Terms,
+    Unit,
+)
+from fedcore.algorithms.cohort import EXAMPLE, Claims
 from fedcore.errors import AlgorithmError, UnknownNameError
+from fedcore.local_rules import LocalRule
+from fedcore.typing import F64
 
-FLAGS = ("keeps_total", "averages_models", "takes_server_rate", "steps_without_clients", "needs_shares")
-OF_TOTAL = ("from_total", "keep_sum", "keep_control", "keep_v")
-
-# What ``weigh`` and ``step`` are tried with before there is a round.
-CLAIMS = Claims(np.array([1.0, 2.0]), np.array([1.0, 3.0]), np.ones(2), np.array([0.25, 0.75]), None)
-COHORT = Cohort(S=2, weighed=2, N=3, devices=3, W=2.0, rows=2)
+FLAGS = ("keeps_total", "sums_changes", "takes_server_rate", "steps_without_clients", "needs_shares")
+CHOICES = (("anchor", get_args(Anchor)), ("placement", get_args(Placement)), ("unit", get_args(Unit)))
 
 Result = TypeVar("Result")
 
@@ -32,12 +41,12 @@ def check_table(algorithm: Algorithm) -> None:
     ``weigh`` and ``step`` are tried on a cohort of two clients; what they return for others is seen when it is used.
 
     Raises:
-        UnknownNameError: ``adds`` or ``placement`` is not one of those that there are.
+        UnknownNameError: ``anchor``, ``placement`` or ``unit`` is not one of those that there are.
         AlgorithmError: anything else is not what ``Algorithm`` says of it.
     """
     method = type(algorithm).__name__
-    for entry, known in (("adds", get_args(Added)), ("placement", get_args(Placement))):
-        if getattr(algorithm, entry) not in known:
+    for entry, known in CHOICES:
+        if getattr(algorithm, entry) not in (known if entry != "anchor" else (None, *known)):
             raise UnknownNameError.of(f"{method}.{entry}", getattr(algorithm, entry), known)
 
     def expect(right: bool, entry: str, due: str) -> None:
@@ -46,30 +55,37 @@ def check_table(algorithm: Algorithm) -> None:
 
     for flag in FLAGS:
         expect(isinstance(getattr(algorithm, flag), bool), flag, "True or False")
-    second, d = algorithm.second, algorithm.direction
+    for entry in ("row", "adds"):
+        form = getattr(algorithm, entry)
+        expect(isinstance(form, Terms) and _are_finite(form), entry, "Terms of finite numbers")
+    second, d = algorithm.second_vector, algorithm.direction
     named = second is None or (isinstance(second, str) and second != "")
-    expect(named, "second", "None, or what clients send beside y: 'mean gradient', or words of your own")
-    expect(isinstance(algorithm.local_rule, str), "local_rule", "the name of a local rule")
+    expect(named, "second_vector", "None, or what clients send beside y: 'mean gradient', or words of your own")
+    expect(isinstance(algorithm.local_rule, LocalRule), "local_rule", "a LocalRule, as fedcore.local_rules.Sgd()")
     expect(isinstance(d, Direction) and _are_finite(d), "direction", "a Direction of finite numbers")
-    for_rows = "'h', since the second vector becomes the row" if second else "'h', since clients keep their rows"
-    expect(algorithm.adds == "h" or (not second and algorithm.placement == "server"), "adds", for_rows)
-    expect("v[t]" not in algorithm.adds or algorithm.keeps_total, "keeps_total", "True beside adds = 'h - r + v[t]'")
-    expect("raw" not in algorithm.adds or d.a != 0, "direction", "a != 0, by which raw_i is divided")
+    row, adds = algorithm.row, algorithm.adds
+    expect(not row.row, "row", "a form over h, r and q")
+    expect(row == NOTHING or algorithm.placement == "server", "row", "no numbers, since clients keep their rows")
+    expect(row == NOTHING or not second, "row", "no numbers, since the second vector becomes the row")
+    alone = "h alone, since y makes no row: say what the row becomes"
+    expect(row != NOTHING or not (adds.r or adds.q or adds.row), "adds", alone)
+    expect(not algorithm.keeps_history or algorithm.keeps_total, "keeps_total", "True beside anchor = 'v[t]'")
     has_rows = algorithm.keeps_rows or algorithm.placement == "client"
-    expect(not d.from_row or has_rows, "direction", "from_row = 0, since there are no rows: adds one, or second")
+    expect(not d.from_row or has_rows, "direction", "from_row = 0, since there are no rows: say row, or second_vector")
     expect(not d.from_mean or algorithm.keeps_total, "direction", "from_mean = 0, since keeps_total is False")
+    expect(not algorithm.sums_changes or has_rows or bool(second), "sums_changes", "False, since there are no rows")
     for option, parameter in signature(type(algorithm)).parameters.items():
         if parameter.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) and not hasattr(algorithm, option):
             raise AlgorithmError(
                 f"{method}.{option}: expected the option as an attribute of its name, by which a saved server knows "
                 f"it, got none: say self.{option} = {option}"
             )
-    _try(lambda: algorithm.weigh(CLAIMS), lambda weights: check_weights(algorithm, weights, CLAIMS))
-    _try(lambda: algorithm.step(COHORT), lambda step: check_step(algorithm, step))
+    _try(lambda: algorithm.weigh(EXAMPLE.claims), lambda weights: check_weights(algorithm, weights, EXAMPLE.claims))
+    _try(lambda: algorithm.step(EXAMPLE), lambda step: check_step(algorithm, step))
 
 
 def check_weights(algorithm: Algorithm, weights: Any, claims: Claims) -> F64:
-    """What ``weigh`` returned, if it is what was due.
+    """The weights that ``weigh`` returned, if they are as they should be.
 
     Raises:
         AlgorithmError: it is not float64[k], finite and >= 0.
@@ -85,7 +101,7 @@ def check_weights(algorithm: Algorithm, weights: Any, claims: Claims) -> F64:
 
 
 def check_step(algorithm: Algorithm, step: Any) -> Step:
-    """What ``step`` returned, if it is what was due.
+    """The step that ``step`` returned, if it is as it should be.
 
     Raises:
         AlgorithmError: it is no Step of finite numbers, or has coefficients of what the method does not keep.
@@ -93,25 +109,39 @@ def check_step(algorithm: Algorithm, step: Any) -> Step:
     method = f"{type(algorithm).__name__}.step"
     if not isinstance(step, Step):
         raise AlgorithmError(f"{method}: expected a Step, got {type(step).__name__}")
-    if not _are_finite(step):
+    for name, form in (("v", step.v), ("T", step.T)):
+        if not isinstance(form, Linear):
+            raise AlgorithmError(f"{method}: expected {name} to be a Linear, got {type(form).__name__}")
+    if not (_are_finite(step.v) and _are_finite(step.T) and _is_finite(step.lookahead)):
         raise AlgorithmError(f"{method}: expected finite numbers, got {step}")
-    if not algorithm.keeps_total:
-        for name in OF_TOTAL:
-            if getattr(step, name):
-                raise AlgorithmError(
-                    f"{method}: expected {name} = 0, since keeps_total is False, got {getattr(step, name)!r}: "
-                    "say keeps_total = True"
-                )
-    if step.keep_control and not algorithm.second:
+    if not (step.gamma is None or (_is_finite(step.gamma) and step.gamma > 0)):
+        raise AlgorithmError(f"{method}: expected gamma to be None or a finite number > 0, got {step.gamma!r}")
+    if step.v.v:
+        raise AlgorithmError(f"{method}: expected v to be a form over A, B, T and g, got {step.v}")
+    if not algorithm.keeps_total and (step.v.T or Linear(T=1) != step.T):
         raise AlgorithmError(
-            f"{method}: expected keep_control = 0, since clients send no second vector, got {step.keep_control!r}"
+            f"{method}: expected no total, since keeps_total is False, got {step}: say keeps_total = True"
         )
+    for said, announced, entry in (
+        (step.v.g or step.T.g, algorithm.keeps_momentum, "keeps_momentum"),
+        (step.gamma is not None, algorithm.says_gamma, "says_gamma"),
+        (step.lookahead, algorithm.looks_ahead, "looks_ahead"),
+    ):
+        if said and not announced:
+            raise AlgorithmError(
+                f"{method}: expected what a first step of two clients showed, got {step}: say {entry} = True"
+            )
+    if not algorithm.sums_changes and (step.v.B or step.T.B):
+        raise AlgorithmError(f"{method}: expected B = 0, since sums_changes is False, got {step}")
     return step
 
 
-def _are_finite(numbers: Direction | Step) -> bool:
-    values = [getattr(numbers, field.name) for field in fields(numbers)]
-    return all(isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value) for value in values)
+def _are_finite(numbers: Terms | Linear | Direction) -> bool:
+    return all(map(_is_finite, numbers if isinstance(numbers, tuple) else astuple(numbers)))
+
+
+def _is_finite(number: object) -> bool:
+    return isinstance(number, Real) and not isinstance(number, bool) and math.isfinite(number)
 
 
 def _try(call: Callable[[], Result], check: Callable[[Result], object]) -> None:

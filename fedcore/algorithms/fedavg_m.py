@@ -3,9 +3,15 @@
 ICLR 2024, arXiv 2306.16504, Algorithms 1 and 3.
 """
 
-from fedcore.algorithms.algorithm import Algorithm, Cohort, Direction, Step, within
+from dataclasses import dataclass
+
+from fedcore.algorithms.algorithm import Algorithm, Direction, Step
+from fedcore.algorithms.cohort import Cohort
+from fedcore.arguments import real
+from fedcore.kernels import Linear
 
 
+@dataclass(frozen=True)
 class FedAvgM(Algorithm):
     """A client steps along beta grad(y) + (1 - beta) g; g+ = (1/S) sum of h_i; x' = x - gamma g+.
 
@@ -18,16 +24,23 @@ class FedAvgM(Algorithm):
             and gamma: a client steps along grad(y) + (1 - beta) g, and ``lr`` and ``server_lr`` are beta times those.
     """
 
-    def __init__(self, beta: float = 0.1, reparameterised: bool = False) -> None:
-        within("beta", beta, 0, 1)
-        self.beta, self.reparameterised = beta, reparameterised
-        self.direction = Direction(a=1.0 if reparameterised else beta, from_momentum=1 - beta)
+    beta: float = 0.1
+    reparameterised: bool = False
+
+    def __post_init__(self) -> None:
+        real("beta", self.beta, "(0, 1]")
+
+    @property
+    def direction(self) -> Direction:
+        """beta grad(y) + (1 - beta) g, or grad(y) + (1 - beta) g."""
+        return Direction(a=1.0 if self.reparameterised else self.beta, from_momentum=1 - self.beta)
 
     def step(self, cohort: Cohort) -> Step:
         """g+ = A / W, W = S draws: the directions that were summed hold the old momentum already."""
-        return Step(from_sum=1 / cohort.W)
+        return Step(v=Linear(A=1 / cohort.W))
 
 
+@dataclass(frozen=True)
 class FedAvgMVR(Algorithm):
     """A client steps along grad(y; xi) + (1 - beta) (g - grad(x_{t-1}; xi)), the same minibatch xi at both points.
 
@@ -37,11 +50,16 @@ class FedAvgMVR(Algorithm):
         beta: in (0, 1]; 1 is FedAvg.
     """
 
-    def __init__(self, beta: float = 0.1) -> None:
-        within("beta", beta, 0, 1)
-        self.beta = beta
-        self.direction = Direction(b=-(1 - beta), from_momentum=1 - beta)
+    beta: float = 0.1
+
+    def __post_init__(self) -> None:
+        real("beta", self.beta, "(0, 1]")
+
+    @property
+    def direction(self) -> Direction:
+        """grad(y) + (1 - beta) (g - grad(x_{t-1}))."""
+        return Direction(b=-(1 - self.beta), from_momentum=1 - self.beta)
 
     def step(self, cohort: Cohort) -> Step:
         """g+ = A / W, W = S draws."""
-        return Step(from_sum=1 / cohort.W)
+        return Step(v=Linear(A=1 / cohort.W))

@@ -1,12 +1,14 @@
 """FedProx: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020."""
 
-from typing import Literal
+from dataclasses import dataclass
 
-from fedcore.algorithms.algorithm import Direction, within
-from fedcore.algorithms.fedavg import FedAvg
+from fedcore.algorithms.algorithm import Direction
+from fedcore.algorithms.fedavg import WeightedMean, Weights
+from fedcore.arguments import real
 
 
-class FedProx(FedAvg):
+@dataclass(frozen=True)
+class FedProx(WeightedMean):
     """FedAvg's server; a client steps along grad(y) + mu (y - x).
 
     Args:
@@ -14,9 +16,15 @@ class FedProx(FedAvg):
         weights: as for FedAvg.
     """
 
-    def __init__(self, mu: float = 0.01, weights: Literal["uniform", "examples"] = "examples") -> None:
-        super().__init__(weights)
-        if mu != 0:
-            within("mu", mu, 0, 1e6)
-        self.mu = mu
-        self.direction = Direction(mu=mu)
+    mu: float = 0.01
+    weights: Weights = "examples"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mu != 0:
+            real("mu", self.mu, "(0, 1e6]")
+
+    @property
+    def direction(self) -> Direction:
+        """grad(y) + mu (y - x)."""
+        return Direction(mu=self.mu)

@@ -3,14 +3,19 @@
 AISTATS 2021, eq. 2 and Sec. 4.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
-from fedcore.algorithms.algorithm import F64, Algorithm, Claims, Cohort, Step, choose
-from fedcore.errors import RangeError
+from fedcore.algorithms.algorithm import Algorithm, Step, choose
+from fedcore.algorithms.cohort import Claims, Cohort
+from fedcore.arguments import whole
+from fedcore.kernels import Linear
+from fedcore.typing import F64
 
 
+@dataclass(frozen=True)
 class FlexibleFedAvg(Algorithm):
-    """x' = x + sum_k p_t^k (y_k - x), with p^k = n_k / n over ALL registered clients (``Server(examples=)``).
+    """x' = x + sum_k p_t^k (y_k - x), with p^k = n_k / n over ALL registered clients (``Server(client_sizes=)``).
 
     * Scheme A: p_t^k = N p^k / K_t for the devices that did all E steps, K_t their number; the others are left out,
       and a round without any is discarded.
@@ -28,25 +33,22 @@ class FlexibleFedAvg(Algorithm):
         reboot: "fast" or "vanilla", whether a newcomer's share is boosted.
     """
 
-    averages_models = True
+    scheme: Literal["A", "B", "C"] = "C"
+    local_steps: int = 1
+    reboot: Literal["fast", "vanilla"] = "fast"
+
+    unit = "model"
     takes_server_rate = False
     needs_shares = True
 
-    def __init__(
-        self,
-        scheme: Literal["A", "B", "C"] = "C",
-        local_steps: int = 1,
-        reboot: Literal["fast", "vanilla"] = "fast",
-    ) -> None:
-        choose("scheme", scheme, ("A", "B", "C"))
-        choose("reboot", reboot, ("fast", "vanilla"))
-        if isinstance(local_steps, bool) or not isinstance(local_steps, int) or local_steps < 1:
-            raise RangeError(f"local_steps: expected an integer >= 1, got {local_steps!r}")
-        self.scheme, self.local_steps, self.reboot = scheme, local_steps, reboot
+    def __post_init__(self) -> None:
+        choose("scheme", self.scheme, ("A", "B", "C"))
+        choose("reboot", self.reboot, ("fast", "vanilla"))
+        whole("local_steps", self.local_steps, 1)
 
     @property
     def weighs_claims(self) -> bool:
-        """It does not: the shares are the server's own."""
+        """False: the shares are the server's own."""
         return False
 
     @property
@@ -55,7 +57,7 @@ class FlexibleFedAvg(Algorithm):
         return None if self.scheme == "B" else self.local_steps
 
     def weigh(self, claims: Claims) -> F64:
-        """p_t^k, but for scheme A's factor N / K_t."""
+        """p_t^k, without scheme A's factor N / K_t."""
         assert claims.shares is not None  # the server has seen to it
         p = claims.shares
         if self.reboot == "fast" and claims.ages is not None:
@@ -66,4 +68,4 @@ class FlexibleFedAvg(Algorithm):
 
     def step(self, cohort: Cohort) -> Step:
         """v = sum_k p_t^k (x - y_k); gamma is 1."""
-        return Step(from_sum=cohort.devices / cohort.weighed if self.scheme == "A" else 1.0)
+        return Step(v=Linear(A=cohort.devices / cohort.weighed if self.scheme == "A" else 1))

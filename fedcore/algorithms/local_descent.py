@@ -3,25 +3,34 @@
 arXiv 1910.14425, Algorithm 1.
 """
 
-from fedcore.algorithms.algorithm import Algorithm, Cohort, Step
+from dataclasses import dataclass
+
+from fedcore.algorithms.algorithm import Algorithm, Step
+from fedcore.algorithms.cohort import Cohort
+from fedcore.kernels import Linear
+from fedcore.local_rules import FullGradient, LocalRule, Sgd
 
 
+@dataclass(frozen=True)
 class LocalDescent(Algorithm):
     """x' = the plain mean of the drawn clients' models: (1/K) sum over the draws of y_j.
 
     Clients are drawn WITH replacement with probabilities q; one that is drawn twice counts twice (``count``).
-    Rates are those of the theorems, in ``fedcore.algorithms.rates``.
+    Rates are those of the theorems, in ``fedcore.rates``.
 
     Args:
         full_gradient: local steps along the client's full gradient (LFGD) instead of minibatches (LFSGD).
     """
 
-    averages_models = True
+    full_gradient: bool = False
 
-    def __init__(self, full_gradient: bool = False) -> None:
-        self.full_gradient = full_gradient
-        self.local_rule = "full gradient" if full_gradient else "sgd"
+    unit = "model"
+
+    @property
+    def local_rule(self) -> LocalRule:
+        """Full gradients, where they are asked for."""
+        return FullGradient() if self.full_gradient else Sgd()
 
     def step(self, cohort: Cohort) -> Step:
         """v = A / K, K the draws."""
-        return Step(from_sum=1 / cohort.W)
+        return Step(v=Linear(A=1 / cohort.W))

@@ -5,9 +5,13 @@ grad(y_{k-1}; xi), from the v_t that all clients have just averaged at x_t: two 
 offset changes with every local step. A method here has one exchange, and an offset that a client's steps leave alone.
 """
 
+from dataclasses import dataclass
+
 from fedcore.algorithms.fedavg_m import FedAvgMVR
+from fedcore.local_rules import OneMinibatch
 
 
+@dataclass(frozen=True)
 class MBSTORM(FedAvgMVR):
     """v_t = (1/S) sum of [grad_i(x_t; xi) + (1 - beta) (v_{t-1} - grad_i(x_{t-1}; xi))]; x' = x - gamma v_t.
 
@@ -19,4 +23,4 @@ class MBSTORM(FedAvgMVR):
         beta: in (0, 1]; 1 is minibatch SGD.
     """
 
-    local_rule = "one minibatch"
+    local_rule = OneMinibatch()

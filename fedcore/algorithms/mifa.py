@@ -1,8 +1,13 @@
 """MIFA: Gu et al., "Fast Federated Learning in the Presence of Arbitrary Device Unavailability", NeurIPS 2021."""
 
-from fedcore.algorithms.algorithm import Algorithm, Cohort, Step
+from dataclasses import dataclass
+
+from fedcore.algorithms.algorithm import Algorithm, Step
+from fedcore.algorithms.cohort import Cohort
+from fedcore.kernels import Linear, Terms
 
 
+@dataclass(frozen=True)
 class MIFA(Algorithm):
     """x' = x - gamma v, v = (1/N) sum over ALL clients of the last mean gradient heard from each.
 
@@ -16,16 +21,16 @@ class MIFA(Algorithm):
             False starts at once, from rows of zero.
     """
 
-    adds = "h - r"
+    wait: bool = True
+
+    row = Terms(h=1)
+    adds = Terms(row=1, r=-1)
     keeps_total = True
     steps_without_clients = True
 
-    def __init__(self, wait: bool = True) -> None:
-        self.wait = wait
-
     def step(self, cohort: Cohort) -> Step:
         """T' = T + A, v = T' / N."""
-        return Step(from_sum=1 / cohort.N, from_total=1 / cohort.N, keep_sum=1)
+        return Step(v=Linear(A=1 / cohort.N, T=1 / cohort.N), T=Linear(T=1, A=1))
 
     def moves(self, cohort: Cohort) -> bool:
         """Once every client has a row, where x waits for that."""

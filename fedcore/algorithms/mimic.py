@@ -3,11 +3,15 @@
 arXiv 2306.12212, Algorithm 1.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
-from fedcore.algorithms.algorithm import Algorithm, Cohort, Placement, Step, choose
+from fedcore.algorithms.algorithm import NOTHING, Algorithm, H, Placement, Step, Unit, choose
+from fedcore.algorithms.cohort import Cohort
+from fedcore.kernels import Linear, Terms
 
 
+@dataclass(frozen=True)
 class MimiC(Algorithm):
     """x' = x - gamma v, v_t = (1/S) sum over the cohort of (h_i + c_i); then c_i = v_t - h_i for the clients heard.
 
@@ -27,17 +31,42 @@ class MimiC(Algorithm):
             it does not see, is not centred.
     """
 
-    def __init__(self, units: Literal["gradient", "update"] = "gradient", placement: Placement = "server") -> None:
-        choose("units", units, ("gradient", "update"))
-        choose("placement", placement, ("server", "client"))
-        self.units, self.placement = units, placement
-        self.averages_models = units == "update"
-        self.takes_server_rate = units == "gradient"
-        self.adds = "h - r + v[t]" if placement == "server" else "h"
-        self.keeps_total = placement == "server"
+    units: Literal["gradient", "update"] = "gradient"
+    placement: Placement = "server"
+
+    anchor = "v[t]"
+
+    def __post_init__(self) -> None:
+        choose("units", self.units, ("gradient", "update"))
+        choose("placement", self.placement, ("server", "client"))
+
+    @property
+    def row(self) -> Terms:
+        """r' = h."""
+        return NOTHING if self.placement == "client" else Terms(h=1)
+
+    @property
+    def adds(self) -> Terms:
+        """h_i + c_i: h_i - r_i + v[t_i], which clients that keep their c_i have done."""
+        return H if self.placement == "client" else Terms(row=1, r=-1, q=1)
+
+    @property
+    def keeps_total(self) -> bool:
+        """C, where the server knows the corrections."""
+        return self.placement == "server"
+
+    @property
+    def unit(self) -> Unit:
+        """h is x - y in units of updates."""
+        return "model" if self.units == "update" else "gradient"
+
+    @property
+    def takes_server_rate(self) -> bool:
+        """Not in units of updates."""
+        return self.units == "gradient"
 
     def step(self, cohort: Cohort) -> Step:
         """v = A / S - C / N; C' = C - sum of (v[t_i] - r_i) + sum of (v - h_i) = C - A + S v."""
         if self.placement == "client":
-            return Step(from_sum=1 / cohort.W)
-        return Step(from_sum=1 / cohort.S, from_total=-1 / cohort.N, keep_sum=-1, keep_v=cohort.S)
+            return Step(v=Linear(A=1 / cohort.W))
+        return Step(v=Linear(A=1 / cohort.S, T=-1 / cohort.N), T=Linear(T=1, A=-1, v=cohort.S))

@@ -1,4 +1,4 @@
-"""What the command line takes: every command, its arguments, and what is said of them.
+"""The table of commands: each with its arguments and the help on them.
 
 Nothing is imported here that does the work, so that the help comes at once.
 """
@@ -23,7 +23,8 @@ def commands() -> Parser:
     group = top.group()
     _run(group)
     _sweep(group)
-    group.command("list", "List the presets, and the names that a configuration can use.", do="listing.list_names")
+    words = "List the presets, and the names that a configuration can use."
+    _imports(group.command("list", words, do="listing.list_names"))
     _data(group)
     _report(group)
     words = "Show versions, compiler, instruction set and threads: what a bug report needs."
@@ -47,6 +48,8 @@ def _run(group: Group) -> None:
             fedcore run quickstart --set 'algorithms=["MimiC", {name="MIFA", wait=false}]'
             fedcore run runs/quickstart-20260101-120000/config.json --out again
             fedcore run runs/quickstart-20260101-120000 --resume
+            fedcore run quickstart --set 'algorithms=["MimiC", "mine.methods:FedACG"]'
+            fedcore run mine.toml --import mine.py
         """,
         do="run.run",
     )
@@ -58,6 +61,7 @@ def _run(group: Group) -> None:
     words = "go on with a stopped run: PRESET is its folder, and nothing is changed"
     parser.add_argument("--resume", action="store_true", help=words)
     _jobs(parser)
+    _imports(parser)
     words = "threads of fedcore's kernels in each process"
     parser.add_argument("--threads", type=whole(1), metavar="N", help=words)
 
@@ -86,6 +90,7 @@ def _sweep(group: Group) -> None:
     words = "the folder; by default runs/sweep-SCALE; it may hold a part of the sweep"
     parser.add_argument("--out", type=Path, metavar="DIR", help=words)
     _jobs(parser)
+    _imports(parser)
 
 
 def _data(group: Group) -> None:
@@ -96,7 +101,7 @@ def _data(group: Group) -> None:
         Start with: fedcore data show quickstart
         """,
     ).group()
-    data.command(
+    listed = data.command(
         "list",
         """List the data sets and the ways to divide them, with the options of each.
 
@@ -108,6 +113,7 @@ def _data(group: Group) -> None:
         """,
         do="data.list_data",
     )
+    _imports(listed)
     show = data.command(
         "show",
         """Show who holds what in an experiment: each client's examples, class by class.
@@ -131,6 +137,7 @@ def _data(group: Group) -> None:
     _changes(show)
     words = f"show all clients, not only the first {LINES}"
     show.add_argument("--all", dest="most", action="store_const", const=None, default=LINES, help=words)
+    _imports(show)
 
 
 def _report(group: Group) -> None:
@@ -222,5 +229,10 @@ def _changes(parser: Parser) -> None:
 
 
 def _jobs(parser: Parser) -> None:
-    words = "processes; by default as many as there are cores"
-    parser.add_argument("--jobs", type=whole(1), metavar="N", help=words)
+    words = "processes; by default as many as there are cores; 0 runs all in this one"
+    parser.add_argument("--jobs", type=whole(0), metavar="N", help=words)
+
+
+def _imports(parser: Parser) -> None:
+    words = "import a module, or a .py file, that adds methods, data, ... of your own; may be repeated"
+    parser.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE", help=words)

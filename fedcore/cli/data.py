@@ -8,23 +8,27 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from fedcore.cli.run import load_all
 from fedcore.data import FILLED_IN, REGISTRY, holdings, partitions
 from fedcore.errors import ConfigError
 from fedcore.experiment import load_preset
-from fedcore.experiment.division import divided
+from fedcore.experiment.datasets import load_and_partition
 from fedcore.reports.holdings import draw_holdings, holdings_table
 
 
-def list_data() -> None:
+def list_data(imports: list[str]) -> None:
     """List the data sets and the ways to divide them."""
+    load_all(imports)
     console = Console()
     sets = _table("data", "example", "classes", "what it is", "options")
-    for name, source in REGISTRY.items():
+    for name in REGISTRY.names():
+        source = REGISTRY.find(name)
         shape = "x".join(map(str, source.shape))
         sets.add_row(name, shape, str(source.classes), source.about, _options(source.load, FILLED_IN))
     console.print(sets)
     deals = _table("partition", "what it does", "options")
-    for name, deal in partitions.REGISTRY.items():
+    for name in partitions.REGISTRY.names():
+        deal = partitions.REGISTRY.find(name)
         deals.add_row(name, (inspect.getdoc(deal) or "").split("\n")[0], _options(deal, partitions.FILLED_IN))
     console.print(deals)
     directory = os.environ.get("FEDCORE_DATA_DIR")
@@ -32,13 +36,16 @@ def list_data() -> None:
     console.print(f"Files are {where}.", markup=False, highlight=False, soft_wrap=True)
 
 
-def show(preset: str, out: Path | None, seed: int | None, changes: list[str], most: int | None) -> None:
+def show(
+    preset: str, out: Path | None, seed: int | None, changes: list[str], most: int | None, imports: list[str]
+) -> None:
     """Show who holds what; ``most`` is how many clients at most, None for all."""
+    load_all(imports)
     if out is not None and out.suffix.lower() != ".png":
         raise ConfigError(f"--out: expected a file that ends in .png, got {str(out)!r}")
     experiment = load_preset(preset, changes)
     first = experiment.seeds[0] if seed is None else seed
-    dataset, parts = divided(experiment, first)
+    dataset, parts = load_and_partition(experiment, first)
     counts = holdings(dataset.train_y, parts, dataset.classes)
     options = ", ".join(f"{key}={value}" for key, value in experiment.partition.options.items())
     deal = f"{experiment.partition.name} ({options})" if options else experiment.partition.name

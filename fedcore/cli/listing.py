@@ -2,8 +2,8 @@
 
 from rich.console import Console
 
-from fedcore import algorithms, data, participation
-from fedcore.algorithms import optimizers, rates
+from fedcore import algorithms, data, optimizers, participation, rates
+from fedcore.cli.run import load_all
 from fedcore.experiment import presets
 from fedcore.local import nets
 
@@ -17,8 +17,9 @@ def folded(file: str, axes: list[list[str]]) -> str:
     return "-".join([file, *("{" + ",".join(axis) + "}" if len(axis) > 1 else axis[0] for axis in axes)])
 
 
-def list_names() -> None:
+def list_names(imports: list[str]) -> None:
     """List the presets, and the names that a configuration can use."""
+    load_all(imports)
     console = Console()
     console.print("[bold]presets[/bold] ({a,b} stands for one of them each, as shells expand it):", highlight=False)
     for file, axes in presets.files():
@@ -36,6 +37,6 @@ def list_names() -> None:
         ("partitions", data.partitions.REGISTRY),
         ("models", nets.REGISTRY),
     ):
-        console.print(f"[bold]{what}[/bold]: {', '.join(registry)}", highlight=False)
+        console.print(f"[bold]{what}[/bold]: {', '.join(registry.names())}", highlight=False)
     console.print("\nMore on data and partitions: fedcore data list", highlight=False)
     console.print(f"Run one with: fedcore run {presets.names()[0]}", highlight=False)

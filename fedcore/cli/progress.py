@@ -1,4 +1,4 @@
-"""What a run shows while it works: a bar for each trial on a terminal, a line for each in a log."""
+"""The progress of a run: a bar for each trial on a terminal, a line for each in a log."""
 
 from types import TracebackType
 from typing import Self

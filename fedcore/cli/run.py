@@ -1,17 +1,19 @@
 """``fedcore run``."""
 
+import shlex
 from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
 
-from fedcore.cli.ending import exit_on_failures, interruptible
+from fedcore.cli.exit_status import exit_on_failures, interruptible
 from fedcore.cli.progress import RunProgress
 from fedcore.cli.report import show_report
 from fedcore.errors import ConfigError
 from fedcore.experiment import load_preset, run_experiment
-from fedcore.experiment.folder import CONFIG, default_folder
+from fedcore.experiment.run_folder import CONFIG, default_folder
 from fedcore.experiment.trial import trials
+from fedcore.registries import load_module
 
 
 def run(
@@ -24,26 +26,41 @@ def run(
     resume: bool,
     jobs: int | None,
     threads: int | None,
+    imports: list[str],
 ) -> None:
     """Run an experiment."""
+    load_all(imports)
     overrides = given(changes, rounds, seeds)
     overrides += [f"threads={threads}"] if threads is not None else []
     if resume and (overrides or out or scale != "full"):
-        raise ConfigError("--resume: expected the run's folder alone, since a run goes on as it was begun")
+        raise ConfigError(
+            "--resume: expected the run's folder alone, since a run goes on as it was begun, got options beside it"
+        )
     experiment = load_preset(str(Path(preset, CONFIG)) if resume else preset, overrides, scale=scale)
     folder = Path(preset) if resume else out or default_folder(experiment)
     console = Console()
     total = experiment.rounds * len(trials(experiment))
     there = f"the finished rounds are in {folder / 'records'}: fedcore report {folder}"
-    go_on = f"{there}, or go on: fedcore run {folder} --resume"
+    go_on = f"{there}, or go on: {shlex.join(['fedcore', 'run', str(folder), '--resume', *flags(imports)])}"
     with interruptible(console, go_on), RunProgress(console, total) as progress:
-        failed = run_experiment(experiment, folder, resume=resume, jobs=jobs, on_event=progress.show)
+        failed = run_experiment(experiment, folder, resume=resume, jobs=jobs, imports=imports, on_event=progress.show)
     show_report(console, folder)
     exit_on_failures(console, [(event.trial.name, event) for event in failed])
 
 
+def load_all(imports: list[str]) -> None:
+    """Import what ``--import`` names, before the configuration is read."""
+    for module in imports:
+        load_module(module, f"--import: expected a module that can be imported, got {module!r}")
+
+
+def flags(imports: list[str]) -> list[str]:
+    """The words of a command line that import these."""
+    return [word for module in imports for word in ("--import", module)]
+
+
 def given(changes: list[str], rounds: int | None, seeds: str | None) -> list[str]:
-    """What the command line changes in a preset, as overrides."""
+    """The overrides of a preset that the command line gives."""
     overrides = list(changes)
     overrides += [f"rounds={rounds}"] if rounds is not None else []
     return overrides + ([f"seeds={_seeds(seeds)}"] if seeds is not None else [])

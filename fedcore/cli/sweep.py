@@ -5,10 +5,10 @@ from typing import Literal
 
 from rich.console import Console
 
-from fedcore.cli.ending import exit_on_failures, interruptible
+from fedcore.cli.exit_status import exit_on_failures, interruptible
 from fedcore.cli.progress import RunProgress
 from fedcore.cli.report import show_sweep
-from fedcore.cli.run import given
+from fedcore.cli.run import given, load_all
 from fedcore.experiment import Sweep, load_preset, run_sweep
 
 
@@ -20,8 +20,10 @@ def sweep(
     changes: list[str],
     out: Path | None,
     jobs: int | None,
+    imports: list[str],
 ) -> None:
     """Run several presets at every point of their grids."""
+    load_all(imports)
     overrides = given(changes, rounds, seeds)
     folder = out or Path("runs", f"sweep-{scale}")
     experiments = [load_preset(name, overrides, scale=scale) for name in dict.fromkeys(names)]
@@ -30,6 +32,6 @@ def sweep(
     total = sum(job.trial.experiment.rounds for job in chosen.jobs())
     go_on = f"the same command goes on, and what is there: fedcore report {folder}"
     with interruptible(console, go_on), RunProgress(console, total) as progress:
-        failed = run_sweep(chosen, jobs=jobs, on_event=progress.show)
+        failed = run_sweep(chosen, jobs=jobs, imports=imports, on_event=progress.show)
     show_sweep(console, folder)
     exit_on_failures(console, [(event.job.name, event) for event in failed])

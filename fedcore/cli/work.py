@@ -1,4 +1,4 @@
-"""Where a command's work is done: found when it is asked for, since what runs experiments takes a second to import."""
+"""The modules that do a command's work: imported when it is asked for, since those of experiments take a second."""
 
 from importlib import import_module
 from importlib.util import find_spec

@@ -21,7 +21,8 @@ from fedcore.data.partitions import (
     one_label,
     shards,
 )
-from fedcore.errors import RangeError, UnknownNameError
+from fedcore.errors import RangeError
+from fedcore.registries import Registry
 
 __all__ = [
     "REGISTRY",
@@ -65,7 +66,7 @@ class Source:
     find: Callable[[], list[Path]] | None = None
 
 
-REGISTRY: dict[str, Source] = {
+_ROWS: dict[str, Source] = {
     "digits": Source(digits.load, "1,797 handwritten digits, in scikit-learn", (1, 8, 8), 10),
     **{
         name: Source(partial(mnist.load, name), about, (1, 28, 28), 10, find=partial(mnist.find, name))
@@ -89,6 +90,9 @@ REGISTRY: dict[str, Source] = {
         synthetic.load_iid, "SYNTHETIC, one law for all clients", (synthetic.FEATURES,), 10, generated=True
     ),
 }
+REGISTRY: Registry[Source] = Registry(
+    "data", _ROWS, due="a fedcore.data.Source", fits=lambda row: isinstance(row, Source), group="fedcore.data"
+)
 FILLED_IN = ("clients", "seed")
 """Parameters that are no options of a data set's own: ``load`` gives them to those that are generated."""
 
@@ -99,7 +103,7 @@ def find(name: str) -> list[Path]:
     What is in them is not looked at: ``load`` does that.
 
     Args:
-        name: a key of ``REGISTRY``.
+        name: a key of ``REGISTRY``, an entry point's, or ``module:Name`` of one's own ``Source``.
 
     Raises:
         UnknownNameError: there is no such data set.
@@ -108,9 +112,7 @@ def find(name: str) -> list[Path]:
     >>> find("synthetic")
     []
     """
-    if name not in REGISTRY:
-        raise UnknownNameError.of("data", name, REGISTRY)
-    source = REGISTRY[name]
+    source = REGISTRY.find(name)
     return [] if source.find is None else source.find()
 
 
@@ -118,7 +120,7 @@ def load(name: str, *, clients: int | None = None, seed: int | None = None, **op
     """The data set of that name.
 
     Args:
-        name: a key of ``REGISTRY``.
+        name: a key of ``REGISTRY``, an entry point's, or ``module:Name`` of one's own ``Source``.
         clients, seed: for whom and from what it is generated; the others do not look at them.
         options: the data set's own arguments.
 
@@ -130,11 +132,15 @@ def load(name: str, *, clients: int | None = None, seed: int | None = None, **op
     >>> load("synthetic", clients=3, seed=0, alpha=1.0, beta=1.0, largest=100).train_x.shape
     (237, 60)
     """
-    if name not in REGISTRY:
-        raise UnknownNameError.of("data", name, REGISTRY)
-    source = REGISTRY[name]
+    source = REGISTRY.find(name)
     if not source.generated:
-        return source.load(**options)
+        return _checked(name, source.load(**options))
     if clients is None or seed is None:
         raise RangeError(f"clients, seed: expected both, from which {name!r} is generated, got {clients} and {seed}")
-    return source.load(clients=clients, seed=seed, **options)
+    return _checked(name, source.load(clients=clients, seed=seed, **options))
+
+
+def _checked(name: str, loaded: object) -> Dataset:
+    if not isinstance(loaded, Dataset):
+        raise RangeError(f"data: expected a fedcore.data.Dataset from {name!r}, got {loaded!r:.200}")
+    return loaded

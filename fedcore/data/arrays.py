@@ -13,7 +13,7 @@ Indices = npt.NDArray[np.int64]
 
 
 class MapStyle(Protocol):
-    """What a torch data set has: a length, and ``dataset[i]``, a pair of an input and a label."""
+    """The face of a torch data set: a length, and ``dataset[i]``, a pair of an input and a label."""
 
     def __len__(self) -> int:
         """The number of examples."""

@@ -6,14 +6,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.errors import DtypeError, RangeError, ShapeError
+from fedcore.representation import Represented
 
 Inputs = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
-class Dataset:
+@dataclass(frozen=True, eq=False, repr=False)
+class Dataset(Represented):
     """Training and test examples with their labels.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Where a data set's files lie: under ``$FEDCORE_DATA_DIR``, or downloaded once into pooch's cache."""
+"""The files of a data set: under ``$FEDCORE_DATA_DIR``, or downloaded once into pooch's cache."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Who holds how many examples of which class."""
+"""The numbers of examples of each class that clients hold."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,12 +1,11 @@
-"""How many examples each client holds, drawn from a law."""
+"""Laws of the number of examples that a client holds."""
 
-import math
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.errors import RangeError
+from fedcore.arguments import real, whole
 from fedcore.randomness import generator
 
 Sizes = npt.NDArray[np.int64]
@@ -40,8 +39,7 @@ def pareto(clients: int, *, seed: int, smallest: int, largest: int, index: float
     [10, 500, 16, 500, 12, 22]
     """
     _check(clients, smallest, largest)
-    if not 0 < index < math.inf:
-        raise RangeError(f"index: expected a number > 0, got {index!r}")
+    real("index", index, "(0, inf)")
     uniform = generator(seed, "data: pareto sizes").random(clients)
     with np.errstate(over="ignore"):  # an infinite size is above the cap like any other
         sizes = np.minimum(smallest * (1 - uniform) ** (-1 / index), largest)
@@ -53,7 +51,7 @@ def lognormal(
 ) -> Sizes:
     """Sizes by a lognormal law: smallest + exp(N(mean, deviation^2)), rounded down and capped.
 
-    With the default numbers and smallest = 50 these are the sizes of SYNTHETIC in its authors' public code, but for
+    With the default numbers and smallest = 50 these are the sizes of SYNTHETIC in its authors' public code, except
     the cap, which that code does not have.
 
     Args:
@@ -72,8 +70,8 @@ def lognormal(
     Determinism: as ``pareto``.
     """
     _check(clients, smallest, largest)
-    if not (math.isfinite(mean) and 0 <= deviation < math.inf):
-        raise RangeError(f"mean, deviation: expected finite numbers, the second >= 0, got {mean!r} and {deviation!r}")
+    real("mean", mean, "(-inf, inf)")
+    real("deviation", deviation, "[0, inf)")
     normal = generator(seed, "data: lognormal sizes").normal(mean, deviation, clients)
     with np.errstate(over="ignore"):
         sizes: npt.NDArray[np.float64] = np.minimum(smallest + np.exp(normal), largest)
@@ -85,5 +83,4 @@ LAWS: dict[str, Callable[..., Sizes]] = {"pareto": pareto, "lognormal": lognorma
 
 def _check(clients: int, smallest: int, largest: int) -> None:
     for name, value, least in (("clients", clients, 1), ("smallest", smallest, 1), ("largest", largest, smallest)):
-        if not least <= value <= UNCAPPED:
-            raise RangeError(f"{name}: expected an int >= {least}, got {value!r}")
+        whole(name, value, least, UNCAPPED)

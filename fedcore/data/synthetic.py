@@ -7,9 +7,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.arguments import real
 from fedcore.data.dataset import Dataset
 from fedcore.data.sizes import LAWS
-from fedcore.errors import RangeError, UnknownNameError
+from fedcore.errors import UnknownNameError
 from fedcore.randomness import generator
 
 FEATURES = 60
@@ -57,8 +58,7 @@ def load(
     Reference: T. Li et al., "Federated Optimization in Heterogeneous Networks", 2018, Sec. 5.1.
     """
     for name, value in (("alpha", alpha), ("beta", beta)):
-        if not 0 <= value < math.inf:
-            raise RangeError(f"{name}: expected a number >= 0, got {value!r}")
+        real(name, value, "[0, inf)")
     counts = _counts(clients, seed, sizes, smallest, largest, test_share)
     pieces = []
     for client, (train, test) in enumerate(counts):
@@ -100,8 +100,7 @@ def _counts(
     clients: int, seed: int, sizes: Law, smallest: int, largest: int, test_share: float
 ) -> list[tuple[int, int]]:
     """Each client's numbers of training and test examples."""
-    if not 0 < test_share <= 1:
-        raise RangeError(f"test_share: expected a number in (0, 1], got {test_share!r}")
+    real("test_share", test_share, "(0, 1]")
     if sizes not in LAWS:
         raise UnknownNameError.of("sizes", sizes, LAWS)
     drawn: list[int] = LAWS[sizes](clients, seed=seed, smallest=smallest, largest=largest).tolist()

@@ -1,5 +1,6 @@
-"""Where client work is done: one engine, one file."""
+"""Engines, which do the clients' work: one engine, one file, each an ``Engine``."""
 
-from fedcore.engines.inprocess import Evaluation, InProcess, check_method
+from fedcore.engines.engine import Engine, Evaluation, check_method
+from fedcore.engines.inprocess import InProcess
 
-__all__ = ["Evaluation", "InProcess", "check_method"]
+__all__ = ["Engine", "Evaluation", "InProcess", "check_method"]

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 
@@ -13,15 +13,17 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedcore.algorithms import MEAN_GRADIENT, Algorithm, Direction
+from fedcore.algorithms import MEAN_GRADIENT, Direction
+from fedcore.clients import ClientId
 from fedcore.data import Dataset
-from fedcore.errors import RangeError, UnknownClientError, UnknownNameError
-from fedcore.local import RULES, FlatModel, Options, Table, Work, by_rule, minibatch_table, minibatches, seeded, sgd
+from fedcore.engines.engine import Evaluation, check_asked
+from fedcore.errors import RangeError, UnknownClientError
+from fedcore.local import FlatModel, LocalOptions, Work, seeded, sgd
+from fedcore.local.batched import MOST_PARAMETERS, batched_sgd, in_groups
 from fedcore.local.perceptron import Perceptron
-from fedcore.local.together import MOST_PARAMETERS, in_groups, sgd_together
+from fedcore.local_rules import Indices, LocalRule, Sgd, Table, minibatch_table, minibatches
 from fedcore.participation import Active
 from fedcore.server import Broadcast, Update
-from fedcore.store import ClientId
 
 EVALUATION_BATCH = 500
 """Test examples at a time: enough to hide the cost of a call, few enough for LeNet's activations to stay in cache
@@ -36,43 +38,11 @@ Trained = tuple[int, npt.NDArray[np.float32], Work]
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """How a model does on the test set: the share of right answers, and the mean cross entropy."""
-
-    accuracy: float
-    loss: float
-
-
-def check_method(algorithm: Algorithm) -> None:
-    """Refuse a method that asks clients for what these ones cannot do.
-
-    Raises:
-        UnknownNameError: there is no such local rule.
-        RangeError: clients would have to keep rows, or send a second vector that nobody here knows how to make.
-    """
-    _check(algorithm.placement, algorithm.second, algorithm.local_rule)
-
-
-def _check(placement: str, second: str | None, local_rule: str) -> None:
-    if placement == "client":
-        raise RangeError(
-            "placement: expected 'server', which goes the same way: simulated clients keep nothing, got 'client'"
-        )
-    if second not in (None, MEAN_GRADIENT):
-        raise RangeError(
-            f"second: expected None or {MEAN_GRADIENT!r}, which is all that simulated clients can send beside y, got "
-            f"{second!r}: train in a loop of your own"
-        )
-    if local_rule not in RULES:
-        raise UnknownNameError.of("local_rule", local_rule, RULES)
-
-
 class InProcess:
-    """Trains the clients of a round on their parts of a data set.
+    """The engine that trains the clients of a round in this process, on their parts of a data set.
 
     Clients of a perceptron (``local.perceptron.Perceptron.of`` says what is one) of at most
-    ``local.together.MOST_PARAMETERS`` parameters are trained together, many in one call; of any other model one by one.
+    ``local.batched.MOST_PARAMETERS`` parameters are trained together, many in one call; of any other model one by one.
 
     Args:
         module: the model, on the CPU; it is taken over (see ``FlatModel``).
@@ -109,7 +79,7 @@ class InProcess:
         epochs: int | None = None,
         steps: int | None = None,
         seed: int,
-        options: Options | None = None,
+        options: LocalOptions | None = None,
         together: bool = True,
     ) -> None:
         if not len(parts):
@@ -130,9 +100,9 @@ class InProcess:
         self._train = torch.from_numpy(dataset.train_x), torch.from_numpy(dataset.train_y)
         self._test = torch.from_numpy(dataset.test_x), torch.from_numpy(dataset.test_y)
         self._previous: FlatModel | None = None
-        self._options = options or Options()
+        self._options = options or LocalOptions()
         self._batch, self._epochs, self._steps, self._seed = batch, epochs, steps, seed
-        self._minibatches(0, 0)  # refuses wrong sizes now and not in the first round
+        self._minibatches(0, 0, Sgd())  # refuses wrong sizes now and not in the first round
         self.initial: npt.NDArray[np.float32] = self._model.flat.numpy().copy()
 
     def updates(self, broadcast: Broadcast, active: Active | None = None) -> Iterator[Update]:
@@ -152,15 +122,17 @@ class InProcess:
             client holds, the mean of its rates, and how often the client was drawn.
 
         Raises:
-            UnknownNameError: there is no such local rule.
             UnknownClientError: an id is no index into ``parts``.
             RangeError: ``active`` is of other clients than the broadcast; or the method asks for clients that keep
                 rows, as these do not, for a second vector that they do not know, or for plain steps beside local
                 momentum or clipping.
         """
-        _check(broadcast.placement, broadcast.second_vector, broadcast.local_rule)
+        check_asked(broadcast.keeps_row, broadcast.second_vector)
         if broadcast.plain and not self._options.plain:
-            raise RangeError("options: expected no momentum and no clip: the server derives gradients from plain steps")
+            raise RangeError(
+                "options: expected no momentum and no clip, since the server derives gradients from plain steps, got"
+                f" {self._options}"
+            )
         ids = [self._known(client) for client in broadcast.ids]
         steps_due, counts = self._full_steps(ids, broadcast.local_rule), np.ones(len(ids), np.int64)
         if active is not None:
@@ -223,7 +195,7 @@ class InProcess:
 
     @property
     def together(self) -> bool:
-        """Whether clients are trained together."""
+        """Tell whether clients are trained together."""
         return self._net is not None
 
     def _one_by_one(self, broadcast: Broadcast, clients: Sequence[int], steps: Sequence[int]) -> Iterator[Trained]:
@@ -233,21 +205,16 @@ class InProcess:
             self._model.module.train()
             part = self._parts[client]
             batches = self._minibatches(broadcast.round, client, broadcast.local_rule)
-            batches = by_rule(islice(batches, most), broadcast.local_rule)
+            batches = broadcast.local_rule.along(islice(batches, most), len(part))
             masks = seeded(self._seed, "local: dropout", round=broadcast.round, client=client)
             with masks if self._drops_out else nullcontext():
                 work = sgd(
                     self._model,
                     *self._train,
                     (part[chosen] for chosen in batches),
-                    lr=broadcast.lr_of_step or broadcast.lr,
-                    a=broadcast.a,
-                    b=broadcast.b,
-                    mu=broadcast.mu,
-                    offset=broadcast.offset(client) if broadcast.has_offset else None,
+                    broadcast.of(client),
                     x=broadcast.x[: self._model.layout.n_parameters],
                     previous=previous,
-                    second=broadcast.second,
                     options=self._options,
                 )
             yield client, self._model.flat.numpy(), work
@@ -258,19 +225,13 @@ class InProcess:
         pairs = ((client, self._table(broadcast, client, most)) for client, most in zip(clients, steps, strict=True))
         for group in in_groups(net, pairs):
             ys = np.tile(broadcast.x, (len(group), 1))
-            works = sgd_together(
+            works = batched_sgd(
                 net,
                 ys,
                 *self._train,
                 [table for _, table in group],
-                lr=broadcast.lr_of_step or broadcast.lr,
-                a=broadcast.a,
-                b=broadcast.b,
-                mu=broadcast.mu,
-                offsets=[broadcast.offset(client) for client, _ in group] if broadcast.has_offset else None,
+                [broadcast.of(client) for client, _ in group],
                 x=broadcast.x,
-                x_prev=broadcast.x_prev,
-                second=broadcast.second,
                 options=self._options,
             )
             for (client, _), y, work in zip(group, ys, works, strict=True):
@@ -280,20 +241,20 @@ class InProcess:
         """A client's minibatches; as wide as its own size makes it, so that its bits are no matter of the others."""
         part = self._parts[client]
         power = 1 << (len(part) - 1).bit_length()
-        whole = broadcast.local_rule == "full gradient"
+        size = broadcast.local_rule.batch(self._batch)
         table = minibatch_table(
             len(part),
-            len(part) if whole else self._batch,
+            size,
             steps=steps,
-            width=power if whole else min(self._batch, power),
+            width=min(size, power),
             seed=self._seed,
             round=broadcast.round,
             client=client,
         )
-        table = table.as_one() if broadcast.local_rule == "one minibatch" else table
+        table = broadcast.local_rule.in_table(table, len(part))
         return Table(part[table.indices], table.sizes)
 
-    def most_steps(self, local_rule: str = "sgd") -> int:
+    def most_steps(self, local_rule: LocalRule) -> int:
         """The most local steps that a client's complete work has, of all clients."""
         return int(self._full_steps(range(len(self._parts)), local_rule).max())
 
@@ -302,11 +263,13 @@ class InProcess:
             raise UnknownClientError(f"ids: expected 0 .. {len(self._parts) - 1}, got {client!r}")
         return client
 
-    def _full_steps(self, clients: Sequence[int], local_rule: str) -> npt.NDArray[np.int64]:
+    def _full_steps(self, clients: Sequence[int], local_rule: LocalRule) -> Indices:
         """The steps of each client's complete work."""
-        if self._epochs is None or local_rule == "full gradient":
-            return np.full(len(clients), self._steps or self._epochs or 0, np.int64)
-        return np.array([self._epochs * -(-len(self._parts[client]) // self._batch) for client in clients], np.int64)
+        due = [
+            local_rule.full_steps(len(self._parts[client]), self._batch, epochs=self._epochs, steps=self._steps)
+            for client in clients
+        ]
+        return np.array(due, np.int64)
 
     def _at(self, x_prev: npt.NDArray[np.float32] | None) -> FlatModel | None:
         """A second model that holds x_{t-1}, for the methods that take a gradient there."""
@@ -318,10 +281,10 @@ class InProcess:
         self._previous.module.train()
         return self._previous
 
-    def _minibatches(self, round: int, client: int, local_rule: str = "sgd") -> Iterator[npt.NDArray[np.int64]]:
+    def _minibatches(self, round: int, client: int, local_rule: LocalRule) -> Iterator[Indices]:
         return minibatches(
             len(self._parts[client]),
-            len(self._parts[client]) if local_rule == "full gradient" else self._batch,
+            local_rule.batch(self._batch),
             epochs=self._epochs,
             steps=self._steps,
             seed=self._seed,

@@ -4,50 +4,52 @@ What a comparison must hold equal (first model, partition, active sets, minibatc
 never sees the algorithm.
 """
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedcore import participation
-from fedcore.algorithms.rates import PerCohort
-from fedcore.engines.inprocess import Evaluation, InProcess
-from fedcore.experiment.course import F32, Course, Judges
-from fedcore.experiment.division import divided
+from fedcore.clients import ClientId
+from fedcore.engines import Engine, Evaluation, InProcess
+from fedcore.experiment.changing_objective import ChangingObjective, TestSets
+from fedcore.experiment.datasets import load_and_partition
 from fedcore.experiment.trial import Trial
-from fedcore.local import Options, nets
+from fedcore.local import LocalOptions, nets
 from fedcore.participation import Participation
+from fedcore.rates import PerCohort
 from fedcore.server import Server
-from fedcore.store import ClientId
+from fedcore.typing import F32
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What a trial runs on.
+class TrialParts:
+    """The parts that a trial runs on.
 
     Attributes:
         server, engine, pattern: the server, the clients' work, who takes part.
-        course: how the objective changes, if the experiment says that it does.
-        judges: who evaluates then.
+        changing: how the objective changes, if the experiment says that it does.
+        test_sets: who evaluates then.
         uploads: vectors that clients have sent for a warm start, one each; 0 without one.
     """
 
     server: Server
-    engine: InProcess
+    engine: Engine
     pattern: Participation
-    course: Course | None = None
-    judges: Judges | None = None
+    changing: ChangingObjective | None = None
+    test_sets: TestSets | None = None
     uploads: int = 0
 
     def begin(self, round: int) -> None:
         """Do what comes before a round."""
-        if self.course is not None:
-            self.course.begin(self.server, round)
+        if self.changing is not None:
+            self.changing.begin(self.server, round)
 
     def evaluate(self, round: int, x: F32) -> Evaluation:
         """Accuracy and loss of a round's model."""
-        return self.engine.evaluate(x) if self.judges is None else self.judges.evaluate(round, x)
+        return self.engine.evaluate(x) if self.test_sets is None else self.test_sets.evaluate(round, x)
 
 
-def build(trial: Trial, saved: Path | None = None) -> Parts:
+def build(trial: Trial, saved: Path | None = None) -> TrialParts:
     """The parts of a trial.
 
     Args:
@@ -56,7 +58,7 @@ def build(trial: Trial, saved: Path | None = None) -> Parts:
     experiment, seed = trial.experiment, trial.seed
     clients = experiment.partition.clients
     module = nets.build(experiment.model.name, seed=seed, **experiment.model.options)
-    dataset, parts = divided(experiment, seed)
+    dataset, parts = load_and_partition(experiment, seed)
     pattern = participation.named(
         experiment.participation.name,
         clients,
@@ -66,9 +68,21 @@ def build(trial: Trial, saved: Path | None = None) -> Parts:
     )
     sizes = [len(part) for part in parts]
     objective = trial.method.objective or experiment.objective
-    course = None if objective is None else Course(objective, pattern, sizes)
-    judges = None if course is None else Judges(course, module, dataset, parts, experiment.local.batch)
-    engine = InProcess(
+    changing = None if objective is None else ChangingObjective(objective, pattern, sizes)
+    as_made = copy.deepcopy(module)  # an engine takes its module over
+    test_sets = (
+        None
+        if changing is None
+        else TestSets(
+            changing,
+            dataset,
+            parts,
+            lambda judged: InProcess(
+                copy.deepcopy(as_made), judged, parts, batch=experiment.local.batch, steps=1, seed=0
+            ),
+        )
+    )
+    engine: Engine = InProcess(
         module,
         dataset,
         parts,
@@ -76,15 +90,15 @@ def build(trial: Trial, saved: Path | None = None) -> Parts:
         epochs=experiment.local.epochs,
         steps=experiment.local.steps,
         seed=seed,
-        options=Options(experiment.local.weight_decay, experiment.local.momentum, experiment.local.clip),
+        options=LocalOptions(experiment.local.weight_decay, experiment.local.momentum, experiment.local.clip),
     )
     gamma = experiment.rate.server_lr.make() if experiment.rate.server_lr else None
     if isinstance(gamma, PerCohort):
         gamma = gamma.over(lambda round: len(pattern.active(round)))
     optimizer = experiment.rate.optimizer.make() if experiment.rate.optimizer else None
     lr, algorithm = experiment.rate.lr.make(), trial.method.make()
-    lr = lr if course is None else course.rate(lr)
-    present: dict[ClientId, int] = dict(enumerate(sizes)) if course is None else course.start()
+    lr = lr if changing is None else changing.rate(lr)
+    present: dict[ClientId, int] = dict(enumerate(sizes)) if changing is None else changing.start()
     if saved is not None and saved.exists():
         server = Server.load(saved, algorithm=algorithm, server_lr=gamma)  # lr is fedcore's own and saved with it
     else:
@@ -97,11 +111,11 @@ def build(trial: Trial, saved: Path | None = None) -> Parts:
             lr=lr,
             server_lr=gamma,
             optimizer=optimizer,
-            examples=present,
+            client_sizes=present,
             diagnostics=True,
             max_steps=engine.most_steps(algorithm.local_rule),
         )
         if trial.method.warm_start:
             server.warm_start(engine.gradients(server.broadcast(present)))
     uploads = len(present) if trial.method.warm_start else 0
-    return Parts(server, engine, pattern, course, judges, uploads)
+    return TrialParts(server, engine, pattern, changing, test_sets, uploads)

@@ -1,4 +1,4 @@
-"""Where a killed run goes on: a copy of each unfinished trial's server, as old as losing it costs little."""
+"""Checkpoints of killed runs: a copy of each unfinished trial's server, as old as losing it costs little."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -7,7 +7,7 @@ from time import perf_counter
 from fedcore.errors import StoreError
 from fedcore.experiment.records import Writer
 from fedcore.server import Server
-from fedcore.store.making import remove
+from fedcore.store.files.atomic_folder import remove
 
 SECONDS = 10
 """The least time between two copies."""

@@ -1,17 +1,79 @@
-"""The rounds of one trial: who is active, what they send, what the server makes of it, how good that is."""
+"""The run of one trial, from the data to the last line of its record, and its rounds."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 
-from fedcore.experiment.build import Parts
-from fedcore.experiment.records import RoundRecord, finite
+from fedcore.errors import ConfigError
+from fedcore.experiment.build import TrialParts, build
+from fedcore.experiment.checkpoints import SECONDS, Checkpoints
+from fedcore.experiment.records import Header, RoundRecord, Writer, finite, read, started
+from fedcore.experiment.trial import CHECKPOINTS, Trial
+from fedcore.runtime import __version__
 from fedcore.server import Update
 
 
-def rounds(parts: Parts, *, count: int, evaluate_every: int, uploads: int = 0) -> Iterator[RoundRecord]:
+def run_trial(
+    trial: Trial,
+    folder: Path,
+    on_round: Callable[[RoundRecord], None] = lambda _: None,
+    *,
+    checkpoint_seconds: float = SECONDS,
+) -> None:
+    """Run one trial and write its record; one that was stopped goes on where its last checkpoint left it.
+
+    Args:
+        trial: what to run.
+        folder: of the run, with ``records`` in it; ``checkpoints`` is made.
+        on_round: called with each round after it was written, and with those that a record holds already.
+        checkpoint_seconds: the least time between two checkpoints.
+
+    Raises:
+        FedcoreError: the data is missing, the model diverged, ...; the rounds before it are in the record.
+
+    Determinism: all but ``seconds`` depends on the trial alone, on one machine and for one number of torch's
+    threads (which this function leaves as it is).
+    """
+    experiment = trial.experiment
+    header = Header(
+        preset=experiment.name,
+        title=experiment.title,
+        algorithm=trial.method.label,
+        order=trial.order,
+        seed=trial.seed,
+        rounds=experiment.rounds,
+        version=__version__,
+    )
+    path = folder / "records" / trial.file_name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    before = _rounds_before(path, header)
+    checkpoints = Checkpoints(folder / CHECKPOINTS / path.stem, checkpoint_seconds)
+    if before is not None and len(before) == experiment.rounds:
+        checkpoints.remove()  # a run that was killed at the very end leaves one
+        for line in before:
+            on_round(line)
+        return
+    if before is None:
+        Writer(path, header).close()  # a trial that fails at once has a record too
+    parts = build(trial, None if before is None else checkpoints.folder)
+    if parts.server.round_number > len(before or []):  # a copy of rounds that the record has lost leads nowhere
+        parts = build(trial, None)
+    before = (before or [])[: parts.server.round_number]
+    with Writer(path, header, before) as record:
+        for line in before:
+            on_round(line)
+        uploads, every = before[-1].uploads if before else parts.uploads, experiment.evaluate.every
+        for line in rounds(parts, count=experiment.rounds, evaluate_every=every, uploads=uploads):
+            record.add(line)
+            on_round(line)
+            checkpoints.save_when_due(parts.server, record)
+    checkpoints.remove()
+
+
+def rounds(parts: TrialParts, *, count: int, evaluate_every: int, uploads: int = 0) -> Iterator[RoundRecord]:
     """Run the server's rounds up to ``count``, and yield what happened in each.
 
     Args:
@@ -61,6 +123,23 @@ def rounds(parts: Parts, *, count: int, evaluate_every: int, uploads: int = 0) -
             staleness=report.staleness,
             together=parts.engine.together,
         )
+
+
+def _rounds_before(path: Path, header: Header) -> list[RoundRecord] | None:
+    """The rounds of a trial that was begun before, or None.
+
+    Raises:
+        ConfigError: the record is another trial's.
+    """
+    if not path.exists():
+        return None
+    if not started(path):
+        path.unlink()
+        return None
+    record = read(path)
+    if record.header != header:
+        raise ConfigError(f"{path}: expected the record of {header}, got that of {record.header}")
+    return record.rounds
 
 
 @dataclass

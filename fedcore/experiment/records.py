@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Self, TypeVar
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedcore.errors import MissingDataError
-from fedcore.experiment.fields import Line
+from fedcore.experiment.schema.fields import Line
 
 FORMAT = 1
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -25,7 +25,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True)
 class Header:
-    """Whose record it is: the first line of its file.
+    """The first line of a record's file, which says whose record it is.
 
     Attributes:
         preset: the name of the experiment.
@@ -52,7 +52,7 @@ class Header:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What happened in one round.
+    """The record of one round.
 
     Attributes:
         round: counted from 0.
@@ -206,7 +206,7 @@ def read_folder(folder: Path) -> list[Record]:
 
 
 def started(path: Path) -> bool:
-    """Whether a record has its header."""
+    """Tell whether a record has its header."""
     return b"\n" in path.read_bytes().partition(b"\0")[0]
 
 

@@ -1,67 +1,12 @@
-"""Trials over as many processes as there are cores for them: those of one experiment, or of many."""
+"""The run of one experiment: every trial, into one folder."""
 
-import os
-from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import dataclass
-from multiprocessing.connection import wait
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fedcore import data
-from fedcore.errors import MissingDataError
-from fedcore.experiment.config import Experiment
-from fedcore.experiment.folder import prepare
-from fedcore.experiment.records import RoundRecord
-from fedcore.experiment.trial import CHECKPOINTS, Trial, is_complete, trials
-from fedcore.experiment.worker import Ended, Worker
-
-
-@dataclass(frozen=True)
-class Job:
-    """A trial, and the folder in which it is recorded.
-
-    Attributes:
-        trial: what to run.
-        folder: of a run, made by ``folder.prepare``.
-        group: what messages call the run, if there is more than one.
-    """
-
-    trial: Trial
-    folder: Path
-    group: str = ""
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return f"{self.group}, {self.trial.name}" if self.group else self.trial.name
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something happened to a trial: it started, finished a round, or is over.
-
-    Attributes:
-        job: which.
-        round: the round that it finished, or None.
-        over: whether it is done, well or not.
-        error: why it failed, or None.
-    """
-
-    job: Job
-    round: RoundRecord | None = None
-    over: bool = False
-    error: str | None = None
-
-    @property
-    def trial(self) -> Trial:
-        """The trial itself."""
-        return self.job.trial
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+from fedcore.experiment.jobs import Event, Job, find_data, run_jobs
+from fedcore.experiment.run_folder import prepare
+from fedcore.experiment.schema.experiment import Experiment
+from fedcore.experiment.trial import trials
 
 
 def run_experiment(
@@ -70,6 +15,7 @@ def run_experiment(
     *,
     resume: bool = False,
     jobs: int | None = None,
+    imports: Sequence[str] = (),
     on_event: Callable[[Event], None] = lambda _: None,
 ) -> list[Event]:
     """Run every trial and write its record into ``folder``.
@@ -79,7 +25,9 @@ def run_experiment(
         folder: a new or empty folder.
         resume: go on with the run in ``folder``, which is ``experiment``'s: its finished trials stay, the others go on
             from their last checkpoint and end as if nothing had stopped them.
-        jobs: processes; None for as many as there are cores, and trials.
+        jobs: processes; None for as many as there are cores, and trials; 0 for this one, as in a notebook, whose own
+            classes no other process knows.
+        imports: modules, or paths of .py files, that each process imports first, for what they add to the registries.
         on_event: called in this process, as things happen.
 
     Returns:
@@ -94,83 +42,4 @@ def run_experiment(
     find_data(work)
     if not resume:
         prepare(folder, experiment)
-    return run_jobs(work, processes=jobs, on_event=on_event)
-
-
-def find_data(jobs: Iterable[Job]) -> None:
-    """See that the files of all jobs' data are there, and download them where they have to be.
-
-    Raises:
-        MissingDataError: some are not, and a job is not complete yet; one line for each data set.
-    """
-    waiting: dict[str, list[Job]] = {}
-    for job in jobs:
-        waiting.setdefault(job.trial.experiment.data.name, []).append(job)
-    missing = []
-    for name, own in waiting.items():
-        try:
-            data.find(name)
-        except MissingDataError as error:
-            if not all(is_complete(job.trial, job.folder) for job in own):
-                missing.append(str(error))
-    if missing:
-        raise MissingDataError("\n".join(missing))
-
-
-def run_jobs(
-    jobs: Iterable[Job], *, processes: int | None = None, on_event: Callable[[Event], None] = lambda _: None
-) -> list[Event]:
-    """Run trials, each into its folder; one that is complete there is only read.
-
-    Args:
-        jobs: in the order in which they begin.
-        processes: how many; None for as many as there are cores, and jobs.
-        on_event: called in this process, as things happen.
-
-    Returns:
-        The trials that failed, as their last events.
-
-    Raises:
-        KeyboardInterrupt: after the processes were stopped.
-    """
-    waiting = deque(jobs)
-    folders = {job.folder for job in waiting}
-    failed: list[Event] = []
-    workers: list[Worker] = []
-    doing: dict[Worker, Job] = {}
-
-    def begin(worker: Worker) -> None:
-        job = doing[worker] = waiting.popleft()
-        worker.start(job.trial, job.folder)
-        on_event(Event(job))
-
-    try:
-        for _ in range(min(processes or cores(), len(waiting))):
-            workers.append(Worker())
-            begin(workers[-1])
-        while workers:
-            ready = wait([worker.pipe for worker in workers])
-            for worker in [worker for worker in workers if worker.pipe in ready]:
-                message = worker.receive()
-                if not isinstance(message, Ended):
-                    on_event(Event(doing[worker], round=message))
-                    continue
-                event = Event(doing[worker], over=True, error=message.error)
-                on_event(event)
-                if message.error is not None:
-                    failed.append(event)
-                if waiting and worker.alive:
-                    begin(worker)
-                    continue
-                worker.stop()
-                workers.remove(worker)
-                if waiting:
-                    workers.append(Worker())
-                    begin(workers[-1])
-    finally:
-        for worker in workers:
-            worker.stop()
-        for folder in folders:
-            with suppress(OSError):  # not there, or it holds what the run goes on from
-                (folder / CHECKPOINTS).rmdir()
-    return failed
+    return run_jobs(work, processes=jobs, imports=imports, on_event=on_event)

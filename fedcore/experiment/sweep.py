@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedcore.errors import ConfigError
-from fedcore.experiment.changes import Change, combined
-from fedcore.experiment.config import Experiment
-from fedcore.experiment.folder import CONFIG, clear_unfinished, prepare, write_config
-from fedcore.experiment.grid import points
-from fedcore.experiment.run import Event, Job, find_data, run_jobs
+from fedcore.experiment.jobs import Event, Job, find_data, run_jobs
+from fedcore.experiment.presets.grid import points
+from fedcore.experiment.run_folder import CONFIG, clear_unfinished, prepare, write_config
+from fedcore.experiment.schema.changes import Change, combined
+from fedcore.experiment.schema.experiment import Experiment
 from fedcore.experiment.trial import trials
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Which trials, and where each of them is recorded.
+    """The trials of a sweep, and the folders in which they are recorded.
 
     Args:
         experiments: the presets' experiments.
@@ -47,7 +47,11 @@ class Sweep:
 
 
 def run_sweep(
-    sweep: Sweep, *, jobs: int | None = None, on_event: Callable[[Event], None] = lambda _: None
+    sweep: Sweep,
+    *,
+    jobs: int | None = None,
+    imports: Sequence[str] = (),
+    on_event: Callable[[Event], None] = lambda _: None,
 ) -> list[Event]:
     """Run every trial of a sweep that is not complete.
 
@@ -56,7 +60,7 @@ def run_sweep(
 
     Args:
         sweep: what to run, and where.
-        jobs: processes; None for as many as there are cores, and trials.
+        jobs, imports: as for ``run_experiment``.
         on_event: called in this process, as things happen.
 
     Returns:
@@ -71,7 +75,7 @@ def run_sweep(
     find_data(work)
     for folder, experiment in {job.folder: job.trial.experiment for job in work}.items():
         _prepare(folder, experiment)
-    return run_jobs(work, processes=jobs, on_event=on_event)
+    return run_jobs(work, processes=jobs, imports=imports, on_event=on_event)
 
 
 def _prepare(folder: Path, experiment: Experiment) -> None:
@@ -94,6 +98,6 @@ def _prepare(folder: Path, experiment: Experiment) -> None:
 
 
 def _figures(experiment: Experiment) -> dict[str, object]:
-    """What a trial's figures depend on, but for its seed."""
+    """The choices that a trial's figures depend on, except its seed."""
     tables: dict[str, object] = json.loads(experiment.model_dump_json(exclude={"seeds", "grid", "pictures", "changes"}))
     return tables

@@ -1,9 +1,9 @@
-"""A process that runs trials, one after another, and the messages between it and the run."""
+"""Workers, which run trials: a process of its own, or the run's; and the messages between a worker and the run."""
 
 import signal
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -12,8 +12,14 @@ from pathlib import Path
 
 from fedcore.errors import FedcoreError
 from fedcore.experiment.records import RoundRecord
-from fedcore.experiment.trial import Trial, run_trial
-from fedcore.runtime import hide_warnings_of_others, set_threads
+from fedcore.experiment.trial import Trial
+from fedcore.registries import load_module
+from fedcore.runtime import hide_warnings_of_others, set_threads, threads
+
+_GUARD = (
+    " before its first round; a program of one's own is imported by each process: begin runs below "
+    'if __name__ == "__main__", or with jobs=0'
+)
 
 
 class _RunIsGoneError(BaseException):
@@ -31,16 +37,19 @@ class Worker:
     """One process that runs trials.
 
     Spawned, not forked: a forked child inherits torch's threads as locks that nobody holds.
+
+    Args:
+        imports: modules, or paths of files, that it imports first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, imports: Sequence[str] = ()) -> None:
         context = get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs,), daemon=True)
+        self.process = context.Process(target=_work, args=(theirs, tuple(imports)), daemon=True)
         with _interrupts_ignored():  # what the child inherits: Ctrl-C is the run's business, also while it starts
             self.process.start()
         theirs.close()
-        self.alive = True
+        self.alive, self._is_new = True, True
 
     def start(self, trial: Trial, folder: Path) -> None:
         """Begin a trial that is recorded in ``folder``."""
@@ -54,7 +63,9 @@ class Worker:
         except (EOFError, ConnectionResetError):  # killed, by the system's memory guard for instance
             self.alive = False
             self.process.join()
-            return Ended(f"its process ended with exit status {self.process.exitcode}")
+            unguarded = self._is_new and self.process.exitcode == 1
+            return Ended(f"its process ended with exit status {self.process.exitcode}{_GUARD * unguarded}")
+        self._is_new = False
         return message
 
     def stop(self) -> None:
@@ -64,11 +75,23 @@ class Worker:
         self.pipe.close()
 
 
-def _work(pipe: Connection) -> None:
-    hide_warnings_of_others()
+def run_here(trial: Trial, folder: Path, tell: Callable[[RoundRecord | Ended], None]) -> None:
+    """Run a trial in this process, and tell of it what a ``Worker`` would.
+
+    Torch and the kernels have their threads back afterwards.
+    """
     import torch
 
-    torch.set_num_threads(1)  # the order of torch's sums depends on it, and the figures must not on the machine
+    before = torch.get_num_threads(), threads()
+    try:
+        _run(trial, folder, tell)
+    finally:
+        torch.set_num_threads(before[0])
+        set_threads(before[1])
+
+
+def _work(pipe: Connection, imports: Sequence[str]) -> None:
+    hide_warnings_of_others()
 
     def tell(message: RoundRecord | Ended) -> None:
         try:
@@ -79,19 +102,29 @@ def _work(pipe: Connection) -> None:
     with suppress(EOFError, ConnectionResetError, _RunIsGoneError):
         while True:
             received: tuple[Trial, Path] = pipe.recv()
-            trial, folder = received
-            set_threads(trial.experiment.threads)
-            log = (folder / "records" / trial.file_name).with_suffix(".traceback.txt")
-            log.unlink(missing_ok=True)  # of a try before this one
-            try:
-                run_trial(trial, folder, tell)
-            except FedcoreError as error:
-                tell(Ended(str(error)))
-            except Exception as error:
-                log.write_text(traceback.format_exc(), encoding="utf-8")
-                tell(Ended(f"{type(error).__name__}: {error} (see {log})"))
-            else:
-                tell(Ended(None))
+            _run(*received, tell, imports)
+
+
+def _run(trial: Trial, folder: Path, tell: Callable[[RoundRecord | Ended], None], imports: Sequence[str] = ()) -> None:
+    import torch
+
+    from fedcore.experiment.loop import run_trial  # which imports torch too: the run's own process need not wait for it
+
+    torch.set_num_threads(1)  # the order of torch's sums depends on it, and the figures must not on the machine
+    set_threads(trial.experiment.threads)
+    log = (folder / "records" / trial.file_name).with_suffix(".traceback.txt")
+    log.unlink(missing_ok=True)  # of a try before this one
+    try:
+        for module in imports:
+            load_module(module)
+        run_trial(trial, folder, tell)
+    except FedcoreError as error:
+        tell(Ended(str(error)))
+    except Exception as error:
+        log.write_text(traceback.format_exc(), encoding="utf-8")
+        tell(Ended(f"{type(error).__name__}: {error} (see {log})"))
+    else:
+        tell(Ended(None))
 
 
 @contextmanager

@@ -5,33 +5,36 @@ from fedcore.kernels.aggregate import (
     accumulate,
     server_step,
     weighted_sum,
-    weighted_sum_norms,
     weighted_sum_segments,
-    weighted_sum_segments_norms,
 )
-from fedcore.kernels.direction import direction_offset, direction_step
+from fedcore.kernels.combine import combine, combined_square
+from fedcore.kernels.direction import direction_step
 from fedcore.kernels.exchange import exchange
+from fedcore.kernels.forms import Linear, Terms
 from fedcore.kernels.mix import mix
 from fedcore.kernels.norms import all_finite, squared_norms
+from fedcore.kernels.optimizer import optimizer_step
 from fedcore.kernels.quantise import Codes, dequantise, quantise
 from fedcore.kernels.summed import Summed
 
 __all__ = [
     "Codes",
+    "Linear",
     "Summed",
+    "Terms",
     "accumulate",
     "all_finite",
+    "combine",
+    "combined_square",
     "dequantise",
-    "direction_offset",
     "direction_step",
     "exchange",
     "mix",
+    "optimizer_step",
     "quantise",
     "reference",
     "server_step",
     "squared_norms",
     "weighted_sum",
-    "weighted_sum_norms",
     "weighted_sum_segments",
-    "weighted_sum_segments_norms",
 ]

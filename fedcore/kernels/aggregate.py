@@ -1,24 +1,54 @@
 """aggregate: sums over clients in one pass, and the server's step along them."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.arguments import length, listed, numbers
 from fedcore.errors import ShapeError, UnknownNameError
 from fedcore.float_mode import ieee
 from fedcore.kernels.backend import implementation
+from fedcore.kernels.forms import Linear
 from fedcore.kernels.summed import Summed
-from fedcore.lists import length, listed, numbers
 
 Sum: TypeAlias = npt.NDArray[np.floating[Any]]
 Accumulate: TypeAlias = Literal["float32", "float64"]
 
+KEPT = Linear(T=1)
+"""A running total that stays as it is."""
 
+
+@overload
+def weighted_sum(
+    rows: Sequence[Any],
+    weights: Any,
+    out: Any = None,
+    *,
+    base: Any = None,
+    accumulate: Accumulate = "float32",
+    norms: Literal[False] = False,
+) -> Any: ...
+@overload
+def weighted_sum(
+    rows: Sequence[Any],
+    weights: Any,
+    out: Any = None,
+    *,
+    base: Any = None,
+    accumulate: Accumulate = "float32",
+    norms: Literal[True],
+) -> Summed: ...
 @ieee
 def weighted_sum(
-    rows: Sequence[Any], weights: Any, out: Any = None, *, base: Any = None, accumulate: Accumulate = "float32"
+    rows: Sequence[Any],
+    weights: Any,
+    out: Any = None,
+    *,
+    base: Any = None,
+    accumulate: Accumulate = "float32",
+    norms: bool = False,
 ) -> Any:
     """The weighted sum of separate rows, sum_i w_i h_i, h_i = rows[i] or base - rows[i], without stacking them.
 
@@ -31,50 +61,56 @@ def weighted_sum(
             array: float32, or float64 where rows and sum are, so that nothing is thrown away.
         base: float32[n]: the sum is of base - rows[i], and the differences are never stored. Read-only.
         accumulate: the sum's precision while it grows.
+        norms: whether to return the squared norms of all rows and of the sum too, from the same pass.
 
     Returns:
-        The sum, ``out`` if it was given.
+        The sum, ``out`` if it was given. With ``norms`` a ``Summed``: the sum, float64[k] |h_i|^2 and
+        |sum_i w_i h_i|^2; with them which rows are finite and how diverse.
 
     Raises:
         ShapeError, DtypeError, ArrayError: an argument is not what is said above; nothing was written.
 
     Determinism: elements and differences are float32 (float64 where rows and sum are), products and sums are in the
         precision of ``accumulate``, one row after another, and rounded to ``out`` once, to the nearest and ties to
-        even: the same bits on every ISA level and thread count.
-    Cost: reads all rows and the base once, writes the sum once.
+        even: the same bits on every ISA level and thread count, with norms and without. Squares are of float32(h_i) on
+        16 fixed lanes of float32, or in float64 where these could not hold them, as in ``squared_norms``: the same bits
+        likewise, relative error below 1e-5.
+    Cost: reads all rows and the base once, writes the sum once; norms take no further pass.
 
     >>> weighted_sum([np.float32([1, 2]), np.float32([3, 4])], [0.5, 0.5])
     array([2., 3.], dtype=float32)
     >>> weighted_sum([np.float16([1, 2]), np.float16([3, 4])], [0.5, 0.5], base=np.float32([2, 2]))
     array([ 0., -1.], dtype=float32)
-    """
-    return _sum_rows(rows, weights, out, base, accumulate)[0]
-
-
-@ieee
-def weighted_sum_norms(
-    rows: Sequence[Any], weights: Any, out: Any = None, *, base: Any = None, accumulate: Accumulate = "float32"
-) -> Summed:
-    """``weighted_sum`` with the squared norms of all rows and of the sum, in the same pass.
-
-    Arguments, errors and the bits of the sum are those of ``weighted_sum``.
-
-    Returns:
-        ``Summed``: the sum, float64[k] |h_i|^2 and |sum_i w_i h_i|^2; with them which rows are finite and how diverse.
-
-    Determinism: squares are of float32(h_i) on 16 fixed lanes of float32, or in float64 where these could not hold
-        them, as in ``squared_norms``: the same bits on every ISA level and thread count, relative error below 1e-5.
-    Cost: that of ``weighted_sum``: no further pass over the rows.
-
-    >>> summed = weighted_sum_norms([np.float32([3, 4]), np.float32([3, -4])], [0.5, 0.5])
+    >>> summed = weighted_sum([np.float32([3, 4]), np.float32([3, -4])], [0.5, 0.5], norms=True)
     >>> summed.squared_norms, summed.squared_norm_of_sum, summed.finite
     (array([25., 25.]), 9.0, array([ True,  True]))
     >>> round(summed.diversity, 3)
     2.778
     """
-    return Summed.of(*_sum_rows(rows, weights, out, base, accumulate, norms=True))
+    total, squares, weights = _sum_rows(rows, weights, out, base, accumulate, norms)
+    return Summed.of(total, squares, weights) if norms else total
 
 
+@overload
+def weighted_sum_segments(
+    models: Sequence[Sequence[Any]],
+    weights: Any,
+    outs: Sequence[Any] | None = None,
+    *,
+    base: Sequence[Any] | None = None,
+    accumulate: Accumulate = "float32",
+    norms: Literal[False] = False,
+) -> Sequence[Any]: ...
+@overload
+def weighted_sum_segments(
+    models: Sequence[Sequence[Any]],
+    weights: Any,
+    outs: Sequence[Any] | None = None,
+    *,
+    base: Sequence[Any] | None = None,
+    accumulate: Accumulate = "float32",
+    norms: Literal[True],
+) -> Summed: ...
 @ieee
 def weighted_sum_segments(
     models: Sequence[Sequence[Any]],
@@ -83,7 +119,8 @@ def weighted_sum_segments(
     *,
     base: Sequence[Any] | None = None,
     accumulate: Accumulate = "float32",
-) -> Sequence[Any]:
+    norms: bool = False,
+) -> Sequence[Any] | Summed:
     """The weighted sum of models whose tensors lie apart, without flattening them: outs[s] = sum_i w[i] models[i][s].
 
     Args:
@@ -93,42 +130,28 @@ def weighted_sum_segments(
         outs: arrays of the same sizes, each float32 or of its tensors' dtype, written in place and overlapping nothing;
             new NumPy arrays if None, as for ``weighted_sum``.
         base: float32 arrays of the same sizes: the sum is of base[s] - models[i][s].
+        norms: whether to return the squared norms of whole models and of their sum too, added up over the tensors in
+            float64.
 
     Returns:
-        The sums, ``outs`` if it was given, else arrays of the first model's shapes.
+        The sums, ``outs`` if it was given, else arrays of the first model's shapes; with ``norms`` a ``Summed`` of
+        them.
 
     Raises, Determinism: as for ``weighted_sum``.
     Cost: reads every model once, writes one; no scratch.
 
     >>> weighted_sum_segments([[np.float32([[1]]), np.float32([2])], [np.float32([[3]]), np.float32([4])]], [1, 1])
     [array([[4.]], dtype=float32), array([6.], dtype=float32)]
-    """
-    return _sum_models(models, weights, outs, base, accumulate)[0]
-
-
-@ieee
-def weighted_sum_segments_norms(
-    models: Sequence[Sequence[Any]],
-    weights: Any,
-    outs: Sequence[Any] | None = None,
-    *,
-    base: Sequence[Any] | None = None,
-    accumulate: Accumulate = "float32",
-) -> Summed:
-    """``weighted_sum_segments`` with the squared norms of whole models and of their sum, in the same pass.
-
-    Arguments, errors and the bits of the sums are those of ``weighted_sum_segments``; norms are as for
-    ``weighted_sum_norms``, added up over the tensors in float64.
-
-    >>> summed = weighted_sum_segments_norms([[np.float32([3]), np.float32([[4]])]], [2])
+    >>> summed = weighted_sum_segments([[np.float32([3]), np.float32([[4]])]], [2], norms=True)
     >>> summed.squared_norms, summed.squared_norm_of_sum
     (array([25.]), 100.0)
     """
-    return Summed.of(*_sum_models(models, weights, outs, base, accumulate, norms=True))
+    totals, squares, weights = _sum_models(models, weights, outs, base, accumulate, norms)
+    return Summed.of(totals, squares, weights) if norms else totals
 
 
 def _sum_rows(
-    rows: Sequence[Any], weights: Any, out: Any, base: Any, accumulate: str, norms: bool = False
+    rows: Sequence[Any], weights: Any, out: Any, base: Any, accumulate: str, norms: bool
 ) -> tuple[Any, Any, Any]:
     weights, float64 = _as_weights(weights, accumulate)
     if out is None:
@@ -141,7 +164,7 @@ def _sum_rows(
 
 
 def _sum_models(
-    models: Sequence[Sequence[Any]], weights: Any, outs: Any, base: Any, accumulate: str, norms: bool = False
+    models: Sequence[Sequence[Any]], weights: Any, outs: Any, base: Any, accumulate: str, norms: bool
 ) -> tuple[Sequence[Any], Any, Any]:
     weights, float64 = _as_weights(weights, accumulate)
     if outs is None:
@@ -213,12 +236,8 @@ def server_step(
     total: npt.NDArray[np.float64] | None,
     x: npt.NDArray[np.float32],
     *,
-    from_sum: float,
-    from_total: float = 0.0,
-    from_momentum: float = 0.0,
-    keep_sum: float = 0.0,
-    keep_control: float = 0.0,
-    keep_v: float = 0.0,
+    v_of: Linear,
+    total_of: Linear = KEPT,
     gamma: float,
     momentum: npt.NDArray[np.float32] | None = None,
     control: npt.NDArray[np.float64] | None = None,
@@ -226,17 +245,18 @@ def server_step(
     total_out: npt.NDArray[np.float64] | None,
     x_out: npt.NDArray[np.float32],
 ) -> tuple[float, float]:
-    """The linear step that ends a round, from the round's sum A and the running total T.
+    """The linear step that ends a round, from the round's sums A and B and the running total T::
 
-    v = from_sum A + from_total T + from_momentum g;  T' = T + keep_sum A + keep_control B + keep_v v;
-    x' = x - gamma v.
+        v  = v_of.A A + v_of.T T + v_of.g g + v_of.B B
+        T' = total_of.T T + total_of.A A + total_of.B B + total_of.g g + total_of.v v
+        x' = x - gamma v
 
     Args:
         sum: float32[n] or float64[n], A.
         total: float64[n], T, or None where the method keeps no total.
         x: float32[n].
         momentum: float32[n], g, the direction of the round before, or None.
-        control: float64[n], B, a second sum of the round, or None; None where ``total`` is.
+        control: float64[n], B, a second sum of the round, or None.
         v, total_out, x_out: outputs float32[n], float64[n] (None where ``total`` is), float32[n]; each may be the
             input that it replaces: ``momentum``, ``total``, ``x``.
 
@@ -259,12 +279,8 @@ def server_step(
         v,
         total_out,
         x_out,
-        from_sum=from_sum,
-        from_total=from_total,
-        from_momentum=from_momentum,
-        keep_sum=keep_sum,
-        keep_control=keep_control,
-        keep_v=keep_v,
+        v_of=v_of,
+        total_of=total_of,
         gamma=gamma,
     )
     return v_square, x_square

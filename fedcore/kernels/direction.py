@@ -1,14 +1,9 @@
-"""direction: the step that a client takes along its corrected gradient, and the correction itself."""
+"""direction: the step that a client takes along its corrected gradient."""
 
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from fedcore.errors import ShapeError
 from fedcore.float_mode import ieee
 from fedcore.kernels.backend import implementation
-from fedcore.lists import length, listed, numbers
 
 
 @ieee
@@ -27,7 +22,7 @@ def direction_step(
 ) -> None:
     """One local step in place: y <- y - lr (a (grad + weight_decay y) + b grad_prev + offset + mu (y - x)).
 
-    With the right a, b, mu and offset (``direction_offset``) this is the local step of FedAvg, FedProx, SCAFFOLD and
+    With the right a, b, mu and offset (``combine``) this is the local step of FedAvg, FedProx, SCAFFOLD and
     the momentum and variance-reduced methods. Weight decay counts as part of the gradient, so ``a`` multiplies it;
     ``grad_prev`` is to come with its own, weight_decay * x_prev, already added.
 
@@ -50,54 +45,10 @@ def direction_step(
     Reference: Cheng et al., Momentum Benefits Non-IID Federated Learning Simply and Provably, Algorithms 1-4;
         Li et al., Federated Optimization in Heterogeneous Networks (mu).
 
+    >>> import numpy as np
     >>> y = np.float32([1, 2])
     >>> direction_step(y, np.float32([1, 1]), lr=0.5, offset=np.float32([0, 2]))
     >>> y
     array([0.5, 0.5], dtype=float32)
     """
     implementation.direction_step(y, grad, grad_prev, offset, x, lr, a, b, mu, weight_decay)
-
-
-@ieee
-def direction_offset(terms: Sequence[Any], coefficients: Sequence[float], out: Any = None) -> Any:
-    """The constant part of a method's direction, sum_i coefficients[i] terms[i]: once a client and round.
-
-    With c = total / N the server's control variate, c_i the client's and g the momentum:
-
-    ================  ===========================  ==============================
-    method            terms                        coefficients
-    ================  ===========================  ==============================
-    SCAFFOLD          total, c_i                   1 / N, -1
-    FedAvg-M          g                            1 - beta
-    SCAFFOLD-M        total, c_i, g                beta / N, -beta, 1 - beta
-    FedAvg-M-VR       g                            1 - beta  (b = -(1 - beta))
-    SCAFFOLD-M-VR     total, c_i, g                beta / N, -beta, 1 - beta  (b likewise)
-    ================  ===========================  ==============================
-
-    Args:
-        terms: k >= 1 arrays [n], each float32 or float64 (a running total need not be copied or divided first).
-            Read-only.
-        coefficients: k numbers.
-        out: float32[n], written in place and overlapping no term; a new NumPy array if None.
-
-    Returns:
-        float32[n], ``out`` if it was given.
-
-    Raises:
-        ShapeError, DtypeError, ArrayError: an argument is not what is said above; nothing was written.
-
-    Determinism: float64 from the first term to the last, rounded once: the same bits on every ISA level and thread
-        count.
-    Cost: reads every term once (4 n or 8 n bytes), writes 4 n bytes.
-    Reference: Cheng et al., Momentum Benefits Non-IID Federated Learning Simply and Provably, Algorithms 1-4.
-
-    >>> direction_offset([np.float64([6, 8]), np.float32([1, 1])], [1 / 2, -1])
-    array([2., 3.], dtype=float32)
-    """
-    if out is None:
-        terms = listed("terms", terms)
-        if not terms:
-            raise ShapeError("terms: expected at least one vector, got none")
-        out = np.empty(length("terms[0]", terms[0]), np.float32)
-    implementation.direction_offset(terms, numbers("coefficients", coefficients, np.float64), out)
-    return out

@@ -1,17 +1,19 @@
 """exchange: what is new against what each client's row remembers, accumulated while the row is replaced."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.errors import UnknownNameError
 from fedcore.float_mode import ieee
 from fedcore.kernels.backend import implementation
+from fedcore.kernels.forms import Terms
 
-Form: TypeAlias = Literal["gradient", "control"]
-FORMS = ("gradient", "control")
+REPLACED, CHANGE = Terms(h=1), Terms(row=1, r=-1)
+"""A row becomes h, and the sum sees by how much a row changed: the usual forms."""
+ANCHORED = CHANGE._replace(q=1)
+"""The same, and the anchor."""
 
 
 @ieee
@@ -26,25 +28,31 @@ def exchange(
     new_rows: Sequence[Any],
     *,
     out: npt.NDArray[np.floating[Any]],
-    form: Form = "gradient",
+    row: Terms = REPLACED,
+    adds: Terms = ANCHORED,
     keys: npt.NDArray[np.uint64] | None = None,
 ) -> npt.NDArray[np.float64]:
-    """What is new against what each client's row remembers, added to a sum in one pass while the row is replaced.
+    """Add each client's news against its row to a sum, and replace the row, in one pass.
 
-    ``form="gradient"``: r_i' = h_i, out = acc + sum_i weights[i] (r_i' - r_i + v_i), for rows that are the clients'
-    last mean gradients. ``form="control"``: r_i' = (h_i + r_i) + q_i, out = acc + sum_i weights[i] (r_i' - r_i), for
-    rows that are corrected gradients, as SCAFFOLD's control variates. A row is float32 or quantised, and r_i and r_i'
-    in the sums are what is stored, decoded again: the sum follows the rows exactly.
+    With the coefficients of the two forms, each a number of its name::
+
+        r_i' = row.h h_i + row.r r_i + row.q q_i
+        out  = acc + sum_i weights[i] (adds.row r_i' + adds.r r_i + adds.h h_i + adds.q q_i)
+
+    Without any given r_i' = h_i, for rows that are the clients' last mean gradients, and the sum sees r_i' - r_i + q_i.
+    A row is float32 or quantised, and r_i and r_i' in the sums are what is stored, decoded again: the sum follows the
+    rows exactly.
 
     Args:
         acc, out: float64[n]; the same array, or disjoint.
         bases, ys, scales, weights: as for ``accumulate``, which also defines h_i and the dtypes of the ys.
         old_rows: k entries: r_i, float32[n] or ``Codes`` of n elements, or None for a row that was never written and
             reads as zero. Read-only.
-        anchors: k entries: v_i or q_i, float32[n], or None for zero. In gradient form None where there is no old row.
+        anchors: k entries: q_i, float32[n], or None for zero.
         new_rows: k entries, written: float32[n] or ``Codes``, whatever the old row is; entry i may lie exactly where
             ``old_rows[i]`` does, which is then lost even where ``ys[i]`` turns out not to be finite.
-        form: what a row becomes, as above.
+        row: what a row becomes; ``row.row`` counts for nothing. Its numbers are rounded to float32.
+        adds: what the sum sees.
         keys: uint64[k, 2], the seed and the row with which ``quantise`` rounds r_i' stochastically: the codes are those
             of ``quantise(r_i', codec, seed=keys[i, 0], row=keys[i, 1])``. May be None where all new rows are float32.
 
@@ -54,16 +62,17 @@ def exchange(
         and the new row are worthless.
 
     Raises:
-        UnknownNameError: there is no such form or codec.
+        UnknownNameError: there is no such codec.
         ShapeError, DtypeError, ArrayError: an argument is not what is said above; nothing was written.
 
-    Determinism: h_i and r_i' in float32, the sums in float64, one client after another: the same bits one by one, in
-        batches, on every ISA level and thread count.
+    Determinism: h_i and r_i' in float32, the sums in float64, each formula from its left to its right (behind row.h,
+        and behind adds.r, without a term whose coefficient is 0), one client after another: the same bits one by one,
+        in batches, on every ISA level and thread count.
     Cost: with b bytes an element of a row (4 for float32, 2 for bf16 and f16, 1 + 1/16 for int8) and float32 ys, reads
         (4 + b) k n (4 k n more with anchors) + 12 n bytes, writes b k n + 8 n bytes.
     Reference: Gu et al., "Fast Federated Learning in the Presence of Arbitrary Device Unavailability" (MIFA), the
         memory-efficient form; Sun, Mao, Zhang, "MimiC", arXiv 2306.12212, Algorithm 1; Karimireddy et al., "SCAFFOLD:
-        Stochastic Controlled Averaging for Federated Learning", Algorithm 1, option II (control form, q = -c).
+        Stochastic Controlled Averaging for Federated Learning", Algorithm 1, option II (r' = h + r - c).
 
     >>> row, total, none = np.float32([1, 1]), np.zeros(2), [None]
     >>> exchange(total, none, [np.float32([-3, -4])], np.ones(1), np.ones(1), [row], none, [row], out=total)
@@ -71,9 +80,7 @@ def exchange(
     >>> total, row
     (array([2., 3.]), array([3., 4.], dtype=float32))
     """
-    if form not in FORMS:
-        raise UnknownNameError.of("form", form, FORMS)
     norms: npt.NDArray[np.float64] = implementation.exchange(
-        acc, out, bases, ys, scales, weights, old_rows, anchors, new_rows, control=form == "control", keys=keys
+        acc, out, bases, ys, scales, weights, old_rows, anchors, new_rows, row=row, adds=adds, keys=keys
     )
     return norms

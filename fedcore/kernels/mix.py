@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.arguments import listed, numbers
 from fedcore.errors import DtypeError, RangeError, ShapeError
 from fedcore.float_mode import ieee
 from fedcore.kernels.backend import implementation
-from fedcore.lists import listed, numbers
 
 
 @ieee
@@ -53,7 +53,8 @@ def compressed_rows(W: Any, p: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[
             raise ShapeError(f"W: expected [{p}, {p}], one row a model, got {len(starts) - 1} rows")
         counts = np.diff(starts)
         if starts[0] != 0 or (counts < 0).any() or not starts[-1] == len(columns) == len(weights):
-            raise RangeError(f"W: expected indptr to rise from 0 to the {len(weights)} entries of data and indices")
+            due = f"indptr that rises from 0 to the {len(weights)} entries of data and indices"
+            raise RangeError(f"W: expected {due}, got {starts[0]} .. {starts[-1]} for {len(columns)} indices")
         rows = np.repeat(np.arange(p), counts)
     else:
         dense = numbers("W", W, np.float64) if isinstance(W, list | tuple) else np.asarray(W)

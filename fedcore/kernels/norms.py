@@ -35,7 +35,7 @@ def squared_norms(rows: Sequence[Any]) -> npt.NDArray[np.float64]:
 
 @ieee
 def all_finite(rows: Sequence[Any]) -> npt.NDArray[np.bool_]:
-    """Whether each row is free of NaN and infinities; arguments, errors and cost as for ``squared_norms``.
+    """Tell whether each row is free of NaN and infinities; arguments, errors and cost as for ``squared_norms``.
 
     A float32's square cannot overflow the float64 sum, so a row is finite exactly if its squared norm is.
 

@@ -4,11 +4,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedcore.arguments import length
 from fedcore.errors import DtypeError, RangeError, UnknownNameError
 from fedcore.float_mode import ieee
 from fedcore.kernels.backend import implementation
 from fedcore.kernels.norms import all_finite
-from fedcore.lists import length
 
 BLOCK = 64  # elements of an int8 row that share a scale
 DTYPES: dict[str, type] = {"bf16": np.uint16, "f16": np.uint16, "int8": np.int8}

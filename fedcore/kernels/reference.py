@@ -4,14 +4,16 @@ Same names, arguments and results as ``fedcore._core``, without its checks. Elem
 native ones; norms agree to 1e-5, because the native ones add float32 squares on 16 lanes.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-F32 = npt.NDArray[np.float32]
-F64 = npt.NDArray[np.float64]
+from fedcore.kernels.forms import Linear, Terms
+from fedcore.typing import F32, F64
+
 Sum: TypeAlias = npt.NDArray[np.floating[Any]]
 
 
@@ -52,7 +54,7 @@ def weighted_sum_segments(
 
 
 def numbers(array: Any) -> npt.NDArray[Any]:
-    """What NumPy sees of an array; of bfloat16, which it lacks, an exact float32 copy."""
+    """The array as NumPy sees it; of bfloat16, which it lacks, an exact float32 copy."""
     if "bfloat16" not in str(getattr(array, "dtype", "")):
         return np.asarray(array)
     return np.asarray(array.float() if hasattr(array, "float") else array.astype(np.float32))
@@ -74,7 +76,7 @@ def to_bfloat16(total: Sum) -> F32:
 
 
 def floats(y: Any) -> F32:
-    """What a client sent, rounded to float32."""
+    """A client's vector rounded to float32."""
     if str(getattr(y, "dtype", "")) == "torch.bfloat16":  # which NumPy does not know
         y = y.float()
     return np.asarray(y).astype(np.float32)
@@ -88,7 +90,7 @@ def gradient(base: F32 | None, y: Any, scale: float) -> F32:
 
 
 def whole(y: Any) -> Any:
-    """What a client sent as one vector; its tensors, if they lie apart, one behind the other."""
+    """A client's update as one vector; its tensors, if they lie apart, one behind the other."""
     return np.concatenate([floats(tensor).reshape(-1) for tensor in y]) if isinstance(y, list | tuple) else y
 
 
@@ -104,7 +106,7 @@ def accumulate(
 
 
 def decoded(row: Any, n: int) -> F32:
-    """What a row of ``exchange`` stands for."""
+    """The float32 vector that a row of ``exchange`` stands for."""
     if row is None:
         return np.zeros(n, np.float32)
     if not isinstance(row, tuple):
@@ -126,19 +128,23 @@ def exchange(
     anchors: Sequence[F32 | None],
     new_rows: Sequence[Any],
     *,
-    control: bool,
+    row: Terms,
+    adds: Terms,
     keys: npt.NDArray[np.uint64] | None,
 ) -> F64:
-    """out = acc + sum_i weights[i] (new - old + anchor), new = h_i as stored; |h_i|^2, infinite if what is stored is.
+    """out = acc + sum_i weights[i] (the terms of adds), the new row those of row, as stored.
 
-    Control form: new = (h_i + old) + anchor as stored, and the sum sees new - old.
+    Returns |h_i|^2, infinite if what is stored is.
     """
     out[:] = acc
     hs = [gradient(*sent) for sent in zip(bases, ys, scales, strict=True)]
     squares = squared_norms(hs)
     for i, (h, weight, old_row, new_row) in enumerate(zip(hs, weights, old_rows, new_rows, strict=True)):
         old, anchor = decoded(old_row, len(h)), decoded(anchors[i], len(h))
-        new = (h + old) + anchor if control else h
+        new = np.float32(row.h) * h
+        for coefficient, term in ((row.r, old), (row.q, anchor)):
+            if coefficient:
+                new = new + np.float32(coefficient) * term
         if isinstance(new_row, tuple):
             codec, codes, of_codes = new_row
             assert keys is not None
@@ -146,8 +152,11 @@ def exchange(
             new = decoded(new_row, len(h))
         else:
             new_row[:] = new
-        change = new.astype(np.float64) - old
-        out += weight * (change if control else change + anchor)
+        change = adds.row * new.astype(np.float64) + adds.r * old.astype(np.float64)
+        for coefficient, term in ((adds.h, h), (adds.q, anchor)):
+            if coefficient:
+                change = change + coefficient * term.astype(np.float64)
+        out += weight * change
         if np.isfinite(squares[i]) and not np.isfinite(new).all():
             squares[i] = np.inf
     return squares
@@ -163,31 +172,23 @@ def server_step(
     total_out: F64 | None,
     x_out: F32,
     *,
-    from_sum: float,
-    from_total: float,
-    from_momentum: float,
-    keep_sum: float,
-    keep_control: float,
-    keep_v: float,
+    v_of: Linear,
+    total_of: Linear,
     gamma: float,
 ) -> tuple[float, float]:
-    """v = from_sum A + from_total T + from_momentum g; T' = T + keep_sum A + keep_control B + keep_v v.
+    """v = A, T, g and B by v_of; T' = T, A, B, g and v by total_of; x' = x - gamma v. Returns (|v|^2, |x'|^2)."""
+    given = {"A": sum, "B": control, "T": total, "g": momentum}
+    wide = {letter: vector.astype(np.float64) for letter, vector in given.items() if vector is not None}
 
-    x' = x - gamma v. Returns (|v|^2, |x'|^2).
-    """
-    sum = sum.astype(np.float64)
-    direction = from_sum * sum
-    if total is not None:
-        direction = direction + from_total * total
-    if momentum is not None:
-        direction = direction + from_momentum * momentum.astype(np.float64)
-    v[:] = direction
-    if total is not None and total_out is not None:
-        kept = total + keep_sum * sum
-        if control is not None:
-            kept = kept + keep_control * control
-        total_out[:] = kept + keep_v * v.astype(np.float64)
-    x_out[:] = x.astype(np.float64) - gamma * v.astype(np.float64)
+    def combined(form: Linear, letters: str) -> F64:
+        terms = [getattr(form, letter) * wide[letter] for letter in letters if letter in wide]
+        return functools.reduce(np.add, terms)
+
+    v[:] = combined(v_of, "ATgB")
+    x_wide, wide["v"] = x.astype(np.float64), v.astype(np.float64)
+    if total_out is not None:
+        total_out[:] = combined(total_of, "TABgv" if total_of.g else "TABv")
+    x_out[:] = x_wide - gamma * wide["v"]
     v_square, x_square = squared_norms([v, x_out])
     return float(v_square), float(x_square)
 
@@ -216,12 +217,57 @@ def direction_step(
     y -= rate * d
 
 
-def direction_offset(terms: Sequence[F32 | F64], coefficients: F64, out: F32) -> None:
+def combine(terms: Sequence[F32 | F64], coefficients: F64, out: F32 | F64) -> None:
     """out = sum_i coefficients[i] terms[i], one term after another in float64, rounded once."""
-    total = coefficients[0] * np.asarray(terms[0], np.float64)
+    out[:] = combination(terms, coefficients)
+
+
+def combined_square(terms: Sequence[F32 | F64], coefficients: F64) -> float:
+    """|sum_i coefficients[i] terms[i]|^2 in float64."""
+    return float(np.square(combination(terms, coefficients)).sum())
+
+
+def combination(terms: Sequence[F32 | F64], coefficients: F64) -> F64:
+    """The exact sum that ``combine`` rounds."""
+    total: F64 = coefficients[0] * np.asarray(terms[0], np.float64)
     for term, coefficient in zip(terms[1:], coefficients[1:], strict=True):
         total += coefficient * np.asarray(term, np.float64)
-    out[:] = total
+    return total
+
+
+def optimizer_step(
+    v: F32,
+    m: F32,
+    s: F32 | None,
+    x: F32,
+    m_out: F32,
+    s_out: F32 | None,
+    x_out: F32,
+    *,
+    from_m: float,
+    from_v: float,
+    from_s: float,
+    from_square: float,
+    yogi: bool,
+    tau: float,
+    gamma: float,
+) -> float:
+    """m' = from_m m + from_v v; s' = from_s s + from_square v^2, or s - from_square v^2 sign(s - v^2) if yogi.
+
+    x' = x - gamma m' / (sqrt(s') + tau), or x - gamma m' where there is no s; all in float32. Returns |x'|^2.
+    """
+    v, x = np.asarray(v), np.asarray(x)
+    u = m_next = np.float32(from_m) * np.asarray(m) + np.float32(from_v) * v
+    if s is not None and s_out is not None:
+        square, s = v * v, np.asarray(s)
+        if yogi:
+            s_out[:] = s - np.float32(from_square) * square * np.sign(s - square)
+        else:
+            s_out[:] = np.float32(from_s) * s + np.float32(from_square) * square
+        u = m_next / (np.sqrt(s_out) + np.float32(tau))
+    m_out[:] = m_next
+    x_out[:] = x - np.float32(gamma) * u
+    return float(squared_norms([x_out])[0])
 
 
 def mix(models: Sequence[F32], starts: npt.NDArray[np.int64], columns: npt.NDArray[np.int64], weights: F32) -> None:

@@ -27,7 +27,7 @@ class FlatModel:
         grad: torch.float32[n_parameters].
 
     Raises:
-        DtypeError: a tensor has a dtype that ``Layout`` refuses.
+        DtypeError: a tensor is neither float32 nor an integer.
         ArrayError: a tensor is not on the CPU.
     """
 
@@ -36,6 +36,8 @@ class FlatModel:
         self.layout = Layout.of(module)
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
         for name in self.layout.names:
+            if tensors[name].dtype != torch.float32:
+                raise DtypeError(f"{name}: expected float32 or an integer dtype, got {tensors[name].dtype}")
             if tensors[name].device.type != "cpu":
                 raise ArrayError(f"{name}: expected a tensor on the CPU, got one on {tensors[name].device}")
         self.flat = torch.empty(self.layout.n)

@@ -8,13 +8,15 @@ import numpy.typing as npt
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedcore.local.descent import Descent, LocalRate, Options, mean_rate, rate_of
+from fedcore.assignment import Assignment
 from fedcore.local.flat import FlatModel
+from fedcore.local.local_step import Descent, LocalOptions, mean_rate, rate, rate_of
+from fedcore.typing import F32
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a client did.
+    """The work that a client did.
 
     Attributes:
         steps: K_i.
@@ -33,18 +35,13 @@ def sgd(
     inputs: torch.Tensor,
     labels: torch.Tensor,
     batches: Iterable[npt.NDArray[np.int64]],
+    assignment: Assignment,
     *,
-    lr: LocalRate,
-    a: float = 1.0,
-    b: float = 0.0,
-    mu: float = 0.0,
-    offset: npt.NDArray[np.float32] | None = None,
-    x: npt.NDArray[np.float32] | None = None,
+    x: F32 | None = None,
     previous: FlatModel | None = None,
-    second: bool = False,
-    options: Options | None = None,
+    options: LocalOptions | None = None,
 ) -> Work:
-    """y <- y - lr (a grad(y) + b grad(x_prev) + offset + mu (y - x)), once a minibatch, which both gradients see.
+    """The assignment's steps, one a minibatch, which both gradients see; y is the model, and x_prev ``previous``.
 
     grad is the gradient of the minibatch's mean cross entropy, plus weight_decay times the point.
 
@@ -53,31 +50,29 @@ def sgd(
         inputs: float32[m, ...], read-only.
         labels: int64[m], read-only.
         batches: indices into the two, int64[b] each.
-        lr: the local rate, eta, or the rate of step k, counted from 0.
-        a, b, mu, offset: the coefficients, and float32[n_parameters] or None, as ``fedcore.Broadcast`` gives them.
+        assignment: what the client is asked to do. Its ``x_prev`` is not read here, nor is its local rule.
         x: float32[n_parameters], x_t; needed where ``mu`` is not 0.
         previous: a copy of the model that holds x_{t-1}; needed where ``b`` is not 0. Its parameters stay; its
             BatchNorm statistics are nobody's.
-        second: whether to return the mean of the gradients at the y's, before any correction.
-        options: weight decay, momentum and clipping; None for none. The last two only where the broadcast does not ask
+        options: weight decay, momentum and clipping; None for none. The last two only where the assignment does not ask
             for ``plain`` steps, from which the server derives the client's gradient.
 
     Cost: a step adds to the forward and backward pass two gathers, the pass that clears ``grad``, and one pass of
         ``kernels.direction_step``, whatever the number of the model's tensors.
     """
-    options = options or Options()
+    options = options or LocalOptions()
     steps = 0
     parameters = model.parameters.numpy()
-    control = np.zeros_like(parameters) if second else None
+    control, lr = np.zeros_like(parameters) if assignment.second else None, rate(assignment)
     descent = Descent(
         parameters,
         model.grad.numpy(),
-        a=a,
-        b=b,
-        mu=mu,
-        offset=offset,
+        a=assignment.a,
+        b=assignment.b,
+        mu=assignment.mu,
+        offset=assignment.offset,
         x=x,
-        grad_prev=None if previous is None or not b else previous.grad.numpy(),
+        grad_prev=None if previous is None or not assignment.b else previous.grad.numpy(),
         control=control,
         velocity=np.zeros_like(parameters) if options.momentum else None,
         options=options,
@@ -86,7 +81,7 @@ def sgd(
         chosen = torch.from_numpy(batch)
         examples = inputs.index_select(0, chosen), labels.index_select(0, chosen)
         _gradient(model, examples, options)
-        if previous is not None and b:
+        if previous is not None and assignment.b:
             _gradient(previous, examples, options)
             previous.grad.add_(previous.parameters, alpha=options.weight_decay)
         descent.step(rate_of(lr, steps))
@@ -96,7 +91,7 @@ def sgd(
     return Work(steps, mean_rate(lr, steps), control)
 
 
-def _gradient(model: FlatModel, examples: tuple[torch.Tensor, torch.Tensor], options: Options) -> None:
+def _gradient(model: FlatModel, examples: tuple[torch.Tensor, torch.Tensor], options: LocalOptions) -> None:
     """The mean cross entropy's gradient into ``model.grad``, clipped."""
     model.grad.zero_()
     cross_entropy(model.module(examples[0]), examples[1]).backward()  # type: ignore[no-untyped-call]

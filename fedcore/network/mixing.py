@@ -1,16 +1,14 @@
-"""Which matrices mix, and what is left of one when some nodes are away."""
+"""The matrices that mix, and the rest of one when some nodes are away."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fedcore.errors import DtypeError, RangeError, ShapeError
 from fedcore.topology import Topology
 from fedcore.topology.topology import second_eigenvalue
-
-F64 = npt.NDArray[np.float64]
+from fedcore.typing import F64
 
 ROUNDING = 1e-6
 """How far a float32 matrix may be from symmetric and doubly stochastic."""

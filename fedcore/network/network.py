@@ -10,25 +10,29 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.algorithms.rates import Rate, as_rate, rate_at, rate_of_steps
+from fedcore.algorithms.saved import check_rate, describe, next_rate, revive
+from fedcore.arguments import is_whole, whole
 from fedcore.errors import ArrayError, CheckpointError, DtypeError, FedcoreError, RangeError, RoundError, ShapeError
 from fedcore.float_mode import ieee
 from fedcore.layout import Layout
+from fedcore.libraries import Library
+from fedcore.memory import copied, empty
 from fedcore.network.mixing import mixing_matrix
 from fedcore.network.report import NetworkReport
 from fedcore.network.round import Models, NetworkRound
+from fedcore.pickling import Unpicklable
+from fedcore.rates import Rate, as_rate, rate_at, rate_of_steps
+from fedcore.representation import Represented
 from fedcore.server import Update
-from fedcore.server.description import check_rate, describe, next_rate, revive
-from fedcore.server.limits import Limits, is_integer
+from fedcore.server.limits import Limits
 from fedcore.store import ClientStore
-
-F32 = npt.NDArray[np.float32]
+from fedcore.typing import F32
 
 WHAT = "a fedcore network"
 """What the folder of a saved one says that it is."""
 
 
-class Network:
+class Network(Represented, Unpicklable):
     """NFSGD(E, W, q): p nodes with a model each, y_j <- sum_i W_ji y_i after every E local steps, and no server.
 
     It is used like a ``Server``: the nodes heard in a round add their updates, and ``finish`` mixes. What E is, is
@@ -83,6 +87,8 @@ class Network:
         if not isinstance(models, list | tuple) or not models:
             raise ArrayError(f"models: expected a list or tuple of at least one, got {type(models).__name__}")
         self.layout = Layout.of(models[0])
+        for piece in self.layout.narrow:
+            raise DtypeError(f"models[0], {piece.name}: expected float32 or an integer dtype, got {piece.dtype}")
         if self.layout.n_parameters < 1:
             raise ShapeError(f"models[0]: expected at least one parameter, got {self.layout.n_parameters}")
         self.W, self.zeta = mixing_matrix(W, len(models))
@@ -90,13 +96,18 @@ class Network:
         self.q = _weights(q, len(models))
         self._lr = as_rate(lr)
         self._limits = Limits.of(max_steps, 2**53, max_lr, own_rates=own_rates)
-        flat = [self.layout.flatten(model) for model in models]
+        flat = [self.layout.flatten(model, empty(self.layout.n)) for model in models]
         for node, finite in enumerate(kernels.all_finite(flat)):
             if not finite:
                 raise ArrayError(f"models[{node}]: expected finite numbers, got a NaN or an infinity")
         self._state = Models(flat, self.layout.read_counters(models[0]))
         # Weak, so that a round that was dropped does not stay open for ever.
         self._round: ReferenceType[NetworkRound] | None = None
+
+    _instead = "write it by save(path), and read it by Network.load(path)"
+
+    def _facts(self) -> dict[str, Any]:
+        return {"nodes": len(self.W), "n": self.layout.n, "round_number": self.round_number, "zeta": self.zeta}
 
     @property
     def models(self) -> tuple[F32, ...]:
@@ -108,7 +119,7 @@ class Network:
 
     @property
     def round_number(self) -> int:
-        """How many rounds were finished, which is the number of the next."""
+        """The number of finished rounds, which is the number of the next."""
         return self._state.round_number
 
     @property
@@ -168,7 +179,7 @@ class Network:
             state, vectors = saved.state, {name: np.array(saved.vector(name)) for name in saved.vector_names()}
             if not isinstance(state, dict) or state.get("what") != WHAT:
                 raise CheckpointError(f"{path}: expected the folder of a network, got another store")
-            models = [saved.read(node).copy() for node in range(len(saved.registry))]
+            models = [copied(saved.read(node)) for node in range(len(saved.registry))]
         try:
             rate = revive("lr", state["lr"], None if lr is None else as_rate(lr))
             check_rate("lr", rate, state.get("next_rate"), state["round_number"])
@@ -190,12 +201,12 @@ class Network:
         counters = {k.removeprefix("counter/"): v for k, v in vectors.items() if k.startswith("counter/")}
         if (
             layout.n != self.layout.n
-            or not is_integer(number, 0, 2**63)
+            or not is_whole(number, 0, 2**63)
             or counters.keys() != {piece.name for piece in layout.counters}
         ):
             raise RangeError(f"layout, counters, round: expected those of {self.layout.n} elements, got others")
         if not np.allclose(vectors["q"], self.q, rtol=1e-9, atol=0):
-            raise RangeError("q: expected weights with the sum 1")
+            raise RangeError(f"q: expected weights with the sum 1, got {vectors['q'].sum():g}")
         self.layout, self.q, self._limits = layout, vectors["q"], Limits(**state["limits"])  # q not scaled once more
         self.q.flags.writeable = False
         self._state = Models(models, counters, number)
@@ -215,18 +226,19 @@ class Network:
         total: F32 = kernels.weighted_sum(self._state.models, self.q.astype(np.float32), out, accumulate="float64")
         return total
 
-    def tensors(self, node: int | None = None) -> dict[str, npt.NDArray[Any]]:
+    def tensors(self, node: int | None = None, *, library: Library | None = None) -> dict[str, Any]:
         """One node's model by name, or the output if ``node`` is None, as copies; counters keep their integer types.
+
+        Args:
+            library: "numpy" or "torch"; None for that of the models.
 
         Raises:
             RangeError: there is no such node.
         """
-        if node is not None and not is_integer(node, 0, len(self.W) - 1):
-            raise RangeError(f"node: expected an integer in 0..{len(self.W) - 1}, got {node!r}")
-        flat = self.output() if node is None else self._state.models[node].copy()
-        named: dict[str, npt.NDArray[Any]] = dict(self.layout.unflatten(flat))
-        named |= {name: counter.copy() for name, counter in self._state.counters.items()}
-        return named | {alias: named[name] for alias, name in self.layout.aliases.items()}
+        if node is not None:
+            node = whole("node", node, 0, len(self.W) - 1)
+        flat = self.output() if node is None else copied(self._state.models[node])
+        return self.layout.tensors(flat, self._state.counters, library)
 
     def open_round(self) -> NetworkRound:
         """Start a round; there is one at a time.
@@ -236,7 +248,10 @@ class Network:
         """
         before = self._round() if self._round is not None else None
         if before is not None and before.is_open:
-            raise RoundError(f"round {self.round_number} is open already: finish or abort it first")
+            raise RoundError(
+                "round: expected one open at a time, found that"
+                f" round {self.round_number} is open already: finish or abort it"
+            )
         opened = NetworkRound(self.layout, self._state, self.W, self.zeta, self.q, self._lr, self._limits)
         self._round = ref(opened)
         return opened
@@ -252,13 +267,13 @@ class Network:
             return opened.finish()
 
 
-def _weights(q: Sequence[float] | npt.NDArray[np.float64] | None, p: int) -> npt.NDArray[np.float64]:
+def _weights(q: Sequence[float] | npt.NDArray[np.float64] | None, count: int) -> npt.NDArray[np.float64]:
     try:
-        weights = np.full(p, 1 / p) if q is None else np.array(q, np.float64)
+        weights = np.full(count, 1 / count) if q is None else np.array(q, np.float64)
     except (TypeError, ValueError):
-        raise DtypeError(f"q: expected {p} numbers, one a model, got {q!r}") from None
-    if weights.shape != (p,):
-        raise ShapeError(f"q: expected {p} numbers, one a model, got shape {list(weights.shape)}")
+        raise DtypeError(f"q: expected {count} numbers, one a model, got {q!r}") from None
+    if weights.shape != (count,):
+        raise ShapeError(f"q: expected {count} numbers, one a model, got shape {list(weights.shape)}")
     if not (weights >= 0).all() or not 0 < weights.sum() < np.inf:
         raise RangeError(f"q: expected finite numbers >= 0 with a sum > 0, got {weights.tolist()}")
     weights /= weights.sum()

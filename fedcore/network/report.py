@@ -1,11 +1,11 @@
-"""What a round of a network did."""
+"""The report of a network's round."""
 
 from dataclasses import dataclass
 
 from fedcore.server import RoundReport
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class NetworkReport(RoundReport):
     """The outcome of one round of a network: a ``RoundReport``, and how far the models are apart.
 

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.algorithms.rates import Rate
+from fedcore.aggregation.sum import LONGEST
+from fedcore.arguments import is_whole
 from fedcore.errors import (
     DivergedError,
     DuplicateUpdateError,
@@ -19,28 +20,28 @@ from fedcore.errors import (
     RangeError,
     RoundError,
     UnknownClientError,
-    UnknownNameError,
 )
 from fedcore.float_mode import ieee
+from fedcore.interrupts import uninterrupted
 from fedcore.layout import Layout
+from fedcore.memory import empty, zeros
 from fedcore.network.mixing import among
 from fedcore.network.report import NetworkReport
+from fedcore.rates import Rate
+from fedcore.representation import Represented
 from fedcore.server import Update
 from fedcore.server.claims import SentRates, check_claims
-from fedcore.server.limits import Limits, is_integer
+from fedcore.server.limits import Limits
 from fedcore.server.report import warn_if_unheard
-from fedcore.server.sums import LONGEST
-from fedcore.server.uninterrupted import uninterrupted
-from fedcore.server.update import KINDS, Kind, in_float32, read_counters, read_vector
+from fedcore.server.update import in_float32, read_counters, read_vector
 from fedcore.topology.topology import second_eigenvalue
+from fedcore.typing import F32, F64
 
-F32 = npt.NDArray[np.float32]
-F64 = npt.NDArray[np.float64]
 LOGGER = logging.getLogger("fedcore.network")
 
 
 class Models:
-    """What a network knows between rounds: the models, room for their successors, the counters, the round's number."""
+    """The state of a network between rounds: the models, room for the next ones, the counters, the round's number."""
 
     def __init__(
         self, models: list[F32], counters: dict[str, npt.NDArray[np.integer[Any]]], round_number: int = 0
@@ -54,11 +55,11 @@ class Models:
         """Room for the node's next model."""
         room = self.spares[node]
         if room is None:
-            room = self.spares[node] = np.empty_like(self.models[node])
+            room = self.spares[node] = empty(len(self.models[node]))
         return room
 
 
-class NetworkRound:
+class NetworkRound(Represented):
     """An open round of a network; get it from ``Network.open_round``, and use it as a context manager.
 
     Leaving the block by an exception, or ``abort()``, leaves the network as it was before ``open_round``. Leaving it
@@ -76,13 +77,23 @@ class NetworkRound:
         self._limits, self._rates = limits, SentRates(lr, limits)
         self._rates.sent(state.round_number)  # refuses one that has run out
         self._turn = Lock()
-        self._sum: F32 = np.zeros(layout.n_parameters, np.float32)  # of q_j (x_j - y_j)
-        self._spare_sum: F32 = np.empty_like(self._sum)
+        self._sum: F32 = zeros(layout.n_parameters)  # of q_j (x_j - y_j)
+        self._spare_sum: F32 = empty(layout.n_parameters)
         self._heard: dict[int, tuple[float, int, float]] = {}  # |x_j - y_j|^2, K_j, eta_j K_j
         self._counters: list[dict[str, npt.NDArray[np.integer[Any]]]] = []
         self._refused: list[tuple[int, str]] = []
         self._bytes = 0
         self._seconds = 0.0
+
+    def _facts(self) -> dict[str, Any]:
+        if not self.is_open:
+            return {"is_open": False, "report": self.report}
+        return {
+            "round": self._state.round_number,
+            "is_open": True,
+            "heard": len(self._heard),
+            "refused": len(self._refused),
+        }
 
     def __enter__(self) -> "NetworkRound":
         return self
@@ -94,20 +105,28 @@ class NetworkRound:
             self.finish()
 
     def add(
-        self, node: int, y: Any, *, steps: int, lr: float | None = None, round: int | None = None, kind: Kind = "model"
+        self,
+        node: int,
+        model: Any = None,
+        *,
+        steps: int,
+        lr: float | None = None,
+        round: int | None = None,
+        delta: Any = None,
+        gradient: Any = None,
     ) -> None:
         """Take one node's model after its local steps in; the arguments are those of ``Update``.
 
-        What a node sent (y, steps, lr, round) is refused into the report if it is wrong, and the round goes on. A node
-        that was refused may try again. A difference or a gradient is measured from the node's own model.
+        What a node sent (the vector, steps, lr, round) is refused into the report if it is wrong, and the round goes
+        on. A node that was refused may try again. A difference or a gradient is measured from the node's own model.
 
         Raises:
             RoundError: the round is closed.
             UnknownClientError: there is no such node.
             DuplicateUpdateError: this round has an update of the node already.
-            UnknownNameError: there is no such kind.
+            RangeError: more than one of model, delta and gradient is given.
         """
-        self.add_update(Update(node, y, steps, lr=lr, round=round, kind=kind))
+        self.add_update(Update(node, model, steps, lr=lr, round=round, delta=delta, gradient=gradient))
 
     @ieee
     def add_update(self, update: Update) -> None:
@@ -124,7 +143,7 @@ class NetworkRound:
                 self._bytes += self._take(update, node)
             except FedcoreError as error:
                 self._refused.append((node, str(error)))
-                self._bytes += getattr(update.y, "nbytes", 0)
+                self._bytes += getattr(update.sent[1], "nbytes", 0)
             self._seconds += time.perf_counter() - began
 
     @ieee
@@ -183,14 +202,15 @@ class NetworkRound:
     def _check_caller(self, update: Update) -> int:
         """The node; raises for what is the caller's mistake, not the node's."""
         p = len(self._W)
-        if not is_integer(update.client, 0, p - 1):
+        if not is_whole(update.client, 0, p - 1):
             raise UnknownClientError(f"node: expected an integer in 0..{p - 1}, got {update.client!r}")
         node = int(update.client)
         if node in self._heard:
-            raise DuplicateUpdateError(f"node: {node} has an update in round {self._state.round_number} already")
-        if update.kind not in KINDS:
-            raise UnknownNameError.of("kind", update.kind, KINDS)
-        if not is_integer(update.count, 1, 1):
+            raise DuplicateUpdateError(
+                f"node: {node} has an update in round {self._state.round_number} already; each sends one a round"
+            )
+        update.check_one()
+        if not is_whole(update.count, 1, 1):
             raise RangeError(f"count: expected 1, since every node is one, got {update.count!r}")
         return node
 
@@ -200,26 +220,27 @@ class NetworkRound:
         Raises:
             FedcoreError: what the node sent cannot be believed.
         """
-        y = in_float32(read_vector(update, self._layout, apart=False)[0])
+        kind, y = update.sent[0], in_float32(read_vector(update, self._layout, apart=False)[0])
         number = self._state.round_number
         check_claims(update, self._limits, range(number, number + 1))
         distance = self._rates.read(update, number) * int(update.steps)
         counters = read_counters(update, self._layout)
         x, staged, p = self._state.models[node], self._state.spare(node), self._layout.n_parameters
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
-            if update.kind == "model":
+            if kind == "model":
                 np.copyto(staged, y)
-            elif update.kind == "delta":
-                np.add(x, y, out=staged)
+            elif kind == "delta":
+                kernels.combine([x, y], [1.0, 1.0], staged)
             else:
-                np.multiply(y, np.float32(-distance), out=staged[:p])
-                staged[:p] += x[:p]
+                kernels.combine([x[:p], y], [1.0, -distance], staged[:p])
                 staged[p:] = x[p:]
         (square,) = kernels.accumulate(
             self._sum, [x[:p]], [staged[:p]], np.ones(1), self._q[node : node + 1], out=self._spare_sum
         )
         if not math.sqrt(square) < LONGEST or not kernels.all_finite([staged[p:]])[0]:
-            raise RangeError("y: expected finite numbers, got a NaN, an infinity, or an update past float32's range")
+            raise RangeError(
+                "update: expected finite numbers, got a NaN, an infinity, or an update past float32's range"
+            )
         self._sum, self._spare_sum = self._spare_sum, self._sum
         self._heard[node] = (float(square), int(update.steps), distance)
         self._counters.append(counters)
@@ -239,7 +260,7 @@ class NetworkRound:
         return second_eigenvalue(left) if len(left) else 1.0
 
     def _consensus(self, models: list[F32]) -> float:
-        """How far the models are from their mean, as the root of the mean square.
+        """The distance of the models from their mean, as the root of the mean square.
 
         Raises:
             DivergedError: one of them is not finite.
@@ -247,10 +268,9 @@ class NetworkRound:
         p = self._layout.n_parameters
         parameters = [model[:p] for model in models]
         weights = np.full(len(models), 1 / len(models))
-        self._spare_sum[:] = 0  # it may hold what a refused update left
         mean = kernels.weighted_sum(parameters, weights.astype(np.float32), self._sum, accumulate="float64")
         squares = kernels.accumulate(
-            self._spare_sum, [mean] * len(models), parameters, np.ones(len(models)), weights, out=self._spare_sum
+            None, [mean] * len(models), parameters, np.ones(len(models)), weights, out=self._spare_sum
         )
         total = float(squares @ weights)
         if not math.isfinite(total):

@@ -1,9 +1,10 @@
-"""Who takes part in which round, and how much each of them does: one pattern, one file, one row of ``REGISTRY``."""
+"""Patterns of who takes part in which round, and of how much each does: one pattern, one file, one ``REGISTRY`` row."""
 
 from collections.abc import Mapping
+from inspect import isabstract, isclass
 from typing import Any
 
-from fedcore.errors import RangeError, UnknownNameError
+from fedcore.errors import RangeError
 from fedcore.participation.active import Active
 from fedcore.participation.always import Always
 from fedcore.participation.at_least import AtLeast
@@ -17,6 +18,7 @@ from fedcore.participation.trace import Trace
 from fedcore.participation.traces import Generated, Recorded, read_traces
 from fedcore.participation.uniform import Uniform
 from fedcore.participation.weighted import Weighted
+from fedcore.registries import Registry
 
 __all__ = [
     "REGISTRY",
@@ -38,7 +40,7 @@ __all__ = [
     "read_traces",
 ]
 
-REGISTRY: dict[str, type[Participation]] = {
+_ROWS: dict[str, type[Participation]] = {
     "Always": Always,
     "AtLeast": AtLeast,
     "Bernoulli": Bernoulli,
@@ -50,13 +52,20 @@ REGISTRY: dict[str, type[Participation]] = {
     "Uniform": Uniform,
     "Weighted": Weighted,
 }
+REGISTRY: Registry[type[Participation]] = Registry(
+    "participation",
+    _ROWS,
+    due="a subclass of fedcore.participation.Participation that has a _choose",
+    fits=lambda row: isclass(row) and issubclass(row, Participation) and not isabstract(row),
+    group="fedcore.participation",
+)
 
 
 def named(name: str, clients: int, **options: Any) -> Participation:
     """The pattern of that name, made with ``options``.
 
     Args:
-        name: a key of ``REGISTRY``.
+        name: a key of ``REGISTRY``, an entry point's, or ``module:Name`` of one's own.
         clients: N.
         options: the pattern's own arguments, with ``seed`` and ``first_round``. ``among`` may be a pattern, its name,
             or a mapping of its name and options; one that is made here gets the same seed and ``first_round``.
@@ -71,8 +80,7 @@ def named(name: str, clients: int, **options: Any) -> Participation:
     >>> both.active(3).clients
     array([0, 5])
     """
-    if name not in REGISTRY:
-        raise UnknownNameError.of("participation", name, REGISTRY)
+    pattern = REGISTRY.find(name)
     among = options.pop("among", None)
     if isinstance(among, str):
         among = {"name": among}
@@ -81,4 +89,4 @@ def named(name: str, clients: int, **options: Any) -> Participation:
             raise RangeError(f"among: expected the name of a pattern and its options, got {dict(among)!r}")
         given = {key: options[key] for key in ("seed", "first_round") if key in options}
         among = named(**{"clients": clients, **given, **among})
-    return REGISTRY[name](clients, **options, **({} if among is None else {"among": among}))
+    return pattern(clients, **options, **({} if among is None else {"among": among}))

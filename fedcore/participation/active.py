@@ -1,4 +1,4 @@
-"""Who takes part in one round, and how much of its work each of them does."""
+"""The clients of one round, and how much of its work each of them does."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.float_mode import ieee
+from fedcore.representation import Represented
 
 Clients = npt.NDArray[np.int64]
 
@@ -14,8 +15,8 @@ ROUNDING = 1e-9
 """How far below a whole number of steps a share of E may fall by rounding, and still count as that number."""
 
 
-@dataclass(frozen=True, eq=False)
-class Active:
+@dataclass(frozen=True, eq=False, repr=False)
+class Active(Represented):
     """The clients of one round.
 
     A share, not a number of steps: a pattern knows no data, and where E counts epochs each client has its own number
@@ -38,7 +39,7 @@ class Active:
         return len(self.clients)
 
     def only(self, kept: npt.NDArray[Any]) -> "Active":
-        """Some of them, with their shares and counts.
+        """A choice of them, with their shares and counts.
 
         Args:
             kept: bool[k], or int64[m] ascending places in ``clients``.

@@ -1,4 +1,4 @@
-"""Everybody, in every round."""
+"""The pattern in which everybody takes part, in every round."""
 
 from fedcore.participation.active import Active
 from fedcore.participation.pattern import Participation

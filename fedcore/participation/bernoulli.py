@@ -5,13 +5,13 @@ from typing import Literal
 
 import numpy as np
 
+from fedcore.arguments import real, whole
 from fedcore.errors import RangeError
 from fedcore.float_mode import ieee
 from fedcore.participation.active import Active
-from fedcore.participation.arguments import each, real
 from fedcore.participation.pattern import Participation
+from fedcore.participation.per_client import each
 from fedcore.sampling import bernoulli
-from fedcore.sampling.arguments import whole
 
 
 class Bernoulli(Participation):

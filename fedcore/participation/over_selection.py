@@ -6,13 +6,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.arguments import real, whole
 from fedcore.float_mode import ieee
 from fedcore.participation.active import Active
-from fedcore.participation.arguments import real
 from fedcore.participation.pattern import Participation
 from fedcore.randomness import generator
 from fedcore.sampling import without_replacement
-from fedcore.sampling.arguments import whole
 
 
 class OverSelection(Participation):
@@ -68,7 +67,7 @@ class OverSelection(Participation):
 
     @ieee
     def times(self, round: int) -> npt.NDArray[np.float64]:
-        """When each client would answer in a round, float64[N], whether it is asked or not."""
+        """The times at which each client would answer in a round, float64[N], whether it is asked or not."""
         deviation = generator(self.seed, self._purpose("answers"), round=round).standard_normal(self.clients)
         return np.exp(self._own + self.jitter * deviation)
 

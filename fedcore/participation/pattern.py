@@ -1,18 +1,19 @@
-"""What every participation pattern is: a pure function from a round to the clients that take part in it."""
+"""The contract of a participation pattern: a pure function from a round to the clients that take part in it."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from fedcore.arguments import whole
 from fedcore.errors import RangeError
 from fedcore.float_mode import ieee
 from fedcore.participation.active import Active, Clients
-from fedcore.sampling.arguments import whole
+from fedcore.representation import Represented, arguments_of
 
 
-class Participation(ABC):
-    """Who takes part in which round.
+class Participation(Represented, ABC):
+    """A pattern of participation: who takes part in which round.
 
     A pattern chooses among the clients that another one gives it, or among all: ``Uniform(50, 5, among=Bernoulli(50,
     0.3))`` draws five of those that are reachable. So patterns compose, and the order matters: ``Uniform`` among a
@@ -35,7 +36,7 @@ class Participation(ABC):
     """
 
     overruled: ClassVar[bool] = True
-    """Whether ``first_round="all"`` sets it aside; not where it is no choice but a fact."""
+    """True if ``first_round="all"`` sets it aside; not where it is no choice but a fact."""
 
     def __init__(
         self,
@@ -56,9 +57,12 @@ class Participation(ABC):
         self.among = among
         self.first_round = first_round
 
+    def _facts(self) -> dict[str, Any]:
+        return arguments_of(self)
+
     @ieee
     def active(self, round: int) -> Active:
-        """Those that take part in a round.
+        """The clients that take part in a round.
 
         Args:
             round: counted from 0.
@@ -76,7 +80,7 @@ class Participation(ABC):
         return self._choose(round, candidates)
 
     def present(self, round: int) -> Clients:
-        """Those that belong to the federation in a round, whether they take part or not.
+        """The clients that belong to the federation in a round, whether they take part or not.
 
         Returns:
             int64[m], ascending: all but those that a ``Schedule`` in the composition keeps out.
@@ -85,10 +89,10 @@ class Participation(ABC):
 
     @abstractmethod
     def _choose(self, round: int, candidates: Active) -> Active:
-        """Some of the candidates, whatever ``first_round`` says: a pure function of the arguments."""
+        """Choose among the candidates, whatever ``first_round`` says: a pure function of the arguments."""
 
     def _purpose(self, name: str) -> str:
-        """What random numbers are drawn for; each pattern of one kind in a composition has its own."""
+        """The purpose of the random numbers; each pattern of one kind in a composition has its own."""
         below, inner = 0, self.among
         while inner is not None:
             below += type(inner) is type(self)

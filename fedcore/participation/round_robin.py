@@ -4,11 +4,11 @@ from typing import Literal
 
 import numpy as np
 
+from fedcore.arguments import whole
 from fedcore.errors import UnknownNameError
 from fedcore.participation.active import Active
 from fedcore.participation.pattern import Participation
 from fedcore.randomness import generator
-from fedcore.sampling.arguments import whole
 
 
 class RoundRobin(Participation):

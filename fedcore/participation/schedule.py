@@ -5,10 +5,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from fedcore.arguments import whole
 from fedcore.errors import RangeError
 from fedcore.participation.active import Active, Clients
 from fedcore.participation.pattern import Participation
-from fedcore.sampling.arguments import whole
 
 
 class Schedule(Participation):
@@ -65,7 +65,7 @@ class Schedule(Participation):
                 )
 
     def present(self, round: int) -> Clients:
-        """Those that have arrived and not departed; see ``Participation``."""
+        """The clients that have arrived and not departed; see ``Participation``."""
         candidates = super().present(round)
         return candidates[self._is_there(round)[candidates]]
 

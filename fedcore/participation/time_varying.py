@@ -4,8 +4,8 @@ from typing import Literal
 
 import numpy as np
 
+from fedcore.arguments import real
 from fedcore.participation.active import Active
-from fedcore.participation.arguments import real
 from fedcore.participation.pattern import Participation
 from fedcore.randomness import generator
 from fedcore.sampling import weighted_without_replacement

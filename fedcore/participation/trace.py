@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.arguments import whole
 from fedcore.errors import RangeError, UnknownNameError
 from fedcore.float_mode import ieee
 from fedcore.participation.active import Active
@@ -14,7 +15,6 @@ from fedcore.participation.pattern import Participation
 from fedcore.participation.traces import Law, Recorded, read_traces
 from fedcore.randomness import generator
 from fedcore.sampling import with_replacement
-from fedcore.sampling.arguments import whole
 
 
 class Trace(Participation):

@@ -1,4 +1,4 @@
-"""What a trace says of the share of its work that a device does, and the files that traces are read from."""
+"""Traces of the share of its work that a device does, and the files that they are read from."""
 
 import csv
 import math
@@ -12,13 +12,11 @@ from statistics import NormalDist
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from fedcore.arguments import inside, real
 from fedcore.errors import MissingDataError, RangeError, UnknownNameError
 from fedcore.float_mode import ieee
-from fedcore.participation.arguments import inside, real
-
-F64 = npt.NDArray[np.float64]
+from fedcore.typing import F64
 
 PACKAGED = {"flexible": "flexible_traces.csv"}
 """The traces that come with the package, by name."""
@@ -168,7 +166,7 @@ def _normal_behind(mean: float, stdev: float, least: float) -> tuple[float, floa
 
 
 def _rising(f: Callable[[float], float], low: float, high: float) -> float:
-    """Where a rising function is 0, by bisection."""
+    """The zero of a rising function, by bisection."""
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (low, middle) if f(middle) > 0 else (middle, high)

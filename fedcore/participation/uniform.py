@@ -4,10 +4,10 @@ from typing import Literal
 
 import numpy as np
 
+from fedcore.arguments import whole
 from fedcore.participation.active import Active
 from fedcore.participation.pattern import Participation
 from fedcore.sampling import without_replacement
-from fedcore.sampling.arguments import whole
 
 
 class Uniform(Participation):

@@ -6,13 +6,13 @@ from typing import Literal
 
 import numpy as np
 
+from fedcore.arguments import whole
 from fedcore.errors import RangeError
 from fedcore.float_mode import ieee
 from fedcore.participation.active import Active
-from fedcore.participation.arguments import each
 from fedcore.participation.pattern import Participation
+from fedcore.participation.per_client import each
 from fedcore.sampling import weighted_without_replacement, with_replacement
-from fedcore.sampling.arguments import whole
 
 
 class Weighted(Participation):

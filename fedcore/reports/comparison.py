@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedcore.experiment.changes import Change, other_figures, said
 from fedcore.experiment.records import Record
+from fedcore.experiment.schema.changes import Change, other_figures, said
 from fedcore.reports.papers import ACCURACY, Figures, Line, compare, figures
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a report says of a paper.
+    """The lines of a report on a paper.
 
     Attributes:
         source: which paper, and at what size its figures were taken.
@@ -28,7 +28,7 @@ class Comparison:
 
     @property
     def has_accuracies(self) -> bool:
-        """Whether the paper's figures are accuracies, so that ours stand beside them."""
+        """Tell whether the paper's figures are accuracies, so that ours stand beside them."""
         return any(line.kind == ACCURACY for line in self.lines)
 
     def table(self) -> tuple[list[str], list[list[str]]]:
@@ -42,18 +42,18 @@ class Comparison:
 
     @property
     def is_loud(self) -> bool:
-        """Whether its remark is not to be overlooked."""
+        """Tell whether its remark is not to be overlooked."""
         return bool(self.short or self.withdrawn)
 
     def remark(self) -> str:
-        """What is said below the table, or in its place, as sentences."""
+        """The sentences below the table, or in its place."""
         if self.withdrawn:
             return self.withdrawn
         return f"{self.source}." + (f" CUT SHORT here: {self.short}." if self.short else "")
 
 
 def comparison(records: Sequence[Record], changed: Iterable[Change]) -> Comparison | None:
-    """What a paper says of an experiment beside what its records say; None where no paper has a figure of theirs.
+    """The figures of a paper beside those of an experiment's records; None where no paper has a figure of theirs.
 
     Args:
         records: of one experiment, as ``read_folder`` returns them: at least one.
@@ -71,7 +71,7 @@ def comparison(records: Sequence[Record], changed: Iterable[Change]) -> Comparis
 
 
 def sized(paper: Figures) -> str:
-    """Where a paper's figures come from, and at what size.
+    """The source of a paper's figures, and their size.
 
     >>> sized(Figures("A 2020, Table 1", rounds=200, seeds=3))
     'A 2020, Table 1; 200 rounds, 3 seeds'

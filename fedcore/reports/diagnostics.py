@@ -1,4 +1,4 @@
-"""What the rounds of a run took and how they went: traffic, seconds by part, and the diagnostics of the reports."""
+"""The cost and the course of a run's rounds: traffic, seconds by part, and the diagnostics of the reports."""
 
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, median

@@ -1,4 +1,4 @@
-"""What the reports' pictures have in common: colours, frames, and names beside the ends of lines."""
+"""The common parts of the reports' pictures: colours, frames, and names beside the ends of lines."""
 
 from collections.abc import Iterable, Sequence
 from math import inf

@@ -10,9 +10,9 @@ from typing import Any
 
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
-from fedcore.experiment.changes import Changes, other_figures, said
-from fedcore.experiment.pictures import Varied
 from fedcore.experiment.records import Record
+from fedcore.experiment.schema.changes import Changes, other_figures, said
+from fedcore.experiment.schema.pictures import Varied
 from fedcore.reports.comparison import short
 from fedcore.reports.drawing import BESIDE_TEXT, INK, frame, label_axis, look, name_ends, new_figure, room_for
 from fedcore.reports.papers import ACCURACY, CROSSING, POINTS, RECOVERY, compare, figures, percents
@@ -79,7 +79,7 @@ class Family:
     short: str = ""
 
     def remarks(self) -> list[str]:
-        """What is not to be overlooked."""
+        """The remarks that are not to be overlooked."""
         remarks = [f"Changed: {self.changed}."] if self.changed else []
         return remarks + ([f"CUT SHORT beside the paper: {self.short}."] if self.short else [])
 
@@ -250,7 +250,7 @@ def _each_once(texts: Iterable[str]) -> str:
 
 
 def _legend(family: Family) -> str:
-    """What is said below the title, of all panels."""
+    """The line below the title, for all panels."""
     lines = [line for lines in family.panels.values() for line in lines]
     counts = [values for line in lines for values in line.values.values()]
     words = [family.size]

@@ -1,4 +1,4 @@
-"""Who holds how many examples of which class: a picture, and a table for the terminal."""
+"""The examples of each class that clients hold: a picture, and a table for the terminal."""
 
 from pathlib import Path
 
@@ -65,7 +65,7 @@ def draw_holdings(counts: Counts, path: Path, *, title: str) -> None:
 
 
 def holdings_table(counts: Counts, *, title: str, most: int | None = None) -> Group:
-    """Who holds what for a terminal: a line for each client, and in it a bar for each class.
+    """The holdings for a terminal: a line for each client, and in it a bar for each class.
 
     Args:
         counts: int64[N, C].

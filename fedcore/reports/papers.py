@@ -22,7 +22,7 @@ RECOVERY, CROSSING = ": rounds to recover", ": rounds until above"
 
 @dataclass(frozen=True)
 class Figures:
-    """What a paper says of one preset; see ``papers.toml``."""
+    """The figures of a paper for one preset; see ``papers.toml``."""
 
     source: str
     rounds: int | None = None
@@ -57,17 +57,17 @@ class Line:
 
     @property
     def what(self) -> str:
-        """What it is, in words."""
+        """The figure's meaning, in words."""
         return self.label + self.kind
 
     @property
     def seeds(self) -> int:
-        """How many of ours."""
+        """The number of our seeds."""
         return len(self.values)
 
 
 def figures(preset: str) -> Figures | None:
-    """What a paper says of a preset, or None.
+    """The figures of a paper for a preset, or None.
 
     >>> figures("mimic/table3-tau20").accuracy["MimiC"]
     75.89
@@ -137,7 +137,7 @@ def interval(found: Difference) -> str:
 
 
 def verdict(found: Difference) -> str:
-    """Whether a difference that is claimed to be positive is, as far as the interval says.
+    """Tell whether a difference that is claimed to be positive is, as far as the interval says.
 
     >>> verdict(Difference("A", "B", (0.02, 0.021, 0.019)))
     'shown'

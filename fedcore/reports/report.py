@@ -9,11 +9,11 @@ from typing import Any
 
 from fedcore.errors import MissingDataError
 from fedcore.experiment import presets
-from fedcore.experiment.changes import Changes, of_tables, said
-from fedcore.experiment.folder import CONFIG
-from fedcore.experiment.pictures import Pictures
 from fedcore.experiment.records import Record, read_folder
-from fedcore.reports import page
+from fedcore.experiment.run_folder import CONFIG
+from fedcore.experiment.schema.changes import Changes, of_tables, said
+from fedcore.experiment.schema.pictures import Pictures
+from fedcore.reports import html_page as page
 from fedcore.reports.comparison import Comparison, comparison
 from fedcore.reports.curves import draw_curves
 from fedcore.reports.diagnostics import NOTE, diagnostics, diagnostics_table
@@ -35,7 +35,7 @@ class Report:
 
     @property
     def has_accuracies(self) -> bool:
-        """Whether the paper's figures are accuracies, so that ours stand beside them."""
+        """Tell whether the paper's figures are accuracies, so that ours stand beside them."""
         return self.paper is not None and self.paper.has_accuracies
 
 
@@ -53,7 +53,7 @@ def write_report(folder: Path) -> Report:
 
 
 def pictures(preset: str, config: str) -> Pictures:
-    """What a run's pictures are drawn over: its configuration says it, or, of a run of an older version, its preset.
+    """The axis of a run's pictures: its configuration says it, or, of a run of an older version, its preset.
 
     Args:
         preset: the name of the experiment.
@@ -70,7 +70,7 @@ def pictures(preset: str, config: str) -> Pictures:
 
 
 def changes(preset: str, config: str) -> Changes:
-    """What a run's experiment has otherwise than its title says; runs of older versions do not tell.
+    """The changes of a run's experiment against its title; runs of older versions do not tell.
 
     Args:
         preset, config: as for ``pictures``.

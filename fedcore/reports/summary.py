@@ -1,4 +1,4 @@
-"""What the records of a run say about each algorithm: per seed first, then over the seeds."""
+"""The summary of a run's records for each algorithm: per seed first, then over the seeds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -14,10 +14,10 @@ from pathlib import Path
 from statistics import fmean
 
 from fedcore.errors import MissingDataError
-from fedcore.experiment.changes import Change, Changes
-from fedcore.experiment.folder import CONFIG
 from fedcore.experiment.records import Record, read_folder
-from fedcore.reports import page
+from fedcore.experiment.run_folder import CONFIG
+from fedcore.experiment.schema.changes import Change, Changes
+from fedcore.reports import html_page as page
 from fedcore.reports.families import Family, draw_family, families
 from fedcore.reports.report import Report, changes, paper_lines, paper_parts, pictures, report_on
 from fedcore.reports.summary import final
@@ -37,7 +37,7 @@ class Overview:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether a folder holds runs below it, and is none itself."""
+    """Tell whether a folder holds runs below it, and is none itself."""
     return not (folder / "records").exists() and any(True for _ in folder.rglob(CONFIG))
 
 
@@ -146,7 +146,7 @@ def _presets(folder: Path) -> tuple[dict[str, Runs], list[Path]]:
 
 
 def _changes(preset: str, runs: Sequence[Path]) -> Changes:
-    """What these points have otherwise than their preset, each once."""
+    """The changes of these points against their preset, each once."""
     found: list[Change] = []
     for run in runs:
         here = changes(preset, (run / CONFIG).read_text(encoding="utf-8"))

@@ -45,7 +45,7 @@ def markdown_table(summary: Summary) -> str:
 
 
 def legend(*summaries: Summary) -> str:
-    """What the columns of these summaries mean, as a sentence."""
+    """The meaning of the columns of these summaries, as a sentence."""
     fewest, most = min(one.last[0] for one in summaries), max(one.last[1] for one in summaries)
     if fewest == LAST:
         over = f"the last {LAST} evaluated rounds"
@@ -65,7 +65,7 @@ def cells(summary: Summary) -> tuple[list[str], list[list[str]]]:
 
 
 def markdown_lines(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Any table as lines of Markdown, its first column flush left.
+    """A table as lines of Markdown, its first column flush left.
 
     >>> markdown_lines(["a", "b"], [["x|y", "1"]])
     ['| a | b |', '| --- | ---: |', '| x\\\\|y | 1 |']

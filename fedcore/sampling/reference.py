@@ -14,10 +14,10 @@ from math import isqrt
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.typing import F64, I64
+
 Key = Sequence[int]
-I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
-F64 = npt.NDArray[np.float64]
 
 # The second word of the counter: what the words are used for.
 WITHOUT_REPLACEMENT, WEIGHTED_WITHOUT_REPLACEMENT, WITH_REPLACEMENT, BERNOULLI, PERMUTATION = range(1, 6)

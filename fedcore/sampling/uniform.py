@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.arguments import numbers, real, whole
 from fedcore.errors import RangeError
 from fedcore.float_mode import ieee
-from fedcore.lists import numbers
-from fedcore.sampling.arguments import LONGEST, key, whole
 from fedcore.sampling.backend import implementation
+from fedcore.sampling.key import LONGEST, key
 
 Clients = npt.NDArray[np.int64]
 
@@ -73,9 +73,7 @@ def bernoulli(population: int, p: Any, *, seed: int, round: int, purpose: str = 
     """
     population = whole("population", population, 0, LONGEST)
     if isinstance(p, Real):
-        p = float(p)
-        if not 0 <= p <= 1:
-            raise RangeError(f"p: expected a number in [0, 1], got {p!r}")
+        p = real("p", p, "[0, 1]")
     elif isinstance(p, list | tuple):
         p = numbers("p", p, np.float64)
     drawn: Clients | None = implementation.bernoulli(population, p, key(seed, round, purpose))

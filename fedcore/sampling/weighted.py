@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.arguments import numbers, whole
 from fedcore.errors import RangeError
 from fedcore.float_mode import ieee
-from fedcore.lists import numbers
-from fedcore.sampling.arguments import LONGEST, Key, key, whole
 from fedcore.sampling.backend import implementation
+from fedcore.sampling.key import LONGEST, Key, key
 
 Clients = npt.NDArray[np.int64]
 
@@ -95,7 +95,7 @@ def _draw(
 
 
 def _refusal(weights: Any, needed: int) -> RangeError:
-    """Why there are no draws by these weights."""
+    """The reason why there are no draws by these weights."""
     w = np.asarray(weights)
     bad = np.flatnonzero(~((w >= 0) & np.isfinite(w)))
     if len(bad):

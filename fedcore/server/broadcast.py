@@ -1,33 +1,37 @@
-"""What the clients of a round start from."""
+"""The broadcast from which the clients of a round start."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from fedcore.algorithms import Direction, Placement
-from fedcore.algorithms.rates import rate_at, rate_of_steps
+from fedcore.algorithms import Direction
+from fedcore.assignment import Assignment
+from fedcore.clients import ClientId
+from fedcore.clients.registry import canonical
 from fedcore.errors import RoundError
+from fedcore.local_rules import LocalRule
+from fedcore.pickling import Unpicklable
+from fedcore.rates import rate_at, rate_of_steps
+from fedcore.representation import Represented
+from fedcore.server.sent import as_sent
 from fedcore.server.settings import Settings
 from fedcore.server.state import State
-from fedcore.store import ClientId
-from fedcore.store.registry import canonical
-
-F32 = npt.NDArray[np.float32]
+from fedcore.typing import F32
 
 
-@dataclass(frozen=True)
-class Broadcast:
-    """What the clients of a round start from, and what they step along.
+@dataclass(frozen=True, repr=False)
+class Broadcast(Represented, Unpicklable):
+    """The model from which the clients of a round start, and the direction of their steps.
 
     A client does K steps y -= lr (a grad(y) + b grad(x_prev) + offset + mu (y - x)), both gradients on one minibatch.
 
     Attributes:
         ids: the clients it is for.
         round: the round's number.
-        x: float32[n], read-only, and never changed later.
+        x: float32[n], read-only, and never changed later: as it is sent, rounded to the model's dtypes, and ahead of
+            the server's x where the method looks ahead.
         x_prev: the x of the round before (x_{-1} = x_0), where ``b`` is not 0; else None.
         lr: eta, the rate of the local steps; of the first one, where they differ.
         lr_of_step: the rate of step k, counted from 0, where they differ within a round (``rates.InverseStep``), else
@@ -37,13 +41,15 @@ class Broadcast:
         second_vector: what a client must send back as ``control``, or None: "mean gradient", that of its gradients at y
             alone, before any correction; "change of the row", its difference from the row, where clients keep their
             rows; or what a method of one's own says.
-        local_rule: what the clients do, by its name in ``fedcore.local``.
-        placement: who keeps the clients' rows; where they do it themselves, an offset is short of their part.
+        local_rule: what the clients make of their minibatches (``fedcore.local_rules``).
+        keeps_row: whether each client keeps its own row; an offset is then short of the row's part.
         has_offset: whether the method has offsets; else all are zero, and need not be sent.
         plain: whether the steps must be plain, without local momentum or clipping, because the server derives a
             client's mean gradient from its y.
         bytes: what it weighs for all of ``ids``: x, x_prev and the offset, as far as there are any, in float32.
     """
+
+    _instead: ClassVar[str] = "send each client its own order, broadcast.of(client), and x"
 
     ids: tuple[ClientId, ...]
     round: int
@@ -53,8 +59,8 @@ class Broadcast:
     lr_of_step: Callable[[int], float] | None = field(repr=False)
     direction: Direction = field(repr=False)
     second_vector: str | None
-    local_rule: str
-    placement: Placement
+    local_rule: LocalRule
+    keeps_row: bool
     has_offset: bool
     plain: bool
     bytes: int
@@ -77,8 +83,29 @@ class Broadcast:
 
     @property
     def second(self) -> bool:
-        """Whether a client must send a second vector."""
+        """Tell whether a client must send a second vector."""
         return self.second_vector is not None
+
+    def of(self, client: ClientId) -> Assignment:
+        """The order to one of the clients.
+
+        Raises:
+            RoundError, UnknownClientError: as ``offset``.
+        """
+        return Assignment(
+            round=self.round,
+            lr=self.lr,
+            lr_of_step=self.lr_of_step,
+            a=self.a,
+            b=self.b,
+            mu=self.mu,
+            second_vector=self.second_vector,
+            local_rule=self.local_rule,
+            keeps_row=self.keeps_row,
+            plain=self.plain,
+            offset=self.offset(client) if self.has_offset else None,
+            x_prev=self.x_prev,
+        )
 
     def offset(self, client: ClientId, out: Any = None) -> Any:
         """The part of a client's direction that stays the same over its steps, float32[n_parameters].
@@ -100,7 +127,7 @@ class Broadcast:
 
 def broadcast(settings: Settings, state: State, ids: Iterable[ClientId], newcomers: Iterable[ClientId]) -> Broadcast:
     """See ``Server.broadcast``."""
-    algorithm, layout, now, registry = settings.algorithm, settings.layout, state.now, state.store.registry
+    algorithm, layout, now, registry = settings.algorithm, settings.layout, state.snapshot, state.store.registry
     new = {client for client in map(canonical, newcomers) if client not in registry}
     listed = ids.tolist() if isinstance(ids, np.ndarray) else ids
     asked = tuple(client if client in new else registry.check(client) for client in listed)
@@ -109,22 +136,22 @@ def broadcast(settings: Settings, state: State, ids: Iterable[ClientId], newcome
     sent = (1 + bool(algorithm.direction.b)) * layout.n + algorithm.sends_offset * layout.n_parameters
 
     def offset(client: ClientId, out: Any) -> Any:
-        if state.now.round_number != now.round_number:
+        if state.snapshot.round_number != now.round_number:
             due = f"the round of the broadcast, {now.round_number}"
-            raise RoundError(f"offset: expected {due}, got {state.now.round_number}")
+            raise RoundError(f"offset: expected {due}, got {state.snapshot.round_number}")
         return state.offset(client, out, is_new=client in new and client not in registry)
 
     return Broadcast(
         asked,
         now.round_number,
-        now.x.view(),
-        now.x_prev.view() if algorithm.direction.b else None,
+        as_sent(layout, now.sent).view(),
+        as_sent(layout, now.x_prev).view() if algorithm.direction.b else None,
         rate_at(settings.lr, now.round_number),
         rate_of_steps(settings.lr, now.round_number),
         algorithm.direction,
-        algorithm.second,
+        algorithm.second_vector,
         algorithm.local_rule,
-        algorithm.placement,
+        algorithm.rows_at_clients,
         algorithm.sends_offset,
         algorithm.needs_plain_steps,
         4 * sent * len(asked),

@@ -1,4 +1,4 @@
-"""What a reply may say of float buffers and of counters, of which one lie would stay for ever."""
+"""Checks of a reply's float buffers and counters, of which one lie would stay for ever."""
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
@@ -11,8 +11,8 @@ from fedcore.errors import RangeError
 from fedcore.layout import Layout, Slice
 from fedcore.server.limits import MEDIANS
 from fedcore.server.update import in_float32
+from fedcore.typing import F32
 
-F32 = npt.NDArray[np.float32]
 Counters = Mapping[str, npt.NDArray[np.integer[Any]]]
 
 SIGNED = ("*mean",)
@@ -72,7 +72,7 @@ class Buffers:
                 )
 
     def allow(self, ys: Sequence[F32]) -> bool:
-        """Whether none of some models, float32[n] each, makes one of them negative."""
+        """Tell whether none of some models, float32[n] each, makes one of them negative."""
         return not any((y[piece.start : piece.stop] < 0).any() for _, piece in self._at for y in ys)
 
     def clip(self, x: F32) -> None:

@@ -2,9 +2,10 @@
 
 import math
 
-from fedcore.algorithms.rates import Rate, rate_at, rate_of_steps
+from fedcore.arguments import is_real, is_whole, shown
 from fedcore.errors import RangeError
-from fedcore.server.limits import Limits, is_integer, is_number, shown
+from fedcore.rates import Rate, rate_at, rate_of_steps
+from fedcore.server.limits import Limits
 from fedcore.server.update import Update
 
 EXACT = 1e-6
@@ -12,7 +13,7 @@ EXACT = 1e-6
 
 
 def check_claims(update: Update, limits: Limits, rounds: range) -> None:
-    """Whether steps, examples and round can be believed.
+    """Check that steps, examples and round can be believed.
 
     Args:
         rounds: those whose replies count, the open one last.
@@ -20,11 +21,11 @@ def check_claims(update: Update, limits: Limits, rounds: range) -> None:
     Raises:
         RangeError: one cannot.
     """
-    if not is_integer(update.steps, 1, limits.steps):
+    if not is_whole(update.steps, 1, limits.steps):
         raise RangeError(f"steps: expected an integer in 1..{limits.steps}, got {shown(update.steps)}")
-    if not is_integer(update.examples, 1, limits.examples):
+    if not is_whole(update.examples, 1, limits.examples):
         raise RangeError(f"examples: expected an integer in 1..{limits.examples}, got {shown(update.examples)}")
-    if update.round is not None and not is_integer(update.round, rounds[0], rounds[-1]):
+    if update.round is not None and not is_whole(update.round, rounds[0], rounds[-1]):
         earlier = f", or one since {rounds[0]}" if len(rounds) > 1 else ""
         raise RangeError(f"round: expected {rounds[-1]}, the open one{earlier}, got {shown(update.round)}")
 
@@ -60,7 +61,7 @@ class SentRates:
         if said is None:
             return sent
         most = self._limits.lr if self._limits.own_rates else max(self._limits.lr, 2 * sent)
-        if not is_number(said) or not 0 < said <= most:
+        if not is_real(said) or not 0 < said <= most:
             raise RangeError(f"lr: expected a number in (0, {most:g}], got {shown(said)}")
         if self._limits.own_rates:
             return float(said)

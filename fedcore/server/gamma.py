@@ -1,48 +1,60 @@
 """gamma, how far the server's step goes."""
 
 import numpy as np
-import numpy.typing as npt
 
-from fedcore.algorithms.rates import rate_at
-from fedcore.server.claimed import Claimed
+from fedcore.aggregation import Replies
+from fedcore.algorithms import Cohort
+from fedcore.rates import rate_at
+from fedcore.server.claim_window import ClaimWindow
 from fedcore.server.judge import FEW
 from fedcore.server.limits import MEDIANS
 from fedcore.server.settings import Settings
 from fedcore.server.snapshot import Snapshot
-from fedcore.server.tally import Tally
+from fedcore.typing import F64
 
-F64 = npt.NDArray[np.float64]
 _NONE: F64 = np.empty(0)
 
 
-def step_length(settings: Settings, now: Snapshot, tally: Tally, heard: Claimed) -> tuple[float, int | None]:
-    """The server's rate; or 1 where models are averaged; or the mean of eta_i K_i over the draws of the cohort.
+def believed_steps(settings: Settings, heard: Replies, lately: ClaimWindow) -> tuple[F64, F64, int | None]:
+    """The cohort's K_i, eta_i K_i, and the steps that the longest claims were counted with; None where all count.
 
     Of K_i none counts for more than 10 times a median: that of the last 1,000 replies, or that of the cohort's draws
     where it is larger and they are 8 or more, or the first of all. So one draw of S adds at most 10 / S of a usual
-    step to the mean, however many it claims.
+    step to a mean of them, however many it claims. Where gamma does not depend on them, all count as they are.
 
     Args:
-        heard: the K that counted lately, to which the cohort's are added.
+        lately: the K that counted lately, to which the cohort's are added.
+    """
+    steps, counts, eta_steps = heard.claims.steps, heard.claims.counts, heard.eta_steps
+    if settings.server_lr is not None or settings.averages_models or not len(heard):
+        return steps, eta_steps, None
+    most = lately.most(_NONE) if len(lately) else 0.0
+    if counts.sum() >= FEW or not len(lately):
+        most = max(most, MEDIANS * _median(steps, counts))
+    believed = np.minimum(steps, most)
+    lately.add(believed)
+    if (believed == steps).all():
+        return steps, eta_steps, None
+    return believed, np.where(steps > most, eta_steps / steps * most, eta_steps), int(most)
 
-    Returns:
-        The length, and the steps that the longest claims were counted with; None where all count as they are.
+
+def step_length(settings: Settings, now: Snapshot, cohort: Cohort, said: float | None) -> float:
+    """The server's rate; or what the method says; or 1 where models are averaged; or the mean of eta_i K_i over the
+    draws of the cohort, in a round without any the last one.
+
+    Args:
+        said: gamma, as the method's step says it.
     """
     if settings.server_lr is not None:
-        return rate_at(settings.server_lr, now.round_number), None
+        return rate_at(settings.server_lr, now.round_number)
+    if said is not None:
+        return float(said)
     if settings.averages_models:
-        return 1.0, None
-    if not tally.clients:
-        return now.gamma, None
-    steps, counts, distances = tally.column("steps"), tally.column("counts"), tally.column("distances")
-    most = heard.most(_NONE) if len(heard) else 0.0
-    if counts.sum() >= FEW or not len(heard):
-        most = max(most, MEDIANS * _median(steps, counts))
-    cut = steps > most
-    if cut.any():
-        distances = np.where(cut, distances / steps * most, distances)
-    heard.add(np.minimum(steps, most))
-    return float((distances * counts).sum() / counts.sum()), int(most) if cut.any() else None
+        return 1.0
+    if not cohort.S:
+        return now.gamma
+    counts = cohort.claims.counts
+    return float((cohort.eta_steps * counts).sum() / counts.sum())
 
 
 def _median(values: F64, counts: F64) -> float:
@@ -53,7 +65,7 @@ def _median(values: F64, counts: F64) -> float:
 
 
 def farthest_gamma(settings: Settings, now: Snapshot) -> float:
-    """The most that ``step_length`` can say in this round, whatever clients claim."""
+    """The most that ``step_length`` can say in this round, whatever clients claim, unless the method says gamma."""
     if settings.server_lr is not None:
         return rate_at(settings.server_lr, now.round_number)
     if settings.averages_models:

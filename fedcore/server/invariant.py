@@ -1,4 +1,4 @@
-"""What is true of a server between any two calls: its running total is the sum of what its rows say."""
+"""The invariant of a server between any two calls: its running total is the sum of what its rows say."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ _SLACK = 1e-6  # of what T sums, for the rounding of float64 over any number of 
 def total_problems(
     rows: CommittedRows, total: npt.NDArray[np.float64], directions: Mapping[int, npt.NDArray[np.float32]] | None
 ) -> list[str]:
-    """Where T is not the sum of all rows, or MimiC's of all corrections v[t_i] - r_i: a line, or none.
+    """The places where T is not the sum of all rows, or MimiC's of all corrections v[t_i] - r_i: a line, or none.
 
     Args:
         rows: the clients' rows.
@@ -47,7 +47,7 @@ def total_problems(
 
 
 def folder_problems(rows: CommittedRows) -> list[str]:
-    """What a server's folder says that contradicts itself; of a folder of another kind nothing is known.
+    """The contradictions in a server's folder; of a folder of another kind nothing is known.
 
     Nor is anything of a method of the caller's own code, whose T may be any sum.
 
@@ -61,10 +61,10 @@ def folder_problems(rows: CommittedRows) -> list[str]:
         return []
     described = state["settings"]["algorithm"]
     total = rows.vector("total")
-    if described["name"] not in REGISTRY or total is None:
+    if described["name"] not in REGISTRY.own or total is None:
         return []
     algorithm = REGISTRY[described["name"]](**described["options"])
-    if not algorithm.keeps_rows:
+    if not algorithm.total_sums_rows:
         return []
     directions = None
     if algorithm.keeps_history:

@@ -1,20 +1,21 @@
-"""Which of the replies that a fold has measured may be part of the sums, and with how many examples."""
+"""The judge of which replies that a fold has measured may be part of the sums, and with how many examples."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.server.claimed import Claimed
+from fedcore.aggregation import Lengths
+from fedcore.server.claim_window import ClaimWindow
 from fedcore.server.limits import Limits
-from fedcore.server.norms import Norms
+from fedcore.server.norm_window import NormWindow
+from fedcore.typing import F64
 
 Vector = npt.NDArray[np.floating[Any]]
-F64 = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 Columns = Mapping[str, list[float]]
 """Norms by the sum that they go into: ``Lengths``'s names."""
@@ -22,23 +23,12 @@ Columns = Mapping[str, list[float]]
 FEW = 8
 """Replies that a median is taken of at least, as soon as there are so many."""
 
-NOT_FINITE = "y: expected finite numbers, got a NaN, an infinity, or an update past float32's range"
-
-
-class Lengths(NamedTuple):
-    """The squared lengths of what k replies add to each sum, float64[k]; not finite where the sum cannot hold it."""
-
-    parameters: F64
-    """|h_i|^2."""
-    buffers: F64 | None = None
-    """|x - y_i|^2 over the float buffers, where there are any; 0 for a gradient."""
-    controls: F64 | None = None
-    """|control_i|^2, where clients send a second vector."""
+NOT_FINITE = "update: expected finite numbers, got a NaN, an infinity, or an update past float32's range"
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What becomes of k replies."""
+    """The verdict on k replies."""
 
     accepted: Mask
     """bool[k], those that count."""
@@ -64,7 +54,7 @@ class Judge:
     of all of them: else the first reply of all would be believed whatever it is, and the others be refused.
 
     Where weights follow claims of examples, a claim counts up to ``examples_ratio`` times the median of those before it
-    (``Claimed``). While fewer than ``FEW`` are known, replies wait in the same way, but only from the first that
+    (``ClaimWindow``). While fewer than ``FEW`` are known, replies wait in the same way, but only from the first that
     differs by more from one heard, or while there is one alone.
 
     Each sum has norms, and a median, of its own. Buffers have no limit in numbers: their unit is not that of the rest.
@@ -79,13 +69,15 @@ class Judge:
     """
 
     def __init__(
-        self, limits: Limits, unit: str, heard: Mapping[str, Any], examples: Claimed | None, buffers: Vector
+        self, limits: Limits, unit: str, heard: Mapping[str, Any], examples: ClaimWindow | None, buffers: Vector
     ) -> None:
         self._limits, self._unit, self._buffers = limits, unit, buffers
         self._examples = examples
-        self._norms: dict[str, Norms] = {}
+        self._norms: dict[str, NormWindow] = {}
         if limits.measures:
-            self._norms = {name: Norms.unpacked(heard[name]) if name in heard else Norms() for name in Lengths._fields}
+            self._norms = {
+                name: NormWindow.unpacked(heard[name]) if name in heard else NormWindow() for name in Lengths._fields
+            }
 
     def heard(self) -> dict[str, Vector]:
         """The norms that counted, float32[WINDOW] by sum, and the examples; empty where nobody asks for them."""
@@ -93,7 +85,7 @@ class Judge:
         return heard | ({"examples": self._examples.packed} if self._examples else {})
 
     def judge(self, lengths: Lengths, claims: F64, *, last: bool) -> Verdict | None:
-        """What becomes of some replies; None where all of them count, as they are.
+        """The verdict on some replies; None where all of them count, as they are.
 
         Args:
             lengths: of the replies that were undecided, and then of those that came since.
@@ -188,8 +180,8 @@ class Judge:
     def _due(self, name: str) -> str:
         """The beginning of a message on a length."""
         dues = {
-            "parameters": f"y: expected a length {self._unit}",
-            "buffers": "y: expected a length |x - y| of the float buffers",
+            "parameters": f"update: expected a length {self._unit}",
+            "buffers": "update: expected a length |x - y| of the float buffers",
             "controls": "control: expected a length",
         }
         return dues[name]
@@ -202,6 +194,6 @@ def _norms(squares: F64) -> list[float]:
 
 
 def _as_float32(number: float) -> float:
-    """As norms are compared; past float32's range infinite."""
+    """A number as norms are compared; past float32's range infinite."""
     with np.errstate(over="ignore"):
         return float(np.float32(number))

@@ -1,13 +1,11 @@
-"""What a client may claim, and how long what it sends may be."""
+"""Limits of a client's claims and of the lengths of its vectors."""
 
 import sys
 from dataclasses import dataclass
-from reprlib import repr as short_repr
 
-import numpy as np
-
-from fedcore.algorithms.rates import as_rate
+from fedcore.arguments import is_real, whole
 from fedcore.errors import RangeError
+from fedcore.rates import as_rate
 
 LARGEST = sys.float_info.max
 
@@ -17,7 +15,7 @@ MEDIANS = 10
 
 @dataclass(frozen=True)
 class Limits:
-    """What a client may claim, and how long what it sends may be; an update past it is refused by name.
+    """Limits of a client's claims and of the lengths of its vectors; an update past it is refused by name.
 
     Args:
         own_rates: whether clients may step at rates of their own, and say them as ``Update.lr``. Else a reply that says
@@ -51,7 +49,7 @@ class Limits:
 
     @property
     def measures(self) -> bool:
-        """Whether there is a limit of lengths."""
+        """Tell whether there is a limit of lengths."""
         return self.norm is not None or self.norm_ratio is not None
 
     @classmethod
@@ -71,12 +69,11 @@ class Limits:
             RangeError: one is not what is said there.
         """
         for name, count in (("max_steps", steps), ("max_examples", examples)):
-            if not is_integer(count, 1, 2**53):
-                raise RangeError(f"{name}: expected an integer in 1..2**53, got {count!r}")
-        if norm is not None and not (is_number(norm) and 0 < norm <= LARGEST):
+            whole(name, count, 1, 2**53)
+        if norm is not None and not (is_real(norm) and 0 < norm <= LARGEST):
             raise RangeError(f"max_norm: expected None or a finite number > 0, got {norm!r}")
         for name, ratio in (("max_norm_ratio", norm_ratio), ("max_examples_ratio", examples_ratio)):
-            if ratio is not None and not (is_number(ratio) and 1 <= ratio <= LARGEST):
+            if ratio is not None and not (is_real(ratio) and 1 <= ratio <= LARGEST):
                 raise RangeError(f"{name}: expected None or a finite number >= 1, got {ratio!r}")
         return cls(
             int(steps),
@@ -87,23 +84,3 @@ class Limits:
             bool(own_rates),
             None if examples_ratio is None else float(examples_ratio),
         )
-
-
-def is_number(value: object) -> bool:
-    """Whether value is a real number, and no bool."""
-    return isinstance(value, float | int | np.floating | np.integer) and not isinstance(value, bool)
-
-
-def is_integer(value: object, low: int, high: int) -> bool:
-    """Whether value is an integer, and no bool, in low..high."""
-    if type(value) is int:
-        return low <= value <= high
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(low <= value <= high)
-
-
-def shown(value: object) -> str:
-    """A value that a client sent, in few characters whatever it is."""
-    try:
-        return short_repr(value)
-    except Exception:  # an int of too many digits, or a repr that fails
-        return f"an unprintable {type(value).__name__}"

@@ -1,11 +1,12 @@
-"""Who comes with a round: clients that count from their first update that does, and not from when they were asked."""
+"""Newcomers of a round: clients that count from their first update that does, not from when they were asked."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from fedcore.clients import ClientId
+from fedcore.interrupts import uninterrupted
 from fedcore.server.population import Population
 from fedcore.server.snapshot import Snapshot
-from fedcore.server.uninterrupted import uninterrupted
-from fedcore.store import ClientId, ClientStore
+from fedcore.store import ClientStore
 
 Coming = Iterable[ClientId] | Mapping[ClientId, int]
 """Ids, with n_k by id where clients have sizes."""
@@ -67,7 +68,7 @@ class Newcomers:
         return population
 
     def forget(self) -> None:
-        """Nobody came: the round was given up. One whose commit counts has nobody to forget."""
+        """Forget them: the round was given up. One whose commit counts has nobody to forget."""
         if self._ids:
             self._store.rollback()
         self._ids, self._sizes, self.population = [], None, None

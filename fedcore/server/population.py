@@ -1,16 +1,17 @@
-"""Who the clients are to the objective: their shares p^k of all examples, and when they came."""
+"""The clients as the objective sees them: their shares p^k of all examples, and when they came."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.clients import ClientId, Registry
 from fedcore.errors import RangeError, UnknownClientError
-from fedcore.store import ClientId, ClientStore, Registry
+from fedcore.store import ClientStore
+from fedcore.typing import F64
 
-F64 = npt.NDArray[np.float64]
 Column = npt.NDArray[np.int64]
 Sizes = Mapping[ClientId, int] | Sequence[int]
 
@@ -41,11 +42,11 @@ class Population:
     total: int = 0
 
     @classmethod
-    def of(cls, examples: Sizes | None, registry: Registry, *, needed: bool) -> "Population":
+    def of(cls, client_sizes: Sizes | None, registry: Registry, *, needed: bool) -> "Population":
         """The population of a new server.
 
         Args:
-            examples: n_k by client id, or a list in the order of the ids; None where no method asks.
+            client_sizes: n_k by client id, or a list in the order of the ids; None where no method asks.
             registry: the clients.
             needed: whether the method cannot do without them, once there are clients.
 
@@ -53,19 +54,21 @@ class Population:
             RangeError: a size is no integer in 1..2^53, or a client's is missing.
             UnknownClientError: a size is for a client that is not registered.
         """
-        if examples is None:
+        if client_sizes is None:
             if needed and len(registry):
                 due = "n_k of every client, which the method's p^k = n_k / n needs"
-                raise RangeError(f"examples: expected {due}, got None")
+                raise RangeError(f"client_sizes: expected {due}, got None")
             return cls()
-        if len(examples) != len(registry):
-            raise RangeError(f"examples: expected a size for each of {len(registry)} clients, got {len(examples)}")
-        clients, sizes = _listed(registry, examples)
+        if len(client_sizes) != len(registry):
+            raise RangeError(
+                f"client_sizes: expected a size for each of {len(registry)} clients, got {len(client_sizes)}"
+            )
+        clients, sizes = _listed(registry, client_sizes)
         return cls().with_clients(registry.numbers(clients).tolist(), clients, sizes, None)
 
     @property
     def is_sized(self) -> bool:
-        """Whether the clients have sizes: all of them, or none."""
+        """Tell whether the clients have sizes: all of them, or none."""
         return self.sizes is not None
 
     def listed(self) -> npt.NDArray[np.int64] | None:
@@ -102,7 +105,7 @@ class Population:
         return Population(sizes, arrived, {**self.included, client: size}, self.total)
 
     def bound(self, registry: Registry, clients: Sequence[ClientId], claims: F64) -> F64:
-        """What clients claim of their examples, none of it more than n_k where that is known; float64[k]."""
+        """The claims of clients about their examples, none of them more than n_k where that is known; float64[k]."""
         if self.sizes is None:
             return claims
         return np.minimum(claims, _of(self.sizes, registry.numbers(clients), 0))
@@ -131,7 +134,7 @@ class Population:
         return replace(self, sizes=store.vector("population/sizes"), arrived=store.vector("population/arrived"))
 
     def to_state(self) -> dict[str, Any]:
-        """What is no column, as JSON can hold it."""
+        """The fields that are no columns, as JSON can hold them."""
         return {"included": list(self.included.items()), "total": self.total}
 
     @classmethod
@@ -147,46 +150,48 @@ class Population:
         return cls(vectors.get("population/sizes"), vectors.get("population/arrived"), included, state["total"])
 
 
-def checked_sizes(clients: Sequence[ClientId], examples: Sizes | None, *, sized: bool) -> list[int] | None:
+def checked_sizes(clients: Sequence[ClientId], client_sizes: Sizes | None, *, sized: bool) -> list[int] | None:
     """The sizes of clients that arrive, in their order, or None where clients have none.
 
     Raises:
         RangeError: one is no integer in 1..2^53 where the others have theirs, or there are some where they have none.
         UnknownClientError: one is for somebody else.
     """
-    if isinstance(examples, Mapping):
+    if isinstance(client_sizes, Mapping):
         arriving = set(clients)
-        if strangers := [client for client in examples if client not in arriving]:
-            raise UnknownClientError(f"examples: expected those of the clients that arrive, got {strangers[0]!r}")
-        given: Sequence[object] = [examples.get(client) for client in clients]
+        if strangers := [client for client in client_sizes if client not in arriving]:
+            raise UnknownClientError(f"client_sizes: expected those of the clients that arrive, got {strangers[0]!r}")
+        given: Sequence[object] = [client_sizes.get(client) for client in clients]
     else:
-        given = [None] * len(clients) if examples is None else examples
+        given = [None] * len(clients) if client_sizes is None else client_sizes
+    if not isinstance(given, Sized):  # one number for many
+        raise RangeError(f"client_sizes: expected a size for each of {len(clients)} clients, got {given!r}")
     if len(given) != len(clients):
-        raise RangeError(f"examples: expected a size for each of {len(clients)} clients, got {len(given)}")
+        raise RangeError(f"client_sizes: expected a size for each of {len(clients)} clients, got {len(given)}")
     if sized:
         return [_checked(client, size) for client, size in zip(clients, given, strict=True)]
     for client, size in zip(clients, given, strict=True):
         if size is not None:
-            raise RangeError(f"examples: expected None for client {client!r}, as for all others, got {size!r}")
+            raise RangeError(f"client_sizes: expected None for client {client!r}, as for all others, got {size!r}")
     return None
 
 
-def _listed(registry: Registry, examples: Sizes) -> tuple[list[ClientId], list[int]]:
+def _listed(registry: Registry, client_sizes: Sizes) -> tuple[list[ClientId], list[int]]:
     """The clients and their sizes, in one order."""
-    named = examples if isinstance(examples, Mapping) else dict(zip(registry, examples, strict=True))
+    named = client_sizes if isinstance(client_sizes, Mapping) else dict(zip(registry, client_sizes, strict=True))
     if strangers := [client for client in named if client not in registry]:
-        raise UnknownClientError(f"examples: expected registered ids, got {strangers[0]!r}")
+        raise UnknownClientError(f"client_sizes: expected registered ids, got {strangers[0]!r}")
     return list(named), [_checked(client, size) for client, size in named.items()]
 
 
 def _checked(client: ClientId, size: object) -> int:
     if isinstance(size, bool) or not isinstance(size, int | np.integer) or not 1 <= size <= MOST:
-        raise RangeError(f"examples: expected an integer in 1..2^53 for client {client!r}, got {size!r}")
+        raise RangeError(f"client_sizes: expected an integer in 1..2^53 for client {client!r}, got {size!r}")
     return int(size)
 
 
 def _of(column: Column, numbers: npt.NDArray[np.int64], absent: int) -> npt.NDArray[np.int64]:
-    """What belongs to these numbers, or ``absent``."""
+    """The values of these numbers, or ``absent``."""
     places = np.searchsorted(column[0], numbers)  # below m, since every number is below _UNUSED, or m if none is unused
     places = np.minimum(places, column.shape[1] - 1)
     return np.where(column[0, places] == numbers, column[1, places], absent)

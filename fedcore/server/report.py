@@ -1,4 +1,4 @@
-"""What a round did."""
+"""The report of a round."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -9,14 +9,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.store import ClientId
+from fedcore.clients import ClientId
+from fedcore.representation import Represented
 
 KINDS_TOLD = 5
 """Kinds of refusals that a summary tells apart: clients can make as many as they like."""
 
 
-@dataclass(frozen=True)
-class RoundReport:
+@dataclass(frozen=True, repr=False)
+class RoundReport(Represented):
     """The outcome of one round.
 
     Attributes:
@@ -34,7 +35,7 @@ class RoundReport:
         correction_norm: the length of what the method adds to the cohort's plain mean: |v - mean h_i| where the server
             corrects (MIFA, MimiC), and the length of the cohort's mean offset where the clients do (SCAFFOLD and the
             momentum methods; gradients at x_{t-1} not counted). None for an empty cohort, for methods without a
-            correction, where the rows are on the clients' side, and, but for FedAvg-M and FedAvg-M-VR, unless
+            correction, where the rows are on the clients' side, and, except for FedAvg-M and FedAvg-M-VR, unless
             ``Server(diagnostics=True)`` asks for it.
         gamma: the server's step along v; 0 where x stayed.
         awaited: how many clients were never heard, for which x waits (MIFA); 0 where it does not.
@@ -69,9 +70,9 @@ def refusal_summary(refused: Iterable[tuple[ClientId, str]]) -> str:
 
     Reasons are of one kind if they differ in numbers and in what came alone; the first one stands for all.
 
-    >>> refusal_summary([(7, "steps: expected an integer in 1..10, got None"), (1, "y: expected finite numbers"),
+    >>> refusal_summary([(7, "steps: expected an integer in 1..10, got None"), (1, "update: expected finite numbers"),
     ...                  (8, "steps: expected an integer in 1..10, got 0")])
-    '2 x steps: expected an integer in 1..10, got None (or the like); 1 x y: expected finite numbers'
+    '2 x steps: expected an integer in 1..10, got None (or the like); 1 x update: expected finite numbers'
     """
     kinds: dict[str, list[str]] = {}
     for _, reason in refused:
@@ -107,8 +108,8 @@ def warn_if_lowered(round: int, lowered: Sequence[Lowered], most_steps: int | No
         )
         others = f", and {len(lowered) - KINDS_TOLD} others" if len(lowered) > KINDS_TOLD else ""
         logger.warning(
-            "round %d counted fewer examples than were claimed: %s%s; at most those that Server(examples=) says, or "
-            "else max_examples_ratio times the median of the claims heard",
+            "round %d counted fewer examples than were claimed: %s%s; at most those that Server(client_sizes=) says, "
+            "or else max_examples_ratio times the median of the claims heard",
             round,
             told,
             others,

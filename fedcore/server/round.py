@@ -2,35 +2,37 @@
 
 import logging
 import time
+from contextlib import suppress
+from dataclasses import replace
 from threading import Lock, RLock
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from fedcore.algorithms import Claims, check_weights
-from fedcore.errors import DuplicateUpdateError, FedcoreError, RangeError, RoundError, UnknownNameError
+from fedcore.aggregation import Lengths, Replies
+from fedcore.algorithms import check_weights
+from fedcore.arguments import is_whole
+from fedcore.clients import ClientId
+from fedcore.errors import DuplicateUpdateError, FedcoreError, RangeError, RoundError
 from fedcore.float_mode import ieee
-from fedcore.server.batch import Batch, Reply
-from fedcore.server.judge import Judge, Lengths, Verdict
-from fedcore.server.limits import is_integer
+from fedcore.interrupts import uninterrupted
+from fedcore.representation import Represented
+from fedcore.server.call_guard import one_call
+from fedcore.server.diagnostics import Diagnosis, Diagnostics
+from fedcore.server.judge import Judge, Verdict
 from fedcore.server.newcomers import Coming
-from fedcore.server.outcome import Outcome
-from fedcore.server.reading import Reader
+from fedcore.server.prepared_step import PreparedStep
 from fedcore.server.report import Lowered, RoundReport, warn_if_lowered, warn_if_unheard
 from fedcore.server.settings import Settings
 from fedcore.server.state import State
-from fedcore.server.tally import Tally
-from fedcore.server.turn import one_call
-from fedcore.server.uninterrupted import uninterrupted
-from fedcore.server.update import KINDS, Kind, Update, bytes_of, lasting
-from fedcore.store import ClientId
+from fedcore.server.update import Update, bytes_of, lasting
+from fedcore.server.update_reader import UpdateReader
+from fedcore.typing import F64, Bools
 
-F64 = npt.NDArray[np.float64]
 LOGGER = logging.getLogger("fedcore.server")
 
 
-class Round:
+class Round(Represented):
     """An open round of a server; get it from ``Server.open_round``, and use it as a context manager.
 
     Leaving the block by an exception, or ``abort()``, leaves the server as it was before ``open_round``. Leaving it
@@ -46,11 +48,11 @@ class Round:
         self.report: RoundReport | None = None
         self.is_open = True
         self._settings, self._state, self._fold_at, self._may_hold = settings, state, fold, may_hold
-        self._reader = Reader(settings, state)
+        self._reader = UpdateReader(settings, state)
         self._turn, self._inside, self._is_ending = RLock(), Lock(), False
-        self._held: list[Reply] = []
-        self._undecided: Batch | None = None
-        self._tally = Tally()
+        self._held: list[Replies] = []
+        self._undecided: Replies | None = None
+        self._folded: list[Replies] = []
         self._known: set[ClientId] = set()  # held or heard
         self._refused: list[tuple[ClientId, str]] = []
         self._lowered: list[Lowered] = []
@@ -59,18 +61,28 @@ class Round:
 
     @ieee
     def begin(self, newcomers: Coming) -> None:
-        """What ``Server.open_round`` does once it is the only one."""
+        """Begin a round for ``Server.open_round``, once it is the only one."""
         try:
-            self._state.begin(newcomers)
+            self._aggregator = self._state.begin(newcomers)
             settings = self._settings
             unit = "|x - y|" if settings.averages_models else "|x - y| / (eta K)"
             by_claims = settings.algorithm.weighs_claims and not self._state.population.is_sized
-            limits, heard = settings.limits, self._state.now.norms
+            limits, heard = settings.limits, self._state.snapshot.norms
             examples = self._state.claimed.of("examples", limits.examples_ratio, heard) if by_claims else None
-            self._judge = Judge(limits, unit, heard, examples, self._state.now.x[settings.layout.n_parameters :])
+            self._judge = Judge(limits, unit, heard, examples, self._state.snapshot.x[settings.layout.n_parameters :])
         except BaseException:
             self._abort()
             raise
+
+    def _facts(self) -> dict[str, Any]:
+        if not self.is_open:
+            return {"is_open": False, "report": self.report}
+        return {
+            "round": self._state.snapshot.round_number,
+            "is_open": True,
+            "heard": len(self._known),
+            "refused": len(self._refused),
+        }
 
     def __enter__(self) -> "Round":
         return self
@@ -84,7 +96,7 @@ class Round:
     def add(
         self,
         client: ClientId,
-        y: Any,
+        model: Any = None,
         *,
         steps: int,
         examples: int = 1,
@@ -92,25 +104,26 @@ class Round:
         control: Any = None,
         count: int = 1,
         round: int | None = None,
-        kind: Kind = "model",
+        delta: Any = None,
+        gradient: Any = None,
         keep: bool = False,
     ) -> None:
-        """Fold one client's update in; the arguments are those of ``Update``.
+        """Fold one client's update in; the arguments are those of ``Update``, one of model, delta and gradient.
 
-        What a client sent (y, steps, examples, lr, control, round) is refused into the report if it is wrong, and the
-        round goes on. A client that was refused may try again.
+        What a client sent (the vector, steps, examples, lr, control, round) is refused into the report if it is wrong,
+        and the round goes on. A client that was refused may try again.
 
         Raises:
             RoundError: the round is closed.
             UnknownClientError: no such client is registered.
             DuplicateUpdateError: this round has an update of the client already.
-            UnknownNameError: there is no such kind.
-            RangeError: ``count`` is not an integer >= 1, or not 1 where the method hears a client once a round.
+            RangeError: more than one of model, delta and gradient is given; or ``count`` is not an integer >= 1, or
+                not 1 where the method hears a client once a round.
 
         Cost: what ``kernels.accumulate`` or ``kernels.exchange`` costs for one row, or 1/fold of a pass over ``fold``
             rows where updates are held.
         """
-        self.add_update(Update(client, y, steps, examples, lr, control, count, round, kind, keep))
+        self.add_update(Update(client, model, steps, examples, lr, control, count, round, delta, gradient, keep))
 
     @ieee
     @one_call
@@ -123,7 +136,7 @@ class Round:
             reply, fixed = self._reader.read(update, client)
         except FedcoreError as error:
             self._refused.append((client, str(error)))
-            self._bytes += bytes_of(update.y)
+            self._bytes += bytes_of(update.sent[1])
         else:
             self._bytes += reply.bytes
             self._known.add(client)
@@ -158,8 +171,8 @@ class Round:
         if batch is None or not self._known.isdisjoint(batch.clients):
             return False
         self._known.update(batch.clients)
-        self._bytes += batch.ys[0].nbytes * len(batch)
-        self._fold(batch)
+        self._bytes += batch.vectors[0].nbytes * len(batch)
+        self._fold([batch])
         self._seconds += time.perf_counter() - began
         return True
 
@@ -188,20 +201,23 @@ class Round:
         self._require_open()
         self._seconds -= began
         self._fold_held(last=True)
-        number, staleness = self._state.now.round_number, self._staleness()
+        heard = Replies.joined(self._folded)
         try:
             with uninterrupted():
                 if self._is_ending:
                     raise RoundError("round: expected to finish it, got abort() from a signal's handler meanwhile")
-                outcome = self._state.commit(self._tally, self._judge.heard())
-                self._most_steps = outcome.most_steps
+                prepared = self._state.prepare(self._aggregator.result(), heard, self._judge.heard())
+                offset = self._state.shared_offset()
+                found = Diagnosis(self._settings, self._state.store, prepared, heard, offset).measure()
+                staleness = self._staleness(heard)
+                self._state.accept(prepared)
                 self.is_open = False
-                self.report = self._make_report(number, outcome, staleness)
+                self.report = self._make_report(prepared, heard, found, staleness)
         finally:
             if self.is_open:
                 self._abort()
             else:
-                del self._state, self._reader  # a round that is over keeps no store open
+                del self._state, self._reader, self._aggregator  # a round that is over keeps no store open
         return self.report
 
     def abort(self) -> None:
@@ -222,6 +238,8 @@ class Round:
             self._undecided = None
             self._state.abandon()
             del self._state, self._reader
+            with suppress(AttributeError):  # there is none yet where the round could not begin
+                del self._aggregator
 
     def _require_open(self) -> None:
         if not self.is_open:
@@ -233,12 +251,13 @@ class Round:
         if client in self._known:
             self._fold_held()  # if the first one is held and turns out to be no update, this one is not the second
             if client in self._known:
-                number = self._state.now.round_number
-                raise DuplicateUpdateError(f"client: {client!r} has an update in round {number} already")
-        if update.kind not in KINDS:
-            raise UnknownNameError.of("kind", update.kind, KINDS)
+                number = self._state.snapshot.round_number
+                raise DuplicateUpdateError(
+                    f"client: {client!r} has an update in round {number} already; each sends one a round"
+                )
+        update.check_one()
         most = 1 if self._settings.algorithm.hears_once else 2**31
-        if not is_integer(update.count, 1, most):
+        if not is_whole(update.count, 1, most):
             due = f"an integer in 1..{most}" if most > 1 else "1, since the method hears a client once a round"
             raise RangeError(f"count: expected {due}, got {update.count!r}")
         return client
@@ -246,97 +265,96 @@ class Round:
     def _fold_held(self, *, last: bool = False) -> None:
         held, self._held = self._held, []
         if held or (last and self._undecided is not None):
-            self._fold(Batch.of(held), last=last)
+            self._fold(held, last=last)
 
-    def _fold(self, batch: Batch, *, last: bool = False) -> None:
+    def _fold(self, parts: list[Replies], *, last: bool = False) -> None:
         """Fold some replies, those that are still undecided first; if it fails, the round is over."""
-        if self._undecided is not None:
-            batch = self._undecided.joined(batch)
+        replies = Replies.joined([*([] if self._undecided is None else [self._undecided]), *parts])
+        verdict: Verdict | None = None
 
-        def judge(lengths: Lengths) -> Verdict | None:
-            verdict = self._judge.judge(lengths, batch.examples, last=last)
-            if verdict is not None:
-                self._count_examples(batch, verdict.examples)
-                batch.weights = self._weigh(batch)
-            return verdict
+        def judge(lengths: Lengths) -> Bools | None:
+            nonlocal verdict
+            verdict = self._judge.judge(lengths, replies.claims.examples, last=last)
+            if verdict is None:
+                return None
+            self._count_examples(replies, verdict.examples)
+            self._weigh(replies)
+            return verdict.accepted
 
         try:
             if self._settings.algorithm.weighs_claims:
-                self._count_examples(batch, self._known_at_most(batch))
-            batch.weights = self._weigh(batch)
-            squares, verdict = self._state.sums.fold(batch, judge)
+                self._count_examples(replies, self._known_at_most(replies))
+            self._weigh(replies)
+            squares = self._aggregator.fold(replies, judge)
         except BaseException:
             self._abort()
             raise
         self._undecided = None
         if verdict is not None:
-            self._leave_out(batch, verdict)
-            batch, squares = batch.chosen(verdict.accepted), squares[verdict.accepted]
-        if len(batch):
-            self._tally.add(batch, squares)
+            self._leave_out(replies, verdict)
+            replies, squares = replies.chosen(verdict.accepted), squares[verdict.accepted]
+        if len(replies):
+            self._folded.append(replies.counted(squares))
 
-    def _known_at_most(self, batch: Batch) -> F64:
+    def _known_at_most(self, replies: Replies) -> F64:
         state = self._state
-        return state.population.bound(state.store.registry, batch.clients, batch.examples)
+        return state.population.bound(state.store.registry, replies.clients, replies.claims.examples)
 
-    def _count_examples(self, batch: Batch, examples: F64) -> None:
-        """Count some of a batch with fewer examples than they claim."""
-        if examples is batch.examples:
+    def _count_examples(self, replies: Replies, examples: F64) -> None:
+        """Count some replies with fewer examples than they claim."""
+        claimed = replies.claims.examples
+        if examples is claimed:
             return
-        lower = np.flatnonzero(examples < batch.examples).tolist()
+        lower = np.flatnonzero(examples < claimed).tolist()
         if lower:
-            self._lowered += [Lowered(batch.clients[i], int(batch.examples[i]), int(examples[i])) for i in lower]
-            batch.examples = examples
+            self._lowered += [Lowered(replies.clients[i], int(claimed[i]), int(examples[i])) for i in lower]
+            replies.claims = replace(replies.claims, examples=examples)
 
-    def _weigh(self, batch: Batch) -> F64:
-        number, population = self._state.now.round_number, self._state.population
+    def _weigh(self, replies: Replies) -> None:
+        number, population = self._state.snapshot.round_number, self._state.population
         algorithm, registry = self._settings.algorithm, self._state.store.registry
-        claims = Claims(
-            batch.steps,
-            batch.examples,
-            batch.counts,
-            population.shares(registry, batch.clients),
-            population.ages(registry, batch.clients, number),
-        )
-        return check_weights(algorithm, algorithm.weigh(claims), claims)
+        shares, ages = population.shares(registry, replies.clients), population.ages(registry, replies.clients, number)
+        replies.claims = replace(replies.claims, shares=shares, ages=ages, clients=replies.clients)
+        replies.weights = check_weights(algorithm, algorithm.weigh(replies.claims), replies.claims)
 
-    def _leave_out(self, batch: Batch, verdict: Verdict) -> None:
+    def _leave_out(self, replies: Replies, verdict: Verdict) -> None:
         """Refuse what does not count, and keep what is undecided: a copy, unless nobody can change it."""
         for i, reason in sorted(verdict.refused.items()):
-            self._known.discard(batch.clients[i])
-            self._refused.append((batch.clients[i], reason))
+            self._known.discard(replies.clients[i])
+            self._refused.append((replies.clients[i], reason))
         if verdict.undecided.any():
-            self._undecided = batch.chosen(verdict.undecided)
+            self._undecided = replies.chosen(verdict.undecided)
             if not self._may_hold:
-                self._undecided.ys = [lasting(y) for y in self._undecided.ys]
+                self._undecided.vectors = [lasting(y) for y in self._undecided.vectors]
                 self._undecided.controls = [lasting(control) for control in self._undecided.controls]
 
-    def _make_report(self, number: int, outcome: Outcome, staleness: float | None) -> RoundReport:
-        tally, norms = self._tally, np.sqrt(self._tally.squares)
-        diversity = None
-        if outcome.mean_square:
-            weights = tally.column("weights")
-            diversity = float(weights @ tally.squares / weights.sum()) / outcome.mean_square
+    def _make_report(
+        self, prepared: PreparedStep, heard: Replies, found: Diagnostics, staleness: float | None
+    ) -> RoundReport:
+        norms, weights, diversity = np.sqrt(heard.squares), heard.weights, None
+        if found.mean_square:
+            diversity = float(weights @ heard.squares / weights.sum()) / found.mean_square
+        self._most_steps = prepared.most_steps
         return RoundReport(
-            round=number,
-            heard=tuple(tally.clients),
+            round=prepared.before.round_number,
+            heard=tuple(heard.clients),
             refused=tuple(self._refused),
-            steps=int(tally.column("steps") @ tally.column("counts")),
+            steps=int(heard.claims.steps @ heard.claims.counts),
             # |h_i| as a gradient, whatever the units that were folded
-            norms=norms / tally.column("distances") if self._settings.averages_models else norms,
+            norms=norms / heard.eta_steps if self._settings.averages_models else norms,
             diversity=diversity,
             staleness=staleness,
-            correction_norm=outcome.correction_norm,
-            gamma=outcome.gamma,
-            awaited=outcome.awaited,
+            correction_norm=found.correction_norm,
+            gamma=prepared.gamma,
+            awaited=prepared.awaited,
             seconds=self._seconds + time.perf_counter(),
             bytes=self._bytes,
         )
 
-    def _staleness(self) -> float | None:
+    def _staleness(self, heard: Replies) -> float | None:
         """The mean over the clients heard of the rounds since their rows were written."""
         if not self._settings.algorithm.keeps_rows:
             return None
-        written = [self._state.store.round_of(client) for client in self._tally.clients]
-        ages = [self._state.now.round_number - t for t in written if t is not None]
+        written = [self._state.store.round_of(client) for client in heard.clients]
+        ages = [self._state.snapshot.round_number - t for t in written if t is not None]
         return sum(ages) / len(ages) if ages else None

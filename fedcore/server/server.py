@@ -7,35 +7,35 @@ from functools import partial
 from typing import Any, Literal, Self
 
 import numpy as np
-import numpy.typing as npt
 
+from fedcore import kernels
+from fedcore.aggregation.sum import Precision
 from fedcore.algorithms import Algorithm, named
-from fedcore.algorithms.optimizers import Optimizer
-from fedcore.algorithms.rates import Rate
+from fedcore.clients import ClientId
 from fedcore.errors import ArrayError, RangeError, ShapeError, UnknownNameError
 from fedcore.layout import Layout
+from fedcore.memory import empty
+from fedcore.optimizers import Optimizer
+from fedcore.rates import Rate
 from fedcore.server.broadcast import Broadcast, broadcast
 from fedcore.server.buffers import SIGNED, never_negative
+from fedcore.server.folder_checks import require_plausible
 from fedcore.server.limits import Limits
 from fedcore.server.newcomers import Coming
-from fedcore.server.opening import new_rows, saved_rows
-from fedcore.server.openings import Openings
-from fedcore.server.plausible import require_plausible
 from fedcore.server.population import Population, Sizes
 from fedcore.server.report import RoundReport
 from fedcore.server.round import Round
+from fedcore.server.round_lock import RoundLock
+from fedcore.server.server_store import new_rows, saved_rows
 from fedcore.server.settings import Settings, said_again
 from fedcore.server.snapshot import Snapshot, vectors_of
 from fedcore.server.state import State
-from fedcore.server.sums import Precision
 from fedcore.server.update import Update, held_together
-from fedcore.store import ClientId, ClientStore, Durability
-from fedcore.store.reading import ReadRows
-
-F32 = npt.NDArray[np.float32]
+from fedcore.server.view import ServerView
+from fedcore.store import ClientStore, Durability
 
 
-class Server:
+class Server(ServerView):
     """A federated server: a model x, an algorithm, and one row of state per client where the algorithm keeps one.
 
     Args:
@@ -50,10 +50,10 @@ class Server:
             S of these adds at most 10 / S of a usual step.
         store: "ram", "mmap:PATH" (a new folder; ``Server.load`` goes on with an old one), or a ClientStore with rows of
             ``n_parameters`` elements, which a codec rounds stochastically by the round and the client alone.
-        optimizer: one of ``fedcore.algorithms.optimizers``, which turns the method's direction into the step's.
-        examples: n_k of every client, by id or in the order of the ids, for the methods that weigh by p^k = n_k / n.
-            Who claims more is counted with n_k. Without them a claim counts up to ``max_examples_ratio`` times the
-            median of those heard (the last 1,000; the first ones wait for each other where they are further apart).
+        optimizer: one of ``fedcore.optimizers``, which turns the method's direction into the step's.
+        client_sizes: n_k, the examples of every client, by id or in the order of the ids, for the methods that weigh by
+            p^k = n_k / n. Who claims more is counted with n_k. Without them a claim counts up to ``max_examples_ratio``
+            times the median of those heard (the last 1,000; the first wait for each other if they are further apart).
         late_rounds: how many rounds late a reply may be and still count, measured against the x that it started from.
         history_rounds: MimiC keeps the directions of so many rounds that rows refer to, and folds those of others into
             their rows (r - v[t] in place of r and v[t]): fewer take less memory, and rewrite more rows.
@@ -96,7 +96,7 @@ class Server:
         server_lr: float | Rate | None = None,
         store: str | ClientStore = "ram",
         optimizer: Optimizer | None = None,
-        examples: Sizes | None = None,
+        client_sizes: Sizes | None = None,
         late_rounds: int = 0,
         history_rounds: int = 64,
         fold: int | None = None,
@@ -130,8 +130,8 @@ class Server:
             diagnostics=diagnostics,
             limits=Limits.of(max_steps, max_examples, max_lr, max_norm, max_norm_ratio, own_rates, max_examples_ratio),
         )
-        x = layout.flatten(x0)
-        if not np.isfinite(x).all():
+        x = layout.flatten(x0, empty(layout.n))
+        if not kernels.all_finite([x])[0]:
             raise ArrayError("x0: expected finite numbers, got a NaN or an infinity")
         x.flags.writeable = False
         self._settings = replace(self._settings, nonnegative=never_negative(layout, x, signed_buffers))
@@ -139,7 +139,7 @@ class Server:
         with new_rows(store, clients, p) as rows:
             if len(rows.registry) == 0 and isinstance(clients, int):
                 raise RangeError("clients: expected at least one, got none")
-            population = Population.of(examples, rows.registry, needed=algorithm.needs_shares)
+            population = Population.of(client_sizes, rows.registry, needed=algorithm.needs_shares)
             snapshot = Snapshot.first(x, layout.read_counters(x0), p, algorithm, optimizer, population)
             self._start(State(self._settings, snapshot, rows))
             if rows.medium == "mmap":
@@ -147,52 +147,7 @@ class Server:
 
     def _start(self, state: State) -> None:
         self._state = state
-        self._openings = Openings()
-
-    @property
-    def algorithm(self) -> Algorithm:
-        """The algorithm."""
-        return self._settings.algorithm
-
-    @property
-    def layout(self) -> Layout:
-        """Where the model's tensors lie in x."""
-        return self._settings.layout
-
-    @property
-    def averages_models(self) -> bool:
-        """Whether the step is the plain average of the clients' models."""
-        return self._settings.averages_models
-
-    @property
-    def store(self) -> ReadRows:
-        """The clients' rows, to be read: rounds, arrivals and departures change them, and nothing else."""
-        if self._openings.opened is None:
-            self._state.newcomers.forget()  # of a round that was dropped
-        return ReadRows(self._state.store)
-
-    @property
-    def examples(self) -> npt.NDArray[np.int64] | None:
-        """n_k of the registered clients, int64[N], the smallest first; None where the server was told none."""
-        return self._state.now.population.listed()
-
-    @property
-    def x(self) -> F32:
-        """The model, float32[n]: a read-only view, never changed later (a round makes a new one)."""
-        return self._state.now.x.view()
-
-    @property
-    def v(self) -> F32:
-        """The direction of the last round that had one, float32[n_parameters]: a copy. What g is in the papers.
-
-        Zero before the first, and after ``load`` until the next where the method has no use for it.
-        """
-        return self._state.now.momentum.copy()
-
-    @property
-    def round_number(self) -> int:
-        """How many rounds were finished, which is the number of the next."""
-        return self._state.now.round_number
+        self._round_lock = RoundLock()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a named copy of everything: the model, the sums, the rows, the counters, and what they mean.
@@ -253,7 +208,7 @@ class Server:
 
         ``x`` and what else is in memory can still be read. A server whose rows are in memory has nothing to close.
         """
-        if (opened := self._openings.opened) is not None:
+        if (opened := self._round_lock.opened) is not None:
             opened.abort()
         self._state.close()
 
@@ -273,42 +228,26 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def tensors(self, *, copy: bool = True) -> dict[str, npt.NDArray[Any]]:
-        """The model by name: parameters and buffers in float32, counters in their own integer types.
+    def arrive(self, clients: ClientId | Iterable[ClientId], *, client_sizes: int | Sizes | None = None) -> None:
+        """A client comes, or many do: all of them or, if one is refused, none. They count from the next round on.
 
         Args:
-            copy: False gives parameters and buffers as read-only views of ``x``.
-        """
-        named: dict[str, npt.NDArray[Any]] = dict(self.layout.unflatten(self.x.copy() if copy else self.x))
-        named |= {name: counter.copy() for name, counter in self._state.now.counters.items()}
-        return named | {alias: named[name] for alias, name in self.layout.aliases.items()}
-
-    def correction(self, client: ClientId) -> npt.NDArray[np.float64]:
-        """c_i, float64[n_parameters]: what MimiC adds to the client's next mean gradient; zero elsewhere."""
-        if not self.algorithm.keeps_history:
-            return np.zeros(self.layout.n_parameters)
-        return self._state.correction(client)
-
-    def arrive(self, client: ClientId, *, examples: int | None = None) -> None:
-        """A client comes: ``arrive_all`` for one, whose n_k is ``examples``."""
-        self.arrive_all([client], examples=None if examples is None else [examples])
-
-    def arrive_all(self, clients: Iterable[ClientId], *, examples: Sizes | None = None) -> None:
-        """Clients come, all of them or, if one is refused, none; they count from the next round on.
-
-        Args:
-            clients: the ids, each new.
-            examples: n_k by id or in order, where the others' are known, and else none; either where nobody is left.
+            clients: a new id, or many.
+            client_sizes: n_k of the one client, or by id or in their order, where the others' are known, and else none;
+                either where nobody is left.
 
         Raises:
-            RoundError, RangeError: a round is open; one is registered already, or examples are missing or not expected.
-            UnknownClientError: one is no id, or examples are for somebody else.
+            RoundError, RangeError: a round is open; one is registered already, or sizes are missing or not expected.
+            UnknownClientError: one is no id, or sizes are for somebody else.
 
-        Cost: one commit, and one copy of what is known of examples and arrivals, 16 bytes a client each.
+        Cost: one commit, and one copy of what is known of sizes and arrivals, 16 bytes a client each.
         """
         self._between_rounds()
-        if listed := list(clients):
-            self._state.arrive(listed, examples)
+        one = isinstance(clients, str | bytes) or not isinstance(clients, Iterable)
+        listed: list[Any] = [clients] if one else list(clients)  # type: ignore[arg-type]  # ids are not looked at yet
+        sizes: Any = [client_sizes] if one and isinstance(client_sizes, int | np.integer) else client_sizes
+        if listed:
+            self._state.arrive(listed, sizes)
 
     def depart(self, client: ClientId, *, from_objective: bool = True) -> None:
         """A client goes: its row's share leaves every running sum, and its slot is used again.
@@ -341,10 +280,10 @@ class Server:
             UnknownClientError, DtypeError, ShapeError, ArrayError: a client or its gradient is not what is said above.
         """
         self._between_rounds()
-        self._state.warm_start({self.store.registry.check(client): g for client, g in gradients.items()})
+        self._state.warm_start({self.clients.check(client): g for client, g in gradients.items()})
 
     def broadcast(self, ids: Iterable[ClientId], *, newcomers: Iterable[ClientId] = ()) -> Broadcast:
-        """What those clients start from in the next round; their rows are read ahead from a disk while they train.
+        """The broadcast to those clients for the next round; their rows are read ahead from a disk while they train.
 
         Args:
             newcomers: those of them that are not registered, and may come with the round (``open_round``).
@@ -364,8 +303,8 @@ class Server:
 
         Raises:
             RoundError: one is open already.
-            RangeError, UnknownClientError: a newcomer is registered already, or is no id, or examples are missing or
-                not expected.
+            RangeError, UnknownClientError: a newcomer is registered already, or is no id, or sizes are missing or not
+                expected.
         """
         return self._open(self._settings.fold, may_hold=False, newcomers=newcomers)
 
@@ -384,12 +323,12 @@ class Server:
 
     def _between_rounds(self) -> None:
         """Refuse to go on while a round is open, and forget what one has left that was dropped."""
-        self._openings.require_none(self.round_number)
+        self._round_lock.require_none(self.round_number)
         self._state.abandon()
 
     def _open(self, fold: int, *, may_hold: bool, newcomers: Coming = ()) -> Round:
         self._state.store.prefetch(())  # raises where the store is closed
         make = partial(Round, self._settings, self._state, fold=fold, may_hold=may_hold)
-        opened = self._openings.open(self.round_number, make)
+        opened = self._round_lock.open(self.round_number, make)
         opened.begin(newcomers)
         return opened

@@ -1,18 +1,19 @@
-"""What stays the same over a server's rounds."""
+"""The settings of a server, which stay the same over its rounds."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, get_args
 
+from fedcore.aggregation.sum import Precision
 from fedcore.algorithms import Algorithm, check_table
-from fedcore.algorithms.optimizers import Optimizer
-from fedcore.algorithms.rates import Rate, as_rate
+from fedcore.algorithms.saved import check_rate, describe, next_rate, revive
+from fedcore.arguments import whole
 from fedcore.errors import RangeError, UnknownNameError
 from fedcore.layout import Layout
-from fedcore.server.description import check_rate, describe, next_rate, revive
-from fedcore.server.limits import Limits, is_integer
-from fedcore.server.sums import Precision
+from fedcore.optimizers import Optimizer
+from fedcore.rates import Rate, as_rate
+from fedcore.server.limits import Limits
 
 FOLD, FOLD_BYTES = 8, 1 << 20
 """Updates that are folded in one pass: so many, or as many as weigh so much."""
@@ -44,13 +45,18 @@ class Settings:
 
     @property
     def counts_steps(self) -> bool:
-        """Whether it matters how many steps a client says that it did."""
+        """Tell whether it matters how many steps a client says that it did."""
         return not self.averages_models or self.algorithm.needs_shares
+
+    @cached_property
+    def takes_squares(self) -> bool:
+        """Tell whether a step is made of the updates' squares: an optimiser's, or one whose length the method says."""
+        return self.optimizer is not None or self.algorithm.says_gamma
 
     @property
     def averages_models(self) -> bool:
-        """Whether h is x - y and gamma 1, so that the step is the plain average of the clients' models."""
-        return self.server_lr is None and self.algorithm.averages_models
+        """Tell whether h is x - y and gamma 1, so that the step is the plain average of the clients' models."""
+        return self.server_lr is None and self.algorithm.averages
 
     @classmethod
     def of(
@@ -77,7 +83,7 @@ class Settings:
         check_table(algorithm)
         _check_counts(1 if fold is None else fold, late_rounds, history_rounds)
         if server_lr is not None and not algorithm.takes_server_rate:
-            raise RangeError("server_lr: expected None, since the method's sums are lengths of models, got a rate")
+            raise RangeError(f"server_lr: expected None, since {algorithm} has no server rate, got one: leave it out")
         _check_precision(accumulate)
         settings = cls(
             algorithm=algorithm,
@@ -92,7 +98,7 @@ class Settings:
             diagnostics=bool(diagnostics),
             limits=limits,
         )
-        if limits.norm is not None and algorithm.second and settings.averages_models:
+        if limits.norm is not None and algorithm.second_vector is not None and settings.averages_models:
             raise RangeError(
                 "max_norm: expected None, since models are averaged and second vectors are none, got "
                 f"{limits.norm:g}: give a server_lr, or max_norm_ratio, which measures each by its own kind"
@@ -158,7 +164,7 @@ class Settings:
 def said_again(
     algorithm: Algorithm | None, lr: float | Rate | None, server_lr: float | Rate | None, optimizer: Optimizer | None
 ) -> dict[str, Any]:
-    """What the caller of ``Server.load`` says again, checked before the folder is looked at.
+    """The arguments that the caller of ``Server.load`` says again, checked before the folder is looked at.
 
     Raises:
         AlgorithmError, UnknownNameError, RangeError: it is not what ``Server`` takes.
@@ -179,8 +185,7 @@ def _check_counts(fold: object, late_rounds: object, history_rounds: object) -> 
         ("late_rounds", late_rounds, 0, 31),
         ("history_rounds", history_rounds, 1, 31),
     ):
-        if not is_integer(value, low, 2**bits):
-            raise RangeError(f"{name}: expected an integer in {low}..2**{bits}, got {value!r}")
+        whole(name, value, low, 2**bits)
 
 
 def _check_precision(accumulate: str) -> None:

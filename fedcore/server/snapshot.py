@@ -1,4 +1,4 @@
-"""What a server knows between two rounds, as one value: a round makes the next one, or leaves it alone."""
+"""The state of a server between two rounds, as one value: a round makes the next one, or leaves it alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -7,25 +7,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.aggregation import Counters
 from fedcore.algorithms import Algorithm
-from fedcore.algorithms.optimizers import Optimizer
-from fedcore.server.batch import Counters
+from fedcore.clients import Registry
+from fedcore.memory import copied, zeros
+from fedcore.optimizers import Optimizer
+from fedcore.server.history import History
 from fedcore.server.population import Population
-from fedcore.store import ClientStore, History, Registry
+from fedcore.store import ClientStore
+from fedcore.typing import F32, F64
 
-F32 = npt.NDArray[np.float32]
-F64 = npt.NDArray[np.float64]
 Vector = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All but the rows, which are the store's. None of its arrays is changed later, but for ``total`` and ``momentum``,
+    """All but the rows, which are the store's. None of its arrays is changed later, except ``total`` and ``momentum``,
     whose memory the round after next uses again.
 
     Attributes:
         round_number: rounds finished.
         x: float32[n], the model.
+        ahead: float32[n], what clients are sent in the place of x by methods that look ahead; else None.
         x_prev: float32[n], x_{t-1}; x_{-1} = x_0.
         past: x by round, of the rounds whose late replies still count.
         momentum: float32[n_parameters], v of the last round, which is g in the papers.
@@ -50,6 +53,12 @@ class Snapshot:
     history: History = field(default_factory=History)
     round_number: int = 0
     gamma: float = 0.0
+    ahead: F32 | None = None
+
+    @property
+    def sent(self) -> F32:
+        """float32[n], the model that clients start from."""
+        return self.x if self.ahead is None else self.ahead
 
     @classmethod
     def first(
@@ -61,23 +70,25 @@ class Snapshot:
         optimizer: Optimizer | None,
         population: Population,
     ) -> "Snapshot":
-        """What a new server knows."""
+        """The snapshot of a new server."""
         return cls(
             x=x,
             x_prev=x,
-            momentum=np.zeros(n_parameters, np.float32),
-            total=np.zeros(n_parameters) if algorithm.keeps_total else None,
+            momentum=zeros(n_parameters),
+            total=zeros(n_parameters, np.float64) if algorithm.keeps_total else None,
             moments=optimizer.start(n_parameters) if optimizer is not None else (),
             counters=counters,
             population=population,
         )
 
     def vectors(self, algorithm: Algorithm) -> dict[str, Vector]:
-        """The arrays by name, but for those that the method never reads."""
+        """The arrays by name, except those that the method never reads."""
         named: dict[str, Vector] = {"x": self.x}
+        if self.ahead is not None:
+            named["ahead"] = self.ahead
         if algorithm.direction.b:
             named["x_prev"] = self.x_prev
-        if algorithm.keeps_momentum or algorithm.placement == "client":
+        if algorithm.keeps_momentum or algorithm.rows_at_clients:
             named["momentum"] = self.momentum
         if self.total is not None:
             named["total"] = self.total
@@ -119,7 +130,7 @@ class Snapshot:
         return cls(
             x=vectors["x"],
             x_prev=vectors.get("x_prev", vectors["x"]),
-            momentum=vectors.get("momentum", np.zeros(n_parameters, np.float32)),
+            momentum=vectors.get("momentum", zeros(n_parameters)),
             total=vectors.get("total"),
             moments=tuple(moments[str(i)] for i in range(len(moments))),
             counters=under("counter/"),
@@ -129,15 +140,16 @@ class Snapshot:
             history=History({int(t): v for t, v in under("v/").items()}, references),
             round_number=int(numbers["round_number"]),
             gamma=float(numbers["gamma"]),
+            ahead=vectors.get("ahead"),
         )
 
 
 def vectors_of(store: ClientStore) -> dict[str, Vector]:
-    """A server's vectors out of a store that was opened: copies, but for those that rounds never change."""
+    """A server's vectors out of a store that was opened: copies, except those that rounds never change."""
     vectors = {}
     for name in store.vector_names():
         vector = store.vector(name)
         assert vector is not None
-        vectors[name] = vector if name.startswith(("v/", "population/")) else np.array(vector)
+        vectors[name] = vector if name.startswith(("v/", "population/")) else copied(vector)
         vectors[name].flags.writeable = name == "total" or name == "momentum"
     return vectors

@@ -1,4 +1,4 @@
-"""What a client sends back, and its vectors as the kernels take them."""
+"""The update that a client sends back, and its vectors as the kernels take them."""
 
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
@@ -7,12 +7,13 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.errors import ArrayError, DtypeError, ShapeError
+from fedcore.clients import ClientId
+from fedcore.errors import ArrayError, DtypeError, RangeError, ShapeError
 from fedcore.layout import Layout
-from fedcore.store import ClientId
+from fedcore.memory import copied
+from fedcore.representation import shown
 
 Kind = Literal["model", "delta", "gradient"]
-KINDS: tuple[str, ...] = get_args(Kind)
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 CPU = 1  # in DLPack
 
@@ -22,9 +23,9 @@ class Update(NamedTuple):
 
     Attributes:
         client: a registered id.
-        y: float32[n] in CPU memory, or a model that the server's layout fits. By ``kind``: the client's model after
-            its local steps, its difference y - x, or the mean gradient of its steps (float32[n_parameters]).
-        steps: K_i, the local steps that the client really did.
+        model: y, the client's model after its local steps: float32[n] in CPU memory, or a model that the server's
+            layout fits. Or, in its place, exactly one of ``delta`` and ``gradient``.
+        steps: K_i, the local steps that the client really did; 0, which nobody did, is refused.
         examples: n_i, its number of examples.
         lr: eta_i, the rate of its steps, or their mean where the rate changes from step to step; None for the rate that
             was broadcast. Another one needs ``Server(own_rates=True)``.
@@ -33,22 +34,47 @@ class Update(NamedTuple):
         count: how many times the client was drawn (sampling with replacement).
         round: the round whose x the client started from; None for the open one. An earlier one is a late reply, which
             is measured against the x of then (``Server(late_rounds=)``).
-        kind: what ``y`` is.
-        keep: the caller promises not to change ``y`` until the round is finished, so that the round may hold it and
-            fold several updates in one pass. ``bytes``, and arrays over ``bytes``, are held without the promise; any
+        delta: the difference y - x, in the forms of a model.
+        gradient: float32[n_parameters], the mean gradient of the client's steps.
+        keep: the caller promises not to change the vectors until the round is finished, so that the round may hold them
+            and fold several in one pass. ``bytes``, and arrays over ``bytes``, are held without the promise; any
             other buffer is folded at once and may then be used again.
     """
 
     client: ClientId
-    y: Any
-    steps: int
+    model: Any = None
+    steps: int = 0
     examples: int = 1
     lr: float | None = None
     control: Any = None
     count: int = 1  # type: ignore[assignment]  # in the place of tuple.count, which nobody misses
     round: int | None = None
-    kind: Kind = "model"
+    delta: Any = None
+    gradient: Any = None
     keep: bool = False
+
+    def __repr__(self) -> str:
+        usual = self._field_defaults
+        told = {name: value for name, value in self._asdict().items() if value is not usual.get(name, self)}
+        return f"Update({', '.join(f'{name}={shown(value)}' for name, value in told.items())})"
+
+    @property
+    def sent(self) -> tuple[Kind, Any]:
+        """The one of the three that came, under its name."""
+        if self.delta is not None:
+            return "delta", self.delta
+        return ("model", self.model) if self.gradient is None else ("gradient", self.gradient)
+
+    def check_one(self) -> None:
+        """Refuse what is more than one of the three; none of them is a model that did not come.
+
+        Raises:
+            RangeError: it is more.
+        """
+        if self.delta is not None or self.gradient is not None:
+            given = [name for name in get_args(Kind) if getattr(self, name) is not None]
+            if len(given) > 1:
+                raise RangeError(f"model, delta, gradient: expected one of them, got {' and '.join(given)}")
 
 
 def held_together(updates: Iterable[Update], most: int) -> Iterator[list[Update]]:
@@ -64,27 +90,28 @@ def held_together(updates: Iterable[Update], most: int) -> Iterator[list[Update]
 
 
 def read_vector(update: Update, layout: Layout, *, apart: bool) -> tuple[Any, bool]:
-    """An update's y, and whether nobody can change it: either it was made here, or its memory is read-only for good.
+    """Read what an update sent; say whether nobody can change it: made here, or of memory that is read-only for good.
 
     It is one vector or, if y is a model of named tensors, a list of them in the layout's order; views of the client's
-    memory, but where no float32 may lie, as the payload of a message can.
+    memory, except where no float32 may lie, as the payload of a message can.
 
     Args:
         apart: whether tensors may stay apart; otherwise they are copied into one vector.
 
     Raises:
-        FedcoreError: y has the wrong type, dtype, shape or names.
+        FedcoreError: it has the wrong type, dtype, shape or names.
     """
-    n = layout.n_parameters if update.kind == "gradient" else layout.n
+    kind, y = update.sent
+    n = layout.n_parameters if kind == "gradient" else layout.n
     one_tensor = layout.slices[0].shape if len(layout.slices) == 1 else None
-    vector = as_vector("y", update.y, n, one_tensor)
+    vector = as_vector(kind, y, n, one_tensor)
     if vector is None:
         if not apart:
-            return layout.flatten(update.y), True
-        pieces = layout.pieces(update.y)
+            return layout.flatten(y), True
+        pieces = layout.pieces(y)
         return pieces, all(is_immutable(piece) for piece in pieces)
     if isinstance(vector, np.ndarray) and not vector.flags.aligned:
-        return vector.copy(), True
+        return copied(vector), True
     return vector, is_immutable(vector)
 
 
@@ -134,9 +161,10 @@ def in_float32(y: Any) -> npt.NDArray[np.float32]:
 
 def read_counters(update: Update, layout: Layout) -> dict[str, npt.NDArray[np.integer[Any]]]:
     """An update's integer counters; none from a flat vector, a difference or a gradient, which say nothing of them."""
-    if not layout.counters or update.kind != "model" or isinstance(update.y, bytes | bytearray | memoryview):
+    kind, y = update.sent
+    if not layout.counters or kind != "model" or isinstance(y, bytes | bytearray | memoryview):
         return {}
-    return {} if hasattr(update.y, "__dlpack__") else layout.read_counters(update.y)
+    return {} if hasattr(y, "__dlpack__") else layout.read_counters(y)
 
 
 def _from_buffer(name: str, y: bytes | bytearray | memoryview, n: int) -> npt.NDArray[np.float32]:
@@ -167,7 +195,7 @@ def bytes_of(y: Any) -> int:
 
 
 def is_immutable(y: Any) -> bool:
-    """Whether nobody can change the memory: the chain of what y is a view of ends in bytes."""
+    """Tell whether nobody can change the memory: the chain of what y is a view of ends in bytes."""
     base: Any = y
     while isinstance(base, np.ndarray | memoryview):
         base = base.base if isinstance(base, np.ndarray) else base.obj

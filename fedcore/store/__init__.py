@@ -1,9 +1,7 @@
-"""State that belongs to clients: their rows, and what the rows refer to."""
+"""State that belongs to clients: one row each, and the vectors that go with the rows."""
 
 from fedcore.store.checksum import checksums
 from fedcore.store.client_store import ClientStore
-from fedcore.store.history import History
-from fedcore.store.registry import ClientId, Registry
 from fedcore.store.session import Durability
 
-__all__ = ["ClientId", "ClientStore", "Durability", "History", "Registry", "checksums"]
+__all__ = ["ClientStore", "Durability", "checksums"]

@@ -1,10 +1,10 @@
-"""What memory becomes once a commit counts: worked out before the commit, so that hardly anything can fail after it."""
+"""The changes in memory once a commit counts: worked out before the commit, so that hardly anything fails after it."""
 
 from collections.abc import Iterable
 
 from fedcore.store.content import Content
-from fedcore.store.index import RowEntries
-from fedcore.store.vectors import Place, Table
+from fedcore.store.files.index import RowEntries
+from fedcore.store.named_vectors import Place, Table
 
 _AT_ONCE = 0
 

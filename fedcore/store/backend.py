@@ -1,9 +1,12 @@
-"""Which implementation the store's faces call."""
+"""The implementation that the faces of this room call."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-from fedcore import _core
-from fedcore.runtime import ON_REFERENCE
+from fedcore.native import ON_REFERENCE
+from fedcore.native import core as implementation
 from fedcore.store import reference
 
-implementation: Any = reference if ON_REFERENCE else _core
+if ON_REFERENCE and not TYPE_CHECKING:
+    implementation = reference
+
+__all__ = ["implementation"]

@@ -1,12 +1,11 @@
 """Checksums: whether stored bytes are still what was written."""
 
-from operator import index
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.errors import RangeError
+from fedcore.arguments import whole
 from fedcore.store.backend import implementation
 
 BLOCK = 1 << 20  # bytes
@@ -37,11 +36,5 @@ def checksums(buffer: Any, block: int = BLOCK) -> npt.NDArray[np.uint64]:
     >>> checksums(b"fedcore"), checksums(b"fedcorf")
     (array([9472247094406915468], dtype=uint64), array([15834520062922671200], dtype=uint64))
     """
-    try:
-        block = index(block)
-    except TypeError:
-        raise RangeError(f"block: expected an int in 1 .. 2^63 - 1, got {block!r}") from None
-    if not 1 <= block < 2**63:
-        raise RangeError(f"block: expected an int in 1 .. 2^63 - 1, got {block}")
-    sums: npt.NDArray[np.uint64] = implementation.checksum(buffer, block)
+    sums: npt.NDArray[np.uint64] = implementation.checksum(buffer, whole("block", block, 1, 2**63 - 1))
     return sums

@@ -6,17 +6,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
+from fedcore.arguments import whole
+from fedcore.clients.registry import ClientId, Registry
 from fedcore.errors import RangeError, StoreError
 from fedcore.store.committed_rows import CommittedRows
 from fedcore.store.content import Content
-from fedcore.store.folder import Folder
-from fedcore.store.head import state_text
-from fedcore.store.making import draft
-from fedcore.store.registry import ClientId, Registry
+from fedcore.store.files.atomic_folder import draft
+from fedcore.store.files.index_head import state_text
+from fedcore.store.files.store_folder import Folder
 from fedcore.store.row_format import Codec, Row, RowFormat
-from fedcore.store.saving import save
 from fedcore.store.session import Durability, Medium, Session, require_names
 
 
@@ -136,7 +134,7 @@ class ClientStore(CommittedRows):
         self.durability: Durability = durability
         self._content, self._folder = content, content.folder
         self._session = Session(content, durability, resident_rows)
-        self._journal, self._residency = self._session.journal, self._session.residency
+        self._commits, self._residency = self._session.commits, self._session.residency
 
     def stage(self, client: object, round: int | None = None) -> Row:
         """A slot, float32[n] or Codes of undefined content, that becomes the client's row at ``commit``.
@@ -177,7 +175,7 @@ class ClientStore(CommittedRows):
         Args:
             round: 0..2**63 - 1.
             vectors: arrays of numbers by name, all that there are from now on; None leaves them as they are. They are
-                copied, but for what ``vector`` returned, which stays where it is.
+                copied, except what ``vector`` returned, which stays where it is.
             state: what JSON can hold; None leaves it as it is.
 
         Raises:
@@ -189,25 +187,23 @@ class ClientStore(CommittedRows):
             then for the index.
         """
         self._session.require_right()
-        if isinstance(round, bool) or not isinstance(round, int | np.integer) or not 0 <= round < 2**63:
-            raise RangeError(f"round: expected an int in 0..2**63 - 1, got {round!r}")
-        self._journal.commit(int(round), vectors, state_text(state))
-        self._session.rest()
+        self._commits.commit(whole("round", round, 0, 2**63 - 1), vectors, state_text(state))
+        self._session.after_commit()
 
     def checkpoint(self) -> None:
         """Make everything that was committed safe, where durability="checkpoint"; elsewhere it is already."""
         self._session.require_right()
-        self._journal.publish()
+        self._commits.publish()
 
     @property
     def commits(self) -> int:
-        """How many commits, checkpoints and compactions of this object count: it grows as soon as one does."""
-        return self._journal.commits
+        """The number of commits, checkpoints and compactions of this object count: it grows as soon as one does."""
+        return self._commits.count
 
     @property
     def is_ahead(self) -> bool:
-        """Whether clients arrived or departed since the last commit."""
-        return self._journal.is_ahead
+        """Tell whether clients arrived or departed since the last commit."""
+        return self._commits.is_ahead
 
     def add(self, client: ClientId) -> None:
         """Register a client that arrives; the folder knows it with the next commit, checkpoint or close.
@@ -228,7 +224,7 @@ class ClientStore(CommittedRows):
             UnknownClientError, RangeError: as ``add``.
         """
         self._session.require_writer()
-        return self._journal.arrive(list(clients))
+        return self._commits.arrive(list(clients))
 
     def forget(self, client: ClientId) -> None:
         """A client departs: it is registered no more, and its row goes with the next commit, checkpoint or close.
@@ -237,11 +233,11 @@ class ClientStore(CommittedRows):
             UnknownClientError: no such client is registered.
         """
         self._session.require_writer()
-        self._journal.leave(self.registry.check(client))
+        self._commits.leave(self.registry.check(client))
 
     def rollback(self) -> None:
         """Forget all that came since the last commit: staged rows, clients that arrived, and departures."""
-        self._journal.rollback()
+        self._commits.rollback()
 
     def save(
         self,
@@ -254,7 +250,7 @@ class ClientStore(CommittedRows):
 
         Args:
             path: a new or empty folder, or an older copy, which stays until the new one is there.
-            vectors, state: as for ``commit``, but for the copy alone.
+            vectors, state: as for ``commit``, except that it is for the copy alone.
 
         Raises:
             StoreError: the folder is something else, or in use, or the disk is full.
@@ -263,7 +259,7 @@ class ClientStore(CommittedRows):
         Cost: reads and writes every row once.
         """
         self._session.require_whole()
-        save(self._content, Path(path), vectors, state_text(state))
+        self._content.save(Path(path), vectors, state_text(state))
 
     def compact(self) -> None:
         """Move the highest rows to free slots and give back what is behind the last, in memory or on the disk.
@@ -277,7 +273,7 @@ class ClientStore(CommittedRows):
         self._session.require_right()
         if self._content.rows.staged:
             raise StoreError(f"compact: expected no staged rows, got {len(self._content.rows.staged)}")
-        self._journal.compact()
+        self._commits.compact()
 
     def refresh(self) -> None:
         """Let a reader see what was committed last; views that it holds may change from now on."""

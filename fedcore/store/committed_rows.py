@@ -1,4 +1,4 @@
-"""What a store shows: rows, vectors, clients, as they were committed last."""
+"""The committed content of a store: rows, vectors, clients, as they were committed last."""
 
 import json
 from collections.abc import Iterable
@@ -10,18 +10,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.clients.registry import ClientId, Registry
 from fedcore.errors import RangeError
+from fedcore.pickling import Unpicklable
+from fedcore.representation import Represented
 from fedcore.store.content import Content
-from fedcore.store.folder import Folder
+from fedcore.store.files.residency import Residency
+from fedcore.store.files.store_folder import Folder
 from fedcore.store.info import StoreInfo, info
-from fedcore.store.registry import ClientId, Registry
-from fedcore.store.residency import Residency
 from fedcore.store.row_format import Codec, Row
 from fedcore.store.session import Medium, Session
 
 
-class CommittedRows:
+class CommittedRows(Represented, Unpicklable):
     """The reading half of a ``ClientStore``: nothing here changes a row, a vector or who is registered."""
+
+    _instead = "write it by ClientStore.save(path), and read it by ClientStore.open(path)"
 
     _content: Content
     _folder: Folder | None
@@ -40,12 +44,12 @@ class CommittedRows:
 
     @property
     def codec(self) -> Codec:
-        """How a row is stored."""
+        """The format of a stored row."""
         return self._content.form.codec
 
     @property
     def medium(self) -> Medium:
-        """Where the rows lie."""
+        """The medium of the rows."""
         return "ram" if self._folder is None else "mmap"
 
     @property
@@ -55,7 +59,7 @@ class CommittedRows:
 
     @property
     def readonly(self) -> bool:
-        """Whether it was opened to read beside a writer."""
+        """Tell whether it was opened to read beside a writer."""
         return self._folder is not None and self._folder.readonly
 
     @property
@@ -68,8 +72,22 @@ class CommittedRows:
         """The state that was committed last, as JSON gives it back; None if there never was one."""
         return None if self._content.state is None else json.loads(self._content.state)
 
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "clients": len(self.registry),
+            "rows": len(self),
+            "n": self.n,
+            "codec": self.codec,
+            "medium": self.medium,
+            "path": None if self.path is None else str(self.path),
+            "round": self.round,
+        }
+
+    def _in_files(self) -> bool:
+        return self.medium == "mmap"
+
     def __len__(self) -> int:
-        """How many clients have a row."""
+        """The number of clients with a row."""
         return self._content.rows.written
 
     def row(self, client: object) -> Row | None:
@@ -160,7 +178,7 @@ class CommittedRows:
             self._session.background.read_ahead([slot for slot in slots if slot])
 
     def info(self) -> StoreInfo:
-        """What the store is and holds, in numbers."""
+        """The store's form and content, in numbers."""
         self._session.require_open()
         return info(self._content)
 

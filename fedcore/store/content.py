@@ -1,20 +1,23 @@
-"""What a store holds: rows, vectors, clients, and the round and state that go with them."""
+"""The content of a store: rows, vectors, clients, and the round and state that go with them."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedcore.errors import CorruptionError
-from fedcore.store.folder import Folder
-from fedcore.store.index import RowEntries
-from fedcore.store.registry import Registry
+from fedcore.clients.registry import Registry
+from fedcore.errors import CorruptionError, StoreError
+from fedcore.store.files.atomic_folder import draft
+from fedcore.store.files.index import RowEntries
+from fedcore.store.files.store_folder import Folder
+from fedcore.store.files.stored_ids import StoredId, restored
+from fedcore.store.named_vectors import Vectors
 from fedcore.store.row_format import RowFormat
-from fedcore.store.rows import Rows
+from fedcore.store.row_table import Rows
 from fedcore.store.slots import Slots
-from fedcore.store.stored_ids import StoredId, restored
-from fedcore.store.vectors import Vectors
 
 _MOST_CUT = 1 << 44
 """Bytes that a file of rows can lack: of what was cut off a smaller one, each row is named when it is read."""
@@ -71,7 +74,7 @@ class Content:
         self.rows.trusted[number] = True
 
     def problem(self, number: int) -> str | None:
-        """What is wrong with a row, which is read, or None."""
+        """The fault in a row, which is read, or None."""
         slots, slot = self.rows.slots, self.rows.slot_of(number)
         damage = None if self.folder is None else slots.damage(slot, int(self.rows.seal[number]))
         if damage is None:
@@ -79,7 +82,7 @@ class Content:
         return f"{slots.where}: the row of client {self.registry.id_of(number)!r} (slot {slot}) is damaged: {damage}"
 
     def problems(self) -> list[str]:
-        """What is wrong with anything, all of which is read."""
+        """The faults in the content, all of which is read."""
         if self.folder is None:
             return []
         found = [f"{self.folder.index.path}: {line}" for line in self.folder.index.check()]
@@ -125,6 +128,24 @@ class Content:
         other.vectors.accept(other.vectors.after(*other.vectors.propose(vectors), lambda _: 0))
         other.round, other.state = self.round, self.state
         return entries
+
+    def save(self, path: Path, vectors: Mapping[str, Any] | None, state: str | None) -> None:
+        """Write a named copy to a folder, without the slots that are free.
+
+        Args:
+            path: the folder: new, empty, or an older copy.
+            vectors, state: in place of the content's own, where they are not None.
+        """
+        if self.folder is not None and path.resolve() == self.folder.path.resolve():
+            raise StoreError(
+                f"{path}: expected another folder than the store's own, which every commit writes, got that one"
+            )
+        with draft(path, self.form, self.registry, replacing=True) as folder:
+            copy = Content.read(folder)
+            entries = self.copy_to(copy, vectors)
+            state = self.state if state is None else state
+            head = replace(folder.head, round=self.round, state=state, vectors=copy.vectors.table)
+            folder.publish(head, entries, (), ())
 
     def _take_over(self, folder: Folder, rows: RowEntries) -> None:
         head = folder.head

@@ -1,4 +1,4 @@
-"""Where slots lie: how far one is from the next, where the first begins in a file, how many are mapped at a time."""
+"""The places of slots: how far one is from the next, where the first begins in a file, how many a map takes."""
 
 from dataclasses import dataclass
 from math import gcd
@@ -17,7 +17,7 @@ GRAINS = {1: 4 << 10, 2: 64 << 10}
 
 @dataclass(frozen=True)
 class Geometry:
-    """How slots of one size lie.
+    """The places of slots of one size.
 
     Attributes:
         sums_at: bytes from a slot's beginning to the checksums of its blocks, behind the payload.

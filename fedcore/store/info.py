@@ -1,4 +1,4 @@
-"""What a store is and holds, in numbers."""
+"""A store's form and content, in numbers."""
 
 import json
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from fedcore.store.content import Content
-from fedcore.store.folder import Folder
+from fedcore.store.files.store_folder import Folder
 from fedcore.store.geometry import VERSION
 
 
 @dataclass(frozen=True)
 class StoreInfo:
-    """What ``ClientStore.info`` returns.
+    """The result of ``ClientStore.info``.
 
     Attributes:
         path: the folder; None for a store in memory.

@@ -7,12 +7,12 @@ import numpy as np
 
 from fedcore.errors import CorruptionError
 from fedcore.store.content import Content
-from fedcore.store.folder import Folder
+from fedcore.store.files.store_folder import Folder
 
 
 @dataclass(frozen=True)
 class Remains:
-    """What is left of a store.
+    """The remains of a store.
 
     Attributes:
         commit, round: of the last commit that is there.
@@ -27,10 +27,10 @@ class Remains:
 
 
 def look(path: Path) -> Remains:
-    """What is left of the store in a folder, all of which is read; nothing is changed.
+    """The remains of the store in a folder, all of which is read; nothing is changed.
 
     Raises:
-        StoreError, CorruptionError: as ``ClientStore.open``, but for a loss of commits.
+        StoreError, CorruptionError: as ``ClientStore.open``, except a loss of commits.
     """
     folder = Folder(path, readonly=True, durable=False, lossy=True)
     try:

@@ -1,4 +1,4 @@
-"""How a row lies in a slot's bytes."""
+"""The format of a row in a slot's bytes."""
 
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -8,6 +8,7 @@ import numpy.typing as npt
 from fedcore.errors import RangeError, UnknownNameError
 from fedcore.kernels import Codes, dequantise
 from fedcore.kernels.quantise import BLOCK
+from fedcore.memory import Recycled, zeros
 from fedcore.store.geometry import LINE, padded
 from fedcore.store.slots import Memory
 
@@ -41,6 +42,7 @@ class RowFormat:
         self.n = int(n)
         self._codes = self.n * np.dtype(_CODES[codec]).itemsize
         self._scales_at = padded(self._codes, LINE)
+        self._decoded = Recycled(self.n)
         self.payload = self._scales_at + 4 * -(-self.n // BLOCK) if codec == "int8" else self._codes
 
     def row(self, memory: Memory) -> Row:
@@ -54,5 +56,10 @@ class RowFormat:
     def decoded(self, row: Row | None) -> npt.NDArray[np.float32]:
         """A copy of what a row stands for, float32[n]; zeros for None."""
         if row is None:
-            return np.zeros(self.n, np.float32)
-        return np.asarray(dequantise(row)) if isinstance(row, Codes) else row.copy()
+            return zeros(self.n)
+        vector = self._decoded.take()
+        if isinstance(row, Codes):
+            dequantise(row, vector)
+        else:
+            vector[:] = row
+        return vector

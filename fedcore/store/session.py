@@ -7,11 +7,11 @@ from typing import Literal, get_args
 from weakref import finalize
 
 from fedcore.errors import LockedError, StoreError, UnknownNameError
-from fedcore.store.background import Background
+from fedcore.store.commits import Commits
 from fedcore.store.content import Content
-from fedcore.store.folder import Folder
-from fedcore.store.journal import Journal
-from fedcore.store.residency import Residency
+from fedcore.store.files.read_ahead import DiskThread
+from fedcore.store.files.residency import Residency
+from fedcore.store.files.store_folder import Folder
 
 _log = logging.getLogger("fedcore.store")
 
@@ -41,9 +41,9 @@ class Session:
 
     def __init__(self, content: Content, durability: Durability, resident_rows: int | None) -> None:
         self.content, self.folder = content, content.folder
-        self.journal = Journal(content, every_commit=durability != "checkpoint")
+        self.commits = Commits(content, every_commit=durability != "checkpoint")
         self._write_back = durability == "checkpoint"  # else commits wait for their writing, or nobody ever does
-        self.background = None if self.folder is None else Background(self.folder.rows)
+        self.background = None if self.folder is None else DiskThread(self.folder.rows)
         self.residency = None if self.folder is None else Residency(self.folder.rows, resident_rows)
         self._process = os.getpid()
         self._closed = False
@@ -72,13 +72,13 @@ class Session:
     def require_right(self) -> None:
         """Raise a StoreError unless the store can be written to, and by nobody else: before slots are written."""
         self.require_writer()
-        self.journal.require_right()
+        self.commits.require_right()
 
     def require_whole(self) -> None:
         """Raise a StoreError if what is in memory may be no commit."""
         self.require_open()
-        if self.journal.broken is not None:
-            raise StoreError(f"{self._name}: {self.journal.broken}: open it again")
+        if self.commits.broken is not None:
+            raise StoreError(f"{self._name}: {self.commits.broken}: open it again")
 
     def refresh(self) -> None:
         """Let a reader see what was committed last."""
@@ -86,8 +86,8 @@ class Session:
         if self.folder is not None and self.folder.readonly:
             self.content.refresh(self.folder)
 
-    def rest(self) -> None:
-        """What there is to do after a commit."""
+    def after_commit(self) -> None:
+        """Evict surplus rows and start writing back, after a commit."""
         with suppress(OSError, RuntimeError, MemoryError):  # the commit counts, and these only make others quicker
             if self.residency is not None:
                 self.residency.trim()
@@ -118,7 +118,7 @@ class Session:
         if self.folder is not None and self._finalizer is not None and not self._closed:
             if self.background is not None:
                 self.background.close()
-            if not self.folder.readonly and self.journal.broken is None and self._process == os.getpid():
+            if not self.folder.readonly and self.commits.broken is None and self._process == os.getpid():
                 self._publish(self.folder)
             self._finalizer()
         self._closed = True
@@ -126,12 +126,12 @@ class Session:
     def _publish(self, folder: Folder) -> None:
         """Leave the folder as it was committed last, and no longer than it needs to be."""
         try:
-            self.journal.require_right()
+            self.commits.require_right()
         except LockedError:
-            if self.journal.is_behind:
+            if self.commits.is_behind:
                 raise
             return  # nothing is lost, and the files are somebody else's
-        self.journal.publish()
+        self.commits.publish()
         folder.trim()
 
     @property
@@ -150,7 +150,7 @@ class Session:
         self.content.refresh(folder)
 
 
-def _end(background: Background | None, folder: Folder) -> None:
+def _end(background: DiskThread | None, folder: Folder) -> None:
     if background is not None:
         background.close()
     folder.close()

@@ -47,12 +47,12 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """How many slots below ``high`` nobody needs, or will not when readers have gone on."""
+        """The number of slots below ``high`` that nobody needs, or will not when readers have gone on."""
         return len(self._free) + self.waiting
 
     @property
     def waiting(self) -> int:
-        """How many of them readers may still look at."""
+        """The number of them that readers may still look at."""
         return sum(len(slots) for _, slots in self._retired)
 
     def memory(self, slot: int) -> Memory:
@@ -85,7 +85,7 @@ class Slots:
             self.give(self._retired.popleft()[1])
 
     def has_free_below(self, slot: int) -> bool:
-        """Whether ``take`` would return a lower slot than this one."""
+        """Tell whether ``take`` would return a lower slot than this one."""
         return bool(self._free) and self._free[0] < slot
 
     def shrink(self) -> None:
@@ -127,7 +127,7 @@ class Slots:
         return folded(sums)
 
     def damage(self, slot: int, seal: int) -> str | None:
-        """What is wrong with a slot that was sealed so, or None."""
+        """The damage of a slot that was sealed so, or None."""
         whole = self._whole(slot)
         found = checksums(whole[: self.payload], BLOCK)
         if folded(found) == seal:

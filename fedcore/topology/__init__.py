@@ -1,4 +1,4 @@
-"""Who mixes with whom in a network without a server, and by which weights."""
+"""Topologies: who mixes with whom in a network without a server, and by which weights."""
 
 from fedcore.topology.topology import NAMES, Topology
 

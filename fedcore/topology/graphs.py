@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 from math import isqrt
-from numbers import Real
 from typing import Any
 
 import numpy as np
 
+from fedcore.arguments import real, whole
 from fedcore.errors import MissingDependencyError, RangeError
 from fedcore.sampling import bernoulli
-from fedcore.sampling.arguments import whole
 
 MOST_NODES = 2**14
 """W is dense: 2 GiB at this number."""
@@ -29,7 +28,7 @@ def networkx() -> Any:
 
 
 def complete(nodes: int) -> tuple[Any, str]:
-    """Everybody next to everybody."""
+    """The graph in which everybody is next to everybody."""
     return networkx().complete_graph(_count(nodes)), f"complete(nodes={nodes})"
 
 
@@ -58,8 +57,7 @@ def torus(nodes: int, rows: int | None = None) -> tuple[Any, str]:
 
 def erdos_renyi(nodes: int, probability: float, seed: int = 0) -> tuple[Any, str]:
     """Each pair is next to each other with the given probability, independently."""
-    if not isinstance(probability, Real) or not 0 <= probability <= 1:
-        raise RangeError(f"probability: expected a number in [0, 1], got {probability!r}")
+    real("probability", probability, "[0, 1]")
     first, second = np.triu_indices(_count(nodes), 1)
     drawn = bernoulli(len(first), float(probability), seed=seed, round=0, purpose="topology: erdos-renyi")
     graph = networkx().empty_graph(nodes)

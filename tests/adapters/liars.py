@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from fedcore.adapters.order import beyond_plain_steps
+from fedcore.local_rules import Sgd
 from tests.server import liars
 from tests.server.liars import LIAR, LIES, LR, METHODS, MODEL, OPTIONS, N, bound, distance, federation, is_refused, made
 
@@ -34,7 +35,7 @@ def said(method, kind, told, sent, offset, client):
 
 def plain(round):
     """What a client of plain steps knows without being told."""
-    return SimpleNamespace(round=round, lr=LR, a=1.0, b=0.0, mu=0.0, second=False, local_rule="sgd")
+    return SimpleNamespace(round=round, lr=LR, a=1.0, b=0.0, mu=0.0, second=False, local_rule=Sgd())
 
 
 def options(kind):

@@ -1,23 +1,44 @@
 """Every method of the registry, and every field of what it orders its clients to do: none may be lost on a wire."""
 
-import numpy as np
-
 from fedcore.algorithms import (
     MBSTORM,
     REGISTRY,
     SCAFFOLD,
     SCAFFOLDM,
     SCAFFOLDMVR,
+    Algorithm,
+    Direction,
     FedProx,
     FlexibleFedAvg,
+    Linear,
     LocalDescent,
     MimiC,
+    Step,
     named,
 )
-from fedcore.algorithms.rates import InverseStep
+from fedcore.assignment import NUMBERS
+from fedcore.rates import InverseStep
+from tests.local_rules.outsider import Share
+from tests.outsiders.house.mine.methods import FedACG
+
+
+class Everything(Algorithm):
+    """A method that sets every field of what it orders to something that it is not by itself."""
+
+    direction = Direction(a=0.5, b=0.25, mu=0.125, from_mean=0.5, from_momentum=0.75)
+    local_rule = Share(0.25)
+    placement = "client"
+    second_vector = "words of one's own"
+    keeps_total = True
+    needs_plain_steps = True
+
+    def step(self, cohort):
+        return Step(v=Linear(A=1 / cohort.S), T=Linear(T=1, B=1))
+
 
 ORDERS = {
     **{name: named(name) for name in REGISTRY},
+    "FedACG": FedACG(lam=0.5),
     "FlexibleFedAvg": FlexibleFedAvg(local_steps=5),
     "FedProx, mu 0": FedProx(mu=0.0),
     "MBSTORM, beta 1": MBSTORM(beta=1.0),
@@ -28,26 +49,16 @@ ORDERS = {
     "SCAFFOLD, rows on clients": SCAFFOLD(placement="client"),
     "SCAFFOLDM, rows on clients": SCAFFOLDM(placement="client"),
     "SCAFFOLDMVR, rows on clients": SCAFFOLDMVR(placement="client"),
+    "everything": Everything(),
 }
 PLAIN = ["FedAvg", "MIFA", "MimiC", "FlexibleFedAvg", "LocalDescent", "FedProx, mu 0", "MimiC, units update"]
+PLAIN += ["FedVARP", "FedStale", "FedNova", "FedExP"]
 """Those whose clients do nothing but steps along their gradients, so that a wire may carry the model alone."""
 OF_STEPS = InverseStep(mu=1.0, alpha=3.0, E=4)
 
-CROSS = {"round", "lr", "a", "b", "mu", "second_vector", "local_rule", "placement", "plain"}
-VECTORS = {"x", "x_prev", "_offset"}
-ELSEWHERE = {
-    "ids": "the address",
-    "bytes": "the server's own",
-    "direction": "a, b, mu and the offset",
-    "has_offset": "its presence",
-}
-REFUSED = {"lr_of_step"}
+CROSS = {*NUMBERS}
 
 
 def assert_crossed(sent, client, got):
-    """``got``: what the client found, by the names of a Broadcast, with its vectors "offset" and "x_prev"."""
-    assert {name: got[name] for name in CROSS} == {name: getattr(sent, name) for name in CROSS}
-    for name, due in (("offset", sent.offset(client) if sent.has_offset else None), ("x_prev", sent.x_prev)):
-        assert (got[name] is None) == (due is None), name
-        if due is not None:
-            np.testing.assert_array_equal(got[name], due, err_msg=name)
+    """``got``: the assignment that the client found."""
+    assert got == sent.of(client)

@@ -1,7 +1,7 @@
 import numpy as np
 
 from fedcore import ClientStore
-from fedcore.adapters.opening import newcomers, open_server
+from fedcore.adapters.open_server import newcomers, open_server
 
 X0 = {"w": np.arange(4, dtype=np.float32)}
 
@@ -15,7 +15,7 @@ def test_a_job_killed_before_its_server_began_is_begun_anew(tmp_path):
     server.close()
     again = open_server("MIFA", X0, ["c"], store=f"mmap:{tmp_path / 'rows'}", lr=0.1)
     assert again.round_number == 1
-    assert list(again.store.registry) == ["a", "b", "c"]
+    assert list(again.clients) == ["a", "b", "c"]
     again.close()
 
 

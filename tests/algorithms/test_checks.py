@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedcore import Server, Update, algorithms
-from fedcore.algorithms import MEAN_GRADIENT, Algorithm, Direction, Step, check_table
+from fedcore.algorithms import MEAN_GRADIENT, Algorithm, Direction, Linear, Step, Terms, check_table
 from fedcore.errors import AlgorithmError, RangeError, UnknownNameError
 from tests.algorithms import outsiders
 from tests.server.rounds import METHODS, made
@@ -17,7 +17,7 @@ def server_of(algorithm, **options):
     return Server(algorithm, np.zeros(4, np.float32), clients=3, lr=0.1, **options)
 
 
-def method(entries, step=lambda self, cohort: Step(from_sum=1 / cohort.S), **more):
+def method(entries, step=lambda self, cohort: Step(v=Linear(A=1 / cohort.S)), **more):
     """An algorithm with these entries."""
     return type("Mine", (Algorithm,), dict(entries, step=step, **more))()
 
@@ -35,14 +35,24 @@ def test_so_are_methods_that_nobody_has_seen(name):
 @pytest.mark.parametrize(
     ("entries", "error", "message"),
     [
-        (dict(adds="median"), UnknownNameError, "Mine.adds: 'median' is unknown"),
-        (dict(adds="h-r"), UnknownNameError, "Mine.adds: 'h-r' is unknown; did you mean 'h - r'"),
-        (dict(adds=None), UnknownNameError, "Mine.adds: None is unknown"),
+        (dict(anchor="v"), UnknownNameError, r"Mine.anchor: 'v' is unknown \(known: offset, v"),
+        (dict(unit="models"), UnknownNameError, "Mine.unit: 'models' is unknown; did you mean 'model'"),
+        (dict(adds="h - r"), AlgorithmError, "Mine.adds: expected Terms of finite numbers, got 'h - r'"),
+        (dict(adds=(1, 0, 0, 0)), AlgorithmError, "Mine.adds: expected Terms of finite numbers"),
+        (dict(row=Terms(h=np.nan)), AlgorithmError, "Mine.row: expected Terms of finite numbers"),
+        (dict(row=Terms(h=True)), AlgorithmError, "Mine.row: expected Terms of finite numbers"),
+        (dict(row=Terms(row=1)), AlgorithmError, "Mine.row: expected a form over h, r and q"),
+        (dict(adds=Terms(h=1, r=-1)), AlgorithmError, "Mine.adds: expected h alone, since y makes no row"),
+        (dict(sums_changes=True), AlgorithmError, "Mine.sums_changes: expected False, since there are no rows"),
         (dict(placement="nowhere"), UnknownNameError, "Mine.placement: 'nowhere' is unknown"),
-        (dict(second=True), AlgorithmError, "Mine.second: expected None, or what clients send .* got True"),
-        (dict(second=""), AlgorithmError, "Mine.second: expected None, or what clients send .* got ''"),
+        (
+            dict(second_vector=True),
+            AlgorithmError,
+            "Mine.second_vector: expected None, or .* got True",
+        ),
+        (dict(second_vector=""), AlgorithmError, "Mine.second_vector: expected None, or what clients send .* got ''"),
         (dict(keeps_total=1), AlgorithmError, "Mine.keeps_total: expected True or False, got 1"),
-        (dict(local_rule=None), AlgorithmError, "Mine.local_rule: expected the name of a local rule, got None"),
+        (dict(local_rule=None), AlgorithmError, r"Mine\.local_rule: expected a LocalRule"),
         (dict(direction={"a": 1}), AlgorithmError, "Mine.direction: expected a Direction of finite numbers, got {"),
         (
             dict(direction=Direction(mu=np.nan)),
@@ -56,10 +66,17 @@ def test_so_are_methods_that_nobody_has_seen(name):
             AlgorithmError,
             "Mine.direction: expected from_mean = 0, since",
         ),
-        (dict(adds="raw - r", direction=Direction(a=0)), AlgorithmError, "Mine.direction: expected a != 0"),
-        (dict(adds="h - r + v[t]"), AlgorithmError, r"Mine.keeps_total: expected True beside adds = 'h - r \+ v\[t\]'"),
-        (dict(adds="h - r", second=MEAN_GRADIENT), AlgorithmError, "Mine.adds: expected 'h', since the second vector"),
-        (dict(adds="h - r", placement="client"), AlgorithmError, "Mine.adds: expected 'h', since clients keep their"),
+        (
+            dict(row=Terms(h=1), adds=Terms(row=1, q=1), anchor="v[t]"),
+            AlgorithmError,
+            r"Mine.keeps_total: expected True beside anchor = 'v\[t\]'",
+        ),
+        (
+            dict(row=Terms(h=1), second_vector=MEAN_GRADIENT),
+            AlgorithmError,
+            "Mine.row: expected no numbers, since the second vector",
+        ),
+        (dict(row=Terms(h=1), placement="client"), AlgorithmError, "Mine.row: expected no numbers, since clients keep"),
     ],
 )
 def test_a_contradiction_is_refused_by_name(entries, error, message):
@@ -72,15 +89,16 @@ def test_a_contradiction_is_refused_by_name(entries, error, message):
     [
         (0.5, "Mine.step: expected a Step, got float"),
         (None, "Mine.step: expected a Step, got NoneType"),
-        (Step(from_sum=np.inf), r"Mine.step: expected finite numbers, got Step\(from_sum=inf"),
-        (Step(from_sum="1"), "Mine.step: expected finite numbers"),
-        (
-            Step(1, from_total=0.5),
-            "Mine.step: expected from_total = 0, since keeps_total is False, got 0.5: say",
-        ),
-        (Step(1, keep_sum=1), "Mine.step: expected keep_sum = 0, since keeps_total is False"),
-        (Step(1, keep_v=1), "Mine.step: expected keep_v = 0, since keeps_total is False"),
-        (Step(1, keep_control=1), "Mine.step: expected keep_control = 0, since keeps_total is False"),
+        (Step(v=(1, 0, 0, 0, 0)), "Mine.step: expected v to be a Linear, got tuple"),
+        (Step(v=Linear(A=np.inf)), r"Mine.step: expected finite numbers, got Step\(v=Linear\(A=inf"),
+        (Step(v=Linear(A="1")), "Mine.step: expected finite numbers"),
+        (Step(v=Linear(A=1), lookahead=np.nan), "Mine.step: expected finite numbers"),
+        (Step(v=Linear(A=1), gamma=0.0), "Mine.step: expected gamma to be None or a finite number > 0, got 0.0"),
+        (Step(v=Linear(v=1)), r"Mine.step: expected v to be a form over A, B, T and g, got Linear\(v=1\)"),
+        (Step(v=Linear(A=1, T=0.5)), "Mine.step: expected no total, since keeps_total is False, got .* say"),
+        (Step(v=Linear(A=1), T=Linear(T=1, A=1)), "Mine.step: expected no total, since keeps_total is False"),
+        (Step(v=Linear(A=1), T=Linear()), "Mine.step: expected no total, since keeps_total is False"),
+        (Step(v=Linear(A=1, B=1)), "Mine.step: expected B = 0, since sums_changes is False"),
     ],
 )
 def test_a_step_that_is_none_is_refused(step, message):
@@ -89,8 +107,8 @@ def test_a_step_that_is_none_is_refused(step, message):
 
 
 def test_a_step_that_sums_second_vectors_without_any_is_refused():
-    with pytest.raises(AlgorithmError, match=r"Mine.step: expected keep_control = 0, since clients send no second"):
-        server_of(method(dict(keeps_total=True), step=lambda self, cohort: Step(1, keep_control=1)))
+    with pytest.raises(AlgorithmError, match=r"Mine.step: expected B = 0, since sums_changes is False"):
+        server_of(method(dict(keeps_total=True), step=lambda self, cohort: Step(v=Linear(A=1), T=Linear(T=1, B=1))))
 
 
 @pytest.mark.parametrize(
@@ -111,9 +129,9 @@ def test_weights_that_are_none_are_refused(weights, message):
 
 
 def test_what_is_wrong_in_some_cohorts_alone_is_told_when_it_comes():
-    late = method({}, step=lambda self, cohort: Step(from_sum=1.0, keep_sum=float(cohort.S == 3)))
+    late = method({}, step=lambda self, cohort: Step(v=Linear(A=1, T=float(cohort.S == 3))))
     weigh = method({}, weigh=lambda self, claims: claims.counts / abs(claims.steps - 5))
-    for algorithm, message in ((late, "Mine.step: expected keep_sum = 0"), (weigh, "Mine.weigh: .* got inf")):
+    for algorithm, message in ((late, "Mine.step: expected no total"), (weigh, "Mine.weigh: .* got inf")):
         server = server_of(algorithm)
         server.round([Update(i, server.x + 1, steps=6) for i in range(2)])
         x = server.x
@@ -124,8 +142,62 @@ def test_what_is_wrong_in_some_cohorts_alone_is_told_when_it_comes():
         assert server.round_number == 2
 
 
+@pytest.mark.parametrize(
+    ("step", "entry"),
+    [
+        (Step(v=Linear(A=1, g=1)), "keeps_momentum"),
+        (Step(v=Linear(A=1), gamma=0.5), "says_gamma"),
+        (Step(v=Linear(A=1), lookahead=0.5), "looks_ahead"),
+    ],
+)
+def test_what_a_later_step_reads_must_have_been_announced(step, entry):
+    """A folder keeps g, and a wire sends more than x, only of methods that are known for it."""
+    late = method({}, step=lambda self, cohort: step if cohort.S == 3 else Step(v=Linear(A=1)))
+    server = server_of(late)
+    with pytest.raises(AlgorithmError, match=f"say {entry} = True"):
+        server.round([Update(i, server.x + 1, steps=1) for i in range(3)])
+    announced = method({entry: True}, step=lambda self, cohort: step if cohort.S == 3 else Step(v=Linear(A=1)))
+    server_of(announced).round([Update(i, server.x + 1, steps=1) for i in range(3)])
+
+
+def test_a_lookahead_that_ends_is_over():
+    fading = method({}, step=lambda self, cohort: Step(v=Linear(A=1 / cohort.S), lookahead=0.5 * (cohort.S == 2)))
+    server = server_of(fading)
+    server.round([Update(i, server.x + 1, steps=1) for i in range(2)])
+    assert (server.broadcast([0]).x != server.x).all()
+    server.round([Update(0, server.x + 1, steps=1)])
+    np.testing.assert_array_equal(server.broadcast([0]).x, server.x)
+
+
+def test_rows_of_no_weight_are_in_the_total_all_the_same():
+    silent = method(
+        dict(row=Terms(h=1), adds=Terms(row=1), keeps_total=True, sums_changes=True, weighs_claims=False),
+        step=lambda self, cohort: Step(v=Linear(A=1, T=1), T=Linear(T=1, B=1)),
+        weigh=lambda self, claims: np.zeros(len(claims.steps)),
+    )
+    server = server_of(silent)
+    server.round([Update(0, server.x - 1, steps=1)])
+    assert silent.total_sums_rows
+    np.testing.assert_array_equal(server._state.snapshot.total, server.store.read(0))
+    np.testing.assert_array_equal(server.x, np.zeros(4))
+
+
+def test_an_anchor_counts_from_a_client_s_first_round():
+    """The offset that all were sent is there for who has no row yet."""
+    anchored = method(
+        dict(row=Terms(h=1), adds=Terms(row=1, r=-1, q=1), anchor="offset", keeps_total=True)
+        | dict(direction=Direction(from_mean=1)),
+        step=lambda self, cohort: Step(v=Linear(A=1 / cohort.S), T=Linear(T=1, A=1)),
+    )
+    server = server_of(anchored)
+    server.round([Update(0, server.x - 1, steps=1)])
+    c = server.broadcast([1]).offset(1)
+    server.round([Update(1, server.x - 2, steps=1)])
+    np.testing.assert_allclose(server.v, 20 + c)
+
+
 def test_a_method_that_cannot_be_tried_is_seen_when_it_is_used():
-    picky = method({}, step=lambda self, cohort: Step(from_sum={1: 1.0}[cohort.S]))
+    picky = method({}, step=lambda self, cohort: Step(v=Linear(A={1: 1.0}[cohort.S])))
     server = server_of(picky)
     assert server.round([Update(0, server.x + 1, steps=1)]).heard == (0,)
     with pytest.raises(KeyError):
@@ -137,7 +209,7 @@ class Kept(Algorithm):
         self._alpha, self.beta = alpha, beta
 
     def step(self, cohort):
-        return Step(from_sum=1 / cohort.S)
+        return Step(v=Linear(A=1 / cohort.S))
 
 
 @dataclass(frozen=True)
@@ -145,7 +217,7 @@ class Frozen(Algorithm):
     alpha: float = 0.1
 
     def step(self, cohort):
-        return Step(from_sum=1 / cohort.S)
+        return Step(v=Linear(A=1 / cohort.S))
 
 
 def test_an_option_under_another_name_is_refused():
@@ -156,16 +228,18 @@ def test_an_option_under_another_name_is_refused():
 
 def test_rows_may_be_taken_off_without_a_total():
     """A sum of differences from rows is float64 also where no total is."""
-    taken = method(dict(adds="h - r"), step=lambda self, cohort: Step(from_sum=1 / cohort.S))
+    taken = method(
+        dict(row=Terms(h=1), adds=Terms(row=1, r=-1)), step=lambda self, cohort: Step(v=Linear(A=1 / cohort.S))
+    )
     server = server_of(taken, own_rates=True)
     for _ in range(2):
-        server.round([Update(0, np.full(4, 2, np.float32), steps=1, kind="gradient", lr=1.0)])
+        server.round([Update(0, gradient=np.full(4, 2, np.float32), steps=1, lr=1.0)])
     np.testing.assert_array_equal(server.x, [-2] * 4)  # the second time h - r is zero
 
 
 def test_a_number_is_no_limit_of_models_and_gradients_at_once():
     class Both(algorithms.FedAvg):
-        second = MEAN_GRADIENT
+        second_vector = MEAN_GRADIENT
 
     with pytest.raises(RangeError, match="max_norm: expected None, since models are averaged and second vectors are"):
         server_of(Both(), max_norm=5)

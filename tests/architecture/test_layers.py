@@ -10,11 +10,26 @@ import fedcore
 ROOT = Path(fedcore.layout.__file__).parent
 
 LAYERS = [
-    {"aligned", "errors", "float_mode", "lists", "randomness", "runtime", "layout", "_core"},
-    {"kernels", "sampling", "store"},
-    {"algorithms", "participation", "topology", "state_dicts"},
+    {"_core", "errors", "typing", "reference", "native"},
+    {
+        "float_mode",
+        "arguments",
+        "interrupts",
+        "libraries",
+        "memory",
+        "pickling",
+        "randomness",
+        "registries",
+        "representation",
+        "runtime",
+        "layout",
+    },
+    {"kernels", "sampling", "clients"},
+    {"store", "local_rules", "optimizers", "rates"},
+    {"algorithms", "averaging", "participation", "theory", "topology"},
+    {"aggregation", "assignment"},
     {"server", "network", "data", "local"},
-    {"engines"},
+    {"engines", "testing"},
     {"experiment"},
     {"reports", "adapters"},
     {"cli"},
@@ -22,12 +37,14 @@ LAYERS = [
 LAYER = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 # Within a layer a room knows no other, except:
 ALLOWED = {
-    ("runtime", "errors"),
-    ("runtime", "_core"),
-    ("float_mode", "_core"),
-    ("layout", "errors"),
-    ("lists", "errors"),
-    ("store", "kernels"),
+    ("native", "_core"),
+    ("native", "reference"),
+    ("reference", "errors"),
+    ("reference", "typing"),
+    ("arguments", "float_mode"),
+    ("layout", "libraries"),
+    ("layout", "representation"),
+    ("registries", "representation"),
     ("network", "server"),
 }
 # Where an optional package may be imported at all.
@@ -84,6 +101,34 @@ def test_imports_point_down():
             assert down, f"{file.relative_to(ROOT)} (layer {LAYER[here]}) imports {name} (layer {LAYER[there]})"
 
 
+def test_no_files_import_each_other():
+    """Nor in a longer circle, wherever in a file the import stands; the doors, which gather a room's names, aside."""
+    files = {".".join(file.relative_to(ROOT.parent).with_suffix("").parts): file for file in FILES}
+    below = {name: {there for there in imports(file) if there in files} for name, file in files.items()}
+    for name, file in files.items():
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                below[name] |= {there for alias in node.names if (there := f"{node.module}.{alias.name}") in files}
+    done, circles = set(), []
+
+    def follow(name, path):
+        if name in path:
+            circles.append([*path[path.index(name) :], name])
+        elif name not in done:
+            for there in sorted(below[name]):
+                follow(there, [*path, name])
+            done.add(name)
+
+    for name in sorted(files):
+        follow(name, [])
+    assert circles == []
+
+
+def test_one_file_names_the_native_module():
+    named = {str(file.relative_to(ROOT)) for file in FILES if "fedcore._core" in set(imports(file))}
+    assert named == {"native.py"}
+
+
 def test_optional_packages_stay_in_their_rooms():
     for file in FILES:
         for name in imports(file):
@@ -106,8 +151,9 @@ def test_only_the_bindings_know_python_and_nobody_knows_the_bindings():
         "base": {"base"},
         "kernels": {"base", "kernels"},
         "sampling": {"base", "sampling"},
+        "clients": {"base", "clients"},
         "store": {"base", "kernels", "store"},
-        "bindings": {"base", "kernels", "sampling", "store", "bindings"},
+        "bindings": {"base", "kernels", "sampling", "clients", "store", "bindings"},
     }
     for file in [path for path in csrc.rglob("*") if path.suffix in {".h", ".cpp", ".inl"}]:
         here = file.relative_to(csrc).parts[0]

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from fedcore.experiment import load_preset
+from fedcore.experiment.loop import run_trial
 from fedcore.experiment.records import read
-from fedcore.experiment.trial import Trial, run_trial
+from fedcore.experiment.trial import Trial
 from fedcore.reports.summary import final
 
 PAPERS = Path(__file__).parents[2] / "bench" / "papers"

@@ -1,8 +1,8 @@
 import pytest
 
 from fedcore.data import REGISTRY, partitions
-from fedcore.experiment.division import divided
-from fedcore.experiment.loading import load_preset
+from fedcore.experiment.datasets import load_and_partition
+from fedcore.experiment.presets.loading import load_preset
 from tests.cli.command import invoke
 
 
@@ -33,7 +33,7 @@ def test_show_tells_what_a_run_deals(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     lines = fedcore("show", "quickstart", "--seed", "3").splitlines()
     assert lines[0] == "digits, shards (shards_per_client=2, distinct_classes=True), seed 3"
-    dataset, parts = divided(load_preset("quickstart"), 3)
+    dataset, parts = load_and_partition(load_preset("quickstart"), 3)
     rows = [line.split() for line in lines if line.split()[:1] and line.split()[0].isdigit() and len(line.split()) == 4]
     rows = [row for row in rows if row[0] != "1,437"]
     assert [int(row[1]) for row in rows] == [len(part) for part in parts]

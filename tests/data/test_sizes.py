@@ -52,12 +52,12 @@ def test_the_lognormal_law():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"clients": 0}, "clients: expected an int >= 1, got 0"),
-        ({"smallest": 0}, "smallest: expected an int >= 1, got 0"),
-        ({"largest": 4}, "largest: expected an int >= 5, got 4"),
-        ({"largest": 2**53}, "largest: expected an int >= 5"),
-        ({"index": 0.0}, "index: expected a number > 0, got 0.0"),
-        ({"index": float("nan")}, "index: expected a number > 0, got nan"),
+        ({"clients": 0}, "clients: expected an integer in 1..*got 0"),
+        ({"smallest": 0}, "smallest: expected an integer in 1.*got 0"),
+        ({"largest": 4}, "largest: expected an integer in 5.*got 4"),
+        ({"largest": 2**53}, "largest: expected an integer in 5.."),
+        ({"index": 0.0}, "index: expected a finite number > 0, got 0.0"),
+        ({"index": float("nan")}, "index: expected a finite number > 0, got nan"),
     ],
 )
 def test_numbers_out_of_range(arguments, message):
@@ -67,5 +67,5 @@ def test_numbers_out_of_range(arguments, message):
 
 
 def test_a_lognormal_law_needs_finite_numbers():
-    with pytest.raises(RangeError, match="mean, deviation: expected finite numbers"):
+    with pytest.raises(RangeError, match=r"(mean|deviation): expected a"):
         lognormal(3, seed=0, smallest=1, largest=9, deviation=-1.0)

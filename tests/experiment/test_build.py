@@ -4,16 +4,18 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedcore import Server, Update, algorithms
-from fedcore.algorithms import SCAFFOLD, Algorithm, Direction, FedAvg, Step, optimizers
+from fedcore import Server, Update, algorithms, optimizers
+from fedcore.algorithms import SCAFFOLD, Algorithm, Direction, FedAvg, Linear, Step
 from fedcore.engines import check_method
 from fedcore.engines.inprocess import NO_ROUND
 from fedcore.errors import ConfigError, RangeError
 from fedcore.experiment import load_preset
 from fedcore.experiment.build import build
-from fedcore.experiment.division import divided
-from fedcore.experiment.trial import Trial, run_trial
-from fedcore.local import Options, minibatches, nets
+from fedcore.experiment.datasets import load_and_partition
+from fedcore.experiment.loop import run_trial
+from fedcore.experiment.trial import Trial
+from fedcore.local import LocalOptions, nets
+from fedcore.local_rules import minibatches
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def test_batchnorm_statistics_are_averaged_and_never_corrected(norm):
     assert server.store.n == server.layout.n_parameters
     for cohort in ([0, 1, 2], [2, 5], [0, 5, 7]):
         sent = server.broadcast(cohort)
-        each = [np.array(update.y[server.layout.n_parameters :]) for update in engine.updates(sent)]
+        each = [np.array(update.model[server.layout.n_parameters :]) for update in engine.updates(sent)]
         server.round(engine.updates(sent))
         np.testing.assert_allclose(server.x[server.layout.n_parameters :], np.mean(each, axis=0), rtol=1e-5, atol=1e-7)
 
@@ -87,7 +89,7 @@ def test_a_warm_start_is_the_clients_mean_gradients_at_the_first_model(model, mo
     trial = Trial(load_preset("quickstart", [*WARM, "local.epochs=1", f"model={model}"]), 0, 3)
     parts = build(trial)
     assert parts.engine.together == (model == "mlp")
-    dataset, holdings = divided(trial.experiment, 3)
+    dataset, holdings = load_and_partition(trial.experiment, 3)
     module, batch = nets.build(model, seed=3), trial.experiment.local.batch
     rounds_own = next(minibatches(len(holdings[0]), batch, epochs=1, seed=3, round=0, client=0))
     for client, part in enumerate(holdings[:2]):
@@ -110,22 +112,18 @@ def test_a_warm_start_is_sent_by_all_and_asked_of_methods_that_can(tmp_path):
     run_trial(Trial(warm, 0, 0), tmp_path, lines.append)
     assert [line.uploads for line in lines] == [5 + 3, 5 + 3 + 3]
     assert [line.uploadings for line in lines] == [1 + 1, 1 + 2]
-    with pytest.raises(ConfigError, match=r"warm_start: expected false: FedAvg keeps nothing"):
+    with pytest.raises(ConfigError, match=r"warm_start: expected false"):
         load_preset("quickstart", ["algorithms=[{name='FedAvg', warm_start=true}]"])
 
 
 class OwnVector(Algorithm):
     """Exact FedDyn's clients send g_i + alpha (x - y) beside y."""
 
-    second = "g + alpha (x - y)"
+    second_vector = "g + alpha (x - y)"
     keeps_total = True
 
     def step(self, cohort):
-        return Step(from_sum=1 / cohort.S, keep_control=1)
-
-
-class OwnRule(FedAvg):
-    local_rule = "extragradient"
+        return Step(v=Linear(A=1 / cohort.S), T=Linear(T=1, B=1))
 
 
 class Contradictory(FedAvg):
@@ -135,8 +133,7 @@ class Contradictory(FedAvg):
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (OwnVector, r"second: expected None or 'mean gradient', .* got 'g \+ alpha \(x - y\)'"),
-        (OwnRule, r"local_rule: 'extragradient' is unknown"),
+        (OwnVector, r"second_vector: expected None or 'mean gradient', .* got 'g \+ alpha \(x - y\)'"),
         (Contradictory, r"Contradictory.direction: expected from_row = 0"),
     ],
 )
@@ -152,9 +149,9 @@ def test_the_engine_refuses_a_second_vector_that_it_does_not_know():
     engine = build(Trial(load_preset("quickstart"), 0, 0)).engine
     server = Server(OwnVector(), engine.initial, clients=30, lr=0.1)
     assert server.broadcast([0]).second
-    with pytest.raises(RangeError, match="second: expected None or 'mean gradient'"):
+    with pytest.raises(RangeError, match="second_vector: expected None or 'mean gradient'"):
         server.round(engine.updates(server.broadcast([0])))
-    with pytest.raises(RangeError, match="second: expected None or 'mean gradient'"):
+    with pytest.raises(RangeError, match="second_vector: expected None or 'mean gradient'"):
         check_method(server.algorithm)
 
 
@@ -165,7 +162,7 @@ def test_what_simulated_clients_cannot_do_is_refused():
     engine = parts.engine
     with pytest.raises(RangeError, match="expected 'server'"):
         list(engine.updates(Server(SCAFFOLD(placement="client"), engine.initial, clients=30, lr=0.1).broadcast([0])))
-    engine._options = Options(momentum=0.5)
+    engine._options = LocalOptions(momentum=0.5)
     with pytest.raises(RangeError, match="no momentum and no clip"):
         list(engine.updates(parts.server.broadcast([0])))
 

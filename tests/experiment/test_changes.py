@@ -5,8 +5,8 @@ import json
 import pytest
 
 from fedcore.experiment import Experiment, Sweep, load_preset, run_sweep
-from fedcore.experiment.changes import other_figures, said
-from fedcore.experiment.grid import points
+from fedcore.experiment.presets.grid import points
+from fedcore.experiment.schema.changes import other_figures, said
 
 TABLE = "flexible/table3-synthetic-niid-t2"
 

@@ -2,7 +2,7 @@ import pytest
 
 from fedcore.errors import ConfigError
 from fedcore.experiment import load_preset
-from fedcore.experiment.grid import points
+from fedcore.experiment.presets.grid import points
 
 
 def gridded(*changes):

@@ -12,9 +12,10 @@ import pytest
 from fedcore import Server
 from fedcore.errors import ConfigError
 from fedcore.experiment import load_preset, run_experiment
-from fedcore.experiment.folder import prepare
+from fedcore.experiment.loop import run_trial
 from fedcore.experiment.records import read, read_folder
-from fedcore.experiment.trial import Trial, run_trial
+from fedcore.experiment.run_folder import prepare
+from fedcore.experiment.trial import Trial
 
 METHODS = ["FedAvg", "MIFA", "MimiC", "SCAFFOLD", "FedAvgMVR", "SCAFFOLDMVR"]
 

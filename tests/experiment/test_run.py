@@ -9,8 +9,8 @@ import pytest
 from fedcore import __version__
 from fedcore.errors import ConfigError, MissingDataError
 from fedcore.experiment import Sweep, load_preset, run_experiment, run_sweep
-from fedcore.experiment.folder import prepare
 from fedcore.experiment.records import Header, RoundRecord, Writer, read_folder
+from fedcore.experiment.run_folder import prepare
 from fedcore.experiment.trial import trials
 from fedcore.experiment.worker import Worker
 

@@ -3,11 +3,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedcore.engines.inprocess import Evaluation, InProcess
+from fedcore.engines import Evaluation, InProcess
 from fedcore.experiment import load_preset
 from fedcore.experiment.build import build
+from fedcore.experiment.loop import run_trial
 from fedcore.experiment.records import read
-from fedcore.experiment.trial import Trial, run_trial, trials
+from fedcore.experiment.trial import Trial, trials
 from fedcore.participation import Schedule, Trace, Uniform
 
 
@@ -42,7 +43,7 @@ def test_what_is_compared_differs_in_the_algorithm_alone(small):
             next(iter(clients.updates(source.broadcast([3]))))
             for clients, source in ((engine, server), (first_engine, first_server))
         )
-        np.testing.assert_array_equal(np.asarray(ours.y), np.asarray(theirs.y))
+        np.testing.assert_array_equal(np.asarray(ours.model), np.asarray(theirs.model))
 
 
 def test_a_record_says_what_happened(tmp_path):

@@ -2,7 +2,7 @@ import pytest
 
 from fedcore.errors import ConfigError, UnknownNameError
 from fedcore.experiment import load_preset, presets
-from fedcore.experiment.variants import at_scale, merged, variants
+from fedcore.experiment.presets.variants import at_scale, merged, variants
 
 
 def test_a_table_that_names_something_else_takes_the_others_place():
@@ -115,7 +115,7 @@ def test_a_file_of_ones_own_may_stand_on_a_preset(tmp_path):
     file.write_text('base = "mimic/table3-tau21"')
     with pytest.raises(UnknownNameError, match=r"did you mean 'mimic/table3-tau20'\? \(known: see `fedcore list`\)"):
         load_preset(file)
-    with pytest.raises(UnknownNameError, match="several, take one: mimic/table3-tau20, mimic/table3-tau50"):
+    with pytest.raises(UnknownNameError, match="several: take one of mimic/table3-tau20, mimic/table3-tau50"):
         load_preset("mimic/table3")
 
 

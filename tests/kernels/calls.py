@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedcore import kernels, sampling
-from fedcore.kernels import Codes
+from fedcore.kernels import Codes, Linear
 
 DRAW = dict(seed=1, round=2)
 
@@ -87,10 +87,15 @@ def exchange(a):
 
 
 def server_step(a):
-    step = dict(from_sum=0.1, from_total=0.2, keep_sum=0.3, keep_v=0.4, gamma=0.5)
+    step = dict(v_of=Linear(A=0.1, T=0.2), total_of=Linear(T=1, A=0.3, v=0.4), gamma=0.5)
     return kernels.server_step(
         a["sum"], a["total"], a["x"], v=a["v"], total_out=a["total_out"], x_out=a["x_out"], **step
     )
+
+
+def optimizer_step(a):
+    numbers = dict(from_m=0.9, from_v=0.1, from_s=0.8, from_square=0.2, tau=0.1, gamma=0.5)
+    return kernels.optimizer_step(**a, **numbers)
 
 
 def quantised(codec, dtype):
@@ -165,10 +170,28 @@ CALLS = {
         single("grad", "grad_prev", "offset", "x"),
         single("y"),
     ),
-    "direction_offset": Call(
-        lambda a: kernels.direction_offset(numbered(a, "terms"), [0.5, 0.25], a["out"]),
-        lambda rng, n: {"terms[0]": rng.normal(size=n)} | single("terms[1]")(rng, n),
+    "combine": Call(
+        lambda a: kernels.combine(numbered(a, "terms"), [0.5, 0.25], a["out"]),
+        lambda rng, n: single("terms[0]")(rng, n) | {"terms[1]": rng.normal(size=n)},
         single("out"),
+        {"out": "terms[0]"},
+    ),
+    "combine float64": Call(
+        lambda a: kernels.combine(numbered(a, "terms"), [0.5, 0.25], a["out"]),
+        lambda rng, n: {"terms[0]": rng.normal(size=n)} | single("terms[1]")(rng, n),
+        sums(np.float64),
+        {"out": "terms[0]"},
+    ),
+    "combined_square": Call(
+        lambda a: kernels.combined_square(numbered(a, "terms"), [0.5, 0.25]),
+        lambda rng, n: {"terms[0]": rng.normal(size=n)} | single("terms[1]")(rng, n),
+        lambda rng, n: {},
+    ),
+    "optimizer_step": Call(
+        optimizer_step,
+        single("v", "m", "s", "x"),
+        single("m_out", "s_out", "x_out"),
+        {"m_out": "m", "s_out": "s", "x_out": "x"},
     ),
     "mix": Call(
         lambda a: kernels.mix(numbered(a, "models"), [[0.5, 0.25, 0], [0.5, 0.5, 0.75], [1, 0, 1]]),

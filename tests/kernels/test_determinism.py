@@ -18,7 +18,9 @@ import numpy as np
 import torch
 import fedcore
 from fedcore import kernels, sampling
+from fedcore.kernels import Linear
 from fedcore.store import checksums
+from tests.kernels.forms import FORMS
 
 # Of every function's results on arrays of those lengths, each laid where place() puts it.
 def digest_of(lengths, place=lambda array: array):
@@ -41,7 +43,7 @@ def digest_of(lengths, place=lambda array: array):
             for base in (None, x[:40_001]):
                 for precision in ("float32", "float64"):
                     options = dict(base=base, accumulate=precision)
-                    summed = kernels.weighted_sum_norms(every, weights.astype(np.float32), own, **options)
+                    summed = kernels.weighted_sum(every, weights.astype(np.float32), own, norms=True, **options)
                     for array in (own.view(torch.int16).numpy() if dtype == "bfloat16" else own, summed.squared_norms):
                         digest.update(array)
                     digest.update(np.array(summed.squared_norm_of_sum))
@@ -54,20 +56,21 @@ def digest_of(lengths, place=lambda array: array):
         mixed = [y.astype(dtype) for y, dtype in zip(ys, mixed)]
         keys = np.arange(18, dtype=np.uint64).reshape(9, 2)
         digest.update(kernels.accumulate(acc, [x] * 9, mixed, scales, weights, out=out))
-        for form in ("gradient", "control"):
-            digest.update(kernels.exchange(acc, [x] * 9, ys, scales, weights, old, anchors, new, out=out, form=form))
+        for form in ("replaced", "control", "stale", "general"):
+            given = acc, [x] * 9, ys, scales, weights, old, anchors, new
+            digest.update(kernels.exchange(*given, out=out, **FORMS[form]))
             digest.update(out)
             for row in new:
                 digest.update(row)
         none = [None] * 9
         for codec in ("bf16", "f16", "int8"):
-            for form, at in (("gradient", anchors), ("gradient", none), ("control", anchors)):
-                coded, kept = [kernels.quantise(row, codec) for row in old], dict(out=out, form=form, keys=keys)
+            for form, at in (("replaced", anchors), ("replaced", none), ("control", anchors), ("general", anchors)):
+                coded, kept = [kernels.quantise(row, codec) for row in old], dict(out=out, **FORMS[form], keys=keys)
                 digest.update(kernels.exchange(acc, [x] * 9, mixed, scales, weights, coded, at, coded, **kept))
                 digest.update(out)
                 for row in coded:
                     digest.update(kernels.dequantise(row))
-        step = dict(from_sum=.1, from_total=.2, from_momentum=.6, keep_sum=.3, keep_control=.7, keep_v=.4, gamma=.5)
+        step = dict(v_of=Linear(A=.1, B=.8, T=.2, g=.6), total_of=Linear(A=.3, B=.7, T=.9, g=.8, v=.4), gamma=.5)
         step |= dict(momentum=ys[3], control=acc)
         squares = kernels.server_step(out, total, x, v=v, total_out=total_out, x_out=x_out, **step)
         digest.update(np.array(squares))
@@ -77,7 +80,16 @@ def digest_of(lengths, place=lambda array: array):
         kernels.direction_step(v, ys[0], lr=.1, a=.2, b=.3, mu=.4, weight_decay=.5, **vectors)
         digest.update(v)
         digest.update(checksums(total, 65_536))
-        digest.update(kernels.direction_offset([total, ys[0], ys[1]], [.1, .2, .3], place(np.empty(n, np.float32))))
+        for sums in (place(np.empty(n, np.float32)), place(np.empty(n))):
+            digest.update(kernels.combine([total, ys[0], ys[1]], [.1, .2, .3], sums))
+        digest.update(np.array(kernels.combined_square([total, ys[0], ys[1]], [.1, .2, .3])))
+        for rule in (dict(from_square=.1), dict(from_square=.3, yogi=True), None):
+            m_out, s_out = place(np.empty(n, np.float32)), None if rule is None else place(np.empty(n, np.float32))
+            moments = dict(m_out=m_out, s_out=s_out, x_out=x_out, from_m=.9, from_v=.1, gamma=.5)
+            second = None if rule is None else ys[2] * ys[2]
+            square = kernels.optimizer_step(ys[0], ys[1], second, x, **moments, **(rule or {}))
+            for array in (m_out, x_out, np.array(square)) + (() if rule is None else (s_out,)):
+                digest.update(array)
         kernels.mix(new, rng.normal(size=(9, 9)) * (rng.random((9, 9)) < .7))
         for row in new:
             digest.update(row)
@@ -192,11 +204,14 @@ SERVER_ROUNDS = """
 import hashlib
 import numpy as np
 import fedcore
+from fedcore import optimizers
 digest = hashlib.sha256()
-for name, codec in (("FedAvg", "f32"), ("MIFA", "f32"), ("MimiC", "f32"), ("MIFA", "bf16"), ("SCAFFOLD", "int8")):
+cases = [("FedAvg", "f32"), ("MIFA", "f32"), ("MimiC", "f32"), ("MIFA", "bf16"), ("SCAFFOLD", "int8")]
+for name, codec, optimizer in [(*case, None) for case in cases] + [("FedAvg", "f32", o) for o in optimizers.REGISTRY]:
     rng = np.random.default_rng(3)
     store = fedcore.ClientStore(6, 3001, codec=codec)
-    server = fedcore.Server(name, rng.normal(size=3001).astype(np.float32), store=store, lr=.1)
+    turns = optimizer and optimizers.named(optimizer)
+    server = fedcore.Server(name, rng.normal(size=3001).astype(np.float32), store=store, lr=.1, optimizer=turns)
     for _ in range(8):
         with server.open_round() as round:
             for client in np.flatnonzero(rng.random(6) < .5).tolist():

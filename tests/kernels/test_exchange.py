@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedcore import errors, kernels
-from fedcore.kernels import Codes, reference
+from fedcore.kernels import Codes, Linear, Terms, reference
+from tests.kernels.forms import FORMS
 
 CODECS = ["f32", "bf16", "f16", "int8"]
 DTYPES = [np.float32, np.float64, np.float16, torch.bfloat16]
@@ -38,14 +39,14 @@ def arrays(row):
     return [array for array in row[1:] if array is not None] if isinstance(row, Codes) else [row]
 
 
-def problem(k, n, seed, *, dtypes=DTYPES[:1], codecs=CODECS[:1], control=False, size=0):
+def problem(k, n, seed, *, dtypes=DTYPES[:1], codecs=CODECS[:1], anchors_alone=False, size=0):
     """The arguments up to the anchors: dtypes, codecs and what may be absent in turn, numbers of about 10^size."""
     rng = np.random.default_rng(seed)
     rows = lambda: [(rng.normal(size=n) * 10.0**size).astype(np.float32) for _ in range(k)]  # noqa: E731
     x = (rng.normal(size=n) * 10.0**size).astype(np.float32)
     old, anchors, ys = rows(), rows(), rows()
-    # every combination that may come: no row, a row, a row and an anchor; in control form an anchor alone too
-    kinds = [(0, 0), (1, 0), (1, 1), (0, 1)][: 4 if control else 3]
+    # every combination that may come: no row, a row, a row and an anchor; or an anchor alone
+    kinds = [(0, 0), (1, 0), (1, 1), (0, 1)][: 4 if anchors_alone else 3]
     for i in range(k):
         has_row, has_anchor = kinds[(i + seed) % len(kinds)]
         old[i] = stored(old[i], codecs[i // 3 % len(codecs)]) if has_row else None
@@ -55,16 +56,16 @@ def problem(k, n, seed, *, dtypes=DTYPES[:1], codecs=CODECS[:1], control=False, 
     return rng.normal(size=n), bases, ys, rng.random(k), rng.random(k), old, anchors
 
 
-def both(acc, *rest, codecs, form="gradient"):
+def both(acc, *rest, codecs, form="replaced"):
     """The sum, the rows and the norms, of the native function and of the reference."""
     results, keys = [], random_keys(len(codecs), len(acc))
     for native in (True, False):
         out, new = np.empty_like(acc), [empty(codec, len(acc)) for codec in codecs]
         if native:
-            norms = kernels.exchange(acc, *rest, new, out=out, form=form, keys=keys)
+            norms = kernels.exchange(acc, *rest, new, out=out, **FORMS[form], keys=keys)
         else:
             with np.errstate(all="ignore"):
-                norms = reference.exchange(acc, out, *rest, new, control=form == "control", keys=keys)
+                norms = reference.exchange(acc, out, *rest, new, **FORMS[form], keys=keys)
         results.append((out, new, norms))
     return results
 
@@ -86,23 +87,21 @@ def random_keys(k, seed):
     k=st.integers(0, 9),
     n=st.one_of(st.integers(0, 70), st.sampled_from(LENGTHS)),
     seed=st.integers(0, 9),
-    form=st.sampled_from(["gradient", "control"]),
+    form=st.sampled_from(sorted(FORMS)),
     shift=st.integers(0, 3),
     size=st.sampled_from([0, -6, -40, 30]),  # subnormal numbers, and squares past float32
 )
 def test_exchange_has_the_bits_of_the_reference(k, n, seed, form, shift, size):
-    arguments = problem(
-        k, n, seed, dtypes=DTYPES[: 2 if size > 4 else 4], codecs=CODECS, control=form == "control", size=size
-    )
+    arguments = problem(k, n, seed, dtypes=DTYPES[: 2 if size > 4 else 4], codecs=CODECS, anchors_alone=True, size=size)
     codecs = [CODECS[(i + shift) % 4] for i in range(k)]  # old and new alike in some clients only
     assert_equal(*both(*arguments, codecs=codecs, form=form))
 
 
 @pytest.mark.parametrize("n", LENGTHS)
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("form", ["gradient", "control"])
+@pytest.mark.parametrize("form", FORMS)
 def test_every_length_has_the_bits_of_the_reference(n, codec, form):
-    arguments = problem(6, n, 1, dtypes=DTYPES, codecs=[codec], control=form == "control")
+    arguments = problem(6, n, 1, dtypes=DTYPES, codecs=[codec], anchors_alone=True)
     assert_equal(*both(*arguments, codecs=[codec] * 6, form=form))
 
 
@@ -131,13 +130,13 @@ def test_a_rows_codes_are_those_of_quantise(codec):
 
 
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("form", ["gradient", "control"])
+@pytest.mark.parametrize("form", FORMS)
 def test_a_row_may_be_replaced_where_it_lies(codec, form):
     acc, bases, ys, scales, weights, old, anchors = problem(3, 5000, 0)
     old = [stored(np.ones(5000, np.float32) if row is None else row, codec) for row in old]
     out, new, keys = np.empty(5000), [empty(codec, 5000) for _ in range(3)], random_keys(3, 0)
-    kernels.exchange(acc, bases, ys, scales, weights, old, anchors, new, out=out, form=form, keys=keys)
-    kernels.exchange(acc, bases, ys, scales, weights, old, anchors, old, out=acc, form=form, keys=keys)
+    kernels.exchange(acc, bases, ys, scales, weights, old, anchors, new, out=out, **FORMS[form], keys=keys)
+    kernels.exchange(acc, bases, ys, scales, weights, old, anchors, old, out=acc, **FORMS[form], keys=keys)
     np.testing.assert_array_equal(acc, out)
     for row, due in zip(old, new, strict=True):
         np.testing.assert_array_equal(value(row), value(due))
@@ -192,7 +191,7 @@ def test_stochastic_rows_are_unbiased(codec):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("form", ["gradient", "control"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("where", [0, 511, 2047, 4999])
 def test_what_is_not_finite_shows_in_its_norm_and_leaves_the_others_alone(bad, codec, form, where):
     acc, bases, ys, scales, weights, old, anchors = problem(3, 5000, 0, codecs=[codec])
@@ -211,8 +210,8 @@ def test_what_is_not_finite_shows_in_its_norm_and_leaves_the_others_alone(bad, c
 @pytest.mark.parametrize(
     ("codec", "form", "h", "r"),
     [
-        ("bf16", "gradient", 3.4e38, 0),
-        ("f16", "gradient", 7e4, 0),
+        ("bf16", "replaced", 3.4e38, 0),
+        ("f16", "replaced", 7e4, 0),
         ("f32", "control", 3e38, 3e38),
         ("int8", "control", 3e38, 3e38),
     ],
@@ -222,10 +221,25 @@ def test_a_finite_h_whose_row_is_not_finite_tells(codec, form, h, r):
     norms = kernels.exchange(
         *(np.zeros(3), [None], [y], np.ones(1), np.ones(1), old, [None], [empty(codec, 3)]),
         out=out,
-        form=form,
+        **FORMS[form],
         keys=random_keys(1, 0),
     )
     assert norms == [np.inf]
+
+
+def test_every_number_of_a_form_counts_by_hand():
+    old, new, total = np.float32([2]), np.empty(1, np.float32), np.float64([100])
+    arguments = [None], [np.float32([-3])], np.ones(1), np.full(1, 0.5), [old], [np.float32([5])], [new]
+    row, adds = Terms(h=1, r=10, q=100), Terms(h=1, r=10, q=100, row=1000)
+    norms = kernels.exchange(total, *arguments, out=total, row=row, adds=adds)
+    np.testing.assert_array_equal(new, [3 + 20 + 500])
+    np.testing.assert_array_equal(total, [100 + 0.5 * (3 + 20 + 500 + 523_000)])
+    np.testing.assert_array_equal(norms, [9])
+
+
+def test_a_form_shows_what_it_holds():
+    assert repr(Terms(h=1, r=-0.5)) == "Terms(h=1, r=-0.5)"
+    assert repr(Linear(T=1, v=2)) == "Linear(T=1, v=2)"
 
 
 def test_the_control_form_by_hand():
@@ -234,7 +248,7 @@ def test_the_control_form_by_hand():
     total = np.float64([10, 20])
     minus_c = np.float32([-0.5, 0.25])
     arguments = [None], [np.float32([-4, -8])], np.ones(1), np.full(1, 0.5), [old], [minus_c], [new]
-    norms = kernels.exchange(total, *arguments, out=total, form="control")
+    norms = kernels.exchange(total, *arguments, out=total, **FORMS["control"])
     np.testing.assert_array_equal(new, [4 + 1 - 0.5, 8 + 2 + 0.25])
     np.testing.assert_array_equal(total, [10 + 0.5 * (4.5 - 1), 20 + 0.5 * (10.25 - 2)])
     np.testing.assert_array_equal(norms, [80])
@@ -243,7 +257,7 @@ def test_the_control_form_by_hand():
 def one(**change):
     """An exchange of one client with 8 elements."""
     given_ = dict(base=None, y=np.zeros(8, np.float32), old=None, anchor=None, new=np.zeros(8, np.float32))
-    given_ |= dict(form="gradient", keys=random_keys(1, 0)) | change
+    given_ |= dict(form=FORMS["replaced"], keys=random_keys(1, 0)) | change
     client = (
         [given_["base"]],
         [given_["y"]],
@@ -253,7 +267,7 @@ def one(**change):
         [given_["anchor"]],
         [given_["new"]],
     )
-    return kernels.exchange(np.zeros(8), *client, out=np.zeros(8), form=given_["form"], keys=given_["keys"])
+    return kernels.exchange(np.zeros(8), *client, out=np.zeros(8), **given_["form"], keys=given_["keys"])
 
 
 BYTES = np.zeros(64, np.uint8)
@@ -262,7 +276,6 @@ BYTES = np.zeros(64, np.uint8)
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (dict(form="delta"), errors.UnknownNameError, "form: 'delta' is unknown"),
         (
             dict(y=np.zeros(8, np.int8)),
             errors.DtypeError,
@@ -295,11 +308,6 @@ BYTES = np.zeros(64, np.uint8)
         ),
         (dict(old=(1, 2)), errors.ArrayError, r"old_rows\[0\]: expected float32\[n\] or Codes, got another tuple"),
         (dict(old=(1, 2, 3)), errors.ArrayError, r"old_rows\[0\]\.codec: expected a name"),
-        (
-            dict(anchor=np.zeros(8, np.float32)),
-            errors.ArrayError,
-            r"anchors\[0\]: expected None where old_rows is None",
-        ),
         (
             dict(y=BYTES[:32].view(np.float32), new=empty("int8", 8)._replace(codes=BYTES[8:16].view(np.int8))),
             errors.ArrayError,
@@ -346,7 +354,7 @@ def test_only_the_row_that_is_replaced_may_be_overwritten():
     np.testing.assert_array_equal(shared, np.ones(8))
 
 
-@pytest.mark.parametrize("form", ["gradient", "control"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("first", CODECS)
 @pytest.mark.parametrize("second", CODECS)
 def test_whoever_is_beside_a_client_changes_nothing(form, first, second):
@@ -355,7 +363,7 @@ def test_whoever_is_beside_a_client_changes_nothing(form, first, second):
     rng = np.random.default_rng(0)
     vector = lambda: rng.normal(size=n).astype(np.float32)  # noqa: E731
     x, other = vector(), vector()
-    kinds = [(None, None), (vector(), None), (vector(), vector())] + [(None, vector())] * (form == "control")
+    kinds = [(None, None), (vector(), None), (vector(), vector())] + [(None, vector())] * 1
     kinds += [(stored(old, codec), anchor) for old, anchor in kinds[1:3] for codec in {first, second} - {"f32"}]
     alone = [(base, *kind) for base in (None, x, other) for kind in kinds]
     acc, ys, ones = rng.normal(size=n), [vector(), vector()], np.ones(2)

@@ -96,7 +96,7 @@ def test_a_column_listed_twice_counts_twice():
         out[0], (np.float32(1) * first + np.float32(0.25) * second) + np.float32(0.5) * second
     )
     np.testing.assert_array_equal(out[1], 2 * first)
-    with pytest.raises(errors.RangeError, match="W: expected indptr to rise from 0 to the 3 entries"):
+    with pytest.raises(errors.RangeError, match=r"^W: expected indptr"):
         kernels.mix(out, twice)
 
 

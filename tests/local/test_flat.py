@@ -6,6 +6,7 @@ from torch import nn
 from fedcore.errors import ArrayError, DtypeError, ShapeError
 from fedcore.layout import Layout
 from fedcore.local import FlatModel, build, sgd
+from tests.local.asked import asked
 
 
 def with_norm() -> nn.Module:
@@ -29,7 +30,7 @@ def test_they_are_still_views_after_training() -> None:
     model = FlatModel(with_norm())
     before = model.flat.clone()
     inputs, labels = torch.rand(6, 3), torch.tensor([0, 1, 0, 1, 1, 0])
-    sgd(model, inputs, labels, [np.arange(3), np.arange(3, 6)], lr=0.5)
+    sgd(model, inputs, labels, [np.arange(3), np.arange(3, 6)], asked(0.5))
 
     np.testing.assert_array_equal(model.layout.flatten(model.module), model.flat.numpy())
     for parameter in model.module.parameters():

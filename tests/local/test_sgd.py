@@ -5,7 +5,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedcore.errors import RangeError
-from fedcore.local import FlatModel, Options, build, minibatches, sgd
+from fedcore.local import FlatModel, LocalOptions, build, sgd
+from fedcore.local_rules import minibatches
+from tests.local.asked import asked
 
 SHAPES = {"lenet": (1, 28, 28), "mlp": (1, 8, 8)}
 
@@ -36,7 +38,7 @@ def test_equals_torchs_sgd_but_for_rounding(name: str) -> None:
 
     model = FlatModel(build(name, seed=4))
     start = model.flat.clone()
-    assert sgd(model, inputs, labels, iter(batches), lr=0.1).steps == 8
+    assert sgd(model, inputs, labels, iter(batches), asked()).steps == 8
     assert (model.flat - start).abs().max() > 1e-3
     # Torch's step rounds once where the kernel, the same on every machine, rounds twice.
     np.testing.assert_allclose(model.flat.numpy(), model.layout.flatten(due), rtol=1e-4, atol=1e-7)
@@ -47,21 +49,21 @@ def test_a_step_by_hand() -> None:
     linear = nn.Linear(1, 2)
     model = FlatModel(linear)
     model.flat.zero_()
-    work = sgd(model, torch.tensor([[3.0]]), torch.tensor([1]), [np.array([0])], lr=0.5, second=True)
+    work = sgd(model, torch.tensor([[3.0]]), torch.tensor([1]), [np.array([0])], asked(0.5, second=True))
     assert work.steps == 1
     assert work.control.tolist() == [1.5, -1.5, 0.5, -0.5]
     assert linear.weight.flatten().tolist() == [-0.75, 0.75]
     assert linear.bias.tolist() == [-0.25, 0.25]
 
 
-@pytest.mark.parametrize("options", [Options(), Options(weight_decay=0.1, clip=0.5)])
-def test_a_rate_for_each_step_is_one_step_after_another(options: Options) -> None:
+@pytest.mark.parametrize("options", [LocalOptions(), LocalOptions(weight_decay=0.1, clip=0.5)])
+def test_a_rate_for_each_step_is_one_step_after_another(options: LocalOptions) -> None:
     inputs, labels, batches = problem()
     once, each = FlatModel(build("mlp", seed=4)), FlatModel(build("mlp", seed=4))
     rates = [0.3 / (k + 1) for k in range(len(batches))]
-    work = sgd(once, inputs, labels, iter(batches), lr=rates.__getitem__, options=options)
+    work = sgd(once, inputs, labels, iter(batches), asked(rates.__getitem__), options=options)
     for batch, rate in zip(batches, rates, strict=True):
-        sgd(each, inputs, labels, [batch], lr=rate, options=options)
+        sgd(each, inputs, labels, [batch], asked(rate), options=options)
     assert torch.equal(once.flat, each.flat)
     assert work.lr == pytest.approx(np.mean(rates), rel=1e-12)
 
@@ -69,8 +71,10 @@ def test_a_rate_for_each_step_is_one_step_after_another(options: Options) -> Non
 def test_no_minibatches_no_steps() -> None:
     model = FlatModel(nn.Linear(1, 2))
     start = model.flat.clone()
-    assert sgd(model, torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), [], lr=0.5).steps == 0
-    assert sgd(model, torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), [], lr=lambda k: 0.5 / (k + 1)).lr == 0.5
+    assert sgd(model, torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), [], asked(0.5)).steps == 0
+    assert (
+        sgd(model, torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), [], asked(lambda k: 0.5 / (k + 1))).lr == 0.5
+    )
     assert torch.equal(model.flat, start)
 
 
@@ -84,7 +88,7 @@ def test_options_equal_torchs(options: dict[str, float]) -> None:
         cross_entropy(due(inputs[batch]), labels[batch]).backward()
         optimiser.step()
     model = FlatModel(build("mlp", seed=4))
-    sgd(model, inputs, labels, iter(batches), lr=0.1, options=Options(**options))
+    sgd(model, inputs, labels, iter(batches), asked(), options=LocalOptions(**options))
     np.testing.assert_allclose(model.flat.numpy(), model.layout.flatten(due), rtol=1e-4, atol=1e-6)
 
 
@@ -99,7 +103,7 @@ def test_clipping_equals_torchs() -> None:
             for parameter in due.parameters():
                 parameter -= 0.1 * parameter.grad
     model = FlatModel(build("mlp", seed=4))
-    sgd(model, inputs, labels, iter(batches), lr=0.1, options=Options(clip=0.05))
+    sgd(model, inputs, labels, iter(batches), asked(), options=LocalOptions(clip=0.05))
     np.testing.assert_allclose(model.flat.numpy(), model.layout.flatten(due), rtol=1e-4, atol=1e-6)
 
 
@@ -127,15 +131,10 @@ def test_the_corrected_direction_with_both_gradients_on_one_minibatch() -> None:
         inputs,
         labels,
         iter(batches),
-        lr=0.1,
-        a=0.7,
-        b=-0.3,
-        mu=0.2,
-        offset=offset,
+        asked(a=0.7, b=-0.3, mu=0.2, offset=offset, second=True),
         x=x,
         previous=previous,
-        second=True,
-        options=Options(weight_decay=0.01),
+        options=LocalOptions(weight_decay=0.01),
     )
     np.testing.assert_allclose(model.flat.numpy(), y, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(work.control, np.mean(raw, axis=0), rtol=1e-3, atol=1e-5)
@@ -145,4 +144,4 @@ def test_the_corrected_direction_with_both_gradients_on_one_minibatch() -> None:
 @pytest.mark.parametrize("wrong", [{"momentum": 1.0}, {"weight_decay": -1}, {"clip": 0.0}])
 def test_options_out_of_range(wrong: dict[str, float]) -> None:
     with pytest.raises(RangeError, match=next(iter(wrong))):
-        Options(**wrong)
+        LocalOptions(**wrong)

@@ -13,10 +13,12 @@
 #include "base/float_mode.h"
 #include "base/isa.h"
 #include "kernels/aggregate.h"
+#include "kernels/combine.h"
 #include "kernels/direction.h"
 #include "kernels/exchange.h"
 #include "kernels/mix.h"
 #include "kernels/norms.h"
+#include "kernels/optimizer.h"
 #include "kernels/quantise.h"
 #include "sampling/bernoulli.h"
 #include "sampling/permutation.h"
@@ -163,29 +165,35 @@ void sums(Problem& p, Dtype dtype, const std::vector<Bytes>& rows) {
 }
 
 template <class Sum>
-void folds(Problem& p, const std::vector<Sent>& sent, std::vector<Sum> acc) {
+void folds(Problem& p, const std::vector<ClientUpdate>& sent, std::vector<Sum> acc) {
     const Fold<Sum> fold{acc.data(), acc.data(), sent.data()};
     made([&] { accumulate(&fold, kRows, p.pieces.data(), p.count(), p.scratch.data(), p.norms.data()); });
     show("accumulate", acc);
     show("  norms", p.norms);
 }
 
+// What MimiC's rows and sums are, SCAFFOLD's, FedStale's, and whatever a table may say.
+constexpr Forms kForms[] = {{{1, 0, 0}, {1, -1, 0, 1}},
+                            {{1, 1, 1}, {1, -1, 0, 0}},
+                            {{1, 0, 0}, {1, -0.3, 0, 0}},
+                            {{0.7f, 0.25f, -2}, {0.75, -0.5, 0.3, 1.25}}};
+
 // have: no old rows, old rows, and those with anchors
-void exchanges(Problem& p, const std::vector<Sent>& sent, Codec codec, Form form, int have) {
+void exchanges(Problem& p, const std::vector<ClientUpdate>& sent, Codec codec, const Forms& forms, int have) {
     std::vector<Coded> old, fresh;
-    std::vector<RowSwap> swaps;
+    std::vector<RowExchange> row_exchanges;
     for (std::int64_t i = 0; i < kRows; ++i) {
         old.emplace_back(codec, p.olds[i]);
         fresh.emplace_back(codec, p.x);
     }
     for (std::int64_t i = 0; i < kRows; ++i)
-        swaps.push_back({have > 0 ? old[i].row() : Row{Codec::f32, nullptr, nullptr},
-                         have > 1 ? p.anchors[i].data() : nullptr,
-                         fresh[i].row(),
-                         {42, static_cast<std::uint64_t>(i)}});
+        row_exchanges.push_back({have > 0 ? old[i].row() : Row{Codec::f32, nullptr, nullptr},
+                                 have > 1 ? p.anchors[i].data() : nullptr,
+                                 fresh[i].row(),
+                                 {42, static_cast<std::uint64_t>(i)}});
     Doubles out(p.n);
     made([&] {
-        exchange(p.acc.data(), out.data(), sent.data(), swaps.data(), form, kRows, p.n, p.scratch.data(),
+        exchange(p.acc.data(), out.data(), sent.data(), row_exchanges.data(), forms, kRows, p.n, p.scratch.data(),
                  p.norms.data());
     });
     show("exchange", out);
@@ -197,7 +205,7 @@ void exchanges(Problem& p, const std::vector<Sent>& sent, Codec codec, Form form
 }
 
 void steps(Problem& p) {
-    const Step step{0.3, -0.7, 0.2, 1.5, 0.25, -2.5, 0.9};
+    const Step step{{0.3, 0.4, -0.7, 0.2, 0}, {1.5, 0.25, 1.1, 0.6, -2.5}, 0.9};
     for (const bool with : {false, true}) {
         Floats v(p.n), x(p.n);
         Doubles total(p.n), squares(2);
@@ -224,10 +232,31 @@ void steps(Problem& p) {
         made([&] { direction_step(local, y.data(), p.n); });
         show("direction_step", y);
     }
-    Floats offset(p.n);
     const Term terms[] = {{p.acc.data(), true, 0.1}, {p.x.data(), false, -1}, {p.g.data(), false, 0.3}};
-    made([&] { direction_offset(terms, 3, offset.data(), p.n); });
-    show("direction_offset", offset);
+    Floats narrow(p.n);
+    Doubles wide(p.n), square(1);
+    made([&] {
+        combine(terms, 3, narrow.data(), p.n);
+        combine(terms, 3, wide.data(), p.n);
+        square[0] = combined_square(terms, 3, p.n, p.scratch.data());
+    });
+    show("combine", narrow);
+    show("  float64", wide);
+    show("  square", square);
+    for (const Second second : {Second::none, Second::decay, Second::yogi}) {
+        Floats m(p.n), s(p.n), x(p.n), before = p.olds[0];
+        for (float& value : before) value = value < 0 ? -value : value;
+        const bool has = second != Second::none;
+        const OptimizerStep turn{second, 0.9f, 0.1f, 0.99f, 0.01f, 1e-3f, 0.7f};
+        made([&] {
+            square[0] = optimizer_step(turn, {p.g.data(), p.olds[1].data(), has ? before.data() : nullptr, p.x.data()},
+                                       {m.data(), has ? s.data() : nullptr, x.data()}, p.n, p.scratch.data());
+        });
+        show("optimizer_step", m);
+        show("  s", s);
+        show("  x", x);
+        show("  square", square);
+    }
 }
 
 void mixes(Problem& p) {
@@ -302,7 +331,7 @@ void all_of(std::int64_t n) {
     Problem p(n);
     for (const Dtype dtype : kDtypes) {
         std::vector<Bytes> rows;
-        std::vector<Sent> sent;
+        std::vector<ClientUpdate> sent;
         for (const Floats& y : p.ys) rows.push_back(row_of(dtype, y));
         for (std::int64_t i = 0; i < kRows; ++i)
             sent.push_back({rows[i].data(), dtype, i % 2 != 0 ? p.x.data() : nullptr, 0.37f * static_cast<float>(i + 1),
@@ -311,8 +340,8 @@ void all_of(std::int64_t n) {
         folds<double>(p, sent, p.acc);
         folds<float>(p, sent, p.x);
         for (const Codec codec : kCodecs)
-            for (const Form form : {Form::gradient, Form::control})
-                for (const int have : {0, 1, 2}) exchanges(p, sent, codec, form, have);
+            for (const Forms& forms : kForms)
+                for (const int have : {0, 1, 2}) exchanges(p, sent, codec, forms, have);
     }
     steps(p);
     mixes(p);

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedcore import Network, Server, Update, errors
 from fedcore.algorithms import FedAvg
-from fedcore.algorithms.rates import Staircase
+from fedcore.rates import Staircase
 from fedcore.topology import Topology
 from tests.network.problem import LeastSquares
 
@@ -97,8 +97,8 @@ def test_kinds_of_updates_say_the_same():
     results = []
     for update in (
         Update(0, y, steps=4),
-        Update(0, y - base, steps=4, kind="delta"),
-        Update(0, (base - y) / 2, steps=4, kind="gradient"),
+        Update(0, delta=y - base, steps=4),
+        Update(0, gradient=(base - y) / 2, steps=4),
         Update(0, y.tobytes(), steps=4),
         Update(0, torch.from_numpy(y.copy()), steps=4),
     ):
@@ -222,16 +222,16 @@ def test_threads_may_add_at_once():
 @pytest.mark.parametrize(
     ("sent", "message"),
     [
-        (dict(y=vector(1)), r"y: expected float32\[2\]"),
-        (dict(y=np.ones(2, np.int64)), r"y: expected float32\[2\], got int64\[2\]"),
-        (dict(y=vector(np.nan, 0)), "y: expected finite numbers"),
-        (dict(y=vector(0, -np.inf)), "y: expected finite numbers"),
-        (dict(y=vector(1e31, 0)), "y: expected finite numbers"),
-        (dict(y=vector(3e38, 0), kind="delta"), "y: expected finite numbers"),
-        (dict(y=vector(3e38, 0), kind="gradient", steps=10**6), "y: expected finite numbers"),
-        (dict(y=vector(np.nan, 0), kind="gradient"), "y: expected finite numbers"),
-        (dict(y=b"1234567"), "y: expected 8 bytes"),
-        (dict(y=None), "model: expected"),
+        (dict(model=vector(1)), r"model: expected float32\[2\]"),
+        (dict(model=np.ones(2, np.int64)), r"model: expected float32\[2\], got int64\[2\]"),
+        (dict(model=vector(np.nan, 0)), "update: expected finite numbers"),
+        (dict(model=vector(0, -np.inf)), "update: expected finite numbers"),
+        (dict(model=vector(1e31, 0)), "update: expected finite numbers"),
+        (dict(delta=vector(3e38, 0)), "update: expected finite numbers"),
+        (dict(gradient=vector(3e38, 0), steps=10**6), "update: expected finite numbers"),
+        (dict(gradient=vector(np.nan, 0)), "update: expected finite numbers"),
+        (dict(model=b"1234567"), "model: expected 8 bytes"),
+        (dict(model=None), "model: expected"),
         (dict(steps=0), "steps: expected an integer in 1..1000000, got 0"),
         (dict(steps=10**7), "steps: expected"),
         (dict(steps=2.0), "steps: expected"),
@@ -243,7 +243,7 @@ def test_threads_may_add_at_once():
 def test_what_a_node_sent_wrongly_is_refused_and_the_round_goes_on(sent, message):
     network, clean = pair(), pair()
     with network.open_round() as opened:
-        opened.add(0, **(dict(y=vector(1, 1), steps=1) | sent))
+        opened.add(0, **({"steps": 1, next(iter({"delta", "gradient"} & sent.keys()), "model"): vector(1, 1)} | sent))
         opened.add(1, vector(3, 4), steps=1)
     (refusal,) = opened.report.refused
     assert refusal[0] == 0
@@ -272,7 +272,11 @@ def test_a_node_that_was_refused_may_try_again():
         (Update("0", vector(1, 1), 1), errors.UnknownClientError, "node: expected"),
         (Update(True, vector(1, 1), 1), errors.UnknownClientError, "node: expected"),
         (Update(1, vector(1, 1), 1), errors.DuplicateUpdateError, "node: 1 has an update in round 0 already"),
-        (Update(0, vector(1, 1), 1, kind="models"), errors.UnknownNameError, "kind: 'models' is unknown"),
+        (
+            Update(0, vector(1, 1), 1, gradient=vector(1, 1)),
+            errors.RangeError,
+            "model, delta, gradient: expected one of them, got model and gradient",
+        ),
         (Update(0, vector(1, 1), 1, count=2), errors.RangeError, "count: expected 1, since every node is one, got 2"),
     ],
 )
@@ -364,11 +368,12 @@ def test_modules_go_in_and_tensors_come_out():
         module[1].num_batches_tracked += count
     report = network.round([Update(node, module, steps=1) for node, module in enumerate(modules)])
     assert report.refused == ()
-    for named in (network.tensors(), network.tensors(0), network.tensors(1)):
+    for named in (network.tensors(), network.tensors(0), network.tensors(1, library="torch")):
         np.testing.assert_allclose(named["1.running_mean"], 2)
         np.testing.assert_allclose(named["0.weight"], modules[0][0].weight.detach().numpy(), rtol=1e-6)
         assert named["1.num_batches_tracked"] == 5
-        assert named["1.num_batches_tracked"].dtype == np.int64
+        assert named["1.num_batches_tracked"].dtype == torch.int64
+    assert network.tensors(0, library="numpy")["1.num_batches_tracked"].dtype == np.int64
     with pytest.raises(errors.RangeError, match=r"node: expected an integer in 0\.\.1, got 2"):
         network.tensors(2)
 
@@ -378,14 +383,14 @@ def test_a_gradient_leaves_float_buffers_alone():
     network = Network([state, state], W2, lr=0.5)
     report = network.round(
         [
-            Update(0, vector(2, 2), steps=1, kind="gradient"),
+            Update(0, gradient=vector(2, 2), steps=1),
             Update(1, np.float32([1, 1, 8]), steps=1),
         ]
     )
     assert report.refused == ()
     np.testing.assert_array_equal(network.models, [[0.5, 0.5, 6], [0.5, 0.5, 6]])
     bad = network.round([Update(0, np.float32([1, 1, np.nan]), steps=1)])
-    assert bad.refused[0][1].startswith("y: expected finite numbers")
+    assert bad.refused[0][1].startswith("update: expected finite numbers")
 
 
 def test_the_rate_is_that_of_the_round():

@@ -6,7 +6,7 @@ from torch import nn
 
 import fedcore
 from fedcore import ClientStore, Network, Server, Update, errors
-from fedcore.algorithms.rates import InverseStep, Staircase
+from fedcore.rates import InverseStep, Staircase
 from fedcore.topology import Topology
 from tests.network.problem import LeastSquares
 
@@ -81,7 +81,7 @@ def test_what_is_no_network_is_refused(tmp_path):
         with pytest.raises(errors.CheckpointError, match="folder of a network"):
             Network.load(tmp_path / folder)
     made().save(tmp_path / "network")
-    with pytest.raises(errors.CheckpointError, match="folder of a server"):
+    with pytest.raises(errors.CheckpointError, match="written by a fedcore Server"):
         Server.load(tmp_path / "network")
     with pytest.raises(errors.StoreError):
         Network.load(tmp_path / "nothing")

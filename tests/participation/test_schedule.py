@@ -24,7 +24,7 @@ def test_clients_may_be_named_as_files_name_them():
 
 @pytest.mark.parametrize("key", ["-1", "1.0", " 1", "²", "", 1.0, None])
 def test_what_is_no_number_of_a_client(key):
-    with pytest.raises(ValueError, match=r"arrivals: client: expected an int in 0 \.\. 2"):
+    with pytest.raises(ValueError, match=r"arrivals: client: expected an integer in 0\.\.2"):
         Schedule(3, arrivals={key: 4})
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from fedcore.experiment import load_preset
-from fedcore.experiment.grid import points
+from fedcore.experiment.presets.grid import points
 from fedcore.reports import write_overview, write_report
 from tests.cli.command import invoke
 from tests.reports.test_page import parsed

@@ -3,8 +3,9 @@ from dataclasses import replace
 import pytest
 
 from fedcore.experiment import load_preset
+from fedcore.experiment.loop import run_trial
 from fedcore.experiment.records import read_folder
-from fedcore.experiment.trial import run_trial, trials
+from fedcore.experiment.trial import trials
 from fedcore.reports.curves import AXES, band, draw_curves
 from fedcore.reports.drawing import COLOURS, apart
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedcore.reports
-from fedcore.experiment.pictures import Varied
+from fedcore.experiment.schema.pictures import Varied
 from fedcore.reports.comparison import Comparison
 from fedcore.reports.curves import draw_curves
 from fedcore.reports.drawing import COLOURS, STYLES, fitted, look

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from fedcore.errors import MissingDataError
-from fedcore.experiment.pictures import Varied
+from fedcore.experiment.schema.pictures import Varied
 from fedcore.reports import write_overview
 from fedcore.reports.families import draw_family, families
 from fedcore.reports.papers import ACCURACY, CROSSING, POINTS

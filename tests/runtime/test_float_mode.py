@@ -9,12 +9,14 @@ import pytest
 import torch
 
 import fedcore
-from fedcore import ClientStore, Network, Update, _core, kernels, sampling
-from fedcore.algorithms import departure, optimizers, rates
+from fedcore import ClientStore, Network, Update, _core, kernels, optimizers, rates, sampling
 from fedcore.float_mode import ieee
+from fedcore.kernels import Linear
 from fedcore.participation import Active, Bernoulli, Trace, Weighted
 from fedcore.participation.traces import Recorded
+from fedcore.theory import departure
 from fedcore.topology import Topology
+from tests.kernels.forms import FORMS
 from tests.server import rounds
 
 TINY = np.float32([1e-40, 1, 3e-39, -2e-42, 0, 1e-30, -1e-38, 2])
@@ -65,13 +67,17 @@ def accumulated(acc):
 
 def exchanged(form):
     total, row = np.zeros(8), TINY.copy()
-    norms = kernels.exchange(total, [LARGE], [TINY], np.ones(1), np.ones(1), [row], [None], [row], out=total, form=form)
+    norms = kernels.exchange(
+        total, [LARGE], [TINY], np.ones(1), np.ones(1), [row], [None], [row], out=total, **FORMS[form]
+    )
     return [total, row, norms]
 
 
 def stepped():
     v, total, x = np.empty(8, np.float32), np.empty(8), np.empty(8, np.float32)
-    arguments = dict(from_sum=0.5, from_total=1e-300, keep_sum=0.3, gamma=0.25, v=v, total_out=total, x_out=x)
+    arguments = dict(
+        v_of=Linear(A=0.5, T=1e-300), total_of=Linear(T=1, A=0.3), gamma=0.25, v=v, total_out=total, x_out=x
+    )
     return [kernels.server_step(WIDE, WIDE, TINY, **arguments), v, total, x]
 
 
@@ -85,24 +91,38 @@ MATRICES = [*(np.array([[1e-40, 1], [0, 1]], dtype) for dtype in ("f4", "f8")), 
 SHORT = np.full(8, 1e-22, np.float32)  # its squares are subnormal
 SCALE, SUBNORMAL_WEIGHTS = np.float32([1e-40]), np.float64([1e-310, 1, 2e-310, 3e-310, 4e-310])
 SHARES, PARTS = np.float64([1e-310, 0.5, 1]), np.float64([1, 1e-310, 1])
+
+
+def turned():
+    made = []
+    for numbers in (dict(from_m=1e-40, from_square=1e-40), dict(from_m=0.5, from_square=0.5, yogi=True, tau=1e-40)):
+        m, s, x = (np.empty(8, np.float32) for _ in range(3))
+        outs = dict(m_out=m, s_out=s, x_out=x)
+        square = kernels.optimizer_step(LARGE, TINY, SHORT, TINY, from_v=1e-30, gamma=1e-40, **outs, **numbers)
+        made += [square, m, s, x]
+    return made
+
+
 KERNELS = {
     "weighted_sum": lambda: [
         kernels.weighted_sum([LARGE, TINY], [1e-40, 0.5]),
         kernels.weighted_sum([LARGE], TINY[:1]),
         kernels.weighted_sum([LARGE.astype(np.float64)], [1e-320], accumulate="float64"),
-    ],
-    "weighted_sum_norms": lambda: [
-        (summed := kernels.weighted_sum_norms([TINY, LARGE], [0.5, 1e-40])),
+        (summed := kernels.weighted_sum([TINY, LARGE], [0.5, 1e-40], norms=True)),
         summed.diversity,
         summed.finite,
     ],
-    "weighted_sum_segments": lambda: kernels.weighted_sum_segments([[LARGE, TINY]], [1e-40]),
-    "weighted_sum_segments_norms": lambda: kernels.weighted_sum_segments_norms([[LARGE, TINY]], [1e-40]),
+    "weighted_sum_segments": lambda: [
+        kernels.weighted_sum_segments([[LARGE, TINY]], [1e-40]),
+        kernels.weighted_sum_segments([[LARGE, TINY]], [1e-40], norms=True),
+    ],
     "accumulate": lambda: [accumulated(TINY.copy()), accumulated(WIDE.copy())],
     "server_step": stepped,
-    "exchange": lambda: [exchanged("gradient"), exchanged("control")],
+    "exchange": lambda: [*map(exchanged, FORMS)],
     "direction_step": lambda: written(lambda y: kernels.direction_step(y, LARGE, lr=1e-40, offset=TINY), TINY),
-    "direction_offset": lambda: kernels.direction_offset([LARGE, TINY, WIDE], [1e-40, 0.5, 1e-320]),
+    "combine": lambda: kernels.combine([LARGE, TINY, WIDE], [1e-40, 0.5, 1e-320]),
+    "combined_square": lambda: kernels.combined_square([WIDE, TINY], [1e-160, 1e-160]),
+    "optimizer_step": turned,
     "mix": lambda: [
         mixed([[1e-40, 1.0], [0.0, 1.0]]),
         *(mixed(W) for W in MATRICES),
@@ -192,7 +212,7 @@ def run(method, x0, one_by_one=False, **options):
     known = rounds.everything(server)
     if server.algorithm.placement == "server":
         server.depart(4)
-        told += list(server._state.now.vectors(server.algorithm).values())
+        told += list(server._state.snapshot.vectors(server.algorithm).values())
     return [known, told]
 
 

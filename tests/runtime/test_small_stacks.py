@@ -20,6 +20,7 @@ import fedcore
 from fedcore import kernels, sampling
 from fedcore.store import checksums
 from tests.kernels.calls import CALLS
+from tests.kernels.forms import FORMS
 
 FLOATS = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 N = 40_001
@@ -33,17 +34,19 @@ def sums():
     for dtype, base, precision in itertools.product(FLOATS, (None, x), ("float32", "float64")):
         rows = [array.astype(dtype) for array in numbers]
         for out in {np.float32, dtype}:
-            kernels.weighted_sum_norms(rows, weights.astype("f"), np.empty(N, out), base=base, accumulate=precision)
+            kernels.weighted_sum(
+                rows, weights.astype("f"), np.empty(N, out), base=base, accumulate=precision, norms=True
+            )
     for dtype, base, total in itertools.product(FLOATS, (None, x), (np.float32, np.float64)):
         ys = [array.astype(dtype) for array in numbers]
         kernels.accumulate(np.zeros(N, total), [base] * 9, ys, np.ones(9), weights, out=np.empty(N, total))
-    codecs, forms = ("f32", "bf16", "f16", "int8"), ("gradient", "control")
-    for dtype, codec, form, anchor in itertools.product(FLOATS, codecs, forms, (None, x)):
+    codecs = ("f32", "bf16", "f16", "int8")
+    for dtype, codec, form, anchor in itertools.product(FLOATS, codecs, FORMS, (None, x)):
         ys = [array.astype(dtype) for array in numbers]
         old = [np.ones(N, np.float32) if codec == "f32" else kernels.quantise(x, codec) for _ in ys]
         for new in (old, [np.ones(N, np.float32) for _ in ys]):
             arguments = (np.zeros(N), [x] * 9, ys, np.ones(9), weights, old, [anchor] * 9, new)
-            kernels.exchange(*arguments, out=np.empty(N), form=form, keys=keys)
+            kernels.exchange(*arguments, out=np.empty(N), **FORMS[form], keys=keys)
 
 def others():
     for name, call in CALLS.items():

@@ -169,7 +169,7 @@ def test_too_few_positive_weights_are_refused():
 
 
 def test_other_arguments_are_refused_by_name():
-    with pytest.raises(errors.RangeError, match="k: expected an int in 0"):
+    with pytest.raises(errors.RangeError, match="k: expected an integer in 0"):
         sampling.with_replacement([1.0], -1, seed=0, round=0)
     with pytest.raises(errors.DtypeError, match=r"weights: expected float64\[n\], got float32\[2\]"):
         sampling.weighted_without_replacement(np.ones(2, np.float32), 1, seed=0, round=0)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedcore.store.digests import client_digests, row_digests, total
-from fedcore.store.head import Head
+from fedcore.store.files.index_digests import client_digests, row_digests, total
+from fedcore.store.files.index_head import Head
 
 
 def forge(folder, *, head=lambda head: head, rows=(), statements=()):

@@ -11,7 +11,7 @@ def contradictions(server):
     is in use is free; the folder's last commit has this x, this round, and these clients.
     """
     state = server._state
-    now, store, algorithm = state.now, state.store, state.settings.algorithm
+    now, store, algorithm = state.snapshot, state.store, state.settings.algorithm
     found = []
     if now.total is not None and algorithm.keeps_rows:
         found += total_problems(store, now.total, now.history.directions if algorithm.keeps_history else None)

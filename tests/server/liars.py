@@ -18,9 +18,10 @@ MODEL = {
     "running_var": np.ones(3, np.float32),
     "num_batches_tracked": np.array(0),
 }
-METHODS = {name: {} for name in algorithms.REGISTRY} | {
+# FedExP steps the further, the less its clients agree, so that one of them decides how far.
+METHODS = {name: {} for name in algorithms.REGISTRY if name != "FedExP"} | {
     "FlexibleFedAvg": {"local_steps": STEPS},
-    "FedAvg, by examples known": {"examples": SIZES},
+    "FedAvg, by examples known": {"client_sizes": SIZES},
     "SCAFFOLD, two vectors": {"control": "sent"},
     "MimiC, update units": {"units": "update"},
     "MIFA, at once": {"wait": False},
@@ -32,13 +33,13 @@ def with_(model, **changes):
 
 
 def long(update, sent):
-    y = with_(update.y, w=sent["w"] + np.float32(1000) * (update.y["w"] - sent["w"]))
-    return update._replace(y=y, control=None if update.control is None else 1000 * update.control)
+    y = with_(update.model, w=sent["w"] + np.float32(1000) * (update.model["w"] - sent["w"]))
+    return update._replace(model=y, control=None if update.control is None else 1000 * update.control)
 
 
 def heavy(update, sent):
     """The model as it was sent, with the weight of ever so many examples."""
-    return update._replace(y=with_(update.y, w=sent["w"]), examples=10**9)
+    return update._replace(model=with_(update.model, w=sent["w"]), examples=10**9)
 
 
 LIES = {
@@ -47,11 +48,13 @@ LIES = {
     "steps": lambda update, sent: update._replace(steps=10**6),
     "examples": heavy,
     "long": long,
-    "variance": lambda update, sent: update._replace(y=with_(update.y, running_var=np.full(3, -1e6, np.float32))),
-    "steps and counter": lambda update, sent: update._replace(
-        steps=10**6, y=with_(update.y, num_batches_tracked=sent["num_batches_tracked"] + 10**6)
+    "variance": lambda update, sent: update._replace(
+        model=with_(update.model, running_var=np.full(3, -1e6, np.float32))
     ),
-    "counter": lambda update, sent: update._replace(y=with_(update.y, num_batches_tracked=2**63 - 1)),
+    "steps and counter": lambda update, sent: update._replace(
+        steps=10**6, model=with_(update.model, num_batches_tracked=sent["num_batches_tracked"] + 10**6)
+    ),
+    "counter": lambda update, sent: update._replace(model=with_(update.model, num_batches_tracked=2**63 - 1)),
 }
 REFUSED = ("rate", "tiny rate", "long", "variance", "counter")
 """Lies for which the reply does not count; the others count within their bounds."""
@@ -72,7 +75,7 @@ OPTIONS = {"long": {"max_norm_ratio": 10.0}}
 def made(method):
     """The method, and n_k of the clients, or None, as ``METHODS`` says."""
     arguments = dict(METHODS[method])
-    sizes = arguments.pop("examples", None)
+    sizes = arguments.pop("client_sizes", None)
     algorithm = algorithms.named(method.partition(",")[0], **arguments)
     return algorithm, SIZES if algorithm.needs_shares else sizes
 
@@ -96,7 +99,7 @@ def most_counted(kind):
 
 def server_of(method, **options):
     algorithm, sizes = made(method)
-    return Server(algorithm, MODEL, N, lr=LR, examples=sizes, **options)
+    return Server(algorithm, MODEL, N, lr=LR, client_sizes=sizes, **options)
 
 
 def honest(told, sent, offset, client):
@@ -109,7 +112,7 @@ def honest(told, sent, offset, client):
     """
     x = sent["w"]
     y, gradients = x.copy(), []
-    steps = 1 if told.local_rule == "one minibatch" else STEPS
+    steps = told.local_rule.most_steps or STEPS
     for _ in range(steps):
         gradients.append(y - OPTIMA[client])
         d = told.a * gradients[-1] + (0 if offset is None else offset) + told.mu * (y - x)

@@ -45,7 +45,7 @@ class Clients:
     def work(self, broadcast, i, steps):
         """What a client of any method makes of its broadcast, as arguments of ``Round.add``."""
         y, raw = self.train(i, broadcast.x, broadcast.lr, steps, self.direction(broadcast, i))
-        return dict(y=y.astype(np.float32), control=raw.astype(np.float32) if broadcast.second else None)
+        return dict(model=y.astype(np.float32), control=raw.astype(np.float32) if broadcast.second else None)
 
     def direction(self, broadcast, i, own=0.0):
         """What a client steps along; ``own``: its part of the offset, where it keeps it itself."""
@@ -115,7 +115,7 @@ def follow(server, clients, course, paper, work=None, after=None):
     for t, x in enumerate(paper):
         for what, i in course.changes.get(t, ()):
             if what == "arrive":
-                server.arrive(i, examples=clients.examples[i] if server.algorithm.needs_shares else None)
+                server.arrive(i, client_sizes=clients.examples[i] if server.algorithm.needs_shares else None)
             else:
                 server.depart(i, from_objective=what == "exclude")
         counts = Counter(course.active[t])
@@ -123,7 +123,7 @@ def follow(server, clients, course, paper, work=None, after=None):
         assert broadcast.round == t
         updates = []
         for i in broadcast.ids:
-            done = 1 if broadcast.local_rule == "one minibatch" else course.steps[t][i]
+            done = broadcast.local_rule.most_steps or course.steps[t][i]
             answer = (work or clients.work)(broadcast, i, done)
             updates.append(Update(i, **answer, steps=done, examples=clients.examples[i], count=counts[i]))
         if t % 2:

@@ -8,8 +8,8 @@ import sys
 
 import numpy as np
 
-from fedcore import Server, Update, algorithms
-from fedcore.algorithms import rates
+from fedcore import Server, Update, algorithms, rates
+from tests.outsiders.house.mine import methods
 
 N, n = 6, 70
 METHODS = {name: {} for name in algorithms.REGISTRY} | {
@@ -20,6 +20,7 @@ METHODS = {name: {} for name in algorithms.REGISTRY} | {
     "MimiC, on clients": dict(name="MimiC", placement="client"),
     "SCAFFOLD, two vectors": dict(name="SCAFFOLD", control="sent"),
     "SCAFFOLDM, on clients": dict(name="SCAFFOLDM", placement="client"),
+    "FedACG, of somebody else": dict(name=f"{methods.__name__}:FedACG", lam=0.5),
 }
 
 
@@ -29,7 +30,7 @@ def made(method, x0=None, **options):
         {"history_rounds": arguments.pop("history_rounds")} | options if "history_rounds" in arguments else options
     )
     algorithm = algorithms.named(arguments.pop("name", method), **arguments)
-    options = dict(clients=N, lr=rates.Exponential(0.1, 0.9), examples=range(1, N + 1)) | options
+    options = dict(clients=N, lr=rates.Exponential(0.1, 0.9), client_sizes=range(1, N + 1)) | options
     return Server(algorithm, np.linspace(-1, 1, n, dtype=np.float32) if x0 is None else x0, **options)
 
 
@@ -58,7 +59,7 @@ def go_on(server, rounds):
 
 def everything(server, clients=range(N)):
     """All that a server knows, as bytes."""
-    now = server._state.now
+    now = server._state.snapshot
     vectors = {name: np.array(v).tobytes() for name, v in now.vectors(server.algorithm).items()}
     rows = {i: server.store.read(i).tobytes() for i in clients}
     written = {i: server.store.round_of(i) for i in clients}

@@ -11,6 +11,7 @@ class Runaway:
     def start(self, n):
         return ()
 
-    def turn(self, v, moments):
+    def turn(self, v, moments, x, *, gamma, moments_out, x_out):
         with np.errstate(over="ignore"):
-            return v * np.float32(self.factor), moments
+            np.subtract(x, np.float32(gamma) * (v * np.float32(self.factor)), out=x_out)
+        return float(np.square(x_out, dtype=np.float64).sum())

@@ -24,28 +24,28 @@ class Stopped(BaseException):
 def a_server(method, store):
     algorithm = algorithms.MIFA(wait=False) if method == "MIFA" else method
     sizes = [1, 2, 3, 4] if method == "FlexibleFedAvg" else None
-    server = Server(algorithm, np.zeros(P, np.float32), CLIENTS, lr=0.1, store=store, examples=sizes)
+    server = Server(algorithm, np.zeros(P, np.float32), CLIENTS, lr=0.1, store=store, client_sizes=sizes)
     a_round(server)
     return server
 
 
 def a_round(server):
     number = server.round_number
-    return server.round([Update(client, server.x + 1 + number, 1) for client in list(server.store.registry)[:3]])
+    return server.round([Update(client, server.x + 1 + number, 1) for client in list(server.clients)[:3]])
 
 
 def the_first_departs(server):
-    server.depart(next(iter(server.store.registry)))
+    server.depart(next(iter(server.clients)))
 
 
 def one_in_the_middle_departs(server):
-    server.depart(list(server.store.registry)[1])
+    server.depart(list(server.clients)[1])
 
 
 def two_arrive(server):
-    sized = server._state.now.population.is_sized
+    sized = server._state.snapshot.population.is_sized
     names = [f"new {server.round_number} {i}" for i in range(2)]
-    server.arrive_all(names, examples=[3, 4] if sized else None)
+    server.arrive(names, client_sizes=[3, 4] if sized else None)
 
 
 OPERATIONS = [a_round, the_first_departs, one_in_the_middle_departs, two_arrive]
@@ -53,10 +53,10 @@ OPERATIONS = [a_round, the_first_departs, one_in_the_middle_departs, two_arrive]
 
 def seen(server):
     """All that can be asked of a server."""
-    rows = {client: server.store.read(client).tobytes() for client in server.store.registry}
-    total = server._state.now.total
-    population = server._state.now.population
-    shares = population.shares(server.store.registry, list(rows))
+    rows = {client: server.store.read(client).tobytes() for client in server.clients}
+    total = server._state.snapshot.total
+    population = server._state.snapshot.population
+    shares = population.shares(server.clients, list(rows))
     return (
         server.round_number,
         server.x.tobytes(),

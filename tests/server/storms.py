@@ -121,10 +121,10 @@ class Course:
 
     def step(self):
         """A change, drawn."""
-        there = len(self.server.store.registry)
+        there = len(self.server.clients)
         draw = self._random.random()
         if draw < 0.15 and there > FEWEST:
-            self.server.depart(self._random.choice(list(self.server.store.registry)))
+            self.server.depart(self._random.choice(list(self.server.clients)))
         elif draw < 0.3 and there < MOST:
             self._next += 1
             self.server.arrive(self._next)
@@ -134,7 +134,7 @@ class Course:
             self.round()
 
     def round(self):
-        clients = list(self.server.store.registry)
+        clients = list(self.server.clients)
         heard = self._random.sample(clients, self._random.randrange(1, len(clients) + 1))
         new = [self._next + 1] if len(clients) < MOST and self._random.random() < 0.3 else []
         self._next += len(new)
@@ -145,7 +145,7 @@ class Course:
     def verdict(self):
         """What is to be said of the server after something came over it; another one begins where it cannot go on."""
         try:
-            if self.server._state.store._journal.broken:
+            if self.server._state.store._commits.broken:
                 verdict = "says: open it again"
             elif contradictions(self.server):
                 verdict = "DIFFERS"

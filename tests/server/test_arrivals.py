@@ -14,7 +14,7 @@ def vector(*values):
 
 def hear(server, **h):
     """A round in which clients c0, c1 sent these mean gradients."""
-    return server.round([Update(int(name[1:]), vector(value), 1, kind="gradient") for name, value in h.items()])
+    return server.round([Update(int(name[1:]), gradient=vector(value), steps=1) for name, value in h.items()])
 
 
 def test_a_newcomer_counts_in_n_and_has_a_row_of_zero():
@@ -35,11 +35,11 @@ def test_who_departs_leaves_every_running_sum(method):
     server = Server(algorithm, vector(0), clients=3, lr=1.0)
     hear(server, c0=4, c1=8, c2=30)
     hear(server, c0=2, c2=10)
-    before = server._state.now.total.copy()
+    before = server._state.snapshot.total.copy()
     row = server._state.correction(2) if method == "MimiC" else server.store.read(2)
     server.depart(2)
-    np.testing.assert_array_equal(server._state.now.total, before - row)
-    assert server._state.now.total.sum() == pytest.approx(
+    np.testing.assert_array_equal(server._state.snapshot.total, before - row)
+    assert server._state.snapshot.total.sum() == pytest.approx(
         sum((server._state.correction(i) if method == "MimiC" else server.store.read(i)).sum() for i in (0, 1)),
         abs=1e-6,
     )
@@ -58,16 +58,16 @@ def test_a_departure_ends_at_the_optimum_of_those_who_stay(method):
         there = range(5 if t < 100 else 4)
         cohort = there if t == 0 else [i for i in there if rng.random() < 0.5]
         x = server.x.astype(np.float64)
-        server.round([Update(i, (x - optima[i]).astype(np.float32), 1, kind="gradient") for i in cohort])
+        server.round([Update(i, gradient=(x - optima[i]).astype(np.float32), steps=1) for i in cohort])
     np.testing.assert_allclose(server.x, optima[:4].mean(axis=0), rtol=1e-5, atol=1e-6)
 
 
 def test_shares_follow_arrivals_and_departures():
-    server = Server(algorithms.FlexibleFedAvg("B", reboot="vanilla"), vector(0), 2, lr=1.0, examples=[30, 10])
+    server = Server(algorithms.FlexibleFedAvg("B", reboot="vanilla"), vector(0), 2, lr=1.0, client_sizes=[30, 10])
     move = lambda client, by: server.round([Update(client, server.x + vector(by), 1)])  # noqa: E731
     move(0, 8)
     assert server.x == [6]  # p = 3/4
-    server.arrive("new", examples=40)
+    server.arrive("new", client_sizes=40)
     move("new", 8)
     assert server.x == [6 + 4]  # p = 40/80
     server.depart("new", from_objective=False)
@@ -76,13 +76,13 @@ def test_shares_follow_arrivals_and_departures():
     server.depart(1)
     move(0, 7)
     assert server.x == [13 + 3]  # p = 30/70
-    with pytest.raises(RangeError, match="examples"):
+    with pytest.raises(RangeError, match="client_sizes"):
         server.arrive(9)
 
 
 def test_the_fast_reboot_boosts_a_newcomer_by_3_and_decays():
-    server = Server(algorithms.FlexibleFedAvg("B"), vector(0), 1, lr=1.0, examples=[1])
-    server.arrive("l", examples=1)  # t0 = 0
+    server = Server(algorithms.FlexibleFedAvg("B"), vector(0), 1, lr=1.0, client_sizes=[1])
+    server.arrive("l", client_sizes=1)  # t0 = 0
     moved = []
     for _ in range(5):
         before = float(server.x[0])
@@ -104,10 +104,10 @@ def test_warm_start():
     both.warm_start({0: vector(4), 2: vector(8)})  # c_0 = 4, c = g = 3: -beta (c_0 - c) + (1 - beta) g
     assert [float(both.broadcast([i]).offset(i)[0]) for i in (0, 1)] == [-0.5 + 1.5, 1.5 + 1.5]
     for warm in (server, momentum, both):
-        with pytest.raises(RoundError, match="before another warm start"):
+        with pytest.raises(RoundError, match=r"^warm_start: "):
             warm.warm_start({0: vector(1)})
     hear(fresh := Server("SCAFFOLD", vector(0), clients=4, lr=1.0), c0=1)
-    with pytest.raises(RoundError, match="before its first round"):
+    with pytest.raises(RoundError, match=r"^warm_start: "):
         fresh.warm_start({0: vector(1)})
     fresh = Server(algorithms.FedAvgMVR(), vector(0), clients=2, lr=1.0)
     with pytest.raises(fedcore.errors.ArrayError, match=r"gradients\[1\]"):
@@ -129,14 +129,14 @@ def test_warm_start_of_clients_that_keep_their_rows(method):
 
 def test_who_keeps_its_own_row_cannot_be_taken_out():
     server = Server(algorithms.SCAFFOLD(placement="client"), vector(0), clients=3, lr=1.0)
-    with pytest.raises(RangeError, match="2 keeps its own: leave it registered"):
+    with pytest.raises(RangeError, match=r"^client: .*2, which keeps its own"):
         server.depart(2)
-    assert 2 in server.store.registry
+    assert 2 in server.clients
 
 
 def flexible(scheme, examples):
     algorithm = algorithms.FlexibleFedAvg(scheme=scheme, local_steps=2)
-    return Server(algorithm, vector(0), clients=len(examples), lr=1.0, examples=examples)
+    return Server(algorithm, vector(0), clients=len(examples), lr=1.0, client_sizes=examples)
 
 
 @pytest.mark.parametrize("scheme", ["A", "B", "C"])
@@ -151,15 +151,15 @@ def test_a_departed_device_that_is_included_keeps_its_share_and_its_place(scheme
 def test_a_device_that_comes_back_to_its_share_is_no_newcomer():
     server = flexible("B", [1, 2, 3])
     server.depart(2, from_objective=False)
-    server.arrive(2, examples=3)
+    server.arrive(2, client_sizes=3)
     server.round([Update(i, vector(6), steps=2) for i in range(3)])
     assert server.x == pytest.approx(6)  # the shares add up to 1, and none is boosted
     server.depart(2, from_objective=False)
-    server.arrive(2, examples=6)  # with twice as many examples: p = 1/9, 2/9, 6/9
+    server.arrive(2, client_sizes=6)  # with twice as many examples: p = 1/9, 2/9, 6/9
     server.round([Update(2, server.x + vector(9), steps=2)])
     assert server.x == pytest.approx(6 + 6)
     server.depart(2)
-    server.arrive(2, examples=3)
+    server.arrive(2, client_sizes=3)
     server.round([Update(2, server.x + vector(6), steps=2)])
     assert server.x == pytest.approx(12 + 3 * 6 / 2)  # a newcomer: three times its half
 
@@ -171,12 +171,12 @@ def test_an_objective_that_all_have_left_can_be_joined(known):
     server.depart(0)
     server.depart(1)
     if known:
-        with pytest.raises(RangeError, match=r"examples: expected an integer in 1..2\^53 for client 5, got None"):
+        with pytest.raises(RangeError, match=r"client_sizes: expected an integer in 1..2\^53 for client 5, got None"):
             server.arrive(5)
-    server.arrive(5, examples=3)
+    server.arrive(5, client_sizes=3)
     server.round([Update(5, vector(6), steps=1)])
     assert server.x == pytest.approx(6 * (3 if known else 1))  # the newcomer's share is 1, and boosted by 3
-    with pytest.raises(RangeError, match="examples"):
+    with pytest.raises(RangeError, match="client_sizes"):
         server.arrive(6)
 
 
@@ -189,13 +189,13 @@ def test_nobody_comes_or_goes_while_a_round_is_open():
 
 
 def test_methods_that_weigh_by_shares_ask_for_them():
-    with pytest.raises(RangeError, match=r"examples: expected n_k of every client"):
+    with pytest.raises(RangeError, match=r"client_sizes: expected n_k of every client"):
         Server("FlexibleFedAvg", vector(0), clients=2, lr=1.0)
     server = Server("FedAvg", vector(0), clients=2, lr=1.0)
-    with pytest.raises(RangeError, match="examples: expected None for client 2, as for all others, got 5"):
-        server.arrive(2, examples=5)
+    with pytest.raises(RangeError, match="client_sizes: expected None for client 2, as for all others, got 5"):
+        server.arrive(2, client_sizes=5)
     server.arrive(2)
     server.round([Update(2, vector(1), 1)])
     for wrong in ([1], [1, 2, 3], {0: 1, 5: 2}, [1, 0], [1, True], [1, 2.5]):
-        with pytest.raises((RangeError, UnknownClientError), match="examples"):
-            Server("FlexibleFedAvg", vector(0), clients=2, lr=1.0, examples=wrong)
+        with pytest.raises((RangeError, UnknownClientError), match="client_sizes"):
+            Server("FlexibleFedAvg", vector(0), clients=2, lr=1.0, client_sizes=wrong)

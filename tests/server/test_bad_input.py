@@ -64,7 +64,7 @@ def test_a_round_that_is_left_leaves_everything_as_before(name, way):
         with pytest.raises(errors.DivergedError, match=why), server.open_round() as round:
             server._settings.optimizer.factor = 3e38
             for client in range(N):
-                round.add(client, np.full(n, -1 - client, np.float32), steps=1, kind="gradient")
+                round.add(client, gradient=np.full(n, -1 - client, np.float32), steps=1)
         server._settings.optimizer.factor = 1.0
     assert snapshot(server) == before
     assert finish_as_if_nothing(server) == finish_as_if_nothing(untouched)
@@ -74,27 +74,33 @@ def test_a_round_that_is_left_leaves_everything_as_before(name, way):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (dict(y=np.zeros(4, np.float32)), r"y: expected float32\[5\], got float32\[4\]"),
-        (dict(y=np.zeros((5, 1), np.float32)), r"y: expected float32\[5\], got float32\[5, 1\]"),
-        (dict(y=np.zeros(5, np.int32)), r"y: expected float32\[5\], got int32\[5\]"),
-        (dict(y=np.zeros(10, np.float32)[::2]), r"not contiguous"),
-        (dict(y=torch.zeros(6, dtype=torch.bfloat16)), r"y: expected float32\[5\], got bfloat16\[6\]"),
-        (dict(y=torch.zeros(10, dtype=torch.bfloat16)[::2]), "not contiguous"),
-        (dict(y=np.zeros(5, ">f4")), r"y: expected float32\[5\], got >f4\[5\]"),
-        (dict(y=np.ma.masked_equal(np.arange(5, dtype=np.float32), 2)), r"y: expected float32\[5\] without a mask"),
-        (dict(y=np.array([None] * 5)), r"y: expected float32\[5\], got object\[5\]"),
-        (dict(y=b"123"), r"y: expected 20 bytes of float32\[5\], got 3 bytes"),
-        (dict(y=memoryview(np.zeros(5))), "y: expected 20 bytes .* got 40 bytes of format 'd'"),
-        (dict(y=torch.zeros(5, device="meta")), r"y: expected float32\[5\] in CPU memory"),
-        (dict(y=torch.zeros(5, device="meta", dtype=torch.bfloat16)), r"y: expected float32\[5\] in CPU memory"),
-        (dict(y={"x": torch.zeros(5, device="meta")}), "x: expected an array in CPU memory"),
+        (dict(model=np.zeros(4, np.float32)), r"model: expected float32\[5\], got float32\[4\]"),
+        (dict(model=np.zeros((5, 1), np.float32)), r"model: expected float32\[5\], got float32\[5, 1\]"),
+        (dict(model=np.zeros(5, np.int32)), r"model: expected float32\[5\], got int32\[5\]"),
+        (dict(model=np.zeros(10, np.float32)[::2]), r"not contiguous"),
+        (dict(model=torch.zeros(6, dtype=torch.bfloat16)), r"model: expected float32\[5\], got bfloat16\[6\]"),
+        (dict(model=torch.zeros(10, dtype=torch.bfloat16)[::2]), "not contiguous"),
+        (dict(model=np.zeros(5, ">f4")), r"model: expected float32\[5\], got >f4\[5\]"),
         (
-            dict(y={"w": np.zeros(5, np.float32)}),
+            dict(model=np.ma.masked_equal(np.arange(5, dtype=np.float32), 2)),
+            "model: .* without a mask",
+        ),
+        (dict(model=np.array([None] * 5)), r"model: expected float32\[5\], got object\[5\]"),
+        (dict(model=b"123"), r"model: expected 20 bytes of float32\[5\], got 3 bytes"),
+        (dict(model=memoryview(np.zeros(5))), "model: expected 20 bytes .* got 40 bytes of format 'd'"),
+        (dict(model=torch.zeros(5, device="meta")), r"model: expected float32\[5\] in CPU memory"),
+        (
+            dict(model=torch.zeros(5, device="meta", dtype=torch.bfloat16)),
+            r"model: expected float32\[5\] in CPU memory",
+        ),
+        (dict(model={"x": torch.zeros(5, device="meta")}), "x: expected an array in CPU memory"),
+        (
+            dict(model={"w": np.zeros(5, np.float32)}),
             r"model: expected the tensors \['x'\]; missing \['x'\], unexpected \['w'\]",
         ),
-        (dict(y=None), "model: expected a module, a mapping"),
-        (dict(y=np.float32([0, 0, np.nan, 0, 0])), "y: expected finite numbers"),
-        (dict(y=np.float32([0, 0, 0, 0, np.inf])), "y: expected finite numbers"),
+        (dict(model=None), "model: expected a module, a mapping"),
+        (dict(model=np.float32([0, 0, np.nan, 0, 0])), "update: expected finite numbers"),
+        (dict(model=np.float32([0, 0, 0, 0, np.inf])), "update: expected finite numbers"),
         (dict(steps=0), r"steps: expected an integer in 1\.\.1000000, got 0"),
         (dict(steps=-3), r"steps: .* got -3"),
         (dict(steps=10**18), r"steps: .* got 1000000000000000000"),
@@ -121,7 +127,9 @@ def test_a_round_that_is_left_leaves_everything_as_before(name, way):
 def test_what_a_client_sent_is_refused_by_name_and_the_round_goes_on(name, change, reason):
     server, without = warm(name), warm(name)
     good = Update(2, server.x + np.float32(1), steps=4)
-    report = server.round([Update(**(dict(client=0, y=server.x + np.float32(2), steps=2, keep=True) | change)), good])
+    report = server.round(
+        [Update(**(dict(client=0, model=server.x + np.float32(2), steps=2, keep=True) | change)), good]
+    )
     assert report.heard == (2,)
     [(client, why)] = report.refused
     assert client == 0
@@ -165,8 +173,8 @@ def test_the_callers_mistakes_raise(name):
         for unknown in (N, -1, "0", 1.0, True, None):
             with pytest.raises(errors.UnknownClientError, match=r"client: expected .* got"):
                 round.add(unknown, y, steps=1)
-        with pytest.raises(errors.UnknownNameError, match="kind: 'modle' is unknown; did you mean 'model'"):
-            round.add(1, y, steps=1, kind="modle")
+        with pytest.raises(errors.RangeError, match="gradient: expected one of them, got model and delta"):
+            round.add(1, y, delta=y, steps=1)
         with pytest.raises(errors.RangeError, match="count: expected"):
             round.add(1, y, steps=1, count=0)
         with pytest.raises(errors.RoundError, match="round 3 is open already"):
@@ -199,7 +207,7 @@ def test_an_empty_cohort_is_recorded_counts_and_moves_nothing(name):
     ("change", "error", "message"),
     [
         (dict(algorithm="MIMIC"), errors.UnknownNameError, "algorithm: 'MIMIC' is unknown; did you mean 'MimiC'"),
-        (dict(x0=np.zeros(3)), errors.DtypeError, "x: expected float32 or an integer dtype, got float64"),
+        (dict(x0=np.zeros(3)), errors.DtypeError, "x: expected float32, .* or an integer dtype, got float64"),
         (dict(x0=np.zeros(0, np.float32)), errors.ShapeError, "x0: expected at least one parameter"),
         (dict(x0=np.float32([np.nan])), errors.ArrayError, "x0: expected finite numbers"),
         (dict(clients=0), errors.RangeError, "clients: expected at least one, got none"),
@@ -309,7 +317,7 @@ def test_a_store_with_rows_is_refused():
     store = ClientStore(2, 3)
     store.stage(0)[:] = 1
     store.commit(0)
-    with pytest.raises(errors.RangeError, match="store: expected one without rows"):
+    with pytest.raises(errors.RangeError, match=r"^store: "):
         Server("MIFA", np.zeros(3, np.float32), lr=0.1, store=store)
 
 
@@ -356,9 +364,9 @@ def test_a_huge_update_cannot_end_the_round_of_others(kind):
     huge, huge_buffer = np.float32([3e38, 3e38, 0, 0]), np.float32([0, 0, 3e38, 3e38])
     report = server.round(
         [
-            Update(0, huge, steps=1, examples=10, kind=kind),
+            Update(0, **{kind: huge}, steps=1, examples=10),
             Update(1, np.float32([1, 2, 3, 4]), steps=1),
-            Update(2, huge_buffer, steps=1, examples=10, kind=kind),
+            Update(2, **{kind: huge_buffer}, steps=1, examples=10),
         ]
     )
     assert report.heard == (1,)

@@ -42,7 +42,7 @@ FORMS = {
 def test_a_negative_variance_is_refused_by_name(method, form):
     make, kind = FORMS[form]
     server, without = server_of(method), server_of(method)
-    updates = [Update(0, make(server, 2.0), 5, kind=kind), Update(1, make(server, -60000.0), 5, kind=kind)]
+    updates = [Update(0, **{kind: make(server, 2.0)}, steps=5), Update(1, **{kind: make(server, -60000.0)}, steps=5)]
     report = server.round(updates)
     without.round(updates[:1])
     [(client, why)] = report.refused
@@ -137,7 +137,7 @@ def test_buffers_that_nobody_changes_have_their_own_length_for_a_limit(name, fir
     """BatchNorm in evaluation mode: the median of those heard is zero, which says nothing of the one that is 1e29."""
     server = server_of(max_norm_ratio=10.0)
     updates = [Update(i, model() | {"w": np.full(4, 1 + i, np.float32)}, 5) for i in range(10)]
-    updates[first] = updates[first]._replace(y=model() | {name: np.full(3, 1e29, np.float32)})
+    updates[first] = updates[first]._replace(model=model() | {name: np.full(3, 1e29, np.float32)})
     report = server.round(updates)
     [(client, why)] = report.refused
     assert client == first

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from fedcore import Network, Server, Update, algorithms
-from fedcore.algorithms import rates
+from fedcore import Network, Server, Update, algorithms, rates
 
 n = 4
 GRADIENT_UNITS = ["MIFA", "MimiC", "FedAvgM", "FedAvgMVR", "SCAFFOLD"]
@@ -149,7 +148,7 @@ def test_a_nodes_rate_is_the_networks():
     ],
 )
 def test_a_client_claims_no_more_steps_than_its_method_has_it_do(algorithm, most, deliver, tmp_path):
-    made = server_of(algorithm, examples=[10] * 10, max_steps=10**3)
+    made = server_of(algorithm, client_sizes=[10] * 10, max_steps=10**3)
     made.save(tmp_path / "copy")
     for server in (made, type(made).load(tmp_path / "copy")):
         report = deliver(server, [step(server, 0, steps=most), step(server, 1, steps=most + 1)])
@@ -159,7 +158,7 @@ def test_a_client_claims_no_more_steps_than_its_method_has_it_do(algorithm, most
 
 def test_where_the_method_does_not_say_so_they_are_at_most_max_steps():
     for algorithm in ("MIFA", algorithms.FlexibleFedAvg("B")):
-        server = server_of(algorithm, examples=[10] * 10, max_steps=7)
+        server = server_of(algorithm, client_sizes=[10] * 10, max_steps=7)
         report = server.round([step(server, 0, steps=7), step(server, 1, steps=8)])
         assert report.refused == ((1, "steps: expected an integer in 1..7, got 8"),)
 
@@ -208,4 +207,4 @@ def test_steps_that_an_aborted_round_heard_are_forgotten():
         opened.abort()
         reports = [each.round([Update(i, each.x + 1, 5 + i) for i in range(t + 1)]) for each in (server, without)]
         assert reports[0].gamma == reports[1].gamma
-        assert server._state.now.norms["steps"].tobytes() == without._state.now.norms["steps"].tobytes()
+        assert server._state.snapshot.norms["steps"].tobytes() == without._state.snapshot.norms["steps"].tobytes()

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from fedcore import Server, algorithms
+from fedcore import Server, algorithms, rates
 from tests.server.papers import Clients, N, arbitrary_course, follow, mimic, momentum, n, start_of
 
 BETA = 0.3
-LR = algorithms.rates.Exponential(0.1, 0.98)
+LR = rates.Exponential(0.1, 0.98)
 
 
 @pytest.mark.parametrize("units", ["gradient", "update"])
@@ -25,7 +25,7 @@ def test_mimics_clients_send_h_plus_c_and_keep_v_minus_h(kind, units):
         h[i] = (broadcast.x - clients.train(i, broadcast.x, broadcast.lr, steps)[0]) / unit
         delta = -unit * (h[i] + c[i])
         y = {"model": broadcast.x + delta, "delta": delta, "gradient": -delta / distance}[kind]
-        return dict(y=y.astype(np.float32), kind=kind)
+        return {kind: y.astype(np.float32)}
 
     def after(heard):
         for i in heard:
@@ -60,7 +60,7 @@ def test_scaffolds_clients_keep_c_i_and_send_its_change(method, warm):
         own = -options["beta"] * c[i]  # the papers' - beta c_i, which the server's offset is short of
         y, raw = clients.train(i, broadcast.x, broadcast.lr, steps, clients.direction(broadcast, i, own))
         change, c[i] = raw - c[i], raw
-        return dict(y=y.astype(np.float32), control=change.astype(np.float32))
+        return dict(model=y.astype(np.float32), control=change.astype(np.float32))
 
     paper = momentum(clients, x0.astype(np.float64), LR, course, controls=True, **options)
     assert follow(server, clients, course, paper, work) < 2e-6

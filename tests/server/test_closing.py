@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Network, Server, Update, errors
-from fedcore.store import folder, info
+from fedcore.store import info
+from fedcore.store.files import store_folder as folder
 
 N, n = 6, 50
 
@@ -27,10 +28,10 @@ def play(server, rounds=1):
 def require_one_commit(server):
     """Memory and rows are of one round: its number, T as the sum of all corrections, and each row's direction."""
     assert server.store.round + 1 == server.round_number
-    history = server._state.now.history
+    history = server._state.snapshot.history
     assert set(history.directions) == set(history.references)
     corrections = sum(server.correction(i) for i in range(N))
-    np.testing.assert_allclose(server._state.now.total, corrections, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(server._state.snapshot.total, corrections, rtol=1e-6, atol=1e-6)
 
 
 def test_a_server_that_is_loaded_beside_a_writer_is_of_one_commit(tmp_path, monkeypatch):
@@ -67,7 +68,7 @@ def test_only_the_medium_comes_from_a_look_before(tmp_path, monkeypatch):
         writer.close()
         return state
 
-    monkeypatch.setattr("fedcore.server.opening.state_of", late)
+    monkeypatch.setattr("fedcore.server.server_store.state_of", late)
     with Server.load(tmp_path / "run") as loaded:
         assert loaded.store.medium == "mmap"
         assert loaded.round_number == 7
@@ -212,7 +213,7 @@ def test_a_server_that_cannot_be_loaded_lets_its_folder_go(tmp_path):
         Server.load(tmp_path / "run")
     Server.load(tmp_path / "run", server_lr=lambda t: 0.1).close()
     ClientStore(N, n, medium="mmap", path=tmp_path / "rows").close()
-    with pytest.raises(errors.CheckpointError, match="expected the folder of a server") as caught:
+    with pytest.raises(errors.CheckpointError, match="expected a folder written by a fedcore Server") as caught:
         Server.load(tmp_path / "rows", medium="mmap")
     ClientStore.open(tmp_path / "rows").close()
     del caught

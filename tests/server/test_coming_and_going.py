@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedcore import Server, algorithms
-from fedcore.algorithms.rates import Exponential, Staircase
+from fedcore.rates import Exponential, Staircase
 from tests.server.papers import (
     ROUNDS,
     Clients,
@@ -90,7 +90,7 @@ def test_rows_of_those_who_go_leave_the_sum(method):
     short = dict(history_rounds=2) if "short" in method else {}
     server = Server(algorithm, x0, sorted(course.start), lr=LR, **short)
     assert follow(server, clients, course, paper(clients, x0.astype(np.float64), LR, course, **options)) < 2e-6
-    here = set(server.store.registry)
+    here = set(server.clients)
     assert 4 <= len(here) < N
 
 
@@ -118,7 +118,7 @@ def test_shares_boosts_and_restarts(scheme, reboot):
         x0,
         sorted(course.start),
         lr=lr,
-        examples={i: clients.examples[i] for i in course.start},
+        client_sizes={i: clients.examples[i] for i in course.start},
     )
     paper = flexible(clients, x0.astype(np.float64), 0.2, course, scheme, fast=reboot == "fast")
     assert follow(server, clients, course, paper) < 2e-6

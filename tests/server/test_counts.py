@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from fedcore import Server, Update, algorithms
+from fedcore import Server, Update, algorithms, rates
 from fedcore.errors import RangeError
+from tests.server.further_papers import fedexp, fednova
 from tests.server.papers import Clients, N, arbitrary_course, fedavg, follow, mb_storm, momentum, start_of
 
 x0, y, other = np.float32([1, -2]), np.float32([3, 5]), np.float32([-4, 1])
@@ -32,7 +33,7 @@ def test_a_client_drawn_twice_weighs_as_two_of_its_kind(name, server_lr):
 
 @pytest.mark.parametrize("algorithm", [algorithms.FlexibleFedAvg(), algorithms.MIFA(), algorithms.SCAFFOLD()], ids=repr)
 def test_methods_that_hear_a_client_once_say_so(algorithm):
-    server = Server(algorithm, x0, clients=2, lr=0.1, examples=[1, 1])
+    server = Server(algorithm, x0, clients=2, lr=0.1, client_sizes=[1, 1])
     with server.open_round() as round, pytest.raises(RangeError, match="hears a client once a round"):
         round.add(0, y, steps=1, count=2)
 
@@ -40,7 +41,7 @@ def test_methods_that_hear_a_client_once_say_so(algorithm):
 @pytest.mark.parametrize("algorithm", [algorithms.FlexibleFedAvg(), algorithms.MimiC(units="update")], ids=repr)
 def test_methods_of_model_differences_take_no_server_rate(algorithm):
     with pytest.raises(RangeError, match="server_lr: expected None"):
-        Server(algorithm, x0, clients=2, lr=0.1, examples=[1, 1], server_lr=0.5)
+        Server(algorithm, x0, clients=2, lr=0.1, client_sizes=[1, 1], server_lr=0.5)
 
 
 BETA = 0.3
@@ -52,6 +53,8 @@ PAPERS = {
     "FedAvgMVR": (algorithms.FedAvgMVR(BETA), momentum, dict(beta=BETA, vr=True)),
     "MBSTORM": (algorithms.MBSTORM(BETA), mb_storm, dict(beta=BETA)),
     "LocalDescent": (algorithms.LocalDescent(), fedavg, dict(weigh=lambda n_k: 1)),
+    "FedNova": (algorithms.FedNova(), fednova, {}),
+    "FedExP": (algorithms.FedExP(), fedexp, {}),
 }
 
 
@@ -60,7 +63,7 @@ def test_draws_with_replacement_follow_the_paper(method):
     """The paper sums over the draws, the server over the clients, each with its number of draws."""
     algorithm, paper, options = PAPERS[method]
     clients, course, start = Clients(0), arbitrary_course(0, draws=True), start_of(0)
-    lr = algorithms.rates.Exponential(0.1, 0.98)
+    lr = rates.Exponential(0.1, 0.98)
     server = Server(algorithm, start, N, lr=lr)
     assert follow(server, clients, course, paper(clients, start.astype(np.float64), lr, course, **options)) < 2e-6
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedcore import Server, Update, algorithms
-from fedcore.algorithms import Algorithm, Step
-from fedcore.server.claimed import Claimed
-from fedcore.server.norms import WINDOW
+from fedcore.algorithms import Algorithm, Linear, Step
+from fedcore.server.claim_window import ClaimWindow
+from fedcore.server.norm_window import WINDOW
 from tests.server.test_norm_limits import WAYS
 
 n, N = 70, 12
@@ -17,13 +17,13 @@ n, N = 70, 12
 class ByRoot(Algorithm):
     """A method of one's own, which weighs by the root of the examples."""
 
-    averages_models = True
+    unit = "model"
 
     def weigh(self, claims):
         return np.sqrt(claims.examples) * claims.counts
 
     def step(self, cohort):
-        return Step(from_sum=1 / cohort.W)
+        return Step(v=Linear(A=1 / cohort.W))
 
 
 METHODS = {"FedAvg": algorithms.FedAvg, "FedProx": algorithms.FedProx, "one's own": ByRoot}
@@ -65,9 +65,9 @@ def test_every_way_of_delivery_gives_the_same_bits(method):
             claims = [10**9 if lie < 0.2 else int(rng.integers(1, 300)) for lie in rng.random(rng.integers(1, N + 1))]
             updates = replies(server, claims, t)
             if t % 3 == 1:
-                updates[0] = updates[0]._replace(y=np.full(n, np.nan, np.float32))
+                updates[0] = updates[0]._replace(model=np.full(n, np.nan, np.float32))
             report = deliver(server, updates)
-            seen.append((server.x.tobytes(), report.heard, server._state.now.norms["examples"].tobytes()))
+            seen.append((server.x.tobytes(), report.heard, server._state.snapshot.norms["examples"].tobytes()))
         return seen
 
     for options in ({}, {"max_norm_ratio": 10.0}):
@@ -81,10 +81,10 @@ def test_a_refused_reply_leaves_no_claim_behind():
     server, without = server_of(), server_of()
     for t in range(3):
         updates = replies(server, [10] * 4, t)
-        server.round([updates[0]._replace(y=np.full(n, np.nan, np.float32), examples=10**6), *updates[1:]])
+        server.round([updates[0]._replace(model=np.full(n, np.nan, np.float32), examples=10**6), *updates[1:]])
         without.round(updates[1:])
         assert server.x.tobytes() == without.x.tobytes()
-        assert server._state.now.norms["examples"].tobytes() == without._state.now.norms["examples"].tobytes()
+        assert server._state.snapshot.norms["examples"].tobytes() == without._state.snapshot.norms["examples"].tobytes()
 
 
 @pytest.mark.parametrize("deliver", WAYS)
@@ -92,7 +92,7 @@ def test_claims_within_a_factor_of_10_change_no_bits(deliver):
     claims = [1, 10, 5, 7]
     server = server_of()
     updates = replies(server, claims)
-    due = sum(c * update.y.astype(np.float64) for c, update in zip(claims, updates, strict=True)) / sum(claims)
+    due = sum(c * update.model.astype(np.float64) for c, update in zip(claims, updates, strict=True)) / sum(claims)
     deliver(server, updates)
     np.testing.assert_allclose(server.x, due, rtol=1e-5, atol=1e-6)
 
@@ -117,20 +117,20 @@ def test_equal_claims_are_remembered_once():
     server = server_of()
     for t in range(100):
         server.round(replies(server, [1] * N, t))
-    assert server._state.now.norms["examples"] is not None
-    before = server._state.now.norms["examples"]
+    assert server._state.snapshot.norms["examples"] is not None
+    before = server._state.snapshot.norms["examples"]
     server.round(replies(server, [1] * N))
-    assert server._state.now.norms["examples"] is before
+    assert server._state.snapshot.norms["examples"] is before
 
 
 @pytest.mark.parametrize("deliver", WAYS)
 def test_a_claim_counts_up_to_what_the_server_knows(deliver, caplog):
     sizes = [10 * (i + 1) for i in range(N)]
-    server, honest = server_of(examples=sizes), server_of(examples=sizes)
+    server, honest = server_of(client_sizes=sizes), server_of(client_sizes=sizes)
     deliver(server, replies(server, [10**9, 5, 30]))
     deliver(honest, replies(honest, [10, 5, 30]))
     assert server.x.tobytes() == honest.x.tobytes()
-    assert "examples" not in server._state.now.norms
+    assert "examples" not in server._state.snapshot.norms
     [record] = caplog.records
     assert (record.name, record.levelno) == ("fedcore.server", logging.WARNING)
     assert "round 0 counted fewer examples than were claimed: client 0 10 of 1000000000; at most" in record.message
@@ -143,7 +143,7 @@ def test_where_weights_do_not_follow_claims_nothing_waits_or_is_remembered(metho
         for update in replies(server, [1, 10**9]):
             round.add_update(update)
             assert round._undecided is None
-    assert "examples" not in server._state.now.norms
+    assert "examples" not in server._state.snapshot.norms
 
 
 def test_what_was_claimed_is_saved(tmp_path):
@@ -162,7 +162,7 @@ def test_what_was_claimed_is_saved(tmp_path):
 
 
 def test_the_oldest_claims_are_forgotten():
-    examples = Claimed(10)
+    examples = ClaimWindow(10)
     assert not examples.agree(np.array([5.0]))
     examples.add(np.full(WINDOW, 5.0))
     packed = examples.packed
@@ -171,4 +171,4 @@ def test_the_oldest_claims_are_forgotten():
     examples.add(np.full(WINDOW // 2 + 1, 7.0))
     assert examples.most(np.empty(0)) == 70
     assert len(examples) == WINDOW
-    assert Claimed(10, examples.packed).most(np.empty(0)) == 70
+    assert ClaimWindow(10, examples.packed).most(np.empty(0)) == 70

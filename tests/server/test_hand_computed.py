@@ -108,7 +108,7 @@ def test_mimic_by_hand():
 def test_a_model_a_difference_and_a_gradient_say_the_same(name, kind):
     server = Server(name, vector(8, 16), clients=1, lr=LR)
     y = {"model": vector(4, 8), "delta": vector(-4, -8), "gradient": vector(1, 2)}[kind]  # eta K = 4
-    report = server.round([Update(0, y, steps=8, kind=kind)])
+    report = server.round([Update(0, **{kind: y}, steps=8)])
     np.testing.assert_array_equal(server.x, [4, 8])
     np.testing.assert_allclose(report.norms, [np.hypot(1, 2)])
 

@@ -21,7 +21,7 @@ def cohorts(N, p=0.4):
 def go_on(server, rounds, optima, who):
     """Rounds of least squares with full gradients; the gradients lie beside x only as far as float32 tells."""
     for _, cohort in zip(range(rounds), who, strict=False):
-        server.round([Update(i, server.x - optima[i], steps=1, kind="gradient") for i in cohort])
+        server.round([Update(i, gradient=server.x - optima[i], steps=1) for i in cohort])
 
 
 def made(tmp_path, codec="f32", medium="ram", *, N=12, n=70, **options):
@@ -31,7 +31,7 @@ def made(tmp_path, codec="f32", medium="ram", *, N=12, n=70, **options):
 
 
 def corrections(server):
-    return np.array([server.correction(i) for i in server.store.registry])
+    return np.array([server.correction(i) for i in server.clients])
 
 
 def test_history_is_as_long_as_the_rows_need(tmp_path):
@@ -40,7 +40,7 @@ def test_history_is_as_long_as_the_rows_need(tmp_path):
     for _ in range(200):
         go_on(server, 1, optima, who)
         written = {server.store.round_of(i) for i in range(5)} - {None}
-        assert len(server._state.now.history) == len(written)
+        assert len(server._state.snapshot.history) == len(written)
 
 
 @pytest.mark.parametrize(("codec", "near"), [("f32", 1e-5), ("bf16", 0.02), ("int8", 0.05)])
@@ -55,10 +55,10 @@ def test_a_short_history_leads_the_same_way(medium, codec, near, most, tmp_path)
     for _ in range(120):
         go_on(whole, 1, optima, one)
         go_on(short, 1, optima, other)
-        folds += len(whole._state.now.history) - len(short._state.now.history)
-        assert len(short._state.now.history) <= most
+        folds += len(whole._state.snapshot.history) - len(short._state.snapshot.history)
+        assert len(short._state.snapshot.history) <= most
         assert [short.store.round_of(i) for i in range(12)] == [whole.store.round_of(i) for i in range(12)]
-        np.testing.assert_allclose(short._state.now.total, corrections(short).sum(axis=0), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(short._state.snapshot.total, corrections(short).sum(axis=0), rtol=0, atol=1e-12)
     assert folds > 300
     scale = np.abs(optima).max()
     np.testing.assert_allclose(short.x, whole.x, rtol=0, atol=near * scale)
@@ -68,11 +68,11 @@ def test_a_short_history_leads_the_same_way(medium, codec, near, most, tmp_path)
 def test_the_rounds_of_the_fewest_rows_are_folded_and_the_oldest_of_equals(tmp_path):
     server = made(tmp_path, N=6, n=1, history_rounds=3)
     for cohort in ([0, 1, 2, 3, 4, 5], [0], [1], [2, 3]):
-        server.round([Update(i, np.float32([1 + i]), 1, kind="gradient") for i in cohort])
+        server.round([Update(i, gradient=np.float32([1 + i]), steps=1) for i in cohort])
     # Round 0 has two rows, rounds 1 and 2 have one each, round 3 is the newest.
-    assert list(server._state.now.history) == [0, 2, 3]
-    server.round([Update(5, np.float32([9]), 1, kind="gradient")])
-    assert list(server._state.now.history) == [2, 3, 4]
+    assert list(server._state.snapshot.history) == [0, 2, 3]
+    server.round([Update(5, gradient=np.float32([9]), steps=1)])
+    assert list(server._state.snapshot.history) == [2, 3, 4]
     assert [server.store.round_of(i) for i in range(6)] == [1, 2, 3, 3, 0, 4]
 
 
@@ -85,7 +85,7 @@ def test_memory_is_bounded_by_the_history_and_not_by_the_clients(tmp_path):
     go_on(server, 2 * N, optima, ([t % N] for t in range(2 * N)))
     _, peak = tracemalloc.get_traced_memory()  # rows are mapped, and not in it
     tracemalloc.stop()
-    assert len(server._state.now.history) == most
+    assert len(server._state.snapshot.history) == most
     assert peak < 4 * n * (most + 12)
 
 
@@ -97,25 +97,25 @@ def test_the_disk_is_bounded_by_the_history_and_not_by_the_clients(tmp_path):
     assert vectors.high <= 2 * most + 6  # x and v[t], those of the round before, and the ones that are written
     server.close()
     again = Server.load(tmp_path / "store-0")
-    assert len(again._state.now.history) == most
+    assert len(again._state.snapshot.history) == most
     assert len(again.store.vector_names()) < most + 4
 
 
 def test_a_row_that_a_fold_cannot_hold_stops_the_round_and_changes_nothing(tmp_path, monkeypatch):
     # No reply is so long: what there is of it comes of older rounds.
-    monkeypatch.setattr("fedcore.server.sums.LONGEST", np.inf)
+    monkeypatch.setattr("fedcore.aggregation.sum.LONGEST", np.inf)
     monkeypatch.setattr("fedcore.server.state.longest_update", lambda *_, **__: np.inf)
     server = made(tmp_path, N=4, n=2, history_rounds=1, server_lr=1e-38)
     far = np.float32([3e38, 0])
-    server.round([Update(i, far if i == 0 else -far, 1, kind="gradient") for i in range(3)])  # v = -far / 3
-    before = server.x.copy(), server._state.now.total.copy(), server.round_number
+    server.round([Update(i, gradient=far if i == 0 else -far, steps=1) for i in range(3)])  # v = -far / 3
+    before = server.x.copy(), server._state.snapshot.total.copy(), server.round_number
     with pytest.raises(DivergedError, match="client 0: its correction of round 0 is past what a row of f32 holds"):
-        server.round([Update(3, np.float32([1, 0]), 1, kind="gradient")])
+        server.round([Update(3, gradient=np.float32([1, 0]), steps=1)])
     np.testing.assert_array_equal(server.x, before[0])
-    np.testing.assert_array_equal(server._state.now.total, before[1])
+    np.testing.assert_array_equal(server._state.snapshot.total, before[1])
     assert (server.round_number, server.store.round_of(3)) == (before[2], None)
     server.depart(0)
-    assert server.round([Update(3, np.float32([1, 0]), 1, kind="gradient")]).heard == (3,)
+    assert server.round([Update(3, gradient=np.float32([1, 0]), steps=1)]).heard == (3,)
 
 
 @pytest.mark.parametrize("method", ["MIFA", "SCAFFOLD", "MimiC"])
@@ -137,9 +137,9 @@ def test_a_client_whose_row_is_damaged_can_go_and_the_sums_are_right_again(metho
     np.testing.assert_array_equal(server.x, before)
     for client in (1, 2):
         server.depart(client)
-        there = [i for i in server.store.registry if i != 2]
+        there = [i for i in server.clients if i != 2]
         parts = [server.correction(i) if method == "MimiC" else server.store.read(i) for i in there]
-        np.testing.assert_allclose(server._state.now.total, np.sum(parts, axis=0), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(server._state.snapshot.total, np.sum(parts, axis=0), rtol=0, atol=1e-6)
     go_on(server, 3, optima, iter([[0], [3, 4], [5]]))
     assert server.store.verify() == []
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fedcore import Server, Update, algorithms, kernels
+from fedcore.aggregation.row_exchange import PART
 from fedcore.server import population
-from fedcore.server.exchanging import PART
 
 METHODS = {
     "MIFA": lambda: algorithms.MIFA(wait=False),
@@ -28,7 +28,9 @@ def test_no_call_holds_more_rows_against_each_other_than_a_part(method, monkeypa
     for t in range(3):
         rng = np.random.default_rng(t)
         ys = rng.normal(size=(2, S, n)).astype(np.float32)
-        updates = [Update(i, ys[0, i], 1, control=ys[1, i] if whole.algorithm.second else None) for i in range(S)]
+        updates = [
+            Update(i, ys[0, i], 1, control=ys[1, i] if whole.algorithm.second_vector else None) for i in range(S)
+        ]
         sizes.clear()
         whole.round(updates)
         assert max(sizes) == PART

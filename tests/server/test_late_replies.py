@@ -27,7 +27,7 @@ def test_a_reply_is_too_late_after_so_many_rounds_whichever_of_them_moved():
             server.round([])
         else:
             assert move(server, 1).heard == (0,)
-        assert set(server._state.now.past) == set(range(max(0, t - 1), t + 1))
+        assert set(server._state.snapshot.past) == set(range(max(0, t - 1), t + 1))
         (refused,) = move_late(server, t - 2) if t >= 2 else [(0, "round: expected")]
         assert "round: expected" in refused[1]
 
@@ -67,9 +67,9 @@ def test_mimic_with_late_replies_departures_and_returns_keeps_its_sum(codec, his
                 updates.append(Update(i, sent[started] * np.float32(0.9) + np.float32(i), 1, round=started))
         report = server.round(updates)
         assert report.refused == ()
-        total = sum(server.correction(i) for i in server.store.registry)
-        np.testing.assert_allclose(server._state.now.total, total, rtol=0, atol=1e-10)
+        total = sum(server.correction(i) for i in server.clients)
+        np.testing.assert_allclose(server._state.snapshot.total, total, rtol=0, atol=1e-10)
     server.close()
     again = Server.load(tmp_path / "s")
-    np.testing.assert_array_equal(again._state.now.total, server._state.now.total)
+    np.testing.assert_array_equal(again._state.snapshot.total, server._state.snapshot.total)
     assert again.store.verify() == []

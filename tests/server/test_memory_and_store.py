@@ -8,7 +8,7 @@ import pytest
 
 from fedcore import ClientStore
 from fedcore.errors import RoundError
-from fedcore.server.uninterrupted import uninterrupted
+from fedcore.interrupts import uninterrupted
 from tests.server.stopping import (
     KINDS,
     METHODS,
@@ -97,7 +97,7 @@ def test_an_exception_from_outside_at_every_line_of_a_commit(tmp_path, medium, o
     while goes_on:
         server = a_server("MIFA", next(places))
         with suppress(Stopped):
-            goes_on = each_line(operation, server, at, stop, room="fedcore/store/journal.py")
+            goes_on = each_line(operation, server, at, stop, room="fedcore/store/commits.py")
         ends.add(check(server, before, after))
         at += 1
     assert ends == {False, True}

@@ -27,7 +27,7 @@ def answers(server, clients, asked=()):
 
 
 def a_round(server, heard, asked, sizes=None):
-    new = [client for client in asked if client not in server.store.registry]
+    new = [client for client in asked if client not in server.clients]
     updates = list(answers(server, heard, asked))
     with server.open_round(newcomers=new if sizes is None else {c: sizes[c] for c in new}) as round:
         for update in updates:
@@ -50,7 +50,7 @@ def test_those_who_never_answer_are_none(tmp_path, method, medium):
             report = a_round(server, heard, [*heard, *silent])
             assert report.heard == tuple(heard)
             assert contradictions(server) == []
-        assert set(server.store.registry) == {"a", "b", "c"}
+        assert set(server.clients) == {"a", "b", "c"}
         servers.append(server)
     np.testing.assert_array_equal(servers[0].x, servers[1].x)
     for client in "abc":
@@ -58,10 +58,10 @@ def test_those_who_never_answer_are_none(tmp_path, method, medium):
     if medium == "mmap":
         servers[0].close()
         with Server.load(tmp_path / "with") as again:
-            assert set(again.store.registry) == {"a", "b", "c"}
+            assert set(again.clients) == {"a", "b", "c"}
             np.testing.assert_array_equal(again.x, servers[1].x)
             a_round(again, ["d"], ["d", "x"])
-            assert set(again.store.registry) == {"a", "b", "c", "d"}
+            assert set(again.clients) == {"a", "b", "c", "d"}
     servers[1].close()
 
 
@@ -71,10 +71,10 @@ def test_shares_are_of_those_who_answered(scheme):
     method = FlexibleFedAvg(scheme, local_steps=1)
     silent, alone = a_server(method), a_server(method)
     for heard in COURSE:
-        a_round(silent, heard, [*heard, *SILENT], sizes)
-        a_round(alone, heard, heard, sizes)
+        reports = a_round(silent, heard, [*heard, *SILENT], sizes), a_round(alone, heard, heard, sizes)
+        assert reports[0].diversity == pytest.approx(reports[1].diversity, rel=1e-5)
     np.testing.assert_allclose(silent.x, alone.x, rtol=1e-6)
-    assert silent._state.now.population.total == 8
+    assert silent._state.snapshot.population.total == 8
 
 
 def test_one_who_is_refused_has_not_come():
@@ -83,7 +83,7 @@ def test_one_who_is_refused_has_not_come():
         round.add("a", server.x + 1, steps=1)
         round.add("b", server.x * np.float32("nan"), steps=1)
     assert [client for client, _ in round.report.refused] == ["b"]
-    assert list(server.store.registry) == ["a"]
+    assert list(server.clients) == ["a"]
     assert server.x.any()  # nobody is waited for
 
 
@@ -107,10 +107,10 @@ def test_nobody_comes_with_a_round_that_was_given_up(tmp_path, medium, end):
             _ = 1 / 0
     del round
     server.arrive("z")  # which commits
-    assert list(server.store.registry) == ["a", "z"]
+    assert list(server.clients) == ["a", "z"]
     assert contradictions(server) == []
     a_round(server, ["b"], ["b", "c"])
-    assert set(server.store.registry) == {"a", "b", "z"}
+    assert set(server.clients) == {"a", "b", "z"}
     server.close()
 
 
@@ -120,14 +120,14 @@ def test_newcomers_are_refused_that_are_there_or_no_ids_or_twice():
     for newcomers, error in wrong:
         with pytest.raises(error):
             server.open_round(newcomers=["d", *newcomers])
-        assert list(server.store.registry) == ["a", "b"]
-    with pytest.raises(errors.RangeError, match="examples: expected None"):
+        assert list(server.clients) == ["a", "b"]
+    with pytest.raises(errors.RangeError, match="client_sizes: expected None"):
         server.open_round(newcomers={"c": 5})
     with pytest.raises(errors.UnknownClientError):
         server.broadcast(["c"])
     with server.open_round(newcomers=["c"]):
         pass
-    assert list(server.store.registry) == ["a", "b"]
+    assert list(server.clients) == ["a", "b"]
 
 
 def test_a_round_of_nobody_moves_nothing():
@@ -148,6 +148,6 @@ def test_the_control_is_that_of_those_to_whom_it_was_sent():
     with server.open_round(newcomers=["c", "d"]) as round:
         for update in updates:
             round.add_update(update)
-    mean = np.mean([update.y for update in updates], axis=0)
+    mean = np.mean([update.model for update in updates], axis=0)
     np.testing.assert_allclose(server.x, mean, rtol=1e-5, atol=1e-6)
     assert not np.array_equal(before, server.x)

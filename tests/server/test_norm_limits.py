@@ -8,14 +8,14 @@ import torch
 
 from fedcore import Server, Update, algorithms, errors
 from fedcore.server.judge import FEW
-from fedcore.server.norms import WINDOW, Norms
+from fedcore.server.norm_window import WINDOW, NormWindow
 from tests.server.rounds import METHODS, everything, made, n, steps_of
 
 N = 12
 
 
 def server_of(method, **options):
-    return made(method, **dict(clients=N, examples=range(1, N + 1), max_norm_ratio=10) | options)
+    return made(method, **dict(clients=N, client_sizes=range(1, N + 1), max_norm_ratio=10) | options)
 
 
 def honest(server, cohort, rng):
@@ -29,9 +29,9 @@ def honest(server, cohort, rng):
 
 
 def lying(server, update, times=1000):
-    y = server.x + np.float32(times) * (update.y - server.x)
+    y = server.x + np.float32(times) * (update.model - server.x)
     control = None if update.control is None else np.float32(times) * update.control
-    return update._replace(y=y, control=control)
+    return update._replace(model=y, control=control)
 
 
 def as_a_list(server, updates):
@@ -39,7 +39,7 @@ def as_a_list(server, updates):
 
 
 def one_by_one_in_one_buffer(server, updates):
-    buffers = {name: np.empty(n, np.float32) for name in ("y", "control")}
+    buffers = {name: np.empty(n, np.float32) for name in ("model", "control")}
     with server.open_round() as round:
         for update in updates:
             for name, buffer in buffers.items():
@@ -59,14 +59,14 @@ def kept(server, updates):
 def as_bytes(server, updates):
     with server.open_round() as round:
         for update in updates:
-            round.add_update(update._replace(y=update.y.tobytes()))
+            round.add_update(update._replace(model=update.model.tobytes()))
     return round.report
 
 
 def as_tensors(server, updates):
     with server.open_round() as round:
         for update in updates:
-            round.add_update(update._replace(y=torch.from_numpy(update.y.copy())))
+            round.add_update(update._replace(model=torch.from_numpy(update.model.copy())))
     return round.report
 
 
@@ -89,7 +89,7 @@ def test_one_liar_is_refused_wherever_it_comes_and_changes_nothing_for_the_other
             assert report.heard == tuple(u.client for u in updates if u is not liar)
             [(client, why)] = report.refused
             assert client == liar.client
-            assert re.match(r"(y|control): expected a length .* of at most 10 x .* \(max_norm_ratio\), got", why), why
+            assert re.match(r"(update|control): expected a length .* at most 10 x .* \(max_norm_ratio\), got", why), why
             assert without.round([u for u in updates if u is not liar]).heard == report.heard
             assert everything(server, range(N)) == everything(without, range(N))
 
@@ -104,7 +104,7 @@ def test_every_way_of_delivery_gives_the_same_bits_and_the_same_refusals(method)
                 if lie < 0.2:
                     updates[i] = lying(server, updates[i])
                 elif lie < 0.3:
-                    updates[i] = updates[i]._replace(y=np.full(n, np.nan, np.float32))
+                    updates[i] = updates[i]._replace(model=np.full(n, np.nan, np.float32))
             reports.append(numbers(deliver(server, updates)))
         return everything(server, range(N)), reports
 
@@ -142,10 +142,10 @@ def test_what_was_heard_is_saved_with_the_server(method, medium, tmp_path):
     assert everything(server, range(N)) == everything(straight, range(N))
 
 
-def add_two(server, first, second, **more):
+def add_two(server, first, second, *, kind="model", **more):
     with server.open_round() as round:
         for client, y in enumerate((first, second)):
-            round.add(client, np.float32(y), **dict(steps=1) | more)
+            round.add(client, **{kind: np.float32(y)}, **dict(steps=1) | more)
     return round.report
 
 
@@ -153,7 +153,7 @@ def test_a_limit_in_numbers_is_of_models_where_models_are_averaged():
     server = Server("FedAvg", np.zeros(2, np.float32), clients=2, lr=0.1, max_norm=5)
     report = add_two(server, [3, 4], [3, 4.001], steps=1000)  # as long as is allowed, whatever the steps; and longer
     assert report.heard == (0,)
-    assert report.refused == ((1, "y: expected a length |x - y| of at most 5 (max_norm), got 5.0008"),)
+    assert report.refused == ((1, "update: expected a length |x - y| of at most 5 (max_norm), got 5.0008"),)
     np.testing.assert_array_equal(server.x, [3, 4])
     report = add_two(server, [0, 0.5], [0, 0.51], kind="gradient", steps=100)  # eta K = 10
     assert report.heard == (0,)
@@ -167,7 +167,9 @@ def test_a_limit_in_numbers_is_of_mean_gradients_elsewhere():
     ):
         report = add_two(server, [3, 4], [6.01, 8], steps=2)
         assert report.heard == (0,)
-        assert report.refused == ((1, "y: expected a length |x - y| / (eta K) of at most 5 (max_norm), got 10.006"),)
+        assert report.refused == (
+            (1, "update: expected a length |x - y| / (eta K) of at most 5 (max_norm), got 10.006"),
+        )
         assert add_two(server, [3, 4], [3, 4.01], kind="gradient").heard == (0,)
         assert add_two(server, [1.5, 2], [1.5, 2.01], kind="delta").heard == (0,)
 
@@ -273,7 +275,7 @@ def test_a_client_that_was_drawn_twice_has_one_length():
     server = Server("FedAvg", np.zeros(1, np.float32), clients=20, lr=1, max_norm=1, max_norm_ratio=1)
     report = server.round([Update(i, np.float32([1]), 1, count=5) for i in range(10)])
     assert len(report.heard) == 10
-    assert len(Norms.unpacked(server._state.now.norms["parameters"])) == 10
+    assert len(NormWindow.unpacked(server._state.snapshot.norms["parameters"])) == 10
 
 
 def test_second_vectors_are_measured_too():
@@ -306,7 +308,7 @@ def test_float_buffers_are_measured_by_their_own_median():
 
     updates = [Update(i, sent(1, 20 + i), steps=1) for i in range(8)]  # far longer than the parameters may be
     updates[3] = Update(3, sent(1, 1e6), steps=1)
-    updates.append(Update(8, np.float32([0.5, 0.5]), steps=1, kind="gradient"))  # has none
+    updates.append(Update(8, gradient=np.float32([0.5, 0.5]), steps=1))  # has none
     report = server.round(updates)
     assert [client for client, _ in report.refused] == [3]
     assert "|x - y| of the float buffers of at most 10 x" in report.refused[0][1]
@@ -328,7 +330,7 @@ def test_models_of_named_tensors_are_judged_alike_one_by_one_and_together(method
         with server.open_round() as round:
             for update in updates:
                 round.add_update(update)
-                for tensor in update.y.values():
+                for tensor in update.model.values():
                     tensor[:] = np.nan
         return round.report
 
@@ -338,13 +340,13 @@ def test_models_of_named_tensors_are_judged_alike_one_by_one_and_together(method
 
 
 def test_the_oldest_norms_are_forgotten():
-    norms = Norms()
+    norms = NormWindow()
     for norm in range(1, 2 * WINDOW + 1):
         norms.add(norm)
         norms.add(0)
     assert len(norms) == WINDOW
     assert norms.median() == WINDOW + WINDOW // 2
-    again = Norms.unpacked(norms.packed())
+    again = NormWindow.unpacked(norms.packed())
     for one in (norms, again):
         one.add(5.0)
     assert again.median() == norms.median()
@@ -354,7 +356,7 @@ def test_the_oldest_norms_are_forgotten():
 def test_without_the_ratio_no_norm_is_remembered():
     server = server_of("MIFA", max_norm_ratio=None, max_norm=1e9)
     server.round(honest(server, range(3), np.random.default_rng(0)))
-    assert server._state.now.norms.keys() == {"steps"}
+    assert server._state.snapshot.norms.keys() == {"steps"}
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_a_sparse_and_a_nested_tensor_are_refused_by_name(name, form, way):
     assert report.heard == (1,)
     [(client, why)] = report.refused
     assert client == 0
-    assert why.startswith("y: expected float32[5]")
+    assert why.startswith("model: expected float32[5]")
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 from fedcore import Server, Update
+from fedcore.clients import Registry
 from fedcore.errors import RangeError, UnknownClientError
 from fedcore.server.population import Population
-from fedcore.store import Registry
 
 N = 3000
 
 
 def flexible(store="ram", clients=N, examples=None):
     sizes = [1 + i % 7 for i in range(N)] if examples is None else examples
-    return Server("FlexibleFedAvg", np.zeros(4, np.float32), clients, lr=0.1, examples=sizes, store=store)
+    return Server("FlexibleFedAvg", np.zeros(4, np.float32), clients, lr=0.1, client_sizes=sizes, store=store)
 
 
 def hear(server, *clients):
@@ -22,7 +22,7 @@ def hear(server, *clients):
 
 def test_a_commit_of_a_round_writes_no_size_again(tmp_path):
     server = flexible(f"mmap:{tmp_path / 'state'}")
-    server.arrive_all(["a", "b"], examples=[3, 4])
+    server.arrive(["a", "b"], client_sizes=[3, 4])
     columns = ["population/sizes", "population/arrived"]
     before = [server.store.vector(name).ctypes.data for name in columns]
     for t in range(3):
@@ -35,18 +35,18 @@ def test_a_resumed_server_knows_who_has_what_and_when_it_came(tmp_path):
     servers = [flexible(f"mmap:{tmp_path / 'state'}"), flexible()]
     for server in servers:
         hear(server, 0, 1)
-        server.arrive_all(["a", "b"], examples={"b": 4, "a": 3})
+        server.arrive(["a", "b"], client_sizes={"b": 4, "a": 3})
         server.depart(5)
         server.depart(6, from_objective=False)
         hear(server, 7, "a")
     servers[0].close()
     servers[0] = Server.load(tmp_path / "state")
     for server in servers:
-        server.arrive(6, examples=9)  # its share comes back to it
+        server.arrive(6, client_sizes=9)  # its share comes back to it
         hear(server, "b", 6, 8)
     assert servers[0].x.tobytes() == servers[1].x.tobytes()
-    assert servers[0]._state.now.population.total == servers[1]._state.now.population.total
-    ages = servers[1]._state.now.population.ages(servers[1].store.registry, ["a", "b", 6, 8], 3)
+    assert servers[0]._state.snapshot.population.total == servers[1]._state.snapshot.population.total
+    ages = servers[1]._state.snapshot.population.ages(servers[1].store.registry, ["a", "b", 6, 8], 3)
     assert ages.tolist() == [3, 3, np.inf, np.inf]
 
 
@@ -54,9 +54,9 @@ def test_many_arrivals_are_what_they_are_one_by_one():
     together, in_turn = flexible(), flexible()
     for server in (together, in_turn):
         server.depart(17)
-    together.arrive_all(["a", 2**64 - 1, np.int64(17)], examples=[3, 4, 5])
+    together.arrive(["a", 2**64 - 1, np.int64(17)], client_sizes=[3, 4, 5])
     for client, size in zip(["a", 2**64 - 1, 17], [3, 4, 5], strict=True):
-        in_turn.arrive(client, examples=size)
+        in_turn.arrive(client, client_sizes=size)
     for server in (together, in_turn):
         hear(server, 17, "a", 2**64 - 1, 0)
     assert together.x.tobytes() == in_turn.x.tobytes()
@@ -77,17 +77,17 @@ def test_many_arrivals_are_what_they_are_one_by_one():
 )
 def test_if_one_arrival_is_refused_nobody_came(clients, examples, error, match):
     server = flexible()
-    before = server._state.now.population
+    before = server._state.snapshot.population
     with pytest.raises(error, match=match):
-        server.arrive_all(clients, examples=examples)
-    assert len(server.store.registry) == N
-    assert server._state.now.population is before
+        server.arrive(clients, client_sizes=examples)
+    assert len(server.clients) == N
+    assert server._state.snapshot.population is before
 
 
 def test_nobody_arrives_where_nobody_is_named():
     server = flexible()
-    server.arrive_all([])
-    assert len(server.store.registry) == N
+    server.arrive([])
+    assert len(server.clients) == N
 
 
 def test_folders_that_listed_sizes_and_arrivals_are_read():
@@ -104,3 +104,25 @@ def test_folders_that_listed_sizes_and_arrivals_are_read():
     assert population.included == {"gone": 5}
     none = Population.from_state({"sizes": [], "arrived": [], "total": 0}, {}, registry)
     assert none.shares(registry, [10]) is none.ages(registry, [10], 0) is None
+
+
+def test_one_comes_or_many():
+    server = Server("MIFA", np.zeros(2, np.float32), 2, lr=0.1)
+    server.arrive("abc")
+    server.arrive(["d", 7])
+    server.arrive(np.int64(9))
+    server.arrive(name for name in ("e", "f"))
+    assert list(server.clients) == [0, 1, "abc", "d", 7, 9, "e", "f"]
+    assert len(server.clients) == 8
+    assert "abc" in server.clients
+    assert "a" not in server.clients
+    for wrong in (b"gh", 1.5, None):
+        with pytest.raises(UnknownClientError):
+            server.arrive(wrong)
+    with pytest.raises(RangeError, match="client_sizes: expected a size for each of 2 clients, got 5"):
+        server.arrive(["g", "h"], client_sizes=5)
+    sized = Server("FlexibleFedAvg", np.zeros(2, np.float32), 2, lr=0.1, client_sizes=[1, 2])
+    sized.arrive("a", client_sizes=np.int64(3))
+    sized.arrive("b", client_sizes={"b": 4})
+    sized.arrive("c", client_sizes=[5])
+    assert sized.client_sizes.tolist() == [1, 2, 3, 4, 5]

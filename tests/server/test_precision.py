@@ -18,14 +18,14 @@ def started(algorithm, **options):
 @pytest.mark.parametrize(("accumulate", "due"), [("float64", MEAN), ("float32", LONG / N)])
 def test_accumulate_is_the_precision_of_a_round_s_sum(accumulate, due, fold):
     server = started(algorithms.FedAvg("uniform"), accumulate=accumulate, fold=fold)
-    server.round(Update(i, vector, 1, kind="gradient", keep=True) for i, vector in enumerate(VECTORS))
+    server.round(Update(i, gradient=vector, steps=1, keep=True) for i, vector in enumerate(VECTORS))
     np.testing.assert_allclose(-server.x, [0, due, 0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("fold", [1, 7])
 def test_a_total_is_a_float64_sum_whatever_accumulate_says(fold):
     server = started(algorithms.MIFA(), fold=fold)
-    server.round(Update(i, vector, 1, kind="gradient", keep=True) for i, vector in enumerate(VECTORS))
+    server.round(Update(i, gradient=vector, steps=1, keep=True) for i, vector in enumerate(VECTORS))
     np.testing.assert_allclose(-server.x, [0, MEAN, 0], rtol=1e-6)
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, Update
-from fedcore.store.reading import ReadRows
-from fedcore.store.registry import Registry
+from fedcore.clients.registry import Registry
+from fedcore.store.rows_view import ReadRows
 from tests.server.invariant import contradictions
 
 
@@ -26,7 +26,7 @@ def test_nothing_that_changes_rows_or_clients_is_reachable(server):
     changing |= {"save", "compact", "refresh", "close", "open"}
     assert changing <= public(ClientStore)
     assert public(server.store) == public(ClientStore) - changing - {"commits", "is_ahead", "durability"}
-    assert public(Registry) - public(server.store.registry) >= {"add", "add_all", "remove", "put_back"}
+    assert public(Registry) - public(server.clients) >= {"add", "add_all", "remove", "put_back"}
     assert isinstance(server.store, ReadRows)
     assert not isinstance(server.store, ClientStore)
 

@@ -23,11 +23,11 @@ def gradient(client, turn, width=n):
 
 
 def heard(server, clients, turn=0):
-    server.round([Update(client, gradient(client, turn), 1, kind="gradient") for client in clients])
+    server.round([Update(client, gradient=gradient(client, turn), steps=1) for client in clients])
 
 
 def rows(server):
-    return {client: server.store.read(client).tobytes() for client in server.store.registry}
+    return {client: server.store.read(client).tobytes() for client in server.clients}
 
 
 def due(h, codec, occasion, round, client):
@@ -78,7 +78,7 @@ def test_slots_order_and_company_do_not_matter(codec):
     other._state.store.unstage("5")
     with other.open_round() as round:
         for client in IDS[::-1]:
-            round.add(client, gradient(client, 0), steps=1, kind="gradient")
+            round.add(client, gradient=gradient(client, 0), steps=1)
     assert rows(one) == rows(other)
 
 
@@ -88,14 +88,14 @@ def test_a_round_that_was_left_is_done_again_with_the_same_bits(codec):
     for server in (straight, left):
         heard(server, IDS[:3], 0)
     with pytest.raises(KeyboardInterrupt), left.open_round() as round:
-        round.add(5, gradient(5, 7), steps=1, kind="gradient")
+        round.add(5, gradient=gradient(5, 7), steps=1)
         raise KeyboardInterrupt
     bad = gradient("5", 1)
     bad[3] = np.nan
     for server in (straight, left):
-        updates = [Update(client, gradient(client, 1), 1, kind="gradient", keep=True) for client in IDS]
+        updates = [Update(client, gradient=gradient(client, 1), steps=1, keep=True) for client in IDS]
         if server is left:  # refused beside the others, which are folded anew without it
-            updates.insert(2, Update("5", bad, 1, kind="gradient", keep=True))
+            updates.insert(2, Update("5", gradient=bad, steps=1, keep=True))
         server.round(updates)
     assert rows(straight) == rows(left)
     np.testing.assert_array_equal(straight.x, left.x)
@@ -112,7 +112,7 @@ def test_a_million_roundings_of_a_server_are_unbiased(codec, value):
     kept = h != np.float32(7.5)
     stored = []
     for _ in range(turns):
-        server.round([Update(client, h, 1, kind="gradient") for client in range(clients)])
+        server.round([Update(client, gradient=h, steps=1) for client in range(clients)])
         stored += [server.store.read(client)[kept].astype(np.float64) for client in range(clients)]
     stored = np.array(stored)
     assert stored.size > 980_000
@@ -123,7 +123,7 @@ def test_a_million_roundings_of_a_server_are_unbiased(codec, value):
         means = stored.mean(axis=axis)
         assert means.std() < 1.2 * stored.std() / np.sqrt(stored.shape[axis])
     np.testing.assert_allclose(  # and T is the sum of what is stored
-        server._state.now.total, sum(server.store.read(i).astype(np.float64) for i in range(clients)), atol=1e-9
+        server._state.snapshot.total, sum(server.store.read(i).astype(np.float64) for i in range(clients)), atol=1e-9
     )
 
 

@@ -34,11 +34,11 @@ def test_a_sum_is_that_of_the_rows_after_10000_exchanges(method, codec):
     while exchanges < 10_000:
         cohort = rng.permutation(N)[: rng.integers(4, N + 1)].tolist()
         hs = rng.normal(size=(len(cohort), n)).astype(np.float32) * np.float32(10) ** rng.integers(-3, 4)
-        server.round([Update(i, h, 1, kind="gradient") for i, h in zip(cohort, hs, strict=True)])
+        server.round([Update(i, gradient=h, steps=1) for i, h in zip(cohort, hs, strict=True)])
         exchanges += len(cohort)
         largest = max(largest, N * float(np.abs(hs).max()))
     # Each exchange rounds a few float64 sums once: some 10^4 times 2^-53 of the largest that they can be.
-    np.testing.assert_allclose(server._state.now.total, recomputed(server), rtol=0, atol=1e4 * 2**-53 * largest)
+    np.testing.assert_allclose(server._state.snapshot.total, recomputed(server), rtol=0, atol=1e4 * 2**-53 * largest)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def run(server, problem, rounds, there):
         who = np.flatnonzero(rng.random(N) < present)
         x = server.x.astype(np.float64)
         hs = (a * (x - o)).astype(np.float32)
-        server.round([Update(i, hs[i], 1, kind="gradient") for i in who.tolist() if i in there])
+        server.round([Update(i, gradient=hs[i], steps=1) for i in who.tolist() if i in there])
         if left <= LAST:
             errors.append(error(server, problem, there))
     return float(np.mean(errors))

@@ -32,7 +32,7 @@ def generated_in_one_buffer(server, updates):
 
     def trained():
         for update in updates:
-            buffer[:] = update.y
+            buffer[:] = update.model
             yield Update(update.client, buffer, update.steps, update.examples)
 
     server.round(trained())
@@ -46,10 +46,10 @@ def generated_and_some_kept(server, updates):
     def trained():
         for i, update in enumerate(updates):
             if i % 4 != 2:
-                yield update._replace(y=update.y.copy(), keep=True)
+                yield update._replace(model=update.model.copy(), keep=True)
             else:
-                buffer[:] = update.y
-                yield update._replace(y=buffer)
+                buffer[:] = update.model
+                yield update._replace(model=buffer)
                 buffer[:] = np.nan
 
     server.round(trained())
@@ -59,7 +59,7 @@ def one_by_one(**options):
     def deliver(server, updates):
         with server.open_round() as round:
             for update in updates:
-                round.add(update.client, update.y, steps=update.steps, examples=update.examples, **options)
+                round.add(update.client, update.model, steps=update.steps, examples=update.examples, **options)
             round.finish()
 
     return deliver
@@ -68,19 +68,19 @@ def one_by_one(**options):
 def as_bytes(server, updates):
     with server.open_round() as round:
         for update in updates:
-            round.add(update.client, update.y.tobytes(), steps=update.steps, examples=update.examples)
+            round.add(update.client, update.model.tobytes(), steps=update.steps, examples=update.examples)
 
 
 def within_a_message(server, updates):
     """At an odd address, where a float32 may not lie."""
     with server.open_round() as round:
         for update in updates:
-            message = memoryview(b"\x00" + update.y.tobytes())
+            message = memoryview(b"\x00" + update.model.tobytes())
             round.add(update.client, message[1:], steps=update.steps, examples=update.examples)
 
 
 def as_tensors(server, updates):
-    server.round([Update(u.client, torch.from_numpy(u.y), u.steps, u.examples) for u in updates])
+    server.round([Update(u.client, torch.from_numpy(u.model), u.steps, u.examples) for u in updates])
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "MIFA", "MimiC"])

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 import fedcore
-from fedcore import algorithms
+from fedcore import algorithms, rates
+from tests.outsiders.house.mine.methods import FedACG
+from tests.server.further_papers import fedacg, feddyn, fedexp, fednova, fedstale, fedvarp
 from tests.server.papers import (
     Clients,
     K,
@@ -21,7 +23,7 @@ from tests.server.papers import (
     start_of,
 )
 
-BETA = 0.3
+BETA, CHANCES = 0.3, [0.3 + 0.05 * i for i in range(N)]
 
 METHODS = {
     "FedAvg": (algorithms.FedAvg(), fedavg, {}),
@@ -47,6 +49,14 @@ METHODS = {
     "Flexible B": (algorithms.FlexibleFedAvg("B", K), flexible, dict(scheme="B")),
     "Flexible C": (algorithms.FlexibleFedAvg("C", K), flexible, dict(scheme="C")),
     "LocalDescent": (algorithms.LocalDescent(), fedavg, dict(weigh=lambda n_k: 1)),
+    "FedVARP": (algorithms.FedVARP(), fedvarp, {}),
+    "FedStale": (algorithms.FedStale(0.6), fedstale, dict(beta=0.6)),
+    "FedStale, one chance": (algorithms.FedStale(0.6, chances=0.5), fedstale, dict(beta=0.6, chances=0.5)),
+    "FedStale, chances": (algorithms.FedStale(0.6, chances=CHANCES), fedstale, dict(beta=0.6, chances=CHANCES)),
+    "FedDyn": (algorithms.FedDyn(0.5), feddyn, dict(alpha=0.5)),
+    "FedNova": (algorithms.FedNova(), fednova, {}),
+    "FedExP": (algorithms.FedExP(), fedexp, {}),
+    "FedACG of one's own": (FedACG(0.6, 0.3), fedacg, dict(lam=0.6, beta=0.3)),
 }
 
 
@@ -55,13 +65,13 @@ METHODS = {
 def test_server_follows_the_paper(method, seed):
     algorithm, paper, options = METHODS[method]
     clients, course, x0 = Clients(seed), arbitrary_course(seed), start_of(seed)
-    lr = algorithms.rates.Exponential(0.1, 0.98)
-    server = fedcore.Server(algorithm, x0, clients=N, lr=lr, examples=clients.examples)
+    lr = rates.Exponential(0.1, 0.98)
+    server = fedcore.Server(algorithm, x0, clients=N, lr=lr, client_sizes=clients.examples)
     assert follow(server, clients, course, paper(clients, x0.astype(np.float64), lr, course, **options)) < 2e-6
 
 
 def test_all_methods_are_transcribed():
-    assert {type(algorithm).__name__ for algorithm, *_ in METHODS.values()} == set(algorithms.REGISTRY)
+    assert {type(algorithm).__name__ for algorithm, *_ in METHODS.values()} == {*algorithms.REGISTRY, "FedACG"}
 
 
 def test_mimics_corrections_sum_to_zero_over_5000_rounds():

@@ -72,7 +72,7 @@ def test_newcomers_of_a_round_that_was_not_finished_do_not_reach_the_folder(tmp_
         assert lasting(again) == (before[0], before[1], *before[3:])
         with again.open_round(newcomers=["new", 8]) as opened:
             opened.add(8, np.full(P, 10, np.float32), steps=1)
-        assert set(again.store.registry) == {*CLIENTS, 8}
+        assert set(again.clients) == {*CLIENTS, 8}
 
 
 @pytest.mark.parametrize("finishes", [False, True])
@@ -127,7 +127,7 @@ def test_an_opening_that_is_stopped_at_any_line_leaves_no_newcomers(tmp_path, me
         before = seen(server)
         with suppress(Stopped):
             goes_on = each_line(lambda server: server.open_round(newcomers=["new", 8]).abort(), server, at, stop)
-        assert set(server.store.registry) == set(CLIENTS)
+        assert set(server.clients) == set(CLIENTS)
         check(server, before, before)
         at += stride
     assert at > 40

@@ -60,7 +60,7 @@ def test_a_network_warns_as_well(caplog):
             round.add(node, np.full(2, np.nan, np.float32), steps=1)
     [(name, _, message)] = warnings_of(caplog)
     assert name == "fedcore.network"
-    assert message.startswith("round 0 heard nobody and refused 3: 3 x y: expected finite numbers")
+    assert message.startswith("round 0 heard nobody and refused 3: 3 x update: expected finite numbers")
 
 
 def test_a_handler_may_look_at_the_round():
@@ -82,7 +82,7 @@ def test_a_handler_may_look_at_the_round():
 
 
 def test_reasons_that_differ_in_numbers_or_in_what_came_are_of_one_kind():
-    long = "y: expected a length |x - y| of at most 10 x {}, the median of those heard (max_norm_ratio), got {}"
+    long = "update: expected a length |x - y| of at most 10 x {}, the median of those heard (max_norm_ratio), got {}"
     refused = [
         (0, long.format(9.9, 1e30)),
         (1, STEPS),

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from fedcore import Server, algorithms
+from fedcore import Server, algorithms, rates
 from tests.server.papers import Clients, N, arbitrary_course, follow, mb_storm, mifa, momentum, start_of
 
 BETA = 0.3
-LR = algorithms.rates.Exponential(0.1, 0.98)
+LR = rates.Exponential(0.1, 0.98)
 METHODS = {
     "SCAFFOLD": (algorithms.SCAFFOLD(), momentum, dict(beta=1, controls=True)),
     "SCAFFOLD, two vectors": (algorithms.SCAFFOLD(control="sent"), momentum, dict(beta=1, controls=True)),

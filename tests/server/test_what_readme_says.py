@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore import Server, Update, algorithms
-from fedcore.algorithms import REGISTRY, optimizers
+from fedcore import Server, Update, algorithms, optimizers
+from fedcore.algorithms import REGISTRY
 from fedcore.errors import RangeError, UnknownNameError
 from tests.server.rounds import METHODS, N, go_on, made, n
 
@@ -20,7 +20,7 @@ def named_in(sentence):
     return set(re.findall(r"`(\w+)`", found[1])) & REGISTRY.keys()
 
 
-NOT_LATE = named_in("Late replies (`late_rounds=`) count for every method but")
+NOT_LATE = named_in("Late replies (`late_rounds=`) count for every method except")
 ON_CLIENTS = named_in('Rows on the clients\' side (`placement="client"`) are for')
 
 
@@ -34,11 +34,11 @@ def test_readme_is_read():
 def test_late_replies_count_for_the_methods_that_readme_names(method):
     server = made(method, late_rounds=1)
     go_on(server, 2)
-    control = np.ones(n, np.float32) if server.algorithm.second else None
+    control = np.ones(n, np.float32) if server.algorithm.second_vector else None
     report = server.round([Update(0, server.x + np.float32(1), 1, round=1, control=control)])
     taken = type(server.algorithm).__name__ not in NOT_LATE
     assert report.heard == ((0,) if taken else ())
-    assert taken or report.refused[0][1] == "round: expected 2, since the controls of 1 are gone"
+    assert taken or report.refused[0][1].startswith("round: expected 2")
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -49,9 +49,9 @@ def test_rows_are_on_the_clients_side_for_the_methods_that_readme_names(name):
         return
     server = Server(algorithms.named(name, placement="client"), np.zeros(n, np.float32), clients=N, lr=0.1)
     go_on(server, 2)
-    assert server.broadcast([0]).placement == "client"
+    assert server.broadcast([0]).keeps_row
     assert len(server.store) == 0
-    with pytest.raises(RangeError, match="client: expected a row on the server"):
+    with pytest.raises(RangeError, match=r"^client: "):
         server.depart(0)
 
 
@@ -59,9 +59,9 @@ def test_rows_are_on_the_clients_side_for_the_methods_that_readme_names(name):
 def test_any_method_takes_a_server_optimiser_and_clients_that_come_and_go(method):
     server = made(method, optimizer=optimizers.Adam())
     go_on(server, 2)
-    server.arrive("new", examples=3)
+    server.arrive("new", client_sizes=3)
     if server.algorithm.placement == "server":
         server.depart(0)
-    control = np.ones(n, np.float32) if server.algorithm.second else None
+    control = np.ones(n, np.float32) if server.algorithm.second_vector else None
     report = server.round([Update("new", server.x + np.float32(1), 1, control=control)])
     assert report.heard == ("new",)

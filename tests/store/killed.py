@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from fedcore import ClientStore
-from fedcore.store import disk
+from fedcore.store.files import system_calls as disk
 from tests.store.contents import content, write
 
 N, CLIENTS, COHORT = 300, 20, 6

@@ -86,5 +86,5 @@ def test_what_is_no_run_of_bytes_is_refused(buffer):
 
 @pytest.mark.parametrize("block", [0, -1, 2**63, 1.5, "1", None])
 def test_blocks_out_of_range_are_refused(block):
-    with pytest.raises(errors.RangeError, match="block: expected an int in 1"):
+    with pytest.raises(errors.RangeError, match="block: expected an integer in 1"):
         checksums(b"x", block)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore
-from fedcore.store import disk
+from fedcore.store.files import system_calls as disk
 from tests.store.contents import content, write
 
 N = 3_000_000  # five rows of a chunk each

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, errors
-from fedcore.store import header
+from fedcore.store.files import slot_file_header as header
 from fedcore.store.geometry import GRAINS, VERSION
 from tests.store.contents import content, write
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, errors
-from fedcore.store import disk
+from fedcore.store.files import system_calls as disk
 from tests.store.contents import content, write
 
 N = 20_000

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, Update, errors
-from fedcore.store.registry import MOST
+from fedcore.clients.registry import MOST
 from tests.server.invariant import contradictions
 from tests.store.contents import content, write
 
@@ -112,7 +112,7 @@ def last():
 atexit.register(last)  # before anything else: what is registered later runs before it
 import numpy as np
 from fedcore import Server, Update
-from fedcore.store import disk
+from fedcore.store.files import system_calls as disk
 server = Server("MIFA", np.zeros(50, np.float32), 2, lr=0.1, store=f"mmap:{sys.argv[1]}")
 act = getattr(disk, sys.argv[2])
 def waiting(*arguments):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, Update, errors
-from fedcore.store import file_system
+from fedcore.store.files import file_system
 from tests.store.contents import content, write
 from tests.store.disks import SIZES, cut, fill, image, mounted
 

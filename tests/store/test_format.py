@@ -50,7 +50,7 @@ def write_store(path, codec):
 def play(server):
     """Rounds in whole numbers and halves, exact in float32 whatever computes them."""
     for round, cohort in enumerate([[0, 1, 2, 3], [0, 1], [2], [3, 0]]):
-        server.round([Update(i, values(10 * round + i), 2, kind="gradient") for i in cohort])
+        server.round([Update(i, gradient=values(10 * round + i), steps=2) for i in cohort])
     return server
 
 
@@ -100,9 +100,9 @@ def test_a_store_of_that_version_is_as_it_was_left(folder, codec, readonly):
 def test_a_server_of_that_version_goes_on(folder):
     again, here = Server.load(folder / "server"), play(made())
     assert again.round_number == 4
-    assert len(again._state.now.history) == 2
+    assert len(again._state.snapshot.history) == 2
     for server in (again, here):
-        server.round([Update(i, values(50 + i), 2, kind="gradient") for i in (1, 3)])
+        server.round([Update(i, gradient=values(50 + i), steps=2) for i in (1, 3)])
     np.testing.assert_allclose(again.x, here.x, rtol=1e-6)
     for i in range(4):
         np.testing.assert_allclose(again.correction(i), here.correction(i), rtol=1e-6, atol=1e-4)

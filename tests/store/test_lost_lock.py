@@ -98,7 +98,7 @@ def test_where_locks_do_nothing_the_one_that_came_first_stops(server, tmp_path, 
 
 def stores(tmp_path, monkeypatch):
     """Two writers of one store that know nothing of each other."""
-    monkeypatch.setattr("fedcore.store.sharing.WriterLock.require", lambda lock: None)
+    monkeypatch.setattr("fedcore.store.files.locks.WriterLock.require", lambda lock: None)
     one = ClientStore(4, N, medium="mmap", path=tmp_path / "store")
     write(one, 0, content(N, 0))
     one.commit(0)
@@ -128,7 +128,7 @@ def test_a_commit_of_another_stops_the_next(tmp_path, monkeypatch):
 def test_an_error_beside_another_s_commit_does_not_make_it_one_s_own(tmp_path, monkeypatch):
     """The number of the other's commit is the one that this one's would have had."""
     one, other = stores(tmp_path, monkeypatch)
-    act = "fedcore.store.folder.Folder.publish"
+    act = "fedcore.store.files.store_folder.Folder.publish"
 
     def failing(*_):
         write(other, 1, content(N, 1))
@@ -141,7 +141,7 @@ def test_an_error_beside_another_s_commit_does_not_make_it_one_s_own(tmp_path, m
     with pytest.raises(MemoryError):
         one.commit(1)
     assert (one.round, one.round_of(2)) == (0, None)
-    monkeypatch.setattr("fedcore.store.sharing.WriterLock.require", lambda lock: None)
+    monkeypatch.setattr("fedcore.store.files.locks.WriterLock.require", lambda lock: None)
     with pytest.raises(errors.LockedError):
         one.commit(1)
     one.close()

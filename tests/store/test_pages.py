@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, Update
-from fedcore.store import slot_file
+from fedcore.store.files import slot_file
 from fedcore.store.geometry import CHUNK, GRAINS, VERSION, Geometry
 from tests.store.contents import content, write
 from tests.store.test_format import FORMATS

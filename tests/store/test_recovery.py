@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, Update, errors
-from fedcore.store import disk, recovery
+from fedcore.store import recovery
+from fedcore.store.files import system_calls as disk
 from tests.cli.command import invoke
 from tests.server.invariant import contradictions
 
@@ -87,7 +88,9 @@ def test_a_sound_store_stays_as_it_is(tmp_path):
 
 def test_a_recovery_that_dies_leaves_the_store_as_it_was_or_recovered(tmp_path, monkeypatch):
     folder = lose(tmp_path / "run", 1)
-    monkeypatch.setattr("fedcore.store.disk.commit", lambda connection: (_ for _ in ()).throw(MemoryError))
+    monkeypatch.setattr(
+        "fedcore.store.files.system_calls.commit", lambda connection: (_ for _ in ()).throw(MemoryError)
+    )
     with pytest.raises(MemoryError):
         recovery.give_up(folder)
     monkeypatch.undo()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, Update, errors
-from fedcore.store.background import IDLE_SECONDS
+from fedcore.store.files.read_ahead import IDLE_SECONDS
 from tests.store.contents import content, write
 
 

@@ -2,7 +2,7 @@
 
 from threading import Thread
 
-from fedcore.store.residency import Residency
+from fedcore.store.files.residency import Residency
 
 
 class Slots:

@@ -5,7 +5,7 @@ import pytest
 
 import fedcore
 from fedcore import algorithms
-from fedcore.algorithms.rates import InverseStep
+from fedcore.rates import InverseStep
 from tests.theory.local_descent import E, N, descend, diversity, n
 from tests.theory.quadratics import Clients, server_of
 

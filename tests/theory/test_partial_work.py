@@ -14,7 +14,7 @@ def test_scheme_c_converges_and_a_and_b_stall(scheme):
     clients = Clients(N, n, seed=1)
     sizes = [1, 2, 3, 4, 5, 6]
     server = server_of(
-        algorithms.FlexibleFedAvg(scheme, E), clients, lr=lambda t: 0.5 / (t + 1), examples=sizes, max_steps=E
+        algorithms.FlexibleFedAvg(scheme, E), clients, lr=lambda t: 0.5 / (t + 1), client_sizes=sizes, max_steps=E
     )
 
     def steps(t, i):

@@ -128,7 +128,7 @@ def test_a_random_graph_has_each_edge_with_its_probability():
     ("call", "message"),
     [
         (lambda: Topology.named("rign", 3), "topology: 'rign' is unknown; did you mean 'ring'"),
-        (lambda: Topology.named("ring", 0), "nodes: expected an int in 1"),
+        (lambda: Topology.named("ring", 0), "nodes: expected an integer in 1"),
         (lambda: Topology.named("ring", 3.5), "nodes: expected an int"),
         (lambda: Topology.named("ring", 3, rows=3), "option of ring: 'rows' is unknown"),
         (lambda: Topology.named("ring", 3, dtype="float16"), "dtype: 'float16' is unknown"),

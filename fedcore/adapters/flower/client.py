@@ -9,48 +9,26 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fedcore.adapters.flower.instructions import METHOD, OFFSET, X_PREV
-from fedcore.adapters.flower.population import EXAMPLES
+from fedcore.adapters.flower.examples_query import EXAMPLES
+from fedcore.adapters.flower.instructions import METHOD
 from fedcore.adapters.flower.records import CONTROL, Wire, read_vector, write_vector
-from fedcore.adapters.order import read_fields
-from fedcore.algorithms import Placement
-from fedcore.errors import ArrayError, ConfigError, RangeError
+from fedcore.arguments import due_whole, is_whole
+from fedcore.assignment import Assignment
+from fedcore.errors import ArrayError, RangeError
 from fedcore.layout import Layout
+from fedcore.local_rules import name_of
+from fedcore.typing import F32
 
-F32 = npt.NDArray[np.float32]
 
-
-@dataclass(frozen=True)
-class Task:
-    """A round's work for one client: K steps y -= lr (a grad(y) + b grad(x_prev) + offset + mu (y - x)).
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Task(Assignment):
+    """A round's work for one client: an assignment, and the message that it came in.
 
     Attributes:
         message: what came.
-        round: the server's number of the round.
-        lr, a, b, mu: the rate and the coefficients above.
-        second_vector: what to send back as ``control``, or None: "mean gradient", that of the gradients at the y's
-            before any correction; "change of the row", where the client keeps it; or what a method of one's own wants.
-        local_rule: "sgd", "full gradient" for steps along the gradient over all examples, or "one minibatch" for one
-            step along all that its minibatches hold.
-        placement: "server", or "client" where the client keeps its own row, whose part the offset is short of.
-        plain: whether the steps must be plain, without local momentum or clipping, since the server derives the
-            client's mean gradient from its model.
-        offset: float32[n_parameters], or None for zero.
-        x_prev: float32[n], the model of the round before; None where ``b`` is 0.
     """
 
     message: Message
-    round: int
-    lr: float
-    a: float
-    b: float
-    mu: float
-    second_vector: str | None
-    local_rule: str
-    placement: Placement
-    plain: bool
-    offset: F32 | None
-    x_prev: F32 | None
     _arrays: str
 
     @classmethod
@@ -68,23 +46,14 @@ class Task:
         if METHOD not in content.config_records or arrays not in content.array_records:
             due = f"expected the records {METHOD!r} and {arrays!r} of a fedcore strategy that was told lr="
             raise ArrayError(f"message: {due}, got {[*content]}")
-        fields, vectors = read_fields(content.config_records[METHOD]), content.array_records
-        if unknown := [name for name in content if name.startswith(f"{METHOD}.") and name not in (OFFSET, X_PREV)]:
-            raise ConfigError(f"order: expected no records but {METHOD!r}, {OFFSET!r} and {X_PREV!r}, got {unknown}")
-        if fields["b"] and X_PREV not in vectors:
-            raise ArrayError(f"{X_PREV}: expected the model of the round before, since b is {fields['b']}, got none")
-        return cls(
-            message,
-            **fields,
-            offset=read_vector(OFFSET, vectors[OFFSET]) if OFFSET in vectors else None,
-            x_prev=read_vector(X_PREV, vectors[X_PREV]) if X_PREV in vectors else None,
-            _arrays=arrays,
-        )
-
-    @property
-    def second(self) -> bool:
-        """Whether a second vector goes back, as ``control``."""
-        return self.second_vector is not None
+        beside = [name for name in content if name.startswith(f"{METHOD}.")]
+        vectors = {
+            name.removeprefix(f"{METHOD}."): read_vector(name, content.array_records[name])
+            if name in content.array_records
+            else None
+            for name in beside
+        }
+        return cls.read(content.config_records[METHOD], vectors, message=message, _arrays=arrays)
 
     @property
     def arrays(self) -> ArrayRecord:
@@ -98,7 +67,7 @@ class Task:
 
     @cached_property
     def layout(self) -> Layout:
-        """Where the tensors lie in ``x``, ``offset`` and ``x_prev``."""
+        """The places of the tensors in ``x``, ``offset`` and ``x_prev``."""
         return Layout.of(self.tensors)
 
     @cached_property
@@ -115,7 +84,7 @@ class Task:
         Args:
             module: whose parameters are named as the model's arrays; a parameter without a gradient has one of zero.
             previous: where ``b`` is not 0, a module at ``x_prev`` with its gradients of the same minibatch.
-            own: where ``placement`` is "client", float32[n_parameters]: what the client's own row adds to the offset,
+            own: where ``keeps_row``, float32[n_parameters]: what the client's own row adds to the offset,
                 -c_i for SCAFFOLD; zeros for MimiC, whose rows come in after the steps.
 
         Raises:
@@ -123,7 +92,7 @@ class Task:
         """
         if self.b and previous is None:
             raise ArrayError(f"previous: expected a module at x_prev, since b is {self.b}, got None")
-        if self.placement == "client" and own is None:
+        if self.keeps_row and own is None:
             raise ArrayError(
                 "own: expected what the client's row adds to the offset, since the client keeps it, got None"
             )
@@ -134,7 +103,7 @@ class Task:
             grad = y.new_zeros(y.shape) if parameter.grad is None else parameter.grad.mul_(self.a)
             if self.b and olds[name].grad is not None:
                 grad.add_(olds[name].grad, alpha=self.b)
-            for part in (self.offset, own if self.placement == "client" else None):
+            for part in (self.offset, own if self.keeps_row else None):
                 if part is not None:
                     grad.add_(y.new_tensor(part[piece.start : piece.stop]).view(y.shape))
             if self.mu:
@@ -151,7 +120,7 @@ class Task:
         control: F32 | None = None,
         lr: float | None = None,
     ) -> Message:
-        """What goes back to the server.
+        """Make the message that goes back to the server.
 
         Args:
             y: the model after the steps: a module, a ``state_dict`` or a mapping of arrays by the names that came; a
@@ -164,10 +133,12 @@ class Task:
 
         Raises:
             ArrayError, DtypeError, ShapeError: ``y`` is no such model.
-            RangeError: ``steps`` is not 1, where the local rule is one step.
+            RangeError: ``steps`` is more than the local rule allows, or none.
         """
-        if self.local_rule == "one minibatch" and steps != 1:
-            raise RangeError(f"steps: expected 1, since the local rule is {self.local_rule!r}, got {steps!r}")
+        most = self.local_rule.most_steps
+        if most is not None and not is_whole(steps, 1, most):
+            due = f"{due_whole(1, most)}, since the local rule is {name_of(self.local_rule)!r}"
+            raise RangeError(f"steps: expected {due}, got {steps!r}")
         wire = Wire.of(self.arrays)
         done: dict[str, Any] = {"steps": steps, **({} if lr is None else {"lr": lr})}
         content = RecordDict(

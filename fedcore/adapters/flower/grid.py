@@ -12,7 +12,7 @@ class StreamingGrid(Grid):
     """Another Grid, whose ``send_and_receive`` sends each message as it is made and yields replies as they come.
 
     Flower's own grids hold all messages of a round, and then all replies, at once. Here one of each is alive at a time,
-    but for those that whoever iterates keeps.
+    except those that whoever iterates keeps.
 
     Args:
         grid: the Grid that does the work.
@@ -58,30 +58,30 @@ class StreamingGrid(Grid):
                 time.sleep(min(self._poll, left))
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """As the other Grid does."""
+        """Do as the other Grid does."""
         return self._grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """As the other Grid does."""
+        """Do as the other Grid does."""
         return self._grid.pull_messages(message_ids)
 
     def get_node_ids(self) -> Iterable[int]:
-        """As the other Grid does."""
+        """Do as the other Grid does."""
         return self._grid.get_node_ids()
 
     def set_run(self, run: Any) -> None:
-        """As the other Grid does."""
+        """Do as the other Grid does."""
         self._grid.set_run(run)
 
     @property
     def run(self) -> Any:
-        """As the other Grid has it."""
+        """Return the other Grid's."""
         return self._grid.run
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """As the other Grid does."""
+        """Do as the other Grid does."""
         return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What goes to the clients of a round."""
+"""The messages that go to the clients of a round."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,13 +7,11 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedcore.adapters.flower.records import write_vector
-from fedcore.adapters.order import fields_of
 from fedcore.server import Broadcast
 
 METHOD = "fedcore"
-"""The record of what a method orders (``order.FIELDS``); a reply's record of this name says what the client did."""
-OFFSET = "fedcore.offset"
-X_PREV = "fedcore.x_prev"
+"""The record of what a method orders (``Assignment.numbers``), and the beginning of the names of its vectors; a reply's
+record of this name says what the client did."""
 
 
 def model_alone(
@@ -32,16 +30,13 @@ def instructions(
     The model and what is the same for all are shared between the contents.
     """
     config["lr"] = sent.lr
-    order = ConfigRecord(fields_of(sent))
-    x_prev = None if sent.x_prev is None else write_vector(sent.x_prev)
-    shared: tuple[Any, ArrayRecord] | None = None
+    shared: dict[str, tuple[Any, ArrayRecord]] = {}
     for client in sent.ids:
+        assignment = sent.of(client)
+        order = ConfigRecord(assignment.numbers())
         content = RecordDict({arrays_key: model, config_key: config, METHOD: order})
-        if sent.has_offset:
-            offset = sent.offset(client)
-            if shared is None or offset is not shared[0]:
-                shared = offset, write_vector(np.asarray(offset))
-            content[OFFSET] = shared[1]
-        if x_prev is not None:
-            content[X_PREV] = x_prev
+        for name, vector in assignment.vectors().items():
+            if name not in shared or vector is not shared[name][0]:
+                shared[name] = vector, write_vector(np.asarray(vector))
+            content[f"{METHOD}.{name}"] = shared[name][1]
         yield int(client), content

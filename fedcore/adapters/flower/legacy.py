@@ -15,13 +15,14 @@ from flwr.server.strategy import FedAvg as FlowerFedAvg
 
 from fedcore.adapters import npy
 from fedcore.adapters.flower.metrics import MOST, require_finite, within_medians
-from fedcore.adapters.opening import load_server, newcomers, open_server
-from fedcore.adapters.order import beyond_plain_steps, fields_of, require_rate_of_rounds, require_steps, steps_of
+from fedcore.adapters.open_server import load_server, newcomers, open_server
+from fedcore.adapters.order import beyond_plain_steps, require_rate_of_rounds, require_steps, steps_of
 from fedcore.adapters.refusals import refusal_line, refusals
 from fedcore.algorithms import Algorithm, named
+from fedcore.arguments import is_whole, shown
 from fedcore.errors import ArrayError, DuplicateUpdateError, FedcoreError, RangeError
 from fedcore.server import Broadcast, Round, RoundReport, Server
-from fedcore.server.limits import MEDIANS, is_integer, shown
+from fedcore.server.limits import MEDIANS
 
 PREFIX = "fedcore."
 """What the config and metrics of fedcore's methods begin with: the fields of ``order.FIELDS``, steps; as `.npy` bytes
@@ -40,7 +41,8 @@ class LegacyStrategy(FlowerFedAvg):
     are told apart.
 
     Args:
-        algorithm: one of ``fedcore.algorithms``, or its name: of the local rule "sgd", with rows on the server.
+        algorithm: one of ``fedcore.algorithms``, or its name: one whose clients step along each minibatch, with rows on
+            the server.
         lr: as for ``fedcore.Server``, the same for all steps of a round.
         steps: K of results that do not say ``fedcore.steps``: a number, or the metric that holds it; for methods of
             plain local steps, whose clients need not know fedcore. A number is also the ``max_steps`` of a new server
@@ -79,7 +81,7 @@ class LegacyStrategy(FlowerFedAvg):
         self.reports: list[RoundReport] = []
         self._model = [npy.read(tensor) for tensor in self.initial_parameters.tensors]
         self._how: dict[str, Any] = {"algorithm": algorithm, "x0": self._model, "lr": lr, **(server or {})}
-        self._examples = self._how.pop("examples", None)
+        self._client_sizes = self._how.pop("client_sizes", None)
         self._ratio: float | None = self._how.get("max_examples_ratio", MEDIANS)
         medium, _, path = self._how.get("store", "ram").partition(":")
         if resume is not None:
@@ -114,7 +116,7 @@ class LegacyStrategy(FlowerFedAvg):
         assert self.server is not None
         if failures and not self.accept_failures:
             return None, {}
-        came = newcomers(self.server, (_key(proxy) for proxy, _ in results), self._examples)
+        came = newcomers(self.server, (_key(proxy) for proxy, _ in results), self._client_sizes)
         with self.server.open_round(newcomers=came) as round:
             for proxy, result in results:
                 self._add(round, _key(proxy), result)
@@ -161,16 +163,16 @@ class LegacyStrategy(FlowerFedAvg):
 
     def _parameters(self) -> Parameters:
         assert self.server is not None
-        tensors = self.server.tensors(copy=False)
+        tensors = self.server.tensors(library="numpy", copy=False, sent=True)
         return Parameters([npy.write(tensors[str(i)]) for i in range(len(self._model))], "numpy.ndarray")
 
 
 def _told(algorithm: Algorithm | str) -> Algorithm:
     """The algorithm, if clients of this API can be told what it has them do."""
     method = named(algorithm) if isinstance(algorithm, str) else algorithm
-    if method.local_rule != "sgd" or method.placement != "server":
+    if not method.local_rule.ordinary or method.rows_at_clients:
         raise RangeError(
-            "algorithm: expected one of the local rule 'sgd' and rows on the server over Flower's older API, got"
+            "algorithm: expected one of steps along each minibatch and rows on the server over Flower's older API, got"
             f" {type(method).__name__}, {beyond_plain_steps(method)}: fedcore.adapters.flower has it"
         )
     return method
@@ -198,7 +200,7 @@ def _usable(results: list[tuple[ClientProxy, R]], where: str, ratio: float | Non
 
 
 def _require_usable(result: FitRes | EvaluateRes) -> None:
-    if not is_integer(result.num_examples, 1, MOST):
+    if not is_whole(result.num_examples, 1, MOST):
         raise RangeError(f"num_examples: expected an integer in 1..{MOST}, got {shown(result.num_examples)}")
     for name, value in (("loss", getattr(result, "loss", None)), *result.metrics.items()):
         require_finite(name, value)
@@ -210,10 +212,8 @@ def _key(proxy: ClientProxy) -> int | str:
 
 
 def _says(sent: Broadcast, client: int | str) -> dict[str, Scalar]:
-    """What a client's config says of the method."""
-    says: dict[str, Scalar] = {"lr": sent.lr}
-    says |= {PREFIX + name: value for name, value in fields_of(sent).items()}
-    for name, vector in (("offset", sent.offset(client) if sent.has_offset else None), ("x_prev", sent.x_prev)):
-        if vector is not None:
-            says[PREFIX + name] = npy.write(np.asarray(vector))
-    return says
+    """The fields of a client's config that tell it the method."""
+    assignment = sent.of(client)
+    says: dict[str, Scalar] = {"lr": assignment.lr}
+    says |= {PREFIX + name: value for name, value in assignment.numbers().items()}
+    return says | {PREFIX + name: npy.write(np.asarray(vector)) for name, vector in assignment.vectors().items()}

@@ -74,3 +74,33 @@ class LocalDescent(ServerStrategy):
     """``fedcore.algorithms.LocalDescent`` in Flower."""
 
     method = algorithms.LocalDescent
+
+
+class FedVARP(ServerStrategy):
+    """``fedcore.algorithms.FedVARP`` in Flower."""
+
+    method = algorithms.FedVARP
+
+
+class FedStale(ServerStrategy):
+    """``fedcore.algorithms.FedStale`` in Flower."""
+
+    method = algorithms.FedStale
+
+
+class FedDyn(ServerStrategy):
+    """``fedcore.algorithms.FedDyn`` in Flower."""
+
+    method = algorithms.FedDyn
+
+
+class FedNova(ServerStrategy):
+    """``fedcore.algorithms.FedNova`` in Flower."""
+
+    method = algorithms.FedNova
+
+
+class FedExP(ServerStrategy):
+    """``fedcore.algorithms.FedExP`` in Flower."""
+
+    method = algorithms.FedExP

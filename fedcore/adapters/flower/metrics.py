@@ -9,9 +9,10 @@ import numpy as np
 from flwr.app import MetricRecord, RecordDict
 from flwr.common.logger import log
 
+from fedcore.arguments import is_whole, shown
 from fedcore.errors import ArrayError, FedcoreError, RangeError
-from fedcore.server.claimed import median
-from fedcore.server.limits import MEDIANS, is_integer, shown
+from fedcore.server.claim_window import median
+from fedcore.server.limits import MEDIANS
 
 MOST = 10**9
 """Examples that a reply may claim where it weighs nothing but means."""
@@ -133,7 +134,7 @@ def require_finite(name: object, value: object) -> None:
 
 
 def _bytes_of(records: Iterable[MetricRecord]) -> int:
-    """What records weigh, about: 8 bytes a number, and the names."""
+    """The weight of records, about: 8 bytes a number, and the names."""
     return sum(
         len(name) + 8 * (len(value) if isinstance(value, list) else 1)
         for record in records
@@ -143,7 +144,7 @@ def _bytes_of(records: Iterable[MetricRecord]) -> int:
 
 def _form(content: RecordDict, weight: str) -> Form:
     record = only_record(content)
-    if not is_integer(whole(record.get(weight)), 1, MOST):
+    if not is_whole(whole(record.get(weight)), 1, MOST):
         raise RangeError(f"{weight}: expected an integer in 1..{MOST}, got {shown(record.get(weight))}")
     form = []
     for name, value in record.items():

@@ -12,8 +12,8 @@ from fedcore.adapters import npy
 from fedcore.errors import ArrayError, DtypeError, ShapeError
 from fedcore.kernels import quantise
 from fedcore.layout import Layout
+from fedcore.typing import F32
 
-F32 = npt.NDArray[np.float32]
 STYPE = "numpy.ndarray"
 BFLOAT16 = "bfloat16"
 NARROW = (BFLOAT16, "float16")
@@ -25,7 +25,7 @@ CONTROL = "fedcore.control"
 
 @dataclass(frozen=True)
 class Wire:
-    """How a model travels: its tensors' names in the order of the first record, and the dtype of each."""
+    """The form in which a model travels: its tensors' names in the order of the first record, and the dtype of each."""
 
     dtypes: Mapping[str, str]
     _known: dict[str, tuple[bytes, int, tuple[int, ...]]] = field(default_factory=dict, compare=False, repr=False)
@@ -38,7 +38,7 @@ class Wire:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether some tensor is rounded on its way."""
+        """Tell whether some tensor is rounded on its way."""
         return any(dtype in NARROW for dtype in self.dtypes.values())
 
     def read(self, record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
@@ -50,7 +50,9 @@ class Wire:
         if record.keys() != self.dtypes.keys():
             missing = [name for name in self.dtypes if name not in record]
             extra = [name for name in record if name not in self.dtypes]
-            raise ArrayError(f"arrays: missing {missing[:3]}, unexpected {[name[:40] for name in extra[:3]]}")
+            unexpected = [name[:40] for name in extra[:3]]
+            due = "arrays: expected the tensors of the first record"
+            raise ArrayError(f"{due}; missing {missing[:3]}, unexpected {unexpected}")
         return {name: self._read_array(name, record[name]) for name in self.dtypes}
 
     def _read_array(self, name: str, array: Array) -> npt.NDArray[Any]:
@@ -76,7 +78,7 @@ class Wire:
         return record
 
     def lost(self, tensors: Mapping[str, F32], layout: Layout) -> dict[str, F32]:
-        """What a model loses on its way, float32: x - (x as sent), by name, for the tensors of narrow dtypes."""
+        """The loss of a model on its way, float32: x - (x as sent), by name, for the tensors of narrow dtypes."""
         narrow = [name for name in layout.names if self.dtypes[name] in NARROW]
         return {
             name: tensors[name] - read_array(name, write_array(tensors[name], self.dtypes[name])) for name in narrow

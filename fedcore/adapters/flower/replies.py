@@ -1,21 +1,18 @@
-"""What comes back from the clients of a round, read without believing any of it."""
+"""The replies of a round's clients, read without believing any of them."""
 
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from flwr.app import ArrayRecord, RecordDict
 
-from fedcore.adapters.flower.asked import Asked
 from fedcore.adapters.flower.instructions import METHOD
 from fedcore.adapters.flower.metrics import only_record, whole
+from fedcore.adapters.flower.pending import Asked
 from fedcore.adapters.flower.records import CONTROL, Wire, read_vector
 from fedcore.adapters.order import steps_of
 from fedcore.errors import ArrayError, DuplicateUpdateError, FedcoreError
 from fedcore.server import Round, Server
-
-F32 = npt.NDArray[np.float32]
+from fedcore.typing import F32
 
 
 class Reader:
@@ -43,7 +40,7 @@ class Reader:
         try:
             update = self._read(content, rest)
             for name, residue in self._lost.get(asked.round, {}).items():
-                update["y"][name] = _moved(update["y"][name], residue)
+                update["model"][name] = _moved(update["model"][name], residue)
             round.add(asked.node, round=asked.round, count=asked.count, **update)
         except DuplicateUpdateError as error:
             round.refuse(asked.node, str(error))
@@ -59,7 +56,7 @@ class Reader:
         metrics = only_record(rest)
         done: Mapping[str, Any] = rest.config_records.get(METHOD, {})
         return {
-            "y": self._wire.read(models[0]),
+            "model": self._wire.read(models[0]),
             "steps": steps_of(done.get("steps"), metrics, self._steps, self._server, by="answer by Task.reply"),
             "examples": whole(metrics.get(self._weight)),
             "lr": done.get("lr"),

@@ -14,21 +14,21 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
 
-from fedcore.adapters.flower.asked import Asked, Failure
+from fedcore.adapters.flower.examples_query import Sizes, ask_sizes
 from fedcore.adapters.flower.grid import StreamingGrid
 from fedcore.adapters.flower.instructions import instructions, model_alone
 from fedcore.adapters.flower.metrics import Collected, Refused
-from fedcore.adapters.flower.population import Sizes, ask_sizes
+from fedcore.adapters.flower.pending import Asked, Failure
 from fedcore.adapters.flower.records import Wire
 from fedcore.adapters.flower.replies import Reader
-from fedcore.adapters.opening import asked_at_most, newcomers, require_same_limits
+from fedcore.adapters.open_server import asked_at_most, newcomers, require_same_limits
 from fedcore.adapters.order import beyond_plain_steps, require_rate_of_rounds, require_steps
 from fedcore.adapters.refusals import refusal_line, refusals, silence
 from fedcore.algorithms import Algorithm
-from fedcore.algorithms.optimizers import Optimizer
-from fedcore.algorithms.rates import Rate
 from fedcore.errors import CheckpointError, RangeError, RoundError, UnknownNameError
 from fedcore.layout import Layout
+from fedcore.optimizers import Optimizer
+from fedcore.rates import Rate
 from fedcore.sampling import without_replacement
 from fedcore.server import RoundReport, Server
 from fedcore.server.limits import MEDIANS
@@ -54,7 +54,7 @@ class ServerStrategy(FlowerFedAvg):
             is also the ``max_steps`` of a new server that is told none.
         store: "ram", or "mmap:PATH", which ``start`` goes on with if a server is there already.
         resume: a folder of ``Server.save``, which ``start`` goes on from.
-        examples: n_k by node id, or a function of it; None asks the nodes by a query where the method needs to know.
+        client_sizes: n_k by node id, or a function of it; None asks the nodes by a query where the method needs it.
         late_rounds: with more than 0, a node that misses a round's timeout is not asked again until it replies, and
             its reply counts up to so many rounds later, measured against the x that it started from.
         seed: of the draw of a round's nodes.
@@ -84,7 +84,7 @@ class ServerStrategy(FlowerFedAvg):
         optimizer: Optimizer | None = None,
         store: str = "ram",
         resume: str | Path | None = None,
-        examples: Sizes = None,
+        client_sizes: Sizes = None,
         steps: int | str | None = None,
         late_rounds: int = 0,
         seed: int = 0,
@@ -103,7 +103,7 @@ class ServerStrategy(FlowerFedAvg):
         self.algorithm = method = self.method(**of_method)
         require_rate_of_rounds(lr)
         require_steps(steps, method)
-        averages = method.averages_models and server_lr is None and not beyond_plain_steps(method)
+        averages = method.averages and server_lr is None and not beyond_plain_steps(method)
         if lr is None and not averages:
             raise RangeError(
                 f"lr: expected the rate of the clients' steps, which {type(self).__name__} needs, got None"
@@ -114,7 +114,7 @@ class ServerStrategy(FlowerFedAvg):
         self._rates: dict[str, Any] = {"lr": lr, "server_lr": server_lr, "optimizer": optimizer}
         self._settings: dict[str, Any] = {"late_rounds": late_rounds, **of_server}
         self._ratio: float | None = self._settings.get("max_examples_ratio", MEDIANS)
-        self._store, self._resume, self._examples, self._late_rounds = store, resume, examples, late_rounds
+        self._store, self._resume, self._client_sizes, self._late_rounds = store, resume, client_sizes, late_rounds
         self._seed, self._poll, self._steps = seed, poll, steps
         self._server: Server | None = None
         self._asked: list[Asked] = []
@@ -214,7 +214,9 @@ class ServerStrategy(FlowerFedAvg):
         sent = self.server.broadcast(chosen, newcomers=chosen)
         model = self._write_model()
         if self._wire.is_narrow:
-            self._lost[sent.round] = self._wire.lost(self.server.tensors(copy=False), self.server.layout)
+            self._lost[sent.round] = self._wire.lost(
+                self.server.tensors(library="numpy", copy=False, sent=True), self.server.layout
+            )
         keys = self.arrayrecord_key, self.configrecord_key
         orders = instructions if self._rates["lr"] is not None else model_alone
         for node, content in orders(sent, model, config, *keys):
@@ -311,12 +313,12 @@ class ServerStrategy(FlowerFedAvg):
         number = self.server.round_number
         if self._written is None or self._written[0] != number:
             self._written = None  # before there are two
-            self._written = number, self._wire.write(self.server.tensors(copy=False))
+            self._written = number, self._wire.write(self.server.tensors(library="numpy", copy=False, sent=True))
         return self._written[1]
 
     @property
     def _is_sized(self) -> bool:
-        return self.algorithm.needs_shares or self._examples is not None
+        return self.algorithm.needs_shares or self._client_sizes is not None
 
     def _there(self, arrays: ArrayRecord, grid: Grid) -> list[int]:
         """Wait for enough nodes, make the server if there is none, and return the nodes that can be asked."""
@@ -336,12 +338,17 @@ class ServerStrategy(FlowerFedAvg):
             )
         if not self._is_sized:
             return nodes
-        known = self._server.store.registry
+        known = self._server.clients
         new = [node for node in nodes if node not in known and node not in self._sizes]
-        heard = [*self._sizes.values(), *(() if self._server.examples is None else self._server.examples.tolist())]
-        self._sizes |= ask_sizes(grid, new, self._examples, self.configrecord_key, self._ratio, heard) if new else {}
+        heard = [
+            *self._sizes.values(),
+            *(() if self._server.client_sizes is None else self._server.client_sizes.tolist()),
+        ]
+        self._sizes |= (
+            ask_sizes(grid, new, self._client_sizes, self.configrecord_key, self._ratio, heard) if new else {}
+        )
         if not self._sizes and not len(known):
-            raise RangeError("examples: expected the number of at least one node, which its query tells, got none")
+            raise RangeError("client_sizes: expected the number of at least one node, which its query tells, got none")
         return [node for node in nodes if node in known or node in self._sizes]
 
     def _go_on(self, initial: ArrayRecord) -> None:

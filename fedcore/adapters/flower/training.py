@@ -10,8 +10,8 @@ from flwr.app import Message
 from torch import nn
 
 from fedcore.adapters.flower.client import Task
-from fedcore.adapters.order import require_followed
-from fedcore.local import FlatModel, Options, by_rule, minibatches, sgd
+from fedcore.local import FlatModel, LocalOptions, sgd
+from fedcore.local_rules import minibatches
 
 
 def train(
@@ -25,7 +25,7 @@ def train(
     steps: int | None = None,
     seed: int = 0,
     client: int = 0,
-    options: Options | None = None,
+    options: LocalOptions | None = None,
     metrics: dict[str, Any] | None = None,
     arrays: str = "arrays",
 ) -> Message:
@@ -49,12 +49,12 @@ def train(
         UnknownNameError: there is no such local rule.
     """
     task = Task.of(message, arrays=arrays)
-    require_followed(vars(task), plain=options is None or options.plain)
+    task.require_followed(plain=options is None or options.plain)
     model = _at(task, module, task.x)
     previous = None if task.x_prev is None else _at(task, copy.deepcopy(module), task.x_prev)
     batches = minibatches(
         len(labels),
-        len(labels) if task.local_rule == "full gradient" else batch,
+        task.local_rule.batch(batch),
         epochs=epochs,
         steps=steps,
         seed=seed,
@@ -65,15 +65,10 @@ def train(
         model,
         inputs,
         labels,
-        by_rule(batches, task.local_rule),
-        lr=task.lr,
-        a=task.a,
-        b=task.b,
-        mu=task.mu,
-        offset=task.offset,
+        task.local_rule.along(batches, len(labels)),
+        task,
         x=task.x[: task.layout.n_parameters],
         previous=previous,
-        second=task.second,
         options=options,
     )
     return task.reply(module, steps=work.steps, examples=len(labels), metrics=metrics, control=work.control)

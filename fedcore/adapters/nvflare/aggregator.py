@@ -12,7 +12,7 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedcore.adapters.nvflare.wire import update_of
-from fedcore.adapters.opening import check_limits, newcomers, open_server
+from fedcore.adapters.open_server import check_limits, newcomers, open_server
 from fedcore.adapters.order import with_plain_steps
 from fedcore.adapters.refusals import refusal_line
 from fedcore.algorithms import Algorithm
@@ -100,7 +100,7 @@ class Aggregator(ModelAggregator):
         if line := refusal_line(report):
             self._warn(line)
         meta = {"nr_aggregated": len(report.heard)}
-        return FLModel(params_type=ParamsType.FULL, params=self.server.tensors(), meta=meta)
+        return FLModel(params_type=ParamsType.FULL, params=self.server.tensors(library="numpy"), meta=meta)
 
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
         """ScatterAndGather's way in; who sent it is what NVFlare knows, not what the message says."""
@@ -123,7 +123,9 @@ class Aggregator(ModelAggregator):
             **check_limits(self.limits),
         )
         if server.round_number:
-            weights.update(server.tensors())  # in place: it is the workflow's own model, and about to be sent
+            weights.update(
+                server.tensors(library="numpy")
+            )  # in place: it is the workflow's own model, and about to be sent
         return server
 
     def _job_s_weights(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.workflows.model_controller import ModelController
 
 from fedcore.adapters.nvflare.wire import knows_the_order, model_of, update_of
-from fedcore.adapters.opening import check_limits, newcomers, open_server
+from fedcore.adapters.open_server import check_limits, newcomers, open_server
 from fedcore.adapters.order import beyond_plain_steps, require_rate_of_rounds
 from fedcore.adapters.refusals import refusal_line, silence
 from fedcore.algorithms import Algorithm
@@ -33,8 +33,8 @@ class Controller(ModelController):
         num_rounds: the rounds of the whole run, those of earlier jobs counted.
         num_clients: how many of the clients there take part in a round, drawn by (seed, round); None for all.
         server_lr, optimizer: as for ``fedcore.Server``.
-        examples: n_k of each client by its name, for FlexibleFedAvg, whose shares are of all clients' examples and not
-            of what a reply claims; a client that is not in it does not take part. Steps are those that it says it did.
+        client_sizes: n_k of each client by its name, for FlexibleFedAvg, whose shares are of all clients' examples and
+            not of what a reply claims; a client that is not in it does not take part. Steps are those that it says.
         limits: those of ``fedcore.Server`` by name: max_steps, max_examples, max_lr, max_norm, max_norm_ratio,
             own_rates.
         store: "ram" or "mmap:PATH", on the server's machine.
@@ -60,7 +60,7 @@ class Controller(ModelController):
         num_clients: int | None = None,
         server_lr: float | None = None,
         optimizer: Any = None,
-        examples: Mapping[str, int] | None = None,
+        client_sizes: Mapping[str, int] | None = None,
         limits: Mapping[str, Any] | None = None,
         store: str = "ram",
         timeout: int = 0,
@@ -75,7 +75,7 @@ class Controller(ModelController):
         # A job's configuration is made from the attributes that are named like the arguments.
         self.algorithm, self.lr, self.server_lr, self.optimizer = algorithm, lr, server_lr, optimizer
         self.num_rounds, self.num_clients, self.store, self.timeout = num_rounds, num_clients, store, timeout
-        self.seed, self.task_name, self.examples, self.limits = seed, task_name, examples, limits
+        self.seed, self.task_name, self.client_sizes, self.limits = seed, task_name, client_sizes, limits
         self.server: Server | None = None
         self.reports: list[RoundReport] = []
 
@@ -95,7 +95,7 @@ class Controller(ModelController):
         try:
             while server.round_number < self.num_rounds and not self.abort_signal.triggered:
                 names = self.choose(self._there(), server.round_number)
-                with server.open_round(newcomers=newcomers(server, names, self.examples)) as opened:
+                with server.open_round(newcomers=newcomers(server, names, self.client_sizes)) as opened:
                     answered: set[str] = set()
                     self._ask(server, opened, names, answered)
                     self._wait()
@@ -106,13 +106,13 @@ class Controller(ModelController):
                 if silent := [name for name in names if name not in answered]:
                     self.info(f"round {opened.report.round}: {silence(silent)}")
                 self._tell(opened.report)
-                self.save_model(FLModel(params=server.tensors(), current_round=server.round_number))
+                self.save_model(FLModel(params=server.tensors(library="numpy"), current_round=server.round_number))
         finally:
             if server.store.medium == "mmap":
                 server.close()  # so that another job may open it
 
     def choose(self, names: list[str], round: int) -> list[str]:
-        """Who takes part: ``num_clients`` of the names, drawn anew each round; a subclass may do it otherwise.
+        """Choose who takes part: ``num_clients`` of the names, drawn anew each round; a subclass may do it otherwise.
 
         Args:
             names: the clients that are there, in alphabetical order.
@@ -124,7 +124,7 @@ class Controller(ModelController):
 
     def _there(self) -> list[str]:
         names = (client.name for client in self.engine.get_clients())
-        return sorted(name for name in names if self.examples is None or name in self.examples)
+        return sorted(name for name in names if self.client_sizes is None or name in self.client_sizes)
 
     def _ask(self, server: Server, opened: Round, names: list[str], answered: set[str]) -> None:
         """Send the round's tasks: one for all, or one for each client where a term is its own."""

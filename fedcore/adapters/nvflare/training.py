@@ -1,7 +1,8 @@
 """A client's local work for an NVFlare task, along whatever the server's method asks for."""
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,9 @@ import numpy.typing as npt
 from nvflare.app_common.abstract.fl_model import FLModel
 
 from fedcore.adapters.nvflare.wire import reply, terms
-from fedcore.adapters.order import require_followed
-from fedcore.errors import RangeError
 from fedcore.layout import Layout
-from fedcore.local import FlatModel, Options, by_rule, sgd
-
-F32 = npt.NDArray[np.float32]
+from fedcore.local import FlatModel, LocalOptions, sgd
+from fedcore.typing import F32
 
 
 class Trainer:
@@ -25,7 +23,7 @@ class Trainer:
         options: weight decay, momentum and clipping of the steps.
     """
 
-    def __init__(self, module: Any, options: Options | None = None) -> None:
+    def __init__(self, module: Any, options: LocalOptions | None = None) -> None:
         self.model, self._options = FlatModel(module), options
         self._previous: FlatModel | None = None
 
@@ -36,8 +34,8 @@ class Trainer:
 
         Args:
             inputs, labels: torch.float32[m, ...] and torch.int64[m], the client's examples.
-            batches: indices into them, int64[b] each; a method of the local rule "one minibatch" takes them as one, for
-                one of "full gradient" each must be of all examples.
+            batches: indices into them, int64[b] each; the method's local rule may take them as one
+                (``OneMinibatch``), or each must be of all examples (``FullGradient``).
             more: as for ``reply``: ``metrics``, say.
 
         Raises:
@@ -48,9 +46,7 @@ class Trainer:
             UnknownNameError: there is no such local rule.
         """
         told, layout = terms(received), self.model.layout
-        require_followed(vars(told), plain=self._options is None or self._options.plain)
-        if told.local_rule == "full gradient":
-            batches = _whole(batches, len(labels))
+        told.require_followed(plain=self._options is None or self._options.plain)
         self.model.load(layout.flatten(received.params))
         self.model.module.train()
         previous = None
@@ -63,15 +59,10 @@ class Trainer:
             self.model,
             inputs,
             labels,
-            by_rule(batches, told.local_rule),
-            lr=told.lr,
-            a=told.a,
-            b=told.b,
-            mu=told.mu,
-            offset=_reordered(told.offset, told.layout, layout),
+            told.local_rule.along(batches, len(labels)),
+            replace(told, offset=_reordered(told.offset, told.layout, layout)),
             x=self.model.parameters.numpy().copy() if told.mu else None,
             previous=previous,
-            second=told.second,
             options=self._options,
         )
         torch_tensors = any(hasattr(tensor, "detach") for tensor in received.params.values())
@@ -79,14 +70,6 @@ class Trainer:
         params = tensors if torch_tensors else {name: tensor.numpy() for name, tensor in tensors.items()}
         control = _reordered(work.control, layout, told.layout)
         return reply(params, steps=work.steps, examples=len(labels), control=control, **more)
-
-
-def _whole(batches: Iterable[npt.NDArray[np.int64]], examples: int) -> Iterator[npt.NDArray[np.int64]]:
-    for batch in batches:
-        if len(batch) != examples:
-            due = f"minibatches of all {examples} examples, since the local rule is 'full gradient'"
-            raise RangeError(f"batches: expected {due}, got one of {len(batch)}")
-        yield batch
 
 
 def _reordered(vector: F32 | None, came: Layout, due: Layout) -> F32 | None:

@@ -1,56 +1,32 @@
-"""What an FLModel carries beside its parameters, down to a client and back; a client's script imports this."""
+"""The fields that an FLModel carries beside its parameters, to a client and back; a client's script imports this."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
-from fedcore.adapters.order import fields_of, read_fields
-from fedcore.algorithms import Placement
-from fedcore.errors import ArrayError, ConfigError
+from fedcore.assignment import VECTORS, Assignment
+from fedcore.clients import ClientId
+from fedcore.errors import ArrayError
 from fedcore.layout import Layout
 from fedcore.server import Broadcast, Server, Update
-from fedcore.store import ClientId
+from fedcore.typing import F32
 
 KEY = "fedcore"
 """Where in ``FLModel.meta`` it stands."""
-VECTORS = ("offset", "x_prev")
-
-F32 = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What a client's steps are: y -= lr (a grad(y) + b grad(x_prev) + offset + mu (y - x)); see ``fedcore.Broadcast``.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Terms(Assignment):
+    """The order of a client's steps: an assignment, and the layout of the parameters that it came with.
 
     Attributes:
-        round, lr, a, b, mu, second_vector, local_rule, placement, plain: as of a Broadcast.
-        layout: of the parameters that came with it; the two vectors are in its order.
-        offset: float32[n_parameters], or None for zero.
-        x_prev: float32[n], where ``b`` is not 0; else None.
+        layout: of the parameters; the two vectors are in its order.
     """
 
-    round: int
-    lr: float
-    a: float
-    b: float
-    mu: float
-    second_vector: str | None
-    local_rule: str
-    placement: Placement
-    plain: bool
     layout: Layout
-    offset: F32 | None
-    x_prev: F32 | None
-
-    @property
-    def second(self) -> bool:
-        """Whether a second vector goes back, as ``control``."""
-        return self.second_vector is not None
 
     def named(self, vector: F32 | None) -> dict[str, F32]:
         """``offset`` or ``x_prev`` by the parameters' names, as views; nothing for None."""
@@ -68,19 +44,15 @@ def terms(model: FLModel) -> Terms:
     sent = (model.meta or {}).get(KEY)
     if not isinstance(sent, Mapping):
         raise ArrayError(f"model: expected meta[{KEY!r}], as fedcore's Controller sends it, got none")
-    vectors = {name: sent[name] for name in VECTORS if name in sent}
-    if len(vectors) != len(VECTORS):
-        raise ConfigError(f"order: expected the vectors {VECTORS}, each of which may be None, got {[*vectors]}")
-    fields = read_fields({name: value for name, value in sent.items() if name not in VECTORS})
-    if fields["b"] and vectors["x_prev"] is None:
-        raise ArrayError(f"x_prev: expected the model of the round before, since b is {fields['b']}, got None")
-    return Terms(layout=Layout.of(model.params), **fields, **vectors)
+    vectors = {name: sent.get(name) for name in VECTORS}
+    numbers = {name: value for name, value in sent.items() if name not in VECTORS}
+    return Terms.read(numbers, vectors, layout=Layout.of(model.params))
 
 
 def reply(
     params: Any, *, steps: int, examples: int = 1, lr: float | None = None, control: F32 | None = None, **more: Any
 ) -> FLModel:
-    """What a client sends back.
+    """Make the message that a client sends back.
 
     Args:
         params: its model after the local steps, by name.
@@ -95,20 +67,17 @@ def reply(
 
 
 def model_of(server: Server, sent: Broadcast, client: ClientId | None) -> FLModel:
-    """What goes down to a client; to None, what goes to all of them, where no term is a client's own.
+    """Make the message to a client; with None the one to all of them, where no term is a client's own.
 
     Cost: one copy of x, and an offset.
     """
-    told = {
-        **fields_of(sent),
-        "offset": sent.offset(sent.ids[0] if client is None else client) if sent.has_offset else None,
-        "x_prev": sent.x_prev,
-    }
-    return FLModel(params=server.tensors(), current_round=sent.round, meta={KEY: told})
+    assignment = sent.of(sent.ids[0] if client is None else client)
+    told = {**assignment.numbers(), **assignment.vectors()}
+    return FLModel(params=server.tensors(library="numpy", sent=True), current_round=sent.round, meta={KEY: told})
 
 
 def knows_the_order(model: FLModel) -> bool:
-    """Whether a client answered by ``reply``; one that did not has not looked at the terms either."""
+    """Tell whether a client answered by ``reply``; one that did not has not looked at the terms either."""
     return isinstance(model.meta, Mapping) and isinstance(model.meta.get(KEY), Mapping)
 
 
@@ -119,10 +88,9 @@ def update_of(client: ClientId, model: FLModel) -> Update:
     said = said if isinstance(said, Mapping) else {}
     return Update(
         client,
-        model.params,
         steps=meta.get(FLMetaKey.NUM_STEPS_CURRENT_ROUND),  # type: ignore[arg-type]
         examples=said.get("examples", 1),
         lr=said.get("lr"),
         control=said.get("control"),
-        kind="delta" if model.params_type == ParamsType.DIFF else "model",
+        **{"delta" if model.params_type == ParamsType.DIFF else "model": model.params},
     )

@@ -12,7 +12,7 @@ from pfl.metrics import Metrics
 from pfl.postprocessor.base import Postprocessor
 from pfl.stats import MappedVectorStatistics
 
-from fedcore.adapters.opening import open_server
+from fedcore.adapters.open_server import open_server
 from fedcore.adapters.order import with_plain_steps
 from fedcore.adapters.refusals import refusal_line
 from fedcore.algorithms import Algorithm
@@ -80,15 +80,14 @@ class Method(Postprocessor, SumAggregator):
         steps = self._steps(user_context) if callable(self._steps) else self._steps
         self._round.add(
             user_context.user_id,
-            update,
             steps=steps,
             examples=user_context.num_datapoints,
-            kind="delta",
+            delta=update,
         )
         return stats, Metrics()
 
     def accumulate(self, *, accumulated: Any, user_stats: Any) -> Any:
-        """Nothing but the tensors' names: the sum is the round's."""
+        """Keep the tensors' names alone: the sum is the round's."""
         return user_stats if accumulated is None else accumulated
 
     def postprocess_server(

@@ -15,7 +15,7 @@ from fedcore.errors import CheckpointError, DtypeError
 from fedcore.kernels import Codes, quantise
 from fedcore.layout import Layout
 from fedcore.store import ClientStore, Durability
-from fedcore.store.making import remove
+from fedcore.store.files.atomic_folder import remove
 from fedcore.store.row_format import Codec
 
 BLOCK = 64
@@ -111,8 +111,8 @@ class ClientStoreUserState(AbstractUserStateStorage):
         folder = _folder(key)
         if folder not in self._tables:
             layout = Layout.of(tensors, buffers=())
-            if layout.counters:
-                raise DtypeError(f"{layout.counters[0].name}: expected float32, got {layout.counters[0].dtype}")
+            for piece in (*layout.counters, *layout.narrow):
+                raise DtypeError(f"{piece.name}: expected float32, got {piece.dtype}")
             n = -(-layout.n // BLOCK) * BLOCK + 1
             if self._path is None:
                 store = ClientStore([], n, codec=self._codec)

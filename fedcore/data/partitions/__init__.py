@@ -1,4 +1,4 @@
-"""Who holds which examples: one partition, one file, one row of ``REGISTRY``."""
+"""Partitions, which say who holds which examples: one partition, one file, one row of ``REGISTRY``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from fedcore.data.partitions.labels import Indices
 from fedcore.data.partitions.natural import natural
 from fedcore.data.partitions.one_label import one_label
 from fedcore.data.partitions.shards import shards
-from fedcore.errors import UnknownNameError
+from fedcore.registries import Registry
 
 __all__ = [
     "FILLED_IN",
@@ -28,7 +28,7 @@ __all__ = [
     "shards",
 ]
 
-REGISTRY: dict[str, Callable[..., list[Indices]]] = {
+_ROWS: dict[str, Callable[..., list[Indices]]] = {
     "shards": shards,
     "label-k": label_k,
     "dirichlet": dirichlet,
@@ -37,6 +37,9 @@ REGISTRY: dict[str, Callable[..., list[Indices]]] = {
     "iid-pareto": iid_pareto,
     "natural": natural,
 }
+REGISTRY: Registry[Callable[..., list[Indices]]] = Registry(
+    "partition", _ROWS, due="a function of (labels, clients, *, seed)", fits=callable, group="fedcore.partitions"
+)
 FILLED_IN = ("labels", "dataset", "clients", "seed")
 """Parameters that are no options of a partition's own: ``divide`` gives them."""
 
@@ -46,7 +49,7 @@ def divide(dataset: Dataset, name: str, clients: int, *, seed: int, **options: A
 
     Args:
         dataset: whose ``train_y``, or ``parts``, is what counts.
-        name: a key of ``REGISTRY``.
+        name: a key of ``REGISTRY``, an entry point's, or ``module:Name`` of one's own.
         clients: N.
         seed: the run's seed.
         options: the partition's own arguments.
@@ -58,8 +61,7 @@ def divide(dataset: Dataset, name: str, clients: int, *, seed: int, **options: A
         UnknownNameError: there is no such partition.
         RangeError: an argument is outside its range, or the data set does not allow it.
     """
-    if name not in REGISTRY:
-        raise UnknownNameError.of("partition", name, REGISTRY)
+    deal = REGISTRY.find(name)
     if name == "natural":
         return natural(dataset, clients)
-    return REGISTRY[name](dataset.train_y, clients, seed=seed, **options)
+    return deal(dataset.train_y, clients, seed=seed, **options)

@@ -1,10 +1,9 @@
 """Label skew by a Dirichlet law."""
 
-import math
-
 import numpy as np
 
-from fedcore.data.partitions.labels import Indices, Labels, by_class, check_counts, check_labels
+from fedcore.arguments import real, whole
+from fedcore.data.partitions.labels import Indices, Labels, by_class, check_labels
 from fedcore.errors import RangeError
 from fedcore.randomness import generator
 
@@ -39,10 +38,9 @@ def dirichlet(labels: Labels, clients: int, alpha: float, *, seed: int, least: i
     >>> [np.bincount(labels[part]).tolist() for part in dirichlet(labels, 3, 0.5, seed=0)]
     [[6], [1, 47], [43, 3]]
     """
-    check_counts({"clients": clients})
-    check_counts({"least": least}, least=0)
-    if not 0 < alpha < math.inf:
-        raise RangeError(f"alpha: expected a number > 0, got {alpha!r}")
+    whole("clients", clients, 1)
+    whole("least", least, 0)
+    real("alpha", alpha, "(0, inf)")
     labels = check_labels(labels)
     if len(labels) < clients * least:
         raise RangeError(f"labels: expected at least {clients * least} examples, {least} a client, got {len(labels)}")

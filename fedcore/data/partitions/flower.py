@@ -9,7 +9,7 @@ from fedcore.errors import MissingDependencyError, RangeError
 
 
 def from_flower(partitioner: Any, labels: Labels) -> list[Indices]:
-    """What a ``flwr_datasets`` partitioner makes of these labels.
+    """The partition of these labels that a ``flwr_datasets`` partitioner makes.
 
     Args:
         partitioner: a new one without a data set; where it asks for a column (``partition_by``), that is "label".

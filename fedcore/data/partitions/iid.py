@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from fedcore.data.partitions.labels import Indices, Labels, check_counts, check_labels
+from fedcore.arguments import whole
+from fedcore.data.partitions.labels import Indices, Labels, check_labels
 from fedcore.data.sizes import UNCAPPED, pareto
 from fedcore.errors import RangeError
 from fedcore.randomness import generator
@@ -28,7 +29,7 @@ def iid(labels: Labels, clients: int, *, seed: int) -> list[Indices]:
     >>> [len(part) for part in iid(np.zeros(7, int), 3, seed=0)]
     [3, 2, 2]
     """
-    check_counts({"clients": clients})
+    whole("clients", clients, 1)
     labels = check_labels(labels)
     if len(labels) < clients:
         raise RangeError(f"labels: expected at least {clients} examples for as many clients, got {len(labels)}")
@@ -62,7 +63,8 @@ def iid_pareto(
     >>> [len(part) for part in iid_pareto(np.zeros(90, int), 4, seed=0, smallest=5)]
     [5, 22, 8, 22]
     """
-    check_counts({"clients": clients, "smallest": smallest})
+    whole("clients", clients, 1)
+    whole("smallest", smallest, 1)
     sizes = pareto(clients, seed=seed, smallest=smallest, largest=UNCAPPED if largest is None else largest, index=index)
     labels = check_labels(labels)
     if largest is None:

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from fedcore.data.partitions.labels import Indices, Labels, by_class, check_counts, check_labels
+from fedcore.arguments import whole
+from fedcore.data.partitions.labels import Indices, Labels, by_class, check_labels
 from fedcore.errors import RangeError
 from fedcore.randomness import generator
 
@@ -39,9 +40,10 @@ def label_k(
     >>> [part.tolist() for part in label_k(np.array([0, 0, 1, 1]), 2, 2, seed=0)]
     [[1, 3], [0, 2]]
     """
-    check_counts({"clients": clients, "classes_per_client": classes_per_client})
+    whole("clients", clients, 1)
+    whole("classes_per_client", classes_per_client, 1)
     if most_per_class is not None:
-        check_counts({"most_per_class": most_per_class})
+        whole("most_per_class", most_per_class, 1)
     labels = check_labels(labels)
     random = generator(seed, "data: label k")
     pools = by_class(labels, random)

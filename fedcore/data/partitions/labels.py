@@ -1,6 +1,5 @@
-"""What every partition checks first."""
+"""The check of labels with which every partition begins."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,13 +9,6 @@ from fedcore.errors import DtypeError, RangeError, ShapeError
 
 Indices = npt.NDArray[np.int64]
 Labels = npt.NDArray[np.integer[Any]]
-
-
-def check_counts(counts: Mapping[str, int], least: int = 1) -> None:
-    """Raise for the first number below ``least``, by its name."""
-    for name, value in counts.items():
-        if value < least:
-            raise RangeError(f"{name}: expected an int >= {least}, got {value!r}")
 
 
 def check_labels(labels: Labels) -> Labels:

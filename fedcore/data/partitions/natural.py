@@ -6,7 +6,7 @@ from fedcore.errors import RangeError
 
 
 def natural(dataset: Dataset, clients: int) -> list[Indices]:
-    """Who holds what by the data set's own account.
+    """The partition that the data set itself has.
 
     Args:
         dataset: one with ``parts``, as the SYNTHETIC ones have.

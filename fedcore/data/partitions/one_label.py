@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from fedcore.data.partitions.labels import Indices, Labels, by_class, check_counts, check_labels
+from fedcore.arguments import whole
+from fedcore.data.partitions.labels import Indices, Labels, by_class, check_labels
 from fedcore.data.sizes import UNCAPPED, pareto
 from fedcore.errors import RangeError
 from fedcore.randomness import generator
@@ -38,7 +39,8 @@ def one_label(
     >>> [part.tolist() for part in one_label(np.array([0, 1, 1, 0]), 2, seed=0, smallest=2)]
     [[0, 3], [1, 2]]
     """
-    check_counts({"clients": clients, "smallest": smallest})
+    whole("clients", clients, 1)
+    whole("smallest", smallest, 1)
     sizes = pareto(clients, seed=seed, smallest=smallest, largest=UNCAPPED if largest is None else largest, index=index)
     labels = check_labels(labels)
     pools = by_class(labels, generator(seed, "data: one label"))

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from fedcore.data.partitions.labels import Indices, Labels, check_counts, check_labels
+from fedcore.arguments import whole
+from fedcore.data.partitions.labels import Indices, Labels, check_labels
 from fedcore.errors import RangeError
 from fedcore.randomness import generator
 
@@ -44,7 +45,8 @@ def shards(
     >>> [part.tolist() for part in shards(np.array([0, 0, 1, 1]), 2, 2, seed=0, distinct_classes=True)]
     [[1, 2], [0, 3]]
     """
-    check_counts({"clients": clients, "shards_per_client": shards_per_client})
+    whole("clients", clients, 1)
+    whole("shards_per_client", shards_per_client, 1)
     labels = check_labels(labels)
     classes, sizes = np.unique(labels, return_counts=True)
     total = clients * shards_per_client

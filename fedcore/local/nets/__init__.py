@@ -6,13 +6,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedcore.errors import ShapeError, UnknownNameError
+from fedcore.errors import RangeError, ShapeError
 from fedcore.local.nets.cnn_emnist import CNNEMNIST
 from fedcore.local.nets.lenet import LeNet
 from fedcore.local.nets.mlp import MLP, logistic, mlp_cifar10, mlp_mnist, relu_mnist
 from fedcore.local.nets.resnet import ResNet18
 from fedcore.local.nets.vgg import VGG11
 from fedcore.local.seeded import seeded
+from fedcore.registries import Registry
 
 __all__ = [
     "CNNEMNIST",
@@ -29,7 +30,7 @@ __all__ = [
     "scores",
 ]
 
-REGISTRY: dict[str, Callable[..., nn.Module]] = {
+_ROWS: dict[str, Callable[..., nn.Module]] = {
     "lenet": LeNet,
     "vgg11": VGG11,
     "logistic": logistic,
@@ -40,13 +41,16 @@ REGISTRY: dict[str, Callable[..., nn.Module]] = {
     "relu-mnist": relu_mnist,
     "resnet18": ResNet18,
 }
+REGISTRY: Registry[Callable[..., nn.Module]] = Registry(
+    "model", _ROWS, due="a class or function that makes a torch.nn.Module", fits=callable, group="fedcore.models"
+)
 
 
 def build(name: str, *, seed: int, **options: Any) -> nn.Module:
     """A new model of that name with its usual initial weights.
 
     Args:
-        name: a key of ``REGISTRY``.
+        name: a key of ``REGISTRY``, an entry point's, or ``module:Name`` of one's own.
         seed: the run's seed, any int >= 0.
         options: the model's own arguments.
 
@@ -59,17 +63,19 @@ def build(name: str, *, seed: int, **options: Any) -> nn.Module:
     >>> sum(p.numel() for p in build("lenet", seed=0).parameters())
     44426
     """
-    if name not in REGISTRY:
-        raise UnknownNameError.of("model", name, REGISTRY)
+    make = REGISTRY.find(name)
     with seeded(seed, "local: initial weights"):
-        return REGISTRY[name](**options)
+        module = make(**options)
+    if not isinstance(module, nn.Module):
+        raise RangeError(f"model: expected a torch.nn.Module from {name!r}, got {module!r:.200}")
+    return module
 
 
 def scores(name: str, shape: tuple[int, ...], **options: Any) -> int:
-    """How many scores the model of that name gives for an example, found out by trying one.
+    """The number of scores that the model of that name gives for an example, found out by trying one.
 
     Args:
-        name: a key of ``REGISTRY``.
+        name: a key of ``REGISTRY``, an entry point's, or ``module:Name`` of one's own.
         shape: the example's.
         options: the model's own arguments.
 
@@ -87,5 +93,6 @@ def scores(name: str, shape: tuple[int, ...], **options: Any) -> int:
         try:
             count: int = module(torch.zeros(1, *shape)).shape[1]
         except RuntimeError as error:
-            raise ShapeError(f"{name!r} does not take float32{[*shape]} ({str(error).rstrip('.')})") from None
+            due = f"expected a model of examples float32{[*shape]}"
+            raise ShapeError(f"{name!r}: {due}, found that it takes others ({str(error).rstrip('.')})") from None
     return count

@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from fedcore.errors import RangeError
+from fedcore.arguments import whole
 
 
 class CNNEMNIST(nn.Sequential):
@@ -22,8 +22,7 @@ class CNNEMNIST(nn.Sequential):
     """
 
     def __init__(self, classes: int = 62) -> None:
-        if classes < 1:
-            raise RangeError(f"classes: expected an int >= 1, got {classes!r}")
+        whole("classes", classes, 1)
         super().__init__(
             OrderedDict(
                 conv1=nn.Conv2d(1, 32, 5, padding=2),

@@ -5,7 +5,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from fedcore.errors import RangeError
+from fedcore.arguments import whole
 
 
 class Block(nn.Module):
@@ -51,8 +51,7 @@ class ResNet18(nn.Module):
     CHANNELS = (64, 64, 128, 256, 512)
 
     def __init__(self, classes: int = 10) -> None:
-        if classes < 1:
-            raise RangeError(f"classes: expected an int >= 1, got {classes!r}")
+        whole("classes", classes, 1)
         super().__init__()
         self.conv = nn.Conv2d(3, self.CHANNELS[0], 3, padding=1, bias=False)
         self.bn = nn.BatchNorm2d(self.CHANNELS[0])

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from fedcore.errors import RangeError
+from fedcore.arguments import real
 
 
 class VGG11(nn.Module):
@@ -31,8 +31,7 @@ class VGG11(nn.Module):
     """The convolutions with a pooling behind them."""
 
     def __init__(self, dropout: float = 0.5) -> None:
-        if not 0 <= dropout < 1:
-            raise RangeError(f"dropout: expected a number in [0, 1), got {dropout!r}")
+        real("dropout", dropout, "[0, 1)")
         super().__init__()
         layers: list[nn.Module] = []
         for number, (before, after) in enumerate(pairwise(self.CHANNELS), start=1):

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 NAMES = [f"client-{i}" for i in range(N)]
-NAMED = [method for method in PLAIN if METHODS[method].keys() <= {"examples"}]
+NAMED = [method for method in PLAIN if METHODS[method].keys() <= {"client_sizes"}]
 """The agent's configuration says a method by its name alone."""
 
 
@@ -37,7 +37,7 @@ class Net(torch.nn.Module):
 @pytest.mark.parametrize("method", NAMED)
 def test_one_liar_of_ten_clients_moves_the_result_by_its_bound_at_most(method, kind, tmp_path):
     _, sizes = made(method)
-    known = {"examples": dict(zip(NAMES, sizes, strict=True))} if sizes else {}
+    known = {"client_sizes": dict(zip(NAMES, sizes, strict=True))} if sizes else {}
     agent = load_example().make_agent(
         method.partition(",")[0],
         tmp_path,
@@ -57,7 +57,7 @@ def test_one_liar_of_ten_clients_moves_the_result_by_its_bound_at_most(method, k
         futures = []
         for i, name in enumerate(NAMES):
             update = said(method, kind, plain(t), sent, None, i)
-            y = {key: torch.from_numpy(np.array(array)) for key, array in update.y.items()}
+            y = {key: torch.from_numpy(np.array(array)) for key, array in update.model.items()}
             futures.append(agent.global_update(name, y, steps=update.steps))
         model = futures[0].result()
     reports = agent.aggregator.reports

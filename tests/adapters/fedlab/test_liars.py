@@ -27,7 +27,7 @@ def net():
 @pytest.mark.parametrize("method", PLAIN)
 def test_one_liar_of_ten_clients_moves_the_result_by_its_bound_at_most(method, kind):
     algorithm, sizes = made(method)
-    handler = ServerHandler(net(), ROUNDS, 1.0, algorithm, lr=LR, examples=sizes, **options(kind))
+    handler = ServerHandler(net(), ROUNDS, 1.0, algorithm, lr=LR, client_sizes=sizes, **options(kind))
     handler.num_clients = N
     while not handler.if_stop:
         round, sampled = handler.round, handler.sample_clients()
@@ -35,5 +35,5 @@ def test_one_liar_of_ten_clients_moves_the_result_by_its_bound_at_most(method, k
         for i in sampled:
             update = said(method, kind, plain(round), sent, None, i)
             claims = torch.tensor([i, update.steps, update.examples])
-            handler.load([torch.from_numpy(update.y["w"]), claims])
+            handler.load([torch.from_numpy(update.model["w"]), claims])
     assert_bounded(method, kind, {"w": handler.server.x}, handler.reports, range(N))

@@ -98,7 +98,7 @@ def simulate(method, options, participation, *, lr=0.1, steps=STEPS, **settings)
     needs = algorithm.needs_shares
     server = Server(algorithm, make_module(), [], lr=lr, **settings)
     for heard in participation:
-        new = [client for client in heard if client not in server.store.registry]
+        new = [client for client in heard if client not in server.clients]
         updates = engine.updates(server.broadcast(heard, newcomers=new))
         with server.open_round(newcomers={client: sizes[client] for client in new} if needs else new) as round:
             for update in updates:

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from fedcore.adapters.flower import Task
 from fedcore.errors import ArrayError
-from fedcore.local import by_rule, minibatches
+from fedcore.local_rules import minibatches
 from tests.adapters.flower.federation import BATCH, METHODS, NODES, SEED, STEPS, make_data, make_module, run, simulate
 from tests.adapters.flower.local_grid import LocalGrid
 
@@ -31,10 +31,11 @@ def own_loop(client, dataset, parts):
             )
         optimizer = torch.optim.SGD(module.parameters(), lr=task.lr)
         raw = np.zeros(task.layout.n_parameters, np.float32)
-        size = len(y) if task.local_rule == "full gradient" else BATCH
-        batches = minibatches(len(y), size, steps=STEPS, seed=SEED, round=task.round, client=client)
+        batches = minibatches(
+            len(y), task.local_rule.batch(BATCH), steps=STEPS, seed=SEED, round=task.round, client=client
+        )
         steps = 0
-        for steps, batch in enumerate(by_rule(batches, task.local_rule), start=1):  # noqa: B007
+        for steps, batch in enumerate(task.local_rule.along(batches, len(y)), start=1):  # noqa: B007
             for net in filter(None, (module, previous)):
                 net.zero_grad()
                 cross_entropy(net(x[batch]), y[batch]).backward()
@@ -51,7 +52,7 @@ def test_own_loop(method):
     dataset, parts = make_data()
     grid = LocalGrid({NODES[i]: (own_loop(i, dataset, parts), {}) for i in range(5)})
     sizes = {node: len(part) for node, part in zip(NODES, parts, strict=True)} if "Flexible" in method else None
-    strategy, _ = run(method, grid, 4, examples=sizes)
+    strategy, _ = run(method, grid, 4, client_sizes=sizes)
     order = sorted(range(5), key=lambda i: NODES[i])
     assert strategy.failures == []
     expected = simulate(method, METHODS[method], 4 * [order])

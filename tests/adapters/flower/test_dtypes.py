@@ -40,7 +40,7 @@ def run_in(dtype, targets, rounds=5, method="MIFA"):
         with oracle.open_round() as opened:
             for client, target in enumerate(targets):
                 y = ((sent + target) / 2).astype(np.float32).astype(dtype).astype(np.float32)
-                opened.add(client, (y - sent).reshape(-1), steps=5, kind="delta")
+                opened.add(client, delta=(y - sent).reshape(-1), steps=5)
     return strategy, result, oracle
 
 

@@ -181,7 +181,7 @@ def test_a_node_answers_the_query_for_itself_alone():
     shares = dict(
         zip(
             sorted(NODES),
-            strategy.server._state.now.population.shares(strategy.server.store.registry, sorted(NODES)),
+            strategy.server._state.snapshot.population.shares(strategy.server.clients, sorted(NODES)),
             strict=True,
         )
     )
@@ -198,7 +198,7 @@ def test_a_wrong_answer_to_the_query_is_named(caplog):
 def test_an_answer_to_the_query_counts_up_to_10_times_the_median(caplog):
     strategy, _ = run("FlexibleFedAvg", make_grid("query", say(num_examples=10**9)), 1)
     honest, _ = run("FlexibleFedAvg", make_grid("query", lambda content: None), 1)
-    others = sorted(honest.server.examples)
-    assert max(strategy.server.examples) <= 10 * others[-1]
+    others = sorted(honest.server.client_sizes)
+    assert max(strategy.server.client_sizes) <= 10 * others[-1]
     [line] = [record.message for record in caplog.records if "10 x the median" in record.message]
     assert line.startswith(f"query: node {BAD} counts with ")

@@ -80,7 +80,7 @@ def test_without_arguments_it_is_flower_s_fedavg(nodes):
 
 @pytest.mark.parametrize("method", ["FedAvg", "LocalDescent", "FlexibleFedAvg", "MimiC"])
 def test_averaging_needs_no_rate(method):
-    how = {"FlexibleFedAvg": {"examples": lambda node: 5, "steps": 1}, "MimiC": {"units": "update"}}.get(method, {})
+    how = {"FlexibleFedAvg": {"client_sizes": lambda node: 5, "steps": 1}, "MimiC": {"units": "update"}}.get(method, {})
     strategy = getattr(flower, method)(poll=0.001, **how)
     assert np.isfinite(run(strategy, 3)).all()
     assert [len(report.heard) for report in strategy.reports] == [3] * ROUNDS

@@ -138,10 +138,10 @@ def test_a_bad_result_is_refused_and_a_new_client_arrives():
     manager.register(Proxy("3"))
     while "3" not in {proxy.cid for proxy, _ in strategy.configure_fit(2, None, manager)}:
         pass
-    assert set(strategy.server.store.registry) == {results[1][0].cid}
+    assert set(strategy.server.clients) == {results[1][0].cid}
     asked = strategy.configure_fit(3, None, manager)
     strategy.aggregate_fit(3, [(proxy, proxy.fit(ins)) for proxy, ins in asked], [])
-    assert set(strategy.server.store.registry) == {results[1][0].cid, *(proxy.cid for proxy, _ in asked)}
+    assert set(strategy.server.clients) == {results[1][0].cid, *(proxy.cid for proxy, _ in asked)}
 
 
 def test_needs_a_model():

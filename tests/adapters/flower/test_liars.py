@@ -1,7 +1,5 @@
 """For every method: one liar of ten nodes, each kind of lie, over both of Flower's APIs, within ``BOUNDS``."""
 
-from types import SimpleNamespace
-
 import pytest
 from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
@@ -13,6 +11,7 @@ from fedcore.adapters import flower, npy
 from fedcore.adapters.flower import Task
 from fedcore.adapters.flower.instructions import METHOD
 from fedcore.adapters.flower.legacy import LegacyStrategy
+from fedcore.assignment import Assignment
 from tests.adapters.flower.local_grid import LocalGrid
 from tests.adapters.liars import KINDS, ROUNDS, assert_bounded, options, said
 from tests.server.liars import LR, METHODS, MODEL, N, made
@@ -27,7 +26,7 @@ def app_of(method, kind, client):
     def _(message, context):
         task = Task.of(message)
         update = said(method, kind, task, task.tensors, task.offset, client)
-        reply = task.reply(update.y, steps=1, examples=update.examples, control=update.control, lr=update.lr)
+        reply = task.reply(update.model, steps=1, examples=update.examples, control=update.control, lr=update.lr)
         reply.content[METHOD]["steps"] = update.steps  # past what ``reply`` itself refuses to say
         return reply
 
@@ -40,9 +39,9 @@ def test_one_liar_of_ten_nodes_moves_the_result_by_its_bound_at_most(method, kin
     grid = LocalGrid({node: (app_of(method, kind, i), {}) for i, node in enumerate(NODES)})
     _, sizes = made(method)
     strategy = getattr(flower, method.partition(",")[0])(
-        **{name: value for name, value in METHODS[method].items() if name != "examples"},
+        **{name: value for name, value in METHODS[method].items() if name != "client_sizes"},
         lr=LR,
-        examples=sizes and dict(zip(NODES, sizes, strict=True)),
+        client_sizes=sizes and dict(zip(NODES, sizes, strict=True)),
         fraction_evaluate=0.0,
         min_train_nodes=N,
         min_available_nodes=N,
@@ -69,7 +68,7 @@ class Proxy(ClientProxy):
     def fit(self, ins, timeout=None, group_id=None):
         told = {name.removeprefix("fedcore."): value for name, value in ins.config.items()}
         vectors = {name: npy.read(told.pop(name)) if name in told else None for name in ("offset", "x_prev")}
-        told = SimpleNamespace(**told, x_prev=vectors["x_prev"], second=bool(told["second_vector"]))
+        told = Assignment.read(told, vectors)
         sent = dict(zip(SENT, parameters_to_ndarrays(ins.parameters), strict=True))
         update = said(*self.how, told, sent, vectors["offset"], int(self.cid))
         metrics = {"fedcore.steps": update.steps}
@@ -77,7 +76,7 @@ class Proxy(ClientProxy):
             metrics["fedcore.lr"] = update.lr
         if update.control is not None:
             metrics["fedcore.control"] = npy.write(update.control)
-        tensors = ndarrays_to_parameters([update.y[name] for name in SENT])
+        tensors = ndarrays_to_parameters([update.model[name] for name in SENT])
         return FitRes(Status(Code.OK, ""), tensors, update.examples, metrics)
 
 
@@ -95,7 +94,7 @@ def test_one_liar_of_ten_clients_of_the_older_api_moves_the_result_by_its_bound_
     strategy = LegacyStrategy(
         algorithm,
         lr=LR,
-        server={"examples": sizes and dict(zip(names, sizes, strict=True))} | options(kind),
+        server={"client_sizes": sizes and dict(zip(names, sizes, strict=True))} | options(kind),
         initial_parameters=ndarrays_to_parameters([MODEL[name] for name in SENT]),
         min_fit_clients=N,
         min_available_clients=N,

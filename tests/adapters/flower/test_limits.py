@@ -44,7 +44,7 @@ def make_grid(factor=1000):
 def test_a_node_that_scales_its_update_is_refused_by_name(method):
     grid, sizes = make_grid()
     examples = sizes if method == "FlexibleFedAvg" else None
-    strategy, _ = run(method, grid, ROUNDS, examples=examples, max_norm_ratio=30)
+    strategy, _ = run(method, grid, ROUNDS, client_sizes=examples, max_norm_ratio=30)
     assert strategy.failures == []
     for report in strategy.reports:
         [(node, reason)] = report.refused
@@ -117,7 +117,7 @@ def test_a_client_of_the_older_api_that_scales_its_update_is_refused_by_name(met
         strategy.aggregate_fit(t + 1, results, [])
         np.testing.assert_array_equal(strategy.server.x, server.x)
     assert [[client for client, _ in report.refused] for report in strategy.reports] == [["1"]] * ROUNDS
-    lines = [record for record in caplog.records if "refused 1 ('1') and heard 3: 1 x y: expected" in record.message]
+    lines = [record for record in caplog.records if "refused 1 ('1') and heard 3: 1 x update:" in record.message]
     assert [record.levelname for record in lines] == ["WARNING"] * ROUNDS
 
 

@@ -24,7 +24,7 @@ def test_with_failing_nodes_and_one_that_joins(method):
         grid.dead = {NODES[i] for i in dead.get(t, [])}
 
     sizes = {node: len(part) for node, part in zip(NODES, parts, strict=True)} if "Flexible" in method else None
-    strategy, result = run(method, grid, ROUNDS, before_round=before_round, examples=sizes)
+    strategy, result = run(method, grid, ROUNDS, before_round=before_round, client_sizes=sizes)
     there = [order, order, everybody, everybody, everybody, everybody]
     participation = [[i for i in who if i not in dead[t]] for t, who in enumerate(there)]
     expected = simulate(method, METHODS[method], participation)

@@ -113,16 +113,16 @@ def test_incomplete_work_counts_by_scheme_C():
     steps = [4, 1, 4, 2, 3]
     dataset, parts = make_data()
     sizes = {NODES[i]: len(part) for i, part in enumerate(parts)}
-    strategy, _ = run("FlexibleFedAvg", make_grid(steps=steps), 1, examples=sizes.get)
+    strategy, _ = run("FlexibleFedAvg", make_grid(steps=steps), 1, client_sizes=sizes.get)
     from fedcore import Server
     from tests.adapters.flower.federation import BATCH, SEED, InProcess, make_module
 
-    server = Server(strategy.algorithm, make_module(), 5, lr=0.1, examples=[len(part) for part in parts])
+    server = Server(strategy.algorithm, make_module(), 5, lr=0.1, client_sizes=[len(part) for part in parts])
     sent, updates = server.broadcast(ORDER), []
     for i in ORDER:
         engine = InProcess(make_module(), dataset, parts, batch=BATCH, steps=steps[i], seed=SEED)
         [update] = engine.updates(server.broadcast([i]))
-        updates.append(update._replace(y=update.y.copy()))
+        updates.append(update._replace(model=update.model.copy()))
     assert sent.round == 0
     server.round(updates)
     np.testing.assert_array_equal(strategy.server.x, server.x)
@@ -139,8 +139,8 @@ def test_nodes_tell_their_examples_when_they_are_asked_and_later_if_they_were_aw
     first = [i for i in range(5) if i != 1]
     without = [i for i in ORDER if i != 1]
     assert [len(report.heard) for report in strategy.reports] == [4, 4, 5, 5]
-    assert strategy.server.store.registry.number(NODES[1]) == 4  # it came last
-    assert set(strategy.server.store.registry) == set(NODES)
+    assert strategy.server.clients.number(NODES[1]) == 4  # it came last
+    assert set(strategy.server.clients) == set(NODES)
     assert [kind for kind, node, _ in grid.sent if node == NODES[1]] == ["query", "query", "query", "train", "train"]
     assert len(first) == len(without)
 
@@ -166,7 +166,7 @@ def test_replies_after_the_deadline_count_later_against_the_x_that_they_started_
 
     dataset, parts = make_data()
     engine = InProcess(make_module(), dataset, parts, batch=BATCH, steps=STEPS, seed=SEED)
-    [late] = [update._replace(y=update.y.copy(), round=1) for update in engine.updates(server.broadcast([3]))]
+    [late] = [update._replace(model=update.model.copy(), round=1) for update in engine.updates(server.broadcast([3]))]
     server.round(engine.updates(server.broadcast(rest)))
     server.round(engine.updates(server.broadcast(rest)))
     with server.open_round() as opened:

@@ -36,7 +36,7 @@ def test_phantoms_change_nothing(method):
     xs = []
     for phantoms in ([], PHANTOMS):
         strategy, _ = run(method.split(",")[0], grid_of(phantoms), 3, timeout=0.3, **how)
-        assert set(strategy.server.store.registry) == set(NODES)
+        assert set(strategy.server.clients) == set(NODES)
         assert [len(report.heard) for report in strategy.reports] == [5, 5, 5]
         xs.append(strategy.server.x)
     np.testing.assert_array_equal(*xs)
@@ -48,7 +48,7 @@ def test_a_size_alone_makes_no_member(scheme):
     xs = []
     for phantoms in ([], PHANTOMS):
         strategy, _ = run("FlexibleFedAvg", grid_of(phantoms), 3, timeout=0.3, scheme=scheme)
-        assert set(strategy.server.store.registry) == set(NODES)
+        assert set(strategy.server.clients) == set(NODES)
         xs.append(strategy.server.x)
     np.testing.assert_allclose(*xs, rtol=1e-5, atol=1e-6)
 
@@ -72,4 +72,4 @@ def test_a_silent_node_that_answers_at_last_comes_then():
 
     strategy, _ = run("MIFA", grid, 2, before_round=before_round, timeout=0.3, wait=True)
     assert [NODES[2] in report.heard for report in strategy.reports] == [False, True]
-    assert set(strategy.server.store.registry) == set(NODES)
+    assert set(strategy.server.clients) == set(NODES)

@@ -8,7 +8,7 @@ from fedcore.adapters.nvflare import Trainer, reply, terms
 from fedcore.algorithms import REGISTRY, named
 from fedcore.data import Dataset
 from fedcore.engines import InProcess
-from fedcore.local import minibatches
+from fedcore.local_rules import minibatches
 
 NAMES, ROUNDS = ["site-1", "site-2", "site-3"], 4
 
@@ -40,8 +40,7 @@ def sites(names=NAMES):
         inputs, labels = torch.from_numpy(X[part]), torch.from_numpy(Y[part])
 
         def train(received):
-            local_rule = terms(received).local_rule
-            batch = len(part) if local_rule == "full gradient" else 8
+            batch = terms(received).local_rule.batch(8)
             batches = minibatches(len(part), batch, steps=3, seed=0, round=received.current_round, client=client)
             return trainer.train(received, inputs, labels, batches)
 
@@ -59,7 +58,7 @@ def straight(algorithm, rounds, cohorts):
     simulated = engine()
     server = Server(algorithm, net(), [], lr=0.1)
     for round in range(rounds):
-        new = [client for client in cohorts[round] if client not in server.store.registry]
+        new = [client for client in cohorts[round] if client not in server.clients]
         updates = simulated.updates(server.broadcast(cohorts[round], newcomers=new))
         with server.open_round(newcomers=new) as opened:
             for update in updates:

@@ -95,7 +95,7 @@ def test_clients_that_nobody_named_count_from_their_first_answer():
         nan.params["w"][0, 0] = np.nan
         aggregator.accept_model(nan)
         aggregator.aggregate_model()
-        assert set(aggregator.server.store.registry) == set(NAMES[: seed + 2])
+        assert set(aggregator.server.clients) == set(NAMES[: seed + 2])
     server = Server("MIFA", x0(), NAMES[:2], lr=0.1)
     server.round([Update(name, answer(name, 0).params, 5) for name in NAMES[:2]])
     server.arrive(NAMES[2])

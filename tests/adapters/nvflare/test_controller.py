@@ -6,7 +6,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from fedcore import Server, Update, errors
 from fedcore.adapters.nvflare import Trainer, reply, terms
 from fedcore.algorithms import MIFA, SCAFFOLD, FedAvg, FlexibleFedAvg, MimiC
-from fedcore.local import minibatches
+from fedcore.local_rules import minibatches
 from tests.adapters import corrections
 from tests.adapters.nvflare.local import LocalController
 from tests.adapters.nvflare.sites import (
@@ -69,7 +69,7 @@ def test_flexible_participation_with_incomplete_work_and_a_late_site(scheme):
     clients = {name: lambda received, i=i: work(i, received) for i, name in enumerate(NAMES[:2])}
     clients["stranger"] = lambda received: pytest.fail("asked one whose examples nobody knows")
     algorithm = FlexibleFedAvg(scheme, local_steps=3)
-    controller = LocalController(clients, x0(), algorithm, lr=0.1, num_rounds=6, examples=sizes)
+    controller = LocalController(clients, x0(), algorithm, lr=0.1, num_rounds=6, client_sizes=sizes)
     tell = controller._tell
 
     def joins(report):
@@ -80,10 +80,10 @@ def test_flexible_participation_with_incomplete_work_and_a_late_site(scheme):
     controller._tell = joins
     controller.run()
     assert [len(report.heard) for report in controller.reports] == [2, 2, 3, 3, 3, 3]
-    due = Server(algorithm, x0(), NAMES[:2], lr=0.1, examples=[sizes[name] for name in NAMES[:2]])
+    due = Server(algorithm, x0(), NAMES[:2], lr=0.1, client_sizes=[sizes[name] for name in NAMES[:2]])
     for t in range(6):
         if t == 2:
-            due.arrive("site-3", examples=sizes["site-3"])
+            due.arrive("site-3", client_sizes=sizes["site-3"])
         due.round([Update(name, y, steps, sizes[name]) for round, name, y, steps in sent if round == t])
     np.testing.assert_array_equal(controller.server.x, due.x)
     assert not np.array_equal(due.x, due.layout.flatten(x0()))
@@ -178,7 +178,7 @@ def test_sites_that_are_connected_and_never_answer_change_nothing(name):
         said = []
         controller.info = said.append
         controller.run()
-        assert set(controller.server.store.registry) == set(NAMES)
+        assert set(controller.server.clients) == set(NAMES)
         assert sum("no answer from 90 that were asked ('phantom-0'" in line for line in said) == (3 if phantoms else 0)
         controllers.append(controller)
     np.testing.assert_array_equal(*(controller.server.x for controller in controllers))
@@ -190,9 +190,9 @@ def test_a_size_alone_makes_no_member(scheme):
     xs = []
     for phantoms in ({}, {"phantom": lambda got: None}):
         algorithm = FlexibleFedAvg(scheme, local_steps=3)
-        controller = LocalController(sites() | phantoms, x0(), algorithm, lr=0.1, num_rounds=3, examples=sizes)
+        controller = LocalController(sites() | phantoms, x0(), algorithm, lr=0.1, num_rounds=3, client_sizes=sizes)
         controller.run()
-        assert set(controller.server.store.registry) == set(NAMES)
+        assert set(controller.server.clients) == set(NAMES)
         xs.append(controller.server.x)
     np.testing.assert_allclose(*xs, rtol=1e-5, atol=1e-6)
 
@@ -217,7 +217,7 @@ def test_a_site_answers_for_itself_once_and_while_it_is_asked():
     controller = Twice({"a": another, "b": lambda got: None}, x0(), "MIFA", lr=0.1, num_rounds=1)
     controller.run()
     assert controller.reports[0].heard == ("a",)
-    assert list(controller.server.store.registry) == ["a"]
+    assert list(controller.server.clients) == ["a"]
     late = lie()(FLModel(params=x0()))
     late.meta["client_name"] = "b"
     assert held[0](late) is False

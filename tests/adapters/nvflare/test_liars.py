@@ -12,7 +12,7 @@ SITES = [f"site-{i}" for i in range(N)]
 
 def answer(update):
     """The reply that says what an Update does."""
-    return reply(update.y, steps=update.steps, examples=update.examples, lr=update.lr, control=update.control)
+    return reply(update.model, steps=update.steps, examples=update.examples, lr=update.lr, control=update.control)
 
 
 def site_of(method, kind, client):
@@ -33,7 +33,7 @@ def test_one_liar_of_ten_sites_moves_the_result_by_its_bound_at_most(method, kin
         algorithm,
         lr=LR,
         num_rounds=ROUNDS,
-        examples=sizes and dict(zip(SITES, sizes, strict=True)),
+        client_sizes=sizes and dict(zip(SITES, sizes, strict=True)),
         limits=options(kind),
     )
     controller.run()

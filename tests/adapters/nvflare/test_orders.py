@@ -9,7 +9,7 @@ from fedcore import errors
 from fedcore.adapters.nvflare import Aggregator, Controller, Trainer, reply, terms
 from fedcore.adapters.nvflare.wire import KEY
 from fedcore.algorithms import MBSTORM, SCAFFOLD, LocalDescent, MimiC
-from fedcore.local import Options
+from fedcore.local import LocalOptions
 from tests.adapters.nvflare.local import LocalController
 from tests.adapters.orders import OF_STEPS, ORDERS, PLAIN, assert_crossed
 
@@ -24,7 +24,7 @@ def test_every_field_crosses(name):
     def site(client):
         def work(received):
             told = terms(received)
-            assert_crossed(controller.server.broadcast([client], newcomers=[client]), client, vars(told))
+            assert_crossed(controller.server.broadcast([client], newcomers=[client]), client, told)
             seen.append(client)
             number = np.float32(client[-1])
             control = np.full(9, number, np.float32)
@@ -36,7 +36,7 @@ def test_every_field_crosses(name):
     names = ["site-1", "site-2"]
     sizes = {"site-1": 5, "site-2": 7} if ORDERS[name].needs_shares else None
     controller = LocalController(
-        {client: site(client) for client in names}, MODEL, ORDERS[name], lr=0.1, num_rounds=3, examples=sizes
+        {client: site(client) for client in names}, MODEL, ORDERS[name], lr=0.1, num_rounds=3, client_sizes=sizes
     )
     controller.run()
     assert seen == names * 3
@@ -71,7 +71,7 @@ def train(model, options=None, size=6):
     return Trainer(torch.nn.Linear(2, 3), options).train(model, INPUTS, LABELS, batches)
 
 
-@pytest.mark.parametrize("options", [Options(momentum=0.9), Options(clip=1.0)], ids=["momentum", "clip"])
+@pytest.mark.parametrize("options", [LocalOptions(momentum=0.9), LocalOptions(clip=1.0)], ids=["momentum", "clip"])
 def test_momentum_and_clipping_are_refused_where_the_server_derives_gradients(options):
     with pytest.raises(errors.RangeError, match="options: expected no momentum and no clip"):
         train(received("SCAFFOLD"), options)
@@ -83,7 +83,7 @@ def test_momentum_and_clipping_are_refused_where_the_server_derives_gradients(op
     "algorithm", [SCAFFOLD(placement="client"), MimiC(placement="client")], ids=["SCAFFOLD", "MimiC"]
 )
 def test_rows_on_clients_are_refused_by_who_keeps_none(algorithm):
-    with pytest.raises(errors.RangeError, match="placement: expected 'server'"):
+    with pytest.raises(errors.RangeError, match="keeps_row: expected false"):
         train(received(algorithm))
 
 

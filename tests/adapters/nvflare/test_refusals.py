@@ -24,8 +24,8 @@ LIES = {
     "examples-zero": (lie(examples=0), "examples"),
     "examples-huge": (lie(examples=10**18), "examples"),
     "rate": (lie(lr=float("nan")), "lr"),
-    "nan": (lie(params=lambda p: {k: v * np.float32("nan") for k, v in p.items()}), "y"),
-    "huge": (lie(params=lambda p: {k: np.full_like(v, 3e38) for k, v in p.items()}), "y"),
+    "nan": (lie(params=lambda p: {k: v * np.float32("nan") for k, v in p.items()}), "update"),
+    "huge": (lie(params=lambda p: {k: np.full_like(v, 3e38) for k, v in p.items()}), "update"),
     "names": (lie(params=lambda p: {f"x{k}": v for k, v in p.items()}), "model"),
     "missing": (lie(params=lambda p: dict(list(p.items())[1:])), "model"),
     "shape": (lie(params=lambda p: {k: v.reshape(-1)[:-1] for k, v in p.items()}), "0.weight"),
@@ -81,8 +81,10 @@ def test_a_site_that_scales_its_update_is_refused_by_name_and_the_others_result_
     controller.run()
     assert [[site for site, _ in report.refused] for report in controller.reports] == [["site-1"]] * 3
     assert "the median of those heard (max_norm_ratio)" in controller.reports[0].refused[0][1]
-    np.testing.assert_array_equal(controller.server.x, straight(name, 3, [[1, 2]] * 3).x)
-    refused = "refused 1 ('site-1') and heard 2: 1 x y: expected a length"
+    # FedExP's rate follows from lengths, which of tensors and of one vector are not added up alike.
+    loose = 1e-6 if name == "FedExP" else 0
+    np.testing.assert_allclose(controller.server.x, straight(name, 3, [[1, 2]] * 3).x, rtol=loose, atol=0)
+    refused = "refused 1 ('site-1') and heard 2: 1 x update: expected a length"
     assert [f"round {t}: {refused}" in line for t, line in enumerate(controller.warnings)] == [True] * 3
 
 

@@ -70,7 +70,7 @@ def test_a_killed_job_s_successor_ends_where_an_unbroken_run_does(tmp_path, meth
     straight = Server(method, build("mlp", seed=0), [], lr=0.1)
     for round in range(ROUNDS):
         cohort = sorted(without_replacement(SITES, 3, seed=0, round=round).tolist())
-        new = [site for site in cohort if site not in straight.store.registry]
+        new = [site for site in cohort if site not in straight.clients]
         updates = simulated.updates(straight.broadcast(cohort, newcomers=new))
         with straight.open_round(newcomers=new) as opened:
             for update in updates:

@@ -72,7 +72,7 @@ def test_a_lying_user_is_refused_by_name_and_the_round_goes_on():
     method.postprocess_server(stats=stats, central_context=None, aggregate_metrics=None)
     [report] = method.reports
     assert report.heard == ("a",)
-    assert {client: reason.split(":")[0] for client, reason in report.refused} == {"b": "steps", "c": "y"}
+    assert {client: reason.split(":")[0] for client, reason in report.refused} == {"b": "steps", "c": "update"}
 
 
 @pytest.mark.parametrize("name", ["SCAFFOLD", "FedAvgM"])
@@ -109,10 +109,10 @@ def test_a_user_who_scales_the_update_is_refused_by_name_and_the_others_result_s
             stats = MappedVectorStatistics({"w": torch.full((3,), value)})
             method.postprocess_one_user(stats=stats, user_context=UserContext(5, 0, name))
             if name != "a":
-                opened.add(name, np.full(3, value, np.float32), steps=2, kind="delta")
+                opened.add(name, delta=np.full(3, value, np.float32), steps=2)
     method.postprocess_server(stats=stats, central_context=None, aggregate_metrics=None)
     [(user, reason)] = method.reports[0].refused
     assert (user, "max_norm_ratio" in reason) == ("a", True)
     np.testing.assert_array_equal(method.server.x, server.x)
     [line] = [record.message for record in caplog.records if record.name == "fedcore.adapters.pfl"]
-    assert line.startswith("round 0: refused 1 ('a') and heard 2: 1 x y: expected a length")
+    assert line.startswith("round 0: refused 1 ('a') and heard 2: 1 x update: expected a length")

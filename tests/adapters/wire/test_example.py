@@ -41,7 +41,7 @@ def test_flwr_run(tmp_path):
     assert "Going on after round 1" in logs[1]
     server = Server.load(tmp_path / "state", medium="ram")
     assert server.round_number == 2
-    assert len(server.store.registry) == NODES
+    assert len(server.clients) == NODES
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def test_nodes_and_server_are_killed_and_the_model_is_that_of_the_same_participa
 
     server = Server(method, initial_model(), [], lr=LR)
     for line in rounds:
-        new = [node for node in line["heard"] if node not in server.store.registry]
+        new = [node for node in line["heard"] if node not in server.clients]
         sent = server.broadcast(line["heard"], newcomers=new)
         how = {"round": sent.round, "lr": sent.lr, "a": sent.a}
         with server.open_round(newcomers=new) as opened:

@@ -61,11 +61,11 @@ def test_what_the_richest_gives_is_drawn_from_all_it_has():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: dirichlet(np.zeros(5, int), 0, 1.0, seed=0), "^clients: expected an int >= 1, got 0"),
-        (lambda: dirichlet(np.zeros(5, int), 1, 0.0, seed=0), "^alpha: expected a number > 0, got 0.0"),
-        (lambda: dirichlet(np.zeros(5, int), 1, float("nan"), seed=0), "^alpha: expected a number > 0, got nan"),
-        (lambda: dirichlet(np.zeros(5, int), 1, float("inf"), seed=0), "^alpha: expected a number > 0, got inf"),
-        (lambda: dirichlet(np.zeros(5, int), 1, 1.0, seed=0, least=-1), "^least: expected an int >= 0, got -1"),
+        (lambda: dirichlet(np.zeros(5, int), 0, 1.0, seed=0), "^clients: expected an integer >= 1, got 0"),
+        (lambda: dirichlet(np.zeros(5, int), 1, 0.0, seed=0), "^alpha: expected a finite number > 0, got 0.0"),
+        (lambda: dirichlet(np.zeros(5, int), 1, float("nan"), seed=0), "^alpha: expected a finite number > 0, got nan"),
+        (lambda: dirichlet(np.zeros(5, int), 1, float("inf"), seed=0), "^alpha: expected a finite number > 0, got inf"),
+        (lambda: dirichlet(np.zeros(5, int), 1, 1.0, seed=0, least=-1), "^least: expected an integer >= 0, got -1"),
         (lambda: dirichlet(np.zeros(0, int), 1, 1.0, seed=0, least=0), "^labels: .* got none"),
         (lambda: dirichlet(np.zeros(5, int), 3, 1.0, seed=0, least=2), "^labels: expected at least 6 examples, 2 a"),
     ],

@@ -51,14 +51,26 @@ def test_the_twin_of_one_label_has_its_sizes():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: iid(np.zeros(5, int), 0, seed=0), RangeError, "^clients: expected an int >= 1, got 0"),
+        (lambda: iid(np.zeros(5, int), 0, seed=0), RangeError, "^clients: expected an integer >= 1, got 0"),
         (lambda: iid(np.zeros(5, int), 6, seed=0), RangeError, "^labels: expected at least 6 examples .* got 5"),
         (lambda: iid(np.zeros(0, int), 1, seed=0), RangeError, "^labels: .* got none"),
         (lambda: iid(np.zeros(5), 1, seed=0), DtypeError, "^labels: expected int.* got float64"),
         (lambda: iid(np.zeros((5, 1), int), 1, seed=0), ShapeError, r"^labels: .* got shape \(5, 1\)"),
-        (lambda: iid_pareto(np.zeros(9, int), 3, seed=0, smallest=0), RangeError, "^smallest: expected an int >= 1"),
-        (lambda: iid_pareto(np.zeros(9, int), 3, seed=0, largest=3), RangeError, "^largest: expected an int >= 20"),
-        (lambda: iid_pareto(np.zeros(9, int), 3, seed=0, index=0.0), RangeError, "^index: expected a number > 0"),
+        (
+            lambda: iid_pareto(np.zeros(9, int), 3, seed=0, smallest=0),
+            RangeError,
+            "^smallest: expected an integer >= 1",
+        ),
+        (
+            lambda: iid_pareto(np.zeros(9, int), 3, seed=0, largest=3),
+            RangeError,
+            "^largest: expected an integer in 20..",
+        ),
+        (
+            lambda: iid_pareto(np.zeros(9, int), 3, seed=0, index=0.0),
+            RangeError,
+            "^index: expected a finite number > 0",
+        ),
         (
             lambda: iid_pareto(np.zeros(9, int), 3, seed=0, smallest=4),
             RangeError,

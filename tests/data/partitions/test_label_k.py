@@ -62,9 +62,12 @@ def test_the_mimic_codes_setting():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: label_k(np.zeros(5, int), 0, 1, seed=0), "^clients: expected an int >= 1, got 0"),
-        (lambda: label_k(np.zeros(5, int), 1, 0, seed=0), "^classes_per_client: expected an int >= 1, got 0"),
-        (lambda: label_k(np.zeros(5, int), 1, 1, seed=0, most_per_class=0), "^most_per_class: expected an int >= 1"),
+        (lambda: label_k(np.zeros(5, int), 0, 1, seed=0), "^clients: expected an integer >= 1, got 0"),
+        (lambda: label_k(np.zeros(5, int), 1, 0, seed=0), "^classes_per_client: expected an integer >= 1, got 0"),
+        (
+            lambda: label_k(np.zeros(5, int), 1, 1, seed=0, most_per_class=0),
+            "^most_per_class: expected an integer >= 1",
+        ),
         (lambda: label_k(np.zeros(0, int), 1, 1, seed=0), "^labels: .* got none"),
         (lambda: label_k(np.zeros(5, int), 1, 2, seed=0), "^labels: expected at least 2 classes, .* got 1"),
         (lambda: label_k(np.zeros(5, int), 6, 1, seed=0), "^labels: expected at least 6 examples of class 0, .* got 5"),

@@ -56,10 +56,10 @@ def test_examples_are_drawn_at_random():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: one_label(np.zeros(5, int), 0, seed=0), "^clients: expected an int >= 1, got 0"),
-        (lambda: one_label(np.zeros(5, int), 1, seed=0, smallest=0), "^smallest: expected an int >= 1, got 0"),
-        (lambda: one_label(np.zeros(5, int), 1, seed=0, largest=4), "^largest: expected an int >= 20, got 4"),
-        (lambda: one_label(np.zeros(5, int), 1, seed=0, index=-1.0), "^index: expected a number > 0"),
+        (lambda: one_label(np.zeros(5, int), 0, seed=0), "^clients: expected an integer >= 1, got 0"),
+        (lambda: one_label(np.zeros(5, int), 1, seed=0, smallest=0), "^smallest: expected an integer >= 1, got 0"),
+        (lambda: one_label(np.zeros(5, int), 1, seed=0, largest=4), "^largest: expected an integer in 20.*got 4"),
+        (lambda: one_label(np.zeros(5, int), 1, seed=0, index=-1.0), "^index: expected a finite number > 0"),
         (lambda: one_label(np.zeros(0, int), 1, seed=0), "^labels: .* got none"),
         (lambda: one_label(np.zeros(39, int), 2, seed=0), "^labels: expected 20 examples for each client .* got 19"),
         (

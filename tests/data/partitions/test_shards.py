@@ -82,11 +82,11 @@ def test_examples_and_shards_are_dealt_at_random() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: shards(np.zeros(5, int), 0, 2, seed=0), RangeError, "^clients: expected an int >= 1, got 0"),
+        (lambda: shards(np.zeros(5, int), 0, 2, seed=0), RangeError, "^clients: expected an integer >= 1, got 0"),
         (
             lambda: shards(np.zeros(5, int), 2, 0, seed=0),
             RangeError,
-            "^shards_per_client: expected an int >= 1",
+            "^shards_per_client: expected an integer >= 1",
         ),
         (lambda: shards(np.zeros(0, int), 2, 2, seed=0), RangeError, "^labels: .* got none"),
         (lambda: shards(np.arange(5), 2, 2, seed=0), RangeError, "^labels: expected 1 .. 4 classes"),

@@ -12,5 +12,5 @@ def test_the_papers_layers():
 
 
 def test_no_classes():
-    with pytest.raises(RangeError, match="classes: expected an int >= 1, got 0"):
+    with pytest.raises(RangeError, match="classes: expected an integer >= 1, got 0"):
         CNNEMNIST(classes=0)

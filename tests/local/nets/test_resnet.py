@@ -41,5 +41,5 @@ def test_a_block_is_the_identity_plus_a_correction(resnet):
 
 
 def test_no_classes():
-    with pytest.raises(RangeError, match="classes: expected an int >= 1, got 0"):
+    with pytest.raises(RangeError, match="classes: expected an integer >= 1, got 0"):
         ResNet18(classes=0)

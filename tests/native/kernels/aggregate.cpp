@@ -51,7 +51,7 @@ void try_accumulate(const char* kinds, bool in_place, std::int64_t n, std::size_
     Arrays make(first);
     const auto x = make.numbers<float>(n), other = make.numbers<float>(n);
     std::vector<Array<float>> ys;
-    std::vector<Sent> sent;
+    std::vector<ClientUpdate> sent;
     for (const char* kind = kinds; *kind != '\0'; ++kind) {
         ys.push_back(make.numbers<float>(n));
         const float* base = *kind == 'x' ? x.data() : *kind == 'o' ? other.data() : nullptr;
@@ -82,7 +82,7 @@ void try_accumulate(const char* kinds, bool in_place, std::int64_t n, std::size_
 template <class Sum>
 void try_server_step(bool with_total, bool in_place, std::int64_t n, std::size_t first) {
     Arrays make(first);
-    const Step step{0.3, -0.7, 0.0, 1.5, 0.0, -2.5, 0.9};
+    const Step step{{0.3, 0, -0.7, 0, 0}, {1.5, 0, 1, 0, -2.5}, 0.9};
     const auto sum = make.numbers<Sum>(n);
     Array<double> total = make.numbers<double>(with_total ? n : 0), total_out = make.empty<double>(total.size());
     Array<float> x = make.numbers<float>(n), x_out = make.empty<float>(n), v = make.empty<float>(n);
@@ -97,10 +97,9 @@ void try_server_step(bool with_total, bool in_place, std::int64_t n, std::size_t
     double v_square = 0, x_square = 0;
     for (std::int64_t j = 0; j < n; ++j) {
         const auto a = static_cast<double>(sum[j]);
-        const auto due =
-            static_cast<float>(with_total ? step.from_sum * a + step.from_total * t[j] : step.from_sum * a);
+        const auto due = static_cast<float>(with_total ? step.v.A * a + step.v.T * t[j] : step.v.A * a);
         CHECK(v[j] == due);
-        if (with_total) CHECK(new_total[j] == (t[j] + step.keep_sum * a) + step.keep_v * static_cast<double>(due));
+        if (with_total) CHECK(new_total[j] == (t[j] + step.total.A * a) + step.total.v * static_cast<double>(due));
         CHECK(new_x[j] == static_cast<float>(static_cast<double>(from[j]) - step.gamma * static_cast<double>(due)));
         v_square += static_cast<double>(v[j]) * v[j];
         x_square += static_cast<double>(new_x[j]) * new_x[j];

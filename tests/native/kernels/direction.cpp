@@ -33,36 +33,10 @@ void try_step(int present, std::int64_t n, std::size_t first) {
     }
 }
 
-void try_offset(std::int64_t k, std::int64_t n, std::size_t first) {
-    Arrays make(first);
-    const auto narrow = make.rows<float>(k, n);
-    const auto wide = make.rows<double>(k, n);
-    std::vector<Term> terms;
-    for (std::int64_t i = 0; i < k; ++i) {
-        const bool is_wide = i % 2 == 0;
-        const void* values = is_wide ? static_cast<const void*>(wide[i].data()) : narrow[i].data();
-        terms.push_back({values, is_wide, 0.5 - static_cast<double>(i)});
-    }
-    Array<float> out = make.empty<float>(n);
-    direction_offset(terms.data(), k, out.data(), n);
-    for (std::int64_t j = 0; j < n; ++j) {
-        double sum = terms[0].coefficient * wide[0][j];
-        for (std::int64_t i = 1; i < k; ++i)
-            sum += terms[i].coefficient * (terms[i].wide ? wide[i][j] : static_cast<double>(narrow[i][j]));
-        CHECK(out[j] == static_cast<float>(sum));
-    }
-}
-
 }  // namespace
 
 TEST(local_steps_of_every_size_and_place) {
     at_edges([](std::int64_t n, std::size_t first) {
         for (int present = 0; present < 16; ++present) try_step(present, n, first);
-    });
-}
-
-TEST(offsets_of_every_size_and_place) {
-    at_edges([](std::int64_t n, std::size_t first) {
-        for (const std::int64_t k : {1, 2, 5}) try_offset(k, n, first);
     });
 }

@@ -16,8 +16,8 @@ void try_exchange(std::int64_t k, bool in_place, std::int64_t n, std::size_t fir
     auto old_rows = make.rows<float>(k, n), new_rows = make.rows<float>(k, n);
     Array<double> acc = make.numbers<double>(n), out = make.empty<double>(n);
     Array<double> scratch = make.empty<double>(k * block_count(n)), norms = make.empty<double>(k);
-    std::vector<Sent> sent;
-    std::vector<RowSwap> rows;
+    std::vector<ClientUpdate> sent;
+    std::vector<RowExchange> rows;
     std::vector<double> due(acc.begin(), acc.end());
     std::vector<std::vector<float>> due_rows(static_cast<std::size_t>(k));
     for (std::int64_t i = 0; i < k; ++i) {  // every combination: a base or none; no row, a row, a row and its anchor
@@ -38,7 +38,8 @@ void try_exchange(std::int64_t k, bool in_place, std::int64_t n, std::size_t fir
         }
     }
     Array<double>& result = in_place ? acc : out;
-    exchange(acc.data(), result.data(), sent.data(), rows.data(), Form::gradient, k, n, scratch.data(), norms.data());
+    exchange(acc.data(), result.data(), sent.data(), rows.data(), Forms{{1, 0, 0}, {1, -1, 0, 1}}, k, n, scratch.data(),
+             norms.data());
     CHECK(same(result, due));
     for (std::int64_t i = 0; i < k; ++i) {
         double square = 0;

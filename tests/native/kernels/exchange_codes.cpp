@@ -68,9 +68,15 @@ Array<std::uint8_t> sent_as(Arrays& make, Dtype dtype, std::vector<float>& y) {
     return std::move(coded.codes);
 }
 
+// What MimiC's rows and sums are, SCAFFOLD's, FedStale's, and whatever a table may say.
+constexpr Forms kForms[] = {{{1, 0, 0}, {1, -1, 0, 1}},
+                            {{1, 1, 1}, {1, -1, 0, 0}},
+                            {{1, 0, 0}, {1, -0.3, 0, 0}},
+                            {{0.7f, 0.25f, -2}, {0.75, -0.5, 0.3, 1.25}}};
+
 struct Case {
     Codec before, after;
-    Form form;
+    Forms forms;
     bool in_place;
     Dtype dtype;
     std::int64_t k, n;
@@ -88,12 +94,12 @@ void try_codes(const Case& c, const std::vector<std::pair<std::int64_t, float>>&
     std::vector<double> due(acc.begin(), acc.end()), squares(static_cast<std::size_t>(k));
     std::vector<Coded> befores, afters, due_rows;
     std::vector<Array<std::uint8_t>> sents;
-    std::vector<Sent> sent;
-    std::vector<RowSwap> swaps;
-    std::vector<float> r(static_cast<std::size_t>(n)), made(r), stored(r);
+    std::vector<ClientUpdate> sent;
+    std::vector<RowExchange> row_exchanges;
+    std::vector<float> r(static_cast<std::size_t>(n)), made(r), stored(r), hs(r);
     for (std::int64_t i = 0; i < k; ++i) {
         const bool has_base = (c.first + i) % 4 != 0, has_row = (c.first + i) % 5 != 0;
-        const bool has_anchor = c.form == Form::control ? i % 2 == 0 : has_row && (c.first / 2 + i) % 3 != 0;
+        const bool has_anchor = !c.forms.replaces() ? i % 2 == 0 : has_row && (c.first / 2 + i) % 3 != 0;
         std::vector<float> y(ys[i].data(), ys[i].data() + n);
         for (const auto& [at, value] : bad) y[at] = value;
         sents.push_back(sent_as(make, c.dtype, y));
@@ -106,28 +112,34 @@ void try_codes(const Case& c, const std::vector<std::pair<std::int64_t, float>>&
         befores.back().encode(rs[i].data(), nullptr, n);
         afters.emplace_back(make, c.after, n);
         const bool over = c.in_place && has_row && c.before == c.after;
-        swaps.push_back({has_row ? befores.back().row() : Row{Codec::f32, nullptr, nullptr},
-                         has_anchor ? anchors[i].data() : nullptr, (over ? befores : afters).back().row(), key});
+        row_exchanges.push_back({has_row ? befores.back().row() : Row{Codec::f32, nullptr, nullptr},
+                                 has_anchor ? anchors[i].data() : nullptr, (over ? befores : afters).back().row(),
+                                 key});
 
         std::fill(r.begin(), r.end(), 0.0f);
         if (has_row) befores.back().decode(n, r.data());
         for (std::int64_t j = 0; j < n; ++j) {
             const float h = (has_base ? x[j] - y[j] : -y[j]) * scale, q = has_anchor ? anchors[i][j] : 0.0f;
-            made[j] = c.form == Form::control ? (h + r[j]) + q : h;
+            made[j] = c.forms.row.h * h;
+            if (c.forms.row.r != 0) made[j] += c.forms.row.r * r[j];
+            if (c.forms.row.q != 0) made[j] += c.forms.row.q * q;
+            hs[j] = h;
             squares[i] += static_cast<double>(h) * static_cast<double>(h);
         }
         due_rows.emplace_back(make, c.after, n);
         due_rows.back().encode(made.data(), &key, n);
         due_rows.back().decode(n, stored.data());
         for (std::int64_t j = 0; j < n; ++j) {
-            double change = static_cast<double>(stored[j]) - static_cast<double>(r[j]);
-            if (has_anchor && c.form == Form::gradient) change += static_cast<double>(anchors[i][j]);
+            const auto& adds = c.forms.adds;
+            double change = adds.row * static_cast<double>(stored[j]) + adds.r * static_cast<double>(r[j]);
+            if (adds.h != 0) change += adds.h * static_cast<double>(hs[j]);
+            if (adds.q != 0) change += adds.q * static_cast<double>(has_anchor ? anchors[i][j] : 0.0f);
             due[j] += weight * change;
         }
     }
-    exchange(acc.data(), acc.data(), sent.data(), swaps.data(), c.form, k, n, scratch.data(), norms.data());
+    exchange(acc.data(), acc.data(), sent.data(), row_exchanges.data(), c.forms, k, n, scratch.data(), norms.data());
     for (std::int64_t i = 0; i < k; ++i) {
-        const Row& row = swaps[i].new_row;
+        const Row& row = row_exchanges[i].new_row;
         CHECK(n == 0 || std::memcmp(row.data, due_rows[i].codes.data(), due_rows[i].codes.size()) == 0);
         for (std::int64_t b = 0; b < due_rows[i].scales.size(); ++b)
             CHECK(std::memcmp(row.scales + b, &due_rows[i].scales[b], 4) == 0);
@@ -142,13 +154,13 @@ TEST(exchanges_through_codecs) {
     at_edges([](std::int64_t n, std::size_t first) {
         const Dtype dtype = kDtypes[first % 4];
         for (const Codec codec : kCodecs)
-            for (const Form form : {Form::gradient, Form::control}) {
-                try_codes({codec, codec, form, true, dtype, 5, n, first});
+            for (const Forms& forms : kForms) {
+                try_codes({codec, codec, forms, true, dtype, 5, n, first});
                 if (n > kBlock) continue;  // shared by threads, which makes no other case
                 for (const std::int64_t k : {1, 2, 5})
                     for (const Codec before : {codec, kCodecs[(first + 1) % 4]})
                         for (const bool in_place : {false, true})
-                            try_codes({before, codec, form, in_place, dtype, k, n, first});
+                            try_codes({before, codec, forms, in_place, dtype, k, n, first});
             }
     });
 }
@@ -156,8 +168,8 @@ TEST(exchanges_through_codecs) {
 TEST(exchanges_of_every_dtype) {
     for (const Dtype dtype : kDtypes)
         for (const Codec codec : kCodecs)
-            for (const Form form : {Form::gradient, Form::control})
-                for (const std::int64_t n : {1, 700, 5000}) try_codes({codec, codec, form, true, dtype, 5, n, 3});
+            for (const Forms& forms : kForms)
+                for (const std::int64_t n : {1, 700, 5000}) try_codes({codec, codec, forms, true, dtype, 5, n, 3});
 }
 
 TEST(exchanges_of_numbers_that_are_none) {
@@ -167,9 +179,9 @@ TEST(exchanges_of_numbers_that_are_none) {
     for (const float none : {INFINITY, -INFINITY, NAN, -NAN, loud, -loud})
         for (const Dtype dtype : {Dtype::float32, Dtype::bfloat16})
             for (const Codec codec : kCodecs)
-                for (const Form form : {Form::gradient, Form::control})
+                for (const Forms& forms : kForms)
                     for (const std::int64_t k : {1, 2, 3})
                         for (const std::int64_t where : {0, 63, 511, 1030})
                             for (const std::size_t first : {0, 3})
-                                try_codes({codec, codec, form, false, dtype, k, 1100, first}, {{where, none}});
+                                try_codes({codec, codec, forms, false, dtype, k, 1100, first}, {{where, none}});
 }

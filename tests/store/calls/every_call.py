@@ -29,7 +29,7 @@ def a_server(method, store):
 
 
 def a_round(server, number):
-    clients = sorted(server.store.registry, key=str)[: 2 + number % 3]
+    clients = sorted(server.clients, key=str)[: 2 + number % 3]
     server.round([Update(c, server.x + np.float32(1 + number + i), 1) for i, c in enumerate(clients)])
 
 
@@ -38,7 +38,7 @@ def an_arrival(server, number):
 
 
 def a_departure(server, number):
-    server.depart(sorted(server.store.registry, key=str)[number % len(server.store.registry)])
+    server.depart(sorted(server.clients, key=str)[number % len(server.clients)])
 
 
 def a_compaction(server, number):
@@ -116,8 +116,8 @@ class Trial:
 
     def check_server(self, done, operation=None):
         """Memory and folder are both as before an operation, or both as after it; and the server goes on."""
-        if self.server._state.store._journal.broken is not None:
-            self.expect(not done, f"expected an error, since {self.server._state.store._journal.broken}")
+        if self.server._state.store._commits.broken is not None:
+            self.expect(not done, f"expected an error, since {self.server._state.store._commits.broken}")
             self.reopen()
         if operation is not None and (done or lasting(self.server) != lasting(self.twin)):
             operation(self.twin, self.number)
@@ -128,9 +128,9 @@ class Trial:
             left = Server.load(self.path, medium="ram")
             self.expect(lasting(left) == lasting(self.twin), "expected the folder as memory is")
         self.change(a_round)
-        while len(self.twin.store.registry) > CLIENTS + 1:
+        while len(self.twin.clients) > CLIENTS + 1:
             self.change(a_departure)
-        while len(self.twin.store.registry) < CLIENTS:
+        while len(self.twin.clients) < CLIENTS:
             self.change(an_arrival)
         self.expect(lasting(self.server) == lasting(self.twin), "expected it to go on as if nothing had happened")
 

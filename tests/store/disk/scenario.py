@@ -21,7 +21,7 @@ def digest(server):
 
 def a_round(server):
     t = server.round_number
-    heard = [client for i, client in enumerate(sorted(server.store.registry, key=str)) if (i + t) % 3]
+    heard = [client for i, client in enumerate(sorted(server.clients, key=str)) if (i + t) % 3]
     return server.round([Update(c, server.x + np.float32(1 + t + i), 1) for i, c in enumerate(heard)])
 
 
@@ -31,9 +31,9 @@ def step(server, letter, folder):
         case "r":
             a_round(server)
         case "d":
-            server.depart(sorted(server.store.registry, key=str)[1])
+            server.depart(sorted(server.clients, key=str)[1])
         case "a":
-            server.arrive_all([f"client {server.round_number}", f"and {server.round_number}"])
+            server.arrive([f"client {server.round_number}", f"and {server.round_number}"])
         case "c":
             server.compact()
         case "s" | "S":

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedcore import Server, Update, errors
-from fedcore.store import disk as calls
+from fedcore.store.files import system_calls as calls
 from tests.server.invariant import contradictions
 from tests.store.disk.failing import built, failing_disk
 

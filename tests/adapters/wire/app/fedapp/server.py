@@ -25,7 +25,7 @@ def main(grid, context):
         strategy.min_available_nodes = 3  # four at the start; then one may die
         if strategy.reports:
             report = strategy.reports[-1]
-            line = {"round": report.round, "heard": report.heard, "known": [*strategy.server.store.registry]}
+            line = {"round": report.round, "heard": report.heard, "known": [*strategy.server.clients]}
             line |= {
                 "failed": [(failure.node, failure.code) for failure in strategy.failures],
                 "grid": type(grid).__name__,

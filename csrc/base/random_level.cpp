@@ -1,9 +1,0 @@
-// Compiled once per ISA level (isa.cmake), as kernels/level.cpp is, and with the same rule: no inline function of
-// a shared header.
-#include <cstdint>
-
-namespace fedcore::FEDCORE_LEVEL {
-
-#include "base/random_cpu.inl"
-
-}  // namespace fedcore::FEDCORE_LEVEL

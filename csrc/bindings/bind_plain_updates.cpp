@@ -1,0 +1,71 @@
+#include <pybind11/numpy.h>
+
+#include <cmath>
+
+#include "bindings/arrays.h"
+#include "bindings/bind.h"
+
+namespace fedcore::bindings {
+namespace {
+
+// The fields of fedcore.Update, in their order, which a test holds to it.
+enum Field { kClient, kModel, kSteps, kExamples, kLr, kControl, kCount, kRound, kDelta, kGradient, kKeep, kFields };
+
+// A plain int within 1..most; else 0.
+double whole(PyObject* object, double most) {
+    if (!PyLong_CheckExact(object)) return 0;
+    int overflow = 0;
+    const long long value = PyLong_AsLongLongAndOverflow(object, &overflow);
+    return overflow == 0 && value >= 1 && static_cast<double>(value) <= most ? static_cast<double>(value) : 0;
+}
+
+// `sent` for None or the same number; where clients have rates of their own, a plain float within (0, most]; else 0.
+double rate(PyObject* object, double sent, bool own, double most) {
+    if (object == Py_None) return sent;
+    if (!PyFloat_CheckExact(object)) return 0;
+    const double value = PyFloat_AS_DOUBLE(object);
+    if (!own) return value == sent ? sent : 0;
+    return value > 0 && value <= most ? value : 0;
+}
+
+// A list of updates read at once, if each is what nearly all are: a model as a float32 vector of n elements, from one
+// draw, in the open round, without a control. Anything else gives None, and Python reads them one by one, with the
+// errors. It only saves time: on a small model that reading is most of a round.
+py::object read_plain_updates(const py::object& updates, const py::handle& type, std::int64_t n, double lr,
+                              double max_steps, double max_examples, bool own_rates, double max_lr) {
+    const bool named = PyType_Check(type.ptr()) &&
+                       PyType_HasFeature(reinterpret_cast<PyTypeObject*>(type.ptr()), Py_TPFLAGS_TUPLE_SUBCLASS);
+    if (!named) raise("ArrayError", "type: expected a type of named tuples");
+    const py::tuple listed = items_of(updates, "updates");
+    const auto k = static_cast<py::ssize_t>(listed.size());
+    py::list clients(k), ys(k);
+    py::array_t<double> steps(k), examples(k), distances(k);
+    for (py::ssize_t i = 0; i < k; ++i) {
+        PyObject* update = PyTuple_GET_ITEM(listed.ptr(), i);
+        if (reinterpret_cast<PyObject*>(Py_TYPE(update)) != type.ptr() || PyTuple_GET_SIZE(update) != kFields)
+            return py::none();
+        const auto field = [update](Field which) { return PyTuple_GET_ITEM(update, which); };
+        const double done = whole(field(kSteps), max_steps), held = whole(field(kExamples), max_examples);
+        const double rate_used = rate(field(kLr), lr, own_rates, max_lr);
+        const bool plain = done > 0 && held > 0 && rate_used > 0 && std::isfinite(1 / (rate_used * done)) &&
+                           whole(field(kCount), 1) == 1 && field(kControl) == Py_None && field(kRound) == Py_None &&
+                           field(kDelta) == Py_None && field(kGradient) == Py_None &&
+                           PyLong_CheckExact(field(kClient)) && is_plain_vector(field(kModel), n);
+        if (!plain) return py::none();
+        clients[i] = py::reinterpret_borrow<py::object>(field(kClient));
+        ys[i] = py::reinterpret_borrow<py::object>(field(kModel));
+        steps.mutable_data()[i] = done;
+        examples.mutable_data()[i] = held;
+        distances.mutable_data()[i] = rate_used * done;
+    }
+    return py::make_tuple(clients, ys, steps, examples, distances);
+}
+
+}  // namespace
+
+void bind_plain_updates(py::module_& module) {
+    module.def("read_plain_updates", &read_plain_updates, py::arg("updates"), py::arg("type"), py::arg("n"),
+               py::arg("lr"), py::arg("max_steps"), py::arg("max_examples"), py::arg("own_rates"), py::arg("max_lr"));
+}
+
+}  // namespace fedcore::bindings

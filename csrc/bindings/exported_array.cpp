@@ -1,0 +1,224 @@
+#include "bindings/exported_array.h"
+
+#include <pybind11/numpy.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "bindings/dlpack_abi.h"
+
+namespace fedcore::bindings {
+
+void raise(const char* kind, const std::string& message) {
+    const py::object type = py::module_::import("fedcore.errors").attr(kind);
+    PyErr_SetString(type.ptr(), message.c_str());
+    throw py::error_already_set();
+}
+
+void check_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
+    if (value < low || value > high)
+        raise("RangeError", std::string(name) + ": expected an int in " + std::to_string(low) + " .. " +
+                                std::to_string(high) + ", got " + std::to_string(value));
+}
+
+std::string Name::text() const {
+    std::string text = argument;
+    for (const std::int64_t i : {index, second})
+        if (i >= 0) text += "[" + std::to_string(i) + "]";
+    return text + part;
+}
+
+namespace {
+
+template <class Strides>
+bool c_order(const std::vector<std::int64_t>& shape, const Strides& strides, std::int64_t unit) {
+    if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return true;  // whatever strides lead to nothing
+    for (std::size_t axis = shape.size(); axis-- > 0; unit *= shape[axis])
+        if (shape[axis] > 1 && strides[axis] != unit) return false;
+    return true;
+}
+
+// NumPy's arrays whose elements do not all count: what masks them is another array, which nobody here would read.
+bool is_masked(const py::array& array) {
+    if (Py_TYPE(array.ptr()) == py::detail::npy_api::get().PyArray_Type_) return false;
+    return py::isinstance(array, py::module_::import("numpy.ma").attr("MaskedArray"));
+}
+
+ExportedArray from_numpy(const py::array& array, Name name) {
+    if (is_masked(array)) raise("ArrayError", name.text() + ": expected an array without a mask, got a masked one");
+    ExportedArray found;
+    const py::dtype dtype = array.dtype();
+    found.data = const_cast<void*>(array.data());
+    const bool native = dtype.byteorder() != '>' && dtype.byteorder() != '<';
+    switch (native ? dtype.num() : -1) {  // asking NumPy for the name costs as much as a small kernel
+        case py::detail::npy_api::NPY_FLOAT_:
+            found.dtype = "float32";
+            break;
+        case py::detail::npy_api::NPY_DOUBLE_:
+            found.dtype = "float64";
+            break;
+        case py::detail::npy_api::NPY_USHORT_:
+            found.dtype = "uint16";
+            break;
+        case py::detail::npy_api::NPY_BYTE_:
+            found.dtype = "int8";
+            break;
+        default:
+            found.dtype = py::str(py::handle(dtype));
+    }
+    found.itemsize = dtype.itemsize();
+    found.shape.assign(array.shape(), array.shape() + array.ndim());
+    found.contiguous = (array.flags() & py::array::c_style) != 0;
+    found.writable = array.writeable();
+    return found;
+}
+
+constexpr int kMostAxes = 64;  // as many as NumPy allows
+
+// The shape of somebody else's tensor, once it can be believed.
+std::vector<std::int64_t> shape_of(const dlpack::Tensor& tensor, Name name) {
+    const bool counted = tensor.ndim >= 0 && tensor.ndim <= kMostAxes && (tensor.ndim == 0 || tensor.shape != nullptr);
+    if (!counted)
+        raise("ArrayError", name.text() + ": expected a DLPack tensor of 0.." + std::to_string(kMostAxes) +
+                                " axes and their sizes, got " + std::to_string(tensor.ndim) + " axes" +
+                                (tensor.shape == nullptr ? " without sizes" : ""));
+    std::vector<std::int64_t> shape(tensor.shape, tensor.shape + tensor.ndim);
+    std::int64_t bytes = std::max(1, tensor.type_bits * tensor.type_lanes);  // eight times what it takes, which will do
+    for (const std::int64_t size : shape)
+        if (size < 0 || (size != 0 && __builtin_mul_overflow(bytes, size, &bytes)))
+            raise("ShapeError", name.text() + ": expected sizes of memory that can exist, got " + text("", shape));
+    return shape;
+}
+
+ExportedArray from_dlpack(const py::capsule& capsule, Name name) {
+    const dlpack::Tensor* tensor;
+    ExportedArray found;
+    const char* kind = capsule.name() == nullptr ? "" : capsule.name();
+    if (std::strcmp(kind, "dltensor_versioned") == 0) {
+        const auto* managed = capsule.get_pointer<dlpack::ManagedVersioned>();
+        if (managed->major != 1)
+            raise("ArrayError", name.text() + ": expected DLPack 1, got " + std::to_string(managed->major));
+        // What is written to a copy never reaches the array.
+        found.writable = (managed->flags & (dlpack::kReadOnly | dlpack::kCopied)) == 0;
+        tensor = &managed->tensor;
+    } else if (std::strcmp(kind, "dltensor") == 0) {
+        tensor = &capsule.get_pointer<dlpack::Managed>()->tensor;
+    } else {
+        raise("ArrayError", name.text() + ": expected a DLPack capsule that nobody used, got '" + kind + "'");
+    }
+    if (tensor->device_type != dlpack::kCpu)
+        raise("ArrayError", name.text() + ": expected an array in CPU memory, got one on another device");
+    const char* code = tensor->type_code == dlpack::kFloat      ? "float"
+                       : tensor->type_code == dlpack::kBfloat   ? "bfloat"
+                       : tensor->type_code == dlpack::kInt      ? "int"
+                       : tensor->type_code == dlpack::kUnsigned ? "uint"
+                                                                : "another type of ";
+    found.dtype = code + std::to_string(tensor->type_bits);
+    found.itemsize = tensor->type_bits * tensor->type_lanes / 8;
+    if (tensor->type_lanes != 1) found.dtype += "x" + std::to_string(tensor->type_lanes);
+    found.shape = shape_of(*tensor, name);
+    found.contiguous = tensor->strides == nullptr || c_order(found.shape, tensor->strides, 1);
+    // Where there are no elements there may be no address either, but a null pointer would mean that no array came.
+    static double nothing;
+    const bool empty = std::find(found.shape.begin(), found.shape.end(), 0) != found.shape.end();
+    if (tensor->data == nullptr && !empty)
+        raise("ArrayError", name.text() + ": expected an array in CPU memory, got " + text(found.dtype, found.shape) +
+                                " at no address");
+    found.data = empty ? static_cast<void*>(&nothing) : static_cast<char*>(tensor->data) + tensor->byte_offset;
+    return found;
+}
+
+// "ValueError: what it says" of an error that an exporter raised; what is no Exception, as Ctrl-C is none, goes on.
+std::string reason(py::error_already_set& error) {
+    if (!error.matches(PyExc_Exception)) throw;
+    std::string said = py::str(error.type().attr("__name__"));
+    try {
+        said += ": " + std::string(py::str(error.value()));
+    } catch (const py::error_already_set&) {
+        // It cannot be printed, which is its own matter.
+    }
+    return said;
+}
+
+py::object export_dlpack(py::handle object, Name name) {
+    try {
+        // Only 1.x can say that an array is read-only, and exporters refuse to hand over such a one as less.
+        try {
+            return object.attr("__dlpack__")(py::arg("max_version") = py::make_tuple(1, 0));
+        } catch (py::error_already_set& error) {
+            if (!error.matches(PyExc_TypeError)) throw;  // an exporter of before takes no version
+        }
+        return object.attr("__dlpack__")();
+    } catch (py::error_already_set& error) {
+        raise("ArrayError", name.text() + ": expected an array in CPU memory, whose export says: " + reason(error));
+    }
+}
+
+py::buffer_info export_buffer(py::handle object, Name name) {
+    try {
+        return py::reinterpret_borrow<py::buffer>(object).request();
+    } catch (py::error_already_set& error) {
+        raise("ArrayError", name.text() + ": expected an array in CPU memory, whose export says: " + reason(error));
+    }
+}
+
+// A buffer's format in words, which may begin with a sign for the order of its bytes; the processor's is Python's '='.
+std::string dtype_of_format(const std::string& format) {
+    constexpr const char* kOwnOrder = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? "@=<" : "@=>";
+    const bool marked = format.size() == 2 && std::strchr(kOwnOrder, format[0]) != nullptr;
+    if (format.size() == 1 || marked) switch (format.back()) {
+            case 'f':
+                return "float32";
+            case 'd':
+                return "float64";
+            case 'e':
+                return "float16";
+            case 'H':
+                return "uint16";
+            case 'b':
+                return "int8";
+        }
+    return "'" + format + "'";
+}
+
+ExportedArray from_buffer(const py::buffer_info& info) {
+    ExportedArray found;
+    found.data = info.ptr;
+    found.dtype = dtype_of_format(info.format);
+    found.itemsize = info.itemsize;
+    found.shape.assign(info.shape.begin(), info.shape.end());
+    found.contiguous = c_order(found.shape, info.strides, info.itemsize);
+    found.writable = !info.readonly;
+    return found;
+}
+
+}  // namespace
+
+std::string text(const std::string& dtype, const std::vector<std::int64_t>& shape) {
+    std::string sizes;
+    for (const std::int64_t size : shape) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
+    return dtype + "[" + sizes + "]";
+}
+
+ExportedArray open_array(py::handle object, Name name, Keep& keep) {
+    if (py::isinstance<py::array>(object)) {
+        keep.objects.push_back(py::reinterpret_borrow<py::object>(object));
+        return from_numpy(py::reinterpret_borrow<py::array>(object), name);
+    }
+    if (py::hasattr(object, "__dlpack__")) {
+        // Not consumed: the capsule's own destructor gives the tensor back.
+        const py::object capsule = export_dlpack(object, name);
+        if (!py::isinstance<py::capsule>(capsule))
+            raise("ArrayError", name.text() + ": expected a DLPack capsule from __dlpack__");
+        keep.objects.push_back(capsule);
+        return from_dlpack(py::reinterpret_borrow<py::capsule>(capsule), name);
+    }
+    if (PyObject_CheckBuffer(object.ptr()) != 0) {
+        keep.buffers.push_back(export_buffer(object, name));
+        return from_buffer(keep.buffers.back());
+    }
+    raise("ArrayError", name.text() + ": expected an array in CPU memory, got " +
+                            std::string(py::str(py::type::of(object).attr("__name__"))));
+}
+
+}  // namespace fedcore::bindings

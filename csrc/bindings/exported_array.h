@@ -1,0 +1,53 @@
+// One of a caller's arrays, as its exporter describes it: NumPy, DLPack or the buffer protocol. What cannot be true of
+// any array in CPU memory is refused here; whether it is the array that was due is arrays.h's matter.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace fedcore::bindings {
+
+namespace py = pybind11;
+
+// Raises fedcore.errors.<kind>(message).
+[[noreturn]] void raise(const char* kind, const std::string& message);
+
+// Raises RangeError unless low <= value <= high.
+void check_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high = INT64_MAX);
+
+// How an argument is called in an error: `weights`, `rows[3]`, `models[3][1]`, or `rows[3].codes`.
+struct Name {
+    Name(const char* called, std::int64_t i = -1, std::int64_t j = -1, const char* of = "")
+        : argument(called), index(i), second(j), part(of) {}
+    std::string text() const;
+
+    const char* argument;
+    std::int64_t index, second;
+    const char* part;
+};
+
+struct ExportedArray {
+    void* data = nullptr;
+    std::string dtype;  // as NumPy spells it; a name that is none of NumPy's for what it does not have
+    std::int64_t itemsize = 0;
+    std::vector<std::int64_t> shape;
+    bool contiguous = true;
+    bool writable = true;
+};
+
+// What keeps found arrays alive.
+struct Keep {
+    std::vector<py::object> objects;
+    std::vector<py::buffer_info> buffers;
+};
+
+// Raises ArrayError or ShapeError if object is no array in CPU memory.
+ExportedArray open_array(py::handle object, Name name, Keep& keep);
+
+// `float32[3, 4]`
+std::string text(const std::string& dtype, const std::vector<std::int64_t>& shape);
+
+}  // namespace fedcore::bindings

@@ -1,0 +1,57 @@
+// Which clients are registered, and each one's number, which is dense and stays until the client leaves.
+//
+// The ids 0 .. count - 1 are their own numbers and take no memory; of them only those that have left are listed. All
+// others are listed in places behind them: number = count + place.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "clients/id_table.h"
+
+namespace fedcore {
+
+// It is used by one thread at a time. Where something throws (as IdTable says), nothing was changed.
+class ClientIndex {
+  public:
+    // 0 <= count <= 2^62.
+    ClientIndex(const SipKey& key, std::int64_t count) : count_(count), left_(key), listed_(key) {}
+
+    // How many are registered.
+    std::int64_t size() const { return count_ - left_.size() + listed_.size(); }
+    // One past the highest number of a listed id, and at least count.
+    std::int64_t capacity() const { return count_ + listed_.places(); }
+    std::int64_t count() const { return count_; }
+    // count while none of those has left, else 0: the ids below it are their own numbers.
+    std::int64_t whole() const { return left_.size() == 0 ? count_ : 0; }
+
+    // The client's number, or kNone.
+    std::int64_t number(const ClientId& id) const;
+
+    // Whether any number is some client's; and that client's id, whose text is good until the index changes.
+    bool taken(std::int64_t number) const;
+    ClientId id_of(std::int64_t number) const;
+
+    // Makes room for that many more listed clients at once.
+    void reserve(std::int64_t more) { listed_.reserve(more); }
+
+    // Registers the client under its own number, or the lowest free one >= count; kNone if it is registered already.
+    std::int64_t add(const ClientId& id);
+
+    // Registers a client under a number >= capacity(); false if it is registered, or its id one of 0 .. count - 1.
+    bool add_at(const ClientId& id, std::int64_t number);
+
+    // Frees the client's number and returns it; kNone if it is not registered.
+    std::int64_t remove(const ClientId& id);
+
+    // Those of 0 .. count - 1 that have left, ascending.
+    std::vector<std::int64_t> left() const;
+
+  private:
+    bool is_counted(const ClientId& id) const { return !id.is_text && id.number < static_cast<std::uint64_t>(count_); }
+
+    std::int64_t count_;
+    IdTable left_, listed_;
+};
+
+}  // namespace fedcore

@@ -1,0 +1,197 @@
+// What stands for a row or an anchor that there is not, where a loop of its own would not be worth it.
+constexpr float kZeros[kTile] = {};
+
+bool is_finite_tile(const float* values, std::int64_t count) {
+    return largest_magnitude(values, count) < (255u << 23);
+}
+
+// What the sum sees is row' as the row stores it, rounded to float32: so it follows the rows exactly.
+template <int kRows>
+void exchange_floats(Streams* rows, const Forms& forms, std::int64_t count, double* sum, float (*lanes)[kLanes]) {
+    const Form form = form_of(forms);
+    if (form != Form::replaces) {
+        for (int r = 0; r < kRows; ++r) {
+            if (rows[r].old_row == nullptr) rows[r].old_row = kZeros;
+            if (rows[r].anchor == nullptr) rows[r].anchor = kZeros;
+        }
+        if (form == Form::changes)
+            fold_rows<kRows, double, Form::changes, true, true, true>(rows, &forms, count, sum, lanes);
+        else
+            fold_rows<kRows, double, Form::general, true, true, true>(rows, &forms, count, sum, lanes);
+    } else if (rows[0].old_row == nullptr) {  // nor anything that it referred to
+        fold_rows<kRows, double, Form::replaces, false, false, true>(rows, nullptr, count, sum, lanes);
+    } else if (rows[0].anchor == nullptr) {
+        fold_rows<kRows, double, Form::replaces, true, false, true>(rows, nullptr, count, sum, lanes);
+    } else {
+        fold_rows<kRows, double, Form::replaces, true, true, true>(rows, nullptr, count, sum, lanes);
+    }
+}
+
+// kRows clients of float32 rows, tile by tile of a run; chunk by chunk where something has to be converted.
+template <int kRows>
+void exchange_floats(const ClientUpdate* sent, const RowExchange* row_exchanges, const Forms& forms, std::int64_t begin,
+                     std::int64_t end, double* out, double* squares) {
+    alignas(64) float of_y[kRows][kChunk], of_row[kRows][kChunk];
+    bool converted = false;
+    for (int r = 0; r < kRows; ++r)
+        converted |= sent[r].dtype != Dtype::float32 ||
+                     (row_exchanges[r].old_row.data != nullptr && row_exchanges[r].old_row.codec != Codec::f32);
+    const std::int64_t stretch = converted ? kChunk : kTile;
+    for (std::int64_t tile = begin; tile < end; tile += kTile) {
+        const std::int64_t count = end - tile < kTile ? end - tile : kTile;
+        float lanes[kRows][kLanes] = {};
+        for (std::int64_t first = tile; first < tile + count; first += stretch) {
+            const std::int64_t few = tile + count - first < stretch ? tile + count - first : stretch;
+            Streams rows[kRows];
+            for (int r = 0; r < kRows; ++r) {
+                rows[r] = streams_of(sent[r], first, few, of_y[r]);
+                rows[r].old_row = row_tile(row_exchanges[r].old_row, first, few, of_row[r]);
+                if (row_exchanges[r].anchor != nullptr) rows[r].anchor = row_exchanges[r].anchor + first;
+                rows[r].new_row = static_cast<float*>(row_exchanges[r].new_row.data) + first;
+            }
+            exchange_floats<kRows>(rows, forms, few, out + first, lanes);
+        }
+        for (int r = 0; r < kRows; ++r) {
+            const double square = sum_of_lanes(lanes[r]);
+            const float* const made = static_cast<const float*>(row_exchanges[r].new_row.data) + tile;
+            if (!forms.replaces() && !is_finite_tile(made, count))  // two large numbers may have a sum that is none
+                squares[r] += __builtin_inf();
+            else
+                squares[r] += is_sound(square) ? square : squares_exactly(sent[r], tile, count);
+        }
+    }
+}
+
+// What the sum sees of a chunk whose row is stored.
+template <Form kForm>
+void add_seen(const SumForm& adds, double weight, const float* stored, const float* r, const float* h, const float* q,
+              std::int64_t count, double* __restrict sum) {
+    for (std::int64_t j = 0; j < count; ++j)
+        sum[j] += weight * seen_of<kForm, double>(adds, stored[j], r[j], h[j], q[j]);
+}
+
+// The same through a codec, for a chunk of a tile, so that what passes between the stages stays in L1: row' as float32,
+// encoded, decoded again, and that folded. Between the stages a quarter of the next chunk is fetched: all at once would
+// fill the queue of misses, and the loads behind would wait.
+void exchange_chunk(const Passing& row, const Forms& forms, std::int64_t first, std::int64_t count, double* sum,
+                    float* lanes) {
+    alignas(64) float of_row[kChunk], of_y[kChunk], made[kChunk], stored[kChunk];
+    Streams at = row.at;
+    fetch_quarter(row.next, 0);
+    at.old_row = row_tile(row.old_row, first, count, of_row);
+    fetch_quarter(row.next, 1);
+    const Form form = form_of(forms);
+    const float* const r = at.old_row != nullptr ? at.old_row : kZeros;
+    const float* const q = at.anchor != nullptr ? at.anchor : kZeros;
+    float* const h = form == Form::replaces ? made : of_y;
+    gradients(at.y, at.base, at.scale, count, h, lanes);
+    if (form != Form::replaces)
+        for (std::int64_t j = 0; j < count; ++j) made[j] = row_of(forms.row, h[j], r[j], q[j]);
+    fetch_quarter(row.next, 2);
+    const Row& to = row.new_row;
+    encode<true>(made, to.codec, row.dither, first, count, to.data, to.scales, stored);
+    fetch_quarter(row.next, 3);
+    at.y = stored;
+    if (form == Form::changes)
+        add_seen<Form::changes>(forms.adds, at.weight, stored, r, h, q, count, sum);
+    else if (form == Form::general)
+        add_seen<Form::general>(forms.adds, at.weight, stored, r, h, q, count, sum);
+    else if (at.old_row == nullptr)
+        fold_piece<1, double, Form::replaces, Given::row, false, false, false>(&at, nullptr, count, sum, nullptr);
+    else if (at.anchor == nullptr)
+        fold_piece<1, double, Form::replaces, Given::row, true, false, false>(&at, nullptr, count, sum, nullptr);
+    else
+        fold_piece<1, double, Form::replaces, Given::row, true, true, false>(&at, nullptr, count, sum, nullptr);
+}
+
+// |h|^2 of a tile by its lanes, or infinity where what is stored is not finite.
+double squares_of_tile(const ClientUpdate& sent, const Row& stored, const Forms& forms, std::int64_t tile,
+                       std::int64_t count, float* lanes) {
+    const double squares = sum_of_lanes(lanes);
+    if (is_sound(squares) && forms.replaces() && stored.codec != Codec::f16)
+        return squares;  // every |h| < 10^19, which is stored as a finite number
+    const double exactly = is_sound(squares) ? squares : squares_exactly(sent, tile, count);
+    if (!(exactly < __builtin_inf())) return exactly;
+    alignas(64) float values[kChunk];
+    for (std::int64_t first = tile; first < tile + count; first += kChunk) {
+        const std::int64_t few = tile + count - first < kChunk ? tile + count - first : kChunk;
+        if (!is_finite_tile(row_tile(stored, first, few, values), few)) return __builtin_inf();
+    }
+    return exactly;
+}
+
+// kRows clients of a run, from the i-th on, tile by tile and chunk by chunk; those behind them begin where they did.
+template <int kRows>
+void exchange_codes(const ClientUpdate* sent, const RowExchange* row_exchanges, const Forms& forms, std::int64_t i,
+                    std::int64_t k, std::int64_t begin, std::int64_t end, double* out, double* squares) {
+    alignas(64) float of_y[kRows][kChunk];
+    const bool fusible = is_fusible(row_exchanges[i], forms);
+    Passing rows[kRows];
+    for (int r = 0; r < kRows; ++r) {
+        const RowExchange& one = row_exchanges[i + r];
+        rows[r] = {{}, one.old_row, one.new_row, dither_of(one.key, begin), {}};
+    }
+    for (std::int64_t tile = begin; tile < end; tile += kTile) {
+        const std::int64_t count = end - tile < kTile ? end - tile : kTile;
+        float lanes[kRows][kLanes] = {};
+        for (std::int64_t first = tile; first < tile + count; first += kChunk) {
+            const std::int64_t few = tile + count - first < kChunk ? tile + count - first : kChunk;
+            for (int r = 0; r < kRows; ++r) {
+                const std::int64_t behind = i + kRows + r, next = first + kChunk;
+                const std::int64_t client = next < end ? i + r : behind < k ? behind : behind - k;
+                rows[r].next = chunk_of(sent[client], row_exchanges[client].old_row,
+                                        next < end   ? next
+                                        : behind < k ? begin
+                                                     : end);
+                rows[r].at = streams_of(sent[i + r], first, few, of_y[r]);
+                if (row_exchanges[i + r].anchor != nullptr) rows[r].at.anchor = row_exchanges[i + r].anchor + first;
+            }
+            if (fusible && few % kCodeBlock == 0)
+                fused_chunk<kRows>(rows, first, few, out + first, lanes);
+            else
+                for (int r = 0; r < kRows; ++r) exchange_chunk(rows[r], forms, first, few, out + first, lanes[r]);
+        }
+        for (int r = 0; r < kRows; ++r)
+            squares[i + r] += squares_of_tile(sent[i + r], row_exchanges[i + r].new_row, forms, tile, count, lanes[r]);
+    }
+}
+
+// Whether the kExchanges clients from i on can pass together: they start from one base, and have alike what they have.
+inline bool exchange_alike(const ClientUpdate* sent, const RowExchange* rows, const Forms& forms, std::int64_t i,
+                           std::int64_t k) {
+    if (i + kExchanges > k) return false;
+    const RowExchange& one = rows[i];
+    for (int r = 0; r < kExchanges; ++r) {
+        const RowExchange& other = rows[i + r];
+        if (sent[i].base != sent[i + r].base || one.new_row.codec != other.new_row.codec ||
+            (one.old_row.data == nullptr) != (other.old_row.data == nullptr) ||
+            (one.anchor == nullptr) != (other.anchor == nullptr) ||
+            (other.new_row.codec != Codec::f32 && !is_fusible(other, forms)))
+            return false;
+    }
+    return true;
+}
+
+template <int kRows>
+void exchange_run(const ClientUpdate* sent, const RowExchange* rows, const Forms& forms, std::int64_t i, std::int64_t k,
+                  std::int64_t begin, std::int64_t end, double* out, double* squares) {
+    if (rows[i].new_row.codec == Codec::f32)
+        exchange_floats<kRows>(sent + i, rows + i, forms, begin, end, out, squares + i);
+    else
+        exchange_codes<kRows>(sent, rows, forms, i, k, begin, end, out, squares);
+}
+
+void exchange(const double* acc, double* out, const ClientUpdate* sent, const RowExchange* rows, const Forms& forms,
+              std::int64_t k, std::int64_t begin, std::int64_t end, double* squares) {
+    for (std::int64_t i = 0; i < k; ++i) squares[i] = 0;
+    const std::int64_t run = k > 0 && rows[0].new_row.codec != Codec::f32 ? kCodedRun : kRun;
+    for (std::int64_t first = begin; first < end; first += run) {
+        const std::int64_t last = end - first < run ? end : first + run;
+        begin_run(acc, out, first, last);
+        for (std::int64_t i = 0; i < k;) {
+            const bool alike = exchange_alike(sent, rows, forms, i, k);
+            (alike ? exchange_run<kExchanges> : exchange_run<1>)(sent, rows, forms, i, k, first, last, out, squares);
+            i += alike ? kExchanges : 1;
+        }
+    }
+}

@@ -1,0 +1,51 @@
+// Compiled once per ISA level (isa.cmake). Everything below stands in that level's namespace and calls no inline
+// function of a shared header: the linker would keep one copy for all levels, and might keep the AVX-512 one.
+#include "kernels/table.h"
+
+#if defined(__SSE2__)
+#    pragma GCC diagnostic push
+#    pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 about its own headers
+#    include <immintrin.h>                                  // whose functions are always inlined: no symbols
+#    pragma GCC diagnostic pop
+#endif
+
+namespace fedcore::FEDCORE_LEVEL {
+namespace {
+
+constexpr std::int64_t kTile = 2048;  // elements whose squares are summed in float32
+static_assert(kTile % kCodeBlock == 0, "tiles must not cut what shares a scale");
+constexpr std::int64_t kChunk = 512;  // elements that are converted at once: they stay in L1, and fit into the stack
+static_assert(kTile % kChunk == 0, "lanes go from chunk to chunk of a tile");
+constexpr std::int64_t kRun =
+    16384;  // elements of a row that are read consecutively, their sum in L2: it suits the memory
+constexpr std::int64_t kCodedRun = 4096;  // the same of codes, whose loops feel it if the sum comes from far
+constexpr std::int64_t kAhead = 512;      // elements to prefetch ahead of a stream
+
+// Each uses those before it, so their order is no sorter's business.
+// clang-format off
+#include "kernels/cpu/simd.inl"
+#include "kernels/cpu/norms.inl"
+#include "kernels/cpu/quantise.inl"
+#include "kernels/cpu/half_floats.inl"
+#include "kernels/cpu/tiles.inl"
+#include "kernels/cpu/fold.inl"
+#include "kernels/cpu/weighted_sum.inl"
+#include "kernels/cpu/aggregate.inl"
+#include "kernels/cpu/direction.inl"
+#include "kernels/cpu/combine.inl"
+#include "kernels/cpu/optimizer.inl"
+#include "kernels/cpu/exchange_fused.inl"
+#include "kernels/cpu/exchange.inl"
+#include "kernels/cpu/mix.inl"
+// clang-format on
+
+template <class Sum>
+constexpr Sums<Sum> sums = {weighted_sum<Sum>, accumulate<Sum>, server_step<Sum>};
+
+}  // namespace
+
+extern const Table loops;
+const Table loops = {sums<float>,     sums<double>,    exchange,       squared_norm, direction_step, combine<float>,
+                     combine<double>, combined_square, optimizer_step, mix,          quantise,       dequantise};
+
+}  // namespace fedcore::FEDCORE_LEVEL

@@ -1,0 +1,20 @@
+"""Aggregators, which make sums of a cohort's replies: one contract, and today's way of doing it."""
+
+from fedcore.aggregation.aggregator import Aggregator, Judge, Lengths, Opened, Result
+from fedcore.aggregation.replies import Counters, Replies
+from fedcore.aggregation.row_exchange import exchange
+from fedcore.aggregation.sum import Precision, Sum, longest_update
+
+__all__ = [
+    "Aggregator",
+    "Counters",
+    "Judge",
+    "Lengths",
+    "Opened",
+    "Precision",
+    "Replies",
+    "Result",
+    "Sum",
+    "exchange",
+    "longest_update",
+]

@@ -1,0 +1,119 @@
+"""The replies of a cohort, as one table of columns: read, folded, counted and seen by the method."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.algorithms import Claims
+from fedcore.clients import ClientId
+from fedcore.typing import F32, F64, Bools
+
+Counters = dict[str, npt.NDArray[np.integer[Any]]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Replies:
+    """Updates that passed every check except the last, whether each number is finite: the fold tells that.
+
+    Columns of k entries each: on small models a Python object a reply costs more than the fold.
+    """
+
+    clients: list[ClientId]
+    vectors: list[Any]
+    """floating[n], or [n_parameters] for a gradient; or a list of tensors, as the layout's slices. None once folded."""
+    bases: Sequence[F32 | None]
+    """float32[n], the x that the client started from; None where the vector is a difference."""
+    scales: F64
+    """h = (base - y) scale, or -y scale."""
+    claims: Claims
+    """What the clients say of their work."""
+    eta_steps: F64
+    """eta_i K_i, how far a gradient of length 1 goes."""
+    has_buffers: Bools
+    counters: Sequence[Counters]
+    controls: list[Any]
+    """floating[n_parameters], the second vectors; None where there are none, and once folded."""
+    weights: F64 = field(default_factory=lambda: np.empty(0))
+    """w_i, once the method has weighed the claims."""
+    squares: F64 = field(default_factory=lambda: np.empty(0))
+    """|h_i|^2, once folded."""
+
+    @classmethod
+    def none(cls) -> "Replies":
+        """No replies."""
+        empty = np.empty(0)
+        return cls(
+            clients=[],
+            vectors=[],
+            bases=[],
+            scales=empty,
+            claims=Claims(empty, empty, empty),
+            eta_steps=empty,
+            has_buffers=np.empty(0, np.bool_),
+            counters=[],
+            controls=[],
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence["Replies"]) -> "Replies":
+        """The replies of several tables, in their order."""
+        if len(parts) == 1:
+            return parts[0]
+        if not parts:
+            return cls.none()
+        return cls(**{column.name: _joined([getattr(part, column.name) for part in parts]) for column in fields(cls)})
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes that the clients sent, except their counters."""
+        tensors = [tensor for y in self.vectors for tensor in (y if isinstance(y, list) else [y])]
+        controls = [control for control in self.controls if control is not None]
+        return sum(vector.nbytes for vector in [*tensors, *controls])
+
+    def chosen(self, which: Bools) -> "Replies":
+        """The replies that ``which``, bool[k], says."""
+        at = np.flatnonzero(which).tolist()
+        return Replies(**{column.name: _chosen(getattr(self, column.name), which, at) for column in fields(self)})
+
+    def counted(self, squares: F64) -> "Replies":
+        """The replies once they are folded: their vectors are let go.
+
+        Args:
+            squares: float64[k], |h_i|^2.
+        """
+        k = len(self)
+        return replace(self, vectors=[None] * k, bases=[None] * k, controls=[None] * k, squares=squares)
+
+    def longest(self) -> str:
+        """The client whose update is the longest, as the end of a message; empty if none was heard."""
+        if not self.clients:
+            return ""
+        i = int(np.argmax(self.squares))
+        return f"; the longest update is that of client {self.clients[i]!r}, {self.squares[i] ** 0.5:g}"
+
+
+def _joined(columns: Sequence[Any]) -> Any:
+    first = columns[0]
+    if any(column is None for column in columns):
+        return None  # shares and ages, which are looked up anew
+    if isinstance(first, np.ndarray):
+        return np.concatenate(columns)
+    if isinstance(first, Claims):
+        return Claims(*(_joined([getattr(claims, name.name) for claims in columns]) for name in fields(Claims)))
+    return [entry for column in columns for entry in column]
+
+
+def _chosen(column: Any, which: Bools, at: Iterable[int]) -> Any:
+    if column is None or (isinstance(column, np.ndarray) and not len(column)):
+        return column  # not there yet
+    if isinstance(column, np.ndarray):
+        return column[which]
+    if isinstance(column, Claims):
+        return Claims(*(_chosen(getattr(column, name.name), which, at) for name in fields(Claims)))
+    return [column[i] for i in at]

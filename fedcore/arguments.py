@@ -1,0 +1,134 @@
+"""Checks of a caller's arguments: of a number, and of a list of arrays, in one wording."""
+
+from numbers import Real
+from operator import index
+from reprlib import repr as short_repr
+from typing import Any, TypeGuard
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.errors import ArrayError, DtypeError, RangeError
+from fedcore.float_mode import ieee
+
+
+def is_real(value: object) -> TypeGuard[float]:
+    """Tell whether value is a real number, of Python or NumPy, and no bool."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_whole(value: object, low: int | None = None, high: int | None = None) -> TypeGuard[int]:
+    """Tell whether value is an integer, of Python or NumPy, and no bool, in low..high."""
+    if type(value) is not int and (not isinstance(value, int | np.integer) or isinstance(value, bool)):
+        return False
+    return (low is None or bool(low <= value)) and (high is None or bool(value <= high))
+
+
+def inside(value: Any, interval: str) -> bool:
+    """Tell whether value is a number in ``interval``, written as it is read: ``"(0, 1]"``, ``"(0, inf)"``.
+
+    >>> inside(0.5, "(0, 1]"), inside(0, "(0, 1]"), inside(float("nan"), "(0, 1]"), inside("1", "(0, 1]")
+    (True, False, False, False)
+    """
+    if not is_real(value):
+        return False
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    above = value >= low if interval[0] == "[" else value > low
+    below = value <= high if interval[-1] == "]" else value < high
+    return bool(above and below)  # as a NaN is not
+
+
+@ieee
+def real(name: str, value: Any, interval: str) -> float:
+    """``value`` as a float in an interval.
+
+    Raises:
+        RangeError: it is no number, or not in the interval.
+
+    >>> real("lr", 0, "(0, inf)")
+    Traceback (most recent call last):
+    fedcore.errors.RangeError: lr: expected a finite number > 0, got 0
+    """
+    if not inside(value, interval):
+        raise RangeError(f"{name}: expected {due_in(interval)}, got {shown(value)}")
+    return float(value)
+
+
+def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
+    """``value`` as an int in low..high.
+
+    Raises:
+        RangeError: it is no integer, or not in that range.
+
+    >>> whole("steps", 2.5, 1)
+    Traceback (most recent call last):
+    fedcore.errors.RangeError: steps: expected an integer >= 1, got 2.5
+    """
+    if not is_whole(value, low, high):
+        raise RangeError(f"{name}: expected {due_whole(low, high)}, got {shown(value)}")
+    return index(value)
+
+
+def due_in(interval: str) -> str:
+    """An interval in words: ``a finite number > 0`` for ``"(0, inf)"``."""
+    low, _, high = interval[1:-1].partition(", ")
+    if high != "inf":
+        return f"a number in {interval}"
+    return f"a finite number {'>=' if interval[0] == '[' else '>'} {low}"
+
+
+def due_whole(low: int, high: int | None = None) -> str:
+    """A range of integers in words."""
+    return f"an integer >= {low}" if high is None else f"an integer in {low}..{_power(high)}"
+
+
+def _power(number: int) -> str:
+    """A number near a high power of two as that."""
+    for below in (0, 1):
+        bits = (number + below).bit_length() - 1
+        if bits >= 31 and number + below == 1 << bits:
+            return f"2**{bits}" + " - 1" * below
+    return str(number)
+
+
+def shown(value: object) -> str:
+    """A value that came, in few characters whatever it is."""
+    try:
+        return short_repr(value)
+    except Exception:  # an int of too many digits, or a repr that fails
+        return f"an unprintable {type(value).__name__}"
+
+
+def listed(name: str, values: Any) -> tuple[Any, ...]:
+    """The items that ``values``, a list or a tuple, hold now: another thread may change a list.
+
+    Raises:
+        ArrayError: they are something else; a matrix, say, whose rows would be made one by one.
+    """
+    if not isinstance(values, list | tuple):
+        raise ArrayError(f"{name}: expected a list or tuple, got {type(values).__name__}")
+    return tuple(values)
+
+
+def length(name: str, array: Any) -> int:
+    """The number of elements of a result that is to be like ``array``.
+
+    Raises:
+        ArrayError: it is nothing that has a length.
+    """
+    try:
+        return len(array)
+    except TypeError:
+        raise ArrayError(f"{name}: expected an array in CPU memory, got {type(array).__name__}") from None
+
+
+def numbers(name: str, values: Any, dtype: type) -> npt.NDArray[Any]:
+    """``values`` as an array of that dtype.
+
+    Raises:
+        DtypeError: they are no numbers.
+    """
+    try:
+        return np.array(values, dtype)
+    except (TypeError, ValueError) as error:
+        raise DtypeError(f"{name}: expected numbers: {error}") from None

@@ -1,0 +1,147 @@
+"""The average of clients' models as torch and NumPy hold them, tensor by tensor, without flattening anything."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore import kernels
+from fedcore.arguments import numbers
+from fedcore.errors import ArrayError, DtypeError, RangeError, ShapeError
+from fedcore.float_mode import ieee
+
+FLOATS = ("float32", "float64", "float16", "bfloat16")
+Named = Mapping[str, Any]
+
+
+class Due(NamedTuple):
+    """The form that a tensor must have in every model, and the first model's tensor."""
+
+    like: Any
+    dtype: str
+    shape: tuple[int, ...]
+    is_float: bool
+
+
+@ieee
+def aggregate(state_dicts: Iterable[Named], weights: Any = None) -> dict[str, Any]:
+    """The weighted average of models, sum_i w_i x_i / sum_i w_i, in one pass over their tensors.
+
+    Float tensors (parameters and BatchNorm statistics) are averaged and keep their dtype; tensors of integers and of
+    truth values keep theirs too, and their largest value counts. What all models agree on stays as it is, bit for bit.
+
+    Args:
+        state_dicts: k mappings of the same names to torch tensors or NumPy arrays in CPU memory, each tensor of one
+            shape and dtype in all of them: float32, float64, float16, bfloat16, an integer or bool. Read-only. A
+            tensor that is not contiguous is copied first.
+        weights: k finite numbers >= 0, numbers of examples say, not all zero; None for equal ones.
+
+    Returns:
+        The average by name, in the order of the first mapping: new torch tensors where it has such, else new arrays.
+
+    Raises:
+        ArrayError, ShapeError, DtypeError: names, a shape or a dtype differ, or a tensor is not in CPU memory or not
+            finite; the message names the client, by its place in the list, and the tensor.
+        RangeError, ShapeError, DtypeError: there is no model, or the weights are not what is said above.
+
+    Determinism: products and sums are float64, one client after another, rounded once: the same bits on every ISA
+        level and thread count.
+    Cost: reads every model once and writes one; no scratch.
+
+    >>> aggregate([{"w": np.float32([1, 2]), "n": np.array(3)}, {"w": np.float32([3, 6]), "n": np.array(5)}], [3, 1])
+    {'w': array([1.5, 3. ], dtype=float32), 'n': array(5)}
+    """
+    models = list(state_dicts)
+    if not models:
+        raise RangeError("state_dicts: expected at least one, got none")
+    shares = _shares(weights, len(models))
+    plan = {name: _due(name, leaf) for name, leaf in _mapping(0, models[0]).items()}
+    for client, model in enumerate(models):
+        _check(client, _mapping(client, model), plan)
+    floats = [name for name, due in plan.items() if due.is_float]
+    outs = {name: _empty(plan[name]) for name in floats}
+    rows = [[_row(model[name], plan[name]) for name in floats] for model in models]
+    if floats:
+        summed = kernels.weighted_sum_segments(rows, shares, list(outs.values()), accumulate="float64", norms=True)
+        for client in np.flatnonzero(~summed.finite).tolist():  # or so long that its square is past float64's range
+            _require_finite(client, dict(zip(floats, rows[client], strict=True)))
+    return {name: outs[name] if due.is_float else _largest(name, models) for name, due in plan.items()}
+
+
+def _shares(weights: Any, k: int) -> npt.NDArray[np.float64]:
+    """float64[k] that add up to 1."""
+    given = np.ones(k) if weights is None else numbers("weights", weights, np.float64)
+    if given.shape != (k,):
+        raise ShapeError(f"weights: expected {k} numbers, one for each model, got shape {given.shape}")
+    for client, weight in enumerate(given.tolist()):
+        if not 0 <= weight < np.inf:
+            raise RangeError(f"weights: expected finite numbers >= 0, got {weight!r} for client {client}")
+    if not given.any():
+        raise RangeError("weights: expected one > 0, got zeros")
+    given = given / given.max()  # so that no sum of them overflows
+    return np.asarray(given / given.sum())
+
+
+def _mapping(client: int, model: object) -> Named:
+    if not isinstance(model, Mapping):
+        raise ArrayError(f"client {client}: expected a mapping of tensors by name, got {type(model).__name__}")
+    return model
+
+
+def _due(name: str, leaf: Any) -> Due:
+    if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
+        raise ArrayError(f"client 0, {name}: expected a tensor, got {type(leaf).__name__}")
+    dtype = str(leaf.dtype).removeprefix("torch.")
+    if dtype not in FLOATS and not dtype.startswith(("int", "uint", "bool")):
+        raise DtypeError(f"client 0, {name}: expected {', '.join(FLOATS)}, an integer dtype or bool, got {leaf.dtype}")
+    return Due(leaf, dtype, tuple(leaf.shape), dtype in FLOATS)
+
+
+def _check(client: int, model: Named, plan: Mapping[str, Due]) -> None:
+    if model.keys() != plan.keys():
+        missing = [name for name in plan if name not in model]
+        extra = [name for name in model if name not in plan]
+        raise ArrayError(f"client {client}: expected the tensors of client 0; missing {missing}, unexpected {extra}")
+    for name, due in plan.items():
+        leaf = model[name]
+        if type(leaf) is not type(due.like) or leaf.dtype != due.like.dtype:
+            dtype = str(getattr(leaf, "dtype", type(leaf).__name__)).removeprefix("torch.")
+            if dtype != due.dtype:
+                raise DtypeError(f"client {client}, {name}: expected {due.dtype}, as client 0 has, got {dtype}")
+        if leaf.shape != due.like.shape:
+            raise ShapeError(f"client {client}, {name}: expected shape {due.shape}, got {tuple(leaf.shape)}")
+        if not getattr(leaf, "is_cpu", True):
+            raise ArrayError(f"client {client}, {name}: expected a tensor in CPU memory, got one on {leaf.device}")
+
+
+def _row(leaf: Any, due: Due) -> Any:
+    """The tensor as the kernels read it."""
+    if isinstance(leaf, np.ndarray):
+        return leaf if leaf.flags.c_contiguous else np.ascontiguousarray(leaf)
+    if not hasattr(leaf, "requires_grad"):
+        return leaf
+    leaf = leaf.detach() if leaf.requires_grad else leaf
+    leaf = leaf if leaf.is_contiguous() else leaf.contiguous()
+    # Quicker by 8 us a tensor than DLPack, which is the way for torch's bfloat16.
+    return leaf.numpy() if due.dtype != "bfloat16" and hasattr(leaf, "numpy") else leaf
+
+
+def _empty(due: Due) -> Any:
+    # Memory of the tensor's own library, which it finds for itself: this package does not import torch.
+    like = due.like
+    return like.new_empty(due.shape) if hasattr(like, "new_empty") else np.empty(due.shape, like.dtype)
+
+
+def _require_finite(client: int, rows: Named) -> None:
+    for name, row in rows.items():
+        finite = row.isfinite() if hasattr(row, "isfinite") else np.isfinite(row)
+        if not bool(finite.all()):
+            raise ArrayError(f"client {client}, {name}: expected finite numbers, got a NaN or an infinity")
+
+
+def _largest(name: str, models: Sequence[Named]) -> Any:
+    leaves = [model[name] for model in models]
+    arrays = [np.from_dlpack(leaf) if hasattr(leaf, "new_tensor") else np.asarray(leaf) for leaf in leaves]
+    largest = np.array(np.maximum.reduce(arrays), arrays[0].dtype)
+    return leaves[0].new_tensor(largest) if hasattr(leaves[0], "new_tensor") else largest

@@ -1,0 +1,29 @@
+"""The exit status of a command that runs trials: interrupted, or with trials that failed."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+
+from fedcore.cli.status import FAILED, INTERRUPTED
+from fedcore.experiment import Event
+
+
+@contextmanager
+def interruptible(console: Console, how_to_go_on: str) -> Iterator[None]:
+    """At Ctrl-C, say how to go on and exit with ``INTERRUPTED``."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        said = f"interrupted; {how_to_go_on}"
+        console.print(said, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(INTERRUPTED)
+
+
+def exit_on_failures(console: Console, failed: Sequence[tuple[str, Event]]) -> None:
+    """Name the trials that failed and exit with ``FAILED``, if there are any."""
+    for name, event in failed:
+        console.print(f"{name}: failed: {event.error}", style="red", markup=False, soft_wrap=True)
+    if failed:
+        sys.exit(FAILED)

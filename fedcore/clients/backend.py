@@ -1,0 +1,12 @@
+"""The implementation that the faces of this room call."""
+
+from typing import TYPE_CHECKING
+
+from fedcore.clients import reference
+from fedcore.native import ON_REFERENCE
+from fedcore.native import core as implementation
+
+if ON_REFERENCE and not TYPE_CHECKING:
+    implementation = reference
+
+__all__ = ["implementation"]

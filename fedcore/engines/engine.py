@@ -1,0 +1,73 @@
+"""The contract of an engine: who does the clients' work of a simulation, and evaluates its models."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.algorithms import MEAN_GRADIENT, Algorithm
+from fedcore.clients import ClientId
+from fedcore.errors import RangeError
+from fedcore.local_rules import LocalRule
+from fedcore.participation import Active
+from fedcore.server import Broadcast, Update
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A model's result on a test set: the share of right answers, and the mean cross entropy."""
+
+    accuracy: float
+    loss: float
+
+
+class Engine(Protocol):
+    """Client work, wherever it is done: in this process, or in others."""
+
+    @property
+    def together(self) -> bool:
+        """Tell whether clients are trained together."""
+
+    def updates(self, broadcast: Broadcast, active: Active | None = None) -> Iterator[Update]:
+        """Train the clients of a broadcast, each when it is asked for.
+
+        Args:
+            active: the clients of the broadcast with the share of its steps that each does, and how often it was
+                drawn; None is all steps, once.
+
+        Yields:
+            An ``Update`` for each id, in their order; ``y`` may be overwritten by the next one unless it says ``keep``.
+        """
+
+    def gradients(self, broadcast: Broadcast) -> dict[ClientId, npt.NDArray[np.float32]]:
+        """The mean of each client's minibatch gradients at a broadcast's x, float32[n_parameters] by client."""
+
+    def evaluate(self, x: npt.NDArray[np.float32]) -> Evaluation:
+        """Accuracy and loss of a model, float32[n], on the engine's test set."""
+
+    def most_steps(self, local_rule: LocalRule) -> int:
+        """The most local steps that a client's complete work has, of all clients."""
+
+
+def check_method(algorithm: Algorithm) -> None:
+    """Refuse a method that asks clients for what those of an engine cannot do.
+
+    Raises:
+        RangeError: clients would have to keep rows, or send a second vector that nobody here knows how to make.
+    """
+    check_asked(algorithm.rows_at_clients, algorithm.second_vector)
+
+
+def check_asked(keeps_row: bool, second: str | None) -> None:
+    """``check_method``, of what a broadcast says."""
+    if keeps_row:
+        raise RangeError(
+            "placement: expected 'server', which goes the same way: simulated clients keep nothing, got 'client'"
+        )
+    if second not in (None, MEAN_GRADIENT):
+        raise RangeError(
+            f"second_vector: expected None or {MEAN_GRADIENT!r}, all that simulated clients can send beside y, got "
+            f"{second!r}: train in a loop of your own"
+        )

@@ -1,0 +1,172 @@
+"""Jobs: trials, of one experiment or of many, over as many processes as there are cores for them."""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from fedcore import data
+from fedcore.errors import MissingDataError
+from fedcore.experiment.records import RoundRecord
+from fedcore.experiment.trial import CHECKPOINTS, Trial, is_complete
+from fedcore.experiment.worker import Ended, Worker, run_here
+
+
+@dataclass(frozen=True)
+class Job:
+    """A trial, and the folder in which it is recorded.
+
+    Attributes:
+        trial: what to run.
+        folder: of a run, made by ``run_folder.prepare``.
+        group: what messages call the run, if there is more than one.
+    """
+
+    trial: Trial
+    folder: Path
+    group: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name in messages."""
+        return f"{self.group}, {self.trial.name}" if self.group else self.trial.name
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event of a trial: it started, finished a round, or is over.
+
+    Attributes:
+        job: which.
+        round: the round that it finished, or None.
+        over: whether it is done, well or not.
+        error: why it failed, or None.
+    """
+
+    job: Job
+    round: RoundRecord | None = None
+    over: bool = False
+    error: str | None = None
+
+    @property
+    def trial(self) -> Trial:
+        """The trial itself."""
+        return self.job.trial
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def find_data(jobs: Iterable[Job]) -> None:
+    """See that the files of all jobs' data are there, and download them where they have to be.
+
+    Raises:
+        MissingDataError: some are not, and a job is not complete yet; one line for each data set.
+    """
+    waiting: dict[str, list[Job]] = {}
+    for job in jobs:
+        waiting.setdefault(job.trial.experiment.data.name, []).append(job)
+    missing = []
+    for name, own in waiting.items():
+        try:
+            data.find(name)
+        except MissingDataError as error:
+            if not all(is_complete(job.trial, job.folder) for job in own):
+                missing.append(str(error))
+    if missing:
+        raise MissingDataError("\n".join(missing))
+
+
+def run_jobs(
+    jobs: Iterable[Job],
+    *,
+    processes: int | None = None,
+    imports: Sequence[str] = (),
+    on_event: Callable[[Event], None] = lambda _: None,
+) -> list[Event]:
+    """Run trials, each into its folder; one that is complete there is only read.
+
+    Args:
+        jobs: in the order in which they begin.
+        processes: how many; None for as many as there are cores, and jobs; 0 for none but this one.
+        imports: what each process imports first.
+        on_event: called in this process, as things happen.
+
+    Returns:
+        The trials that failed, as their last events.
+
+    Raises:
+        KeyboardInterrupt: after the processes were stopped.
+    """
+    waiting = deque(jobs)
+    folders = {job.folder for job in waiting}
+    try:
+        return _run_here(waiting, on_event) if processes == 0 else _run_apart(waiting, processes, imports, on_event)
+    finally:
+        for folder in folders:
+            with suppress(OSError):  # not there, or it holds what the run goes on from
+                (folder / CHECKPOINTS).rmdir()
+
+
+def _run_here(jobs: Iterable[Job], on_event: Callable[[Event], None]) -> list[Event]:
+    failed: list[Event] = []
+    for job in jobs:
+
+        def tell(message: RoundRecord | Ended, job: Job = job) -> None:
+            if not isinstance(message, Ended):
+                on_event(Event(job, round=message))
+                return
+            event = Event(job, over=True, error=message.error)
+            if message.error is not None:
+                failed.append(event)
+            on_event(event)
+
+        on_event(Event(job))
+        run_here(job.trial, job.folder, tell)
+    return failed
+
+
+def _run_apart(
+    waiting: deque[Job], processes: int | None, imports: Sequence[str], on_event: Callable[[Event], None]
+) -> list[Event]:
+    failed: list[Event] = []
+    workers: list[Worker] = []
+    doing: dict[Worker, Job] = {}
+
+    def begin(worker: Worker) -> None:
+        job = doing[worker] = waiting.popleft()
+        worker.start(job.trial, job.folder)
+        on_event(Event(job))
+
+    try:
+        for _ in range(min(processes or cores(), len(waiting))):
+            workers.append(Worker(imports))
+            begin(workers[-1])
+        while workers:
+            ready = wait([worker.pipe for worker in workers])
+            for worker in [worker for worker in workers if worker.pipe in ready]:
+                message = worker.receive()
+                if not isinstance(message, Ended):
+                    on_event(Event(doing[worker], round=message))
+                    continue
+                event = Event(doing[worker], over=True, error=message.error)
+                on_event(event)
+                if message.error is not None:
+                    failed.append(event)
+                if waiting and worker.alive:
+                    begin(worker)
+                    continue
+                worker.stop()
+                workers.remove(worker)
+                if waiting:
+                    workers.append(Worker(imports))
+                    begin(workers[-1])
+    finally:
+        for worker in workers:
+            worker.stop()
+    return failed

@@ -1,0 +1,160 @@
+"""A preset or a file, with what the command line changes in it, as a checked ``Experiment``."""
+
+import copy
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from fedcore.errors import ConfigError, UnknownNameError
+from fedcore.experiment import presets
+from fedcore.experiment.presets.variants import FULL, SCALES, at_scale
+from fedcore.experiment.schema.changes import Changes, changes, combined
+from fedcore.experiment.schema.experiment import Experiment
+from fedcore.experiment.schema.section import said, unknown_key
+
+OF_FAMILIES = {"data", "objective", "partition", "participation"}
+"""The tables in which the presets of a family differ."""
+
+
+def load_preset(
+    name_or_path: str | Path, overrides: Sequence[str] = (), *, scale: Literal["full", "quick"] = "full"
+) -> Experiment:
+    """Read an experiment and check all of it.
+
+    Args:
+        name_or_path: the name of a preset, or the path of a ``.toml`` or ``.json`` file. A file may stand on a preset
+            (``base``), and change what it says.
+        overrides: ``"table.key=value"``. Values are TOML (``5``, ``0.1``, ``[0, 1]``, ``{p = 0.3}``); bare
+            words are strings, and ``none`` takes a key out. They come last, and ``Experiment.changes`` tells of them.
+        scale: "full" is the size that the file describes, "quick" what its table ``quick`` makes of it.
+
+    Raises:
+        UnknownNameError: there is no such preset.
+        ConfigError: the file cannot be read, or has unknown keys, missing ones or values out of range: all of
+            them in one message.
+
+    >>> load_preset("quickstart", ["rounds=2", "local.batch=8"]).local.batch
+    8
+    >>> load_preset("mimic/table3-tau20", scale="quick").rounds
+    60
+    """
+    where = str(name_or_path)
+    if scale not in SCALES:
+        raise UnknownNameError.of("scale", scale, SCALES)
+    whole, titled = _of_file(Path(where)) if where.endswith((".toml", ".json")) else (presets.read(where), where)
+    tables = at_scale(copy.deepcopy(whole), scale)
+    if tables is None:
+        raise ConfigError(f"{where}: expected a table 'quick' with what the small scale changes, found none")
+    name = Path(where.removesuffix(".toml").removesuffix(".json"))
+    # A sweep has a folder of this name in its own, which the experiment's field keeps from leading out of there.
+    tables.setdefault("name", name.name if name.is_absolute() or ".." in name.parts else name.as_posix())
+    for override in overrides:
+        _apply(tables, override)
+    changed = {re.split(r"[.=]", key.strip())[0].strip() for key in (*overrides, *tables.get("grid", {}))}
+    if changed & OF_FAMILIES:  # then its value in the family is no longer what the preset says
+        tables.get("pictures", {}).pop("varied", None)
+    try:
+        experiment = Experiment.model_validate(tables | {"changes": ()})
+        return experiment.model_copy(update={"changes": _changes(experiment, whole, titled)})
+    except ValidationError as error:
+        found = [f"{key}: {problem}" if key else problem for key, problem in _problems(error)]
+    if len(found) == 1:
+        raise ConfigError(f"{where}: {found[0]}")
+    raise ConfigError(f"{where}: {len(found)} problems\n" + "\n".join(f"  {line}" for line in found))
+
+
+def _of_file(path: Path) -> tuple[dict[str, Any], str]:
+    """The tables of a file on those of its base, and the name of the preset whose title it bears; empty for its own."""
+    tables = _read(path)
+    base = tables.get("base", "")
+    return presets.on_base(tables), base if "title" not in tables else ""
+
+
+def _changes(experiment: Experiment, whole: dict[str, Any], titled: str) -> Changes:
+    """The changes of an experiment against the preset that it is called for.
+
+    That is the package's preset of its name, with which reports compare it; else the one whose title it bears; else the
+    file that it was read from, where that is an experiment as it stands.
+
+    Args:
+        whole: the file's tables, or the preset's, at their own size.
+        titled: the name of the preset whose title it bears, or empty.
+    """
+    called = experiment.name if experiment.name in presets.names() else titled
+    before = presets.read(called) if called else whole
+    try:
+        full = Experiment.model_validate(at_scale(before, FULL))
+    except ValidationError:
+        return ()
+    return combined(full.changes, changes(full.tables(), experiment.tables()))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        tables = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: expected a TOML or JSON file, found none") from None
+    except (OSError, ValueError) as error:  # both parsers raise ValueErrors that name the line
+        raise ConfigError(f"{path}: {error}") from None
+    if not isinstance(tables, dict):
+        raise ConfigError(f"{path}: expected tables at the top, got {type(tables).__name__}")
+    return tables
+
+
+def _apply(tables: dict[str, Any], override: str) -> None:
+    key, sign, text = (part.strip() for part in override.partition("="))
+    if not (key and sign and text):
+        raise ConfigError(f"override: expected key=value, got {override!r}")
+    *parents, last = key.split(".")
+    table = tables
+    for parent in parents:
+        inner = table.setdefault(parent, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"override {override!r}: expected {parent!r} to be a table, got {inner!r}")
+        table = inner
+    if text == "none":
+        table.pop(last, None)
+    else:
+        table[last] = _value(override, text)
+
+
+def _value(override: str, text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError as error:
+        if re.fullmatch(r"[A-Za-z][\w./-]*", text):
+            return text
+        raise ConfigError(f"override {override!r}: the value is neither TOML nor a bare word: {error}") from None
+
+
+def _problems(error: ValidationError) -> Iterator[tuple[str, str]]:
+    for one in error.errors():
+        yield from _spread(one)
+
+
+def _spread(error: ErrorDetails) -> Iterator[tuple[str, str]]:
+    place = [str(part) for part in error["loc"]]
+    if error["type"] == "problems":
+        for key, problem in error["ctx"]["found"].items():
+            yield ".".join([*place, key] if key else place), problem
+    elif error["type"] == "extra_forbidden":
+        yield ".".join(place), unknown_key(place[-1], _keys(place[:-1]))
+    else:
+        yield ".".join(place), said(cast(dict[str, Any], error))
+
+
+def _keys(place: list[str]) -> list[str]:
+    """The keys that the table at this place has."""
+    table: type[BaseModel] = Experiment
+    for part in place:
+        kinds = [table.model_fields[part].annotation]
+        kinds += getattr(kinds[0], "__args__", ())  # the table of "table or none"
+        table = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+    return list(table.model_fields)

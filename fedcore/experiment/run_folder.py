@@ -1,0 +1,50 @@
+"""A run's folder: what was run, by which build, and the records."""
+
+import json
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+
+from fedcore.errors import ConfigError
+from fedcore.experiment.schema.experiment import Experiment
+from fedcore.runtime import build_info
+
+CONFIG = "config.json"
+
+
+def default_folder(experiment: Experiment) -> Path:
+    """``runs/<preset>-<date>-<time>`` in the working directory."""
+    return Path("runs", f"{experiment.name.replace('/', '-') or 'run'}-{datetime.now():%Y%m%d-%H%M%S}")
+
+
+def prepare(folder: Path, experiment: Experiment) -> None:
+    """Make the folder and write ``config.json`` (which can be run again) and ``build.json`` into it.
+
+    Raises:
+        ConfigError: the folder cannot be made, or something is in it already.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(f"output folder: expected a new or empty folder, got {folder}, which holds files")
+        (folder / "records").mkdir()
+        (folder / "build.json").write_text(json.dumps(build_info(), indent=2) + "\n", encoding="utf-8")
+        write_config(folder, experiment)
+    except OSError as error:
+        raise ConfigError(f"output folder: cannot write to {folder}: {error}") from error
+
+
+def write_config(folder: Path, experiment: Experiment) -> None:
+    """Write ``config.json``, or put another one in its place, at once."""
+    draft = folder / "config.draft"
+    draft.write_text(experiment.model_dump_json(indent=2, exclude_none=True) + "\n", encoding="utf-8")
+    draft.replace(folder / CONFIG)
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Take away what ``prepare`` leaves behind when it is killed before its last step."""
+    if folder.is_dir() and not (folder / CONFIG).exists():
+        for name in ("build.json", "config.draft"):
+            (folder / name).unlink(missing_ok=True)
+        with suppress(OSError):  # not there, or not empty: then it is somebody's
+            (folder / "records").rmdir()

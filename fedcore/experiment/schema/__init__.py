@@ -1,0 +1,1 @@
+"""The tables of an experiment's configuration, and how each is checked."""

@@ -1,0 +1,149 @@
+"""In what an experiment is another one than its title says: key by key, from the preset that it was made of."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from fedcore.experiment.schema.section import Section
+
+BESIDES = ("name", "title", "description", "source", "threads", "pictures", "changes")
+"""The keys on which no figure depends."""
+SIZES = ("rounds", "seeds")
+"""The keys that say how long it is, and not what."""
+GRID = "grid."
+"""What a key begins with that says what a sweep tries."""
+LONGEST = 24
+"""Characters of a value that is said; longer ones have their key named alone."""
+
+Tables = Mapping[str, Any]
+
+
+class Change(Section):
+    """One key that has another value.
+
+    Attributes:
+        key: dotted, ``participation.p``.
+        was: the preset's value, or the name of what is there; None where there is none.
+        now: this experiment's.
+    """
+
+    key: str
+    was: Any = None
+    now: Any = None
+
+    def __str__(self) -> str:
+        was, now = self.was, self.now
+        if self.key == "seeds" and len(was) != len(now):
+            was, now = len(was), len(now)
+        words = f"{_written(was)} -> {_written(now)}"
+        return f"{self.key} {words}" if len(words) <= 2 * LONGEST and self.key != "algorithms" else self.key
+
+
+Changes = tuple[Change, ...]
+
+
+def changes(preset: Tables, experiment: Tables) -> Changes:
+    """The changes of an experiment against a preset, in the order of its keys.
+
+    Args:
+        preset, experiment: two experiments, as JSON has them.
+    """
+    return tuple(_differences("", _comparable(preset), _comparable(experiment)))
+
+
+def combined(first: Iterable[Change], second: Iterable[Change]) -> Changes:
+    """Two changes one after the other as one.
+
+    >>> both = combined([Change(key="rounds", was=9, now=5)], [Change(key="rounds", was=5, now=9)])
+    >>> both, said(combined([], [Change(key="rounds", was=9, now=5)]))
+    ((), 'rounds 9 -> 5')
+    """
+    found = {change.key: change for change in first}
+    for change in second:
+        before = found.pop(change.key, change)
+        if before.was != change.now:
+            found[change.key] = Change(key=change.key, was=before.was, now=change.now)
+    return tuple(found.values())
+
+
+def at_point(changed: Iterable[Change], experiment: Tables, point: Tables) -> Changes:
+    """The changes of one point of an experiment's grid.
+
+    What the preset's own grid varies belongs to it; what somebody else tries at this point is a change.
+
+    Args:
+        changed: the experiment's.
+        experiment, point: as JSON has them.
+    """
+    changed = tuple(changed)
+    tried = [change.key.removeprefix(GRID) for change in changed if change.key.startswith(GRID) and change.was is None]
+    here = [one for one in changes(experiment, point) if any(_is_of(one.key, key) for key in tried)]
+    return combined([change for change in changed if not change.key.startswith(GRID)], here)
+
+
+def said(changed: Iterable[Change]) -> str:
+    """Changes in words, ``participation.p 0.1 -> 0.3, rounds 200 -> 10``; a grid's are told with its points."""
+    return ", ".join(dict.fromkeys(str(change) for change in changed if not change.key.startswith(GRID)))
+
+
+def other_figures(changed: Iterable[Change]) -> Changes:
+    """The changes that make of a figure the figure of something else.
+
+    Another size does not, nor do other algorithms beside those that stay, nor how often they are evaluated.
+    """
+    harmless = (*SIZES, "algorithms")
+    return tuple(one for one in changed if one.key not in harmless and not one.key.startswith((GRID, "evaluate.")))
+
+
+def _comparable(experiment: Tables) -> dict[str, Any]:
+    tables = {key: value for key, value in experiment.items() if key not in BESIDES}
+    methods = {method["label"]: method for method in tables.get("algorithms", ())}
+    return tables | {"algorithms": methods}
+
+
+def _differences(prefix: str, was: Tables, now: Tables) -> Iterator[Change]:
+    if prefix == "algorithms." and list(was) != list(now):
+        yield Change(key="algorithms", was=list(was), now=list(now))
+        now = {label: method for label, method in now.items() if label in was}
+        was = {label: method for label, method in was.items() if label in now}
+    for key in dict.fromkeys((*now, *was)):
+        before, after = _value(was.get(key)), _value(now.get(key))
+        if isinstance(before, Mapping) and isinstance(after, Mapping) and before.get("name") == after.get("name"):
+            yield from _differences(f"{prefix}{key}.", before, after)
+        elif before != after:
+            yield Change(key=prefix + key, was=_name(before), now=_name(after))
+
+
+def _value(value: Any) -> Any:
+    """A number that was written as a table, such as a constant rate, is the number."""
+    return value["value"] if isinstance(value, Mapping) and value.keys() == {"name", "value"} else value
+
+
+def _name(value: Any) -> Any:
+    return value.get("name", value) if isinstance(value, Mapping) else value
+
+
+def _is_of(key: str, tried: str) -> bool:
+    """Tell whether a change is of what a key of the grid, ``rate.lr`` or ``algorithms.beta``, varies."""
+    of, _, option = tried.partition(".")
+    if of == "algorithms":
+        return key.startswith("algorithms.") and key.endswith(f".{option}")
+    return key == tried or key.startswith(f"{tried}.")
+
+
+def _written(value: Any) -> str:
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def of_tables(tables: Tables) -> Changes:
+    """The changes that an experiment's ``config.json`` names; older ones name none.
+
+    Raises:
+        ValueError: they are damaged.
+    """
+    found = tables.get("changes", ())
+    if not isinstance(found, Sequence):
+        raise ValueError(f"changes: expected a list, got {found!r}")
+    return tuple(Change.model_validate(change) for change in found)

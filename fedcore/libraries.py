@@ -1,0 +1,81 @@
+"""Tensors of the library that a model came in: NumPy's arrays, or torch's tensors; torch is not imported here."""
+
+import sys
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.errors import ArrayError, MissingDependencyError
+
+Library = Literal["numpy", "torch"]
+NARROW = {"bfloat16": "bf16", "float16": "f16"}
+"""Float dtypes that do not hold every float32, and the codec of each."""
+
+
+def library_of(leaves: Iterable[Any]) -> Library:
+    """Torch if one of the tensors is torch's, else NumPy."""
+    return "torch" if any(type(leaf).__module__.partition(".")[0] == "torch" for leaf in leaves) else "numpy"
+
+
+def dtype_name(leaf: Any) -> str:
+    """A tensor's dtype by the name that the libraries share: ``"float32"``."""
+    return str(leaf.dtype).removeprefix("torch.")
+
+
+def as_array(name: str, leaf: Any) -> npt.NDArray[Any]:
+    """A tensor as NumPy's array: a view, or in float32 a copy of one in 16 bits.
+
+    Raises:
+        ArrayError: it is not in CPU memory.
+    """
+    narrow = dtype_name(leaf) in NARROW
+    if not isinstance(leaf, np.ndarray):
+        try:
+            leaf = leaf.detach() if hasattr(leaf, "detach") else leaf
+            leaf = leaf.float() if narrow and hasattr(leaf, "float") else leaf
+            leaf = np.from_dlpack(leaf) if hasattr(leaf, "__dlpack__") else np.asarray(leaf)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise ArrayError(f"{name}: expected an array in CPU memory: {error}") from None
+    array: npt.NDArray[Any] = leaf
+    return array.astype(np.float32) if narrow else array
+
+
+def as_tensor(array: npt.NDArray[Any], dtype: str, library: Library) -> Any:
+    """An array as a tensor of the library and of that dtype; NumPy's in the same dtype is the array itself.
+
+    NumPy has a bfloat16 where ml_dtypes is imported; else one stays in float32.
+
+    Raises:
+        MissingDependencyError: torch is not installed.
+    """
+    if library == "numpy":
+        has_dtype = dtype != "bfloat16" or "ml_dtypes" in sys.modules
+        return array.astype(dtype, copy=False) if has_dtype else array
+    torch = _torch()
+    return torch.from_numpy(np.array(array)).to(getattr(torch, dtype))
+
+
+def copy_into(name: str, leaf: Any, array: npt.NDArray[Any]) -> None:
+    """Copy an array into a tensor in place, wherever it lies, in its own dtype.
+
+    Raises:
+        ArrayError: it cannot be written.
+    """
+    try:
+        if library_of([leaf]) == "torch":
+            leaf.detach().copy_(_torch().from_numpy(np.array(array)))
+        else:
+            np.copyto(leaf, array, casting="unsafe")
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ArrayError(f"{name}: expected a tensor that can be written: {error}") from None
+
+
+def _torch() -> Any:
+    try:
+        return import_module("torch")
+    except ModuleNotFoundError:
+        words = 'take tensors(library="numpy")'
+        raise MissingDependencyError.of("tensors", "torch", extra="torch", instead=words) from None

@@ -1,0 +1,36 @@
+"""The rate of a run whose length is known."""
+
+import math
+from dataclasses import dataclass
+
+from fedcore.arguments import real, whole
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """eta = (1 / L) sqrt(K / T), the same in every round of a run whose length is known.
+
+    Args:
+        L: the smoothness of the clients' objectives.
+        K: the clients drawn a round.
+        T: the local steps of the whole run, all rounds together.
+
+    Reference: Haddadpour, Mahdavi, "On the Convergence of Local Descent Methods in Federated Learning", 2019,
+    Theorem 3.3 (local SGD, general nonconvex objectives).
+
+    >>> Horizon(L=2.0, K=4, T=400)(0)
+    0.05
+    """
+
+    L: float
+    K: int
+    T: int
+
+    def __post_init__(self) -> None:
+        real("L", self.L, "(0, inf)")
+        whole("K", self.K, 1)
+        whole("T", self.T, 1)
+
+    def __call__(self, round: int) -> float:
+        """The rate of that round."""
+        return math.sqrt(self.K / self.T) / self.L

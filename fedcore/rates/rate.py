@@ -1,0 +1,54 @@
+"""The contract of a rate, and its value in a round."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fedcore.errors import RangeError
+from fedcore.float_mode import ieee
+
+
+class Rate(Protocol):
+    """A rate is whatever maps a round (counted from 0) to a positive number."""
+
+    def __call__(self, round: int) -> float:
+        """The rate of that round."""
+        ...
+
+
+@ieee
+def rate_at(rate: Rate, round: int) -> float:
+    """The rate of that round.
+
+    Raises:
+        RangeError: it is no finite number > 0, as at the end of a long decay.
+    """
+    value = float(rate(round))
+    if not 0 < value < float("inf"):
+        raise RangeError(f"rate: expected a finite number > 0 in round {round}, got {value!r}")
+    return value
+
+
+@dataclass(frozen=True)
+class StepRates:
+    """The rates of a round's steps, counted from 0.
+
+    Raises (when called):
+        RangeError: the rate of the step is no finite number > 0.
+    """
+
+    rate: Any
+    round: int
+
+    @ieee
+    def __call__(self, step: int) -> float:
+        """The rate of that step."""
+        value = float(self.rate.of_step(self.round, step))
+        if not 0 < value < math.inf:
+            raise RangeError(f"rate: expected a finite number > 0 in step {step} of round {self.round}, got {value!r}")
+        return value
+
+
+def rate_of_steps(rate: Rate, round: int) -> StepRates | None:
+    """The rates of a round's steps where they differ; None where all have the round's."""
+    return StepRates(rate, round) if hasattr(rate, "of_step") else None

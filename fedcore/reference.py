@@ -1,0 +1,117 @@
+"""The specification of the native functions that are neither kernels, draws nor tables of clients.
+
+Same names, arguments and results as in ``fedcore._core``, without its checks. With FEDCORE_ISA=reference the package
+runs on these, and on the twins in its rooms, alone.
+"""
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as _version_of
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from fedcore.errors import DISTRIBUTION
+from fedcore.typing import F64
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+try:
+    version = _version_of(DISTRIBUTION)
+except PackageNotFoundError:
+    version = "not installed"
+compiler = "none"
+
+
+def threads() -> int:
+    """One: NumPy's own threads are not this package's."""
+    return 1
+
+
+def set_threads(count: int) -> None:
+    """Do nothing: a twin's bits do not depend on it either."""
+
+
+def isa() -> str:
+    """The name of the level."""
+    return "reference"
+
+
+best_isa = isa
+
+
+def in_ieee_mode(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """The function's result. The processor's mode stays the caller's: Python cannot change it."""
+    return function(*args, **kwargs)
+
+
+def joined_bytes(heads: Sequence[Any], payloads: Sequence[Any]) -> list[bytes]:
+    """bytes(heads[i]) + bytes(payloads[i]) for each i."""
+    return [bytes(head) + bytes(payload) for head, payload in zip(heads, payloads, strict=True)]
+
+
+def read_plain_updates(
+    updates: Sequence[Any],
+    type: type,
+    n: int,
+    lr: float,
+    max_steps: float,
+    max_examples: float,
+    own_rates: bool,
+    max_lr: float,
+) -> tuple[list[Any], list[Any], F64, F64, F64] | None:
+    """Clients, ys, steps, examples and lr * steps, if each update is of that type and what nearly all are; else None.
+
+    That is: a float32 vector of n elements by an int, as a model, of the open round, from one draw, without a control.
+    """
+    if not all(isinstance_exactly(update, type) and _is_plain(update, n) for update in updates):
+        return None
+    steps = [_whole(update.steps, max_steps) for update in updates]
+    examples = [_whole(update.examples, max_examples) for update in updates]
+    rates = [_rate(update.lr, lr, own_rates, max_lr) for update in updates]
+    with np.errstate(all="ignore"):
+        distances = np.array(rates, np.float64) * np.array(steps, np.float64)
+        plain = np.isfinite(1 / distances)
+    if not (all(steps) and all(examples) and all(rates) and plain.all()):
+        return None
+    clients, ys = [update.client for update in updates], [update.model for update in updates]
+    return clients, ys, np.array(steps, np.float64), np.array(examples, np.float64), distances
+
+
+def isinstance_exactly(value: object, kind: type) -> bool:
+    """Tell whether value's class is that one, and none below it."""
+    return value.__class__ is kind
+
+
+def _is_plain(update: Any, n: int) -> bool:
+    y = update.model
+    return (
+        _whole(update.count, 1) == 1
+        and update.control is None
+        and update.round is None
+        and update.client.__class__ is int
+        and update.delta is None
+        and update.gradient is None
+        and y.__class__ is np.ndarray
+        and y.dtype == np.float32
+        and y.shape == (n,)
+        and bool(y.flags.c_contiguous)
+        and bool(y.flags.aligned)
+    )
+
+
+def _whole(value: object, most: float) -> float:
+    """An int within 1..most; else 0."""
+    return float(value) if isinstance(value, int) and value.__class__ is int and 1 <= value <= most else 0.0
+
+
+def _rate(value: object, sent: float, own: bool, most: float) -> float:
+    """``sent`` for None or the same number; where clients have rates of their own, a float within (0, most]; else 0."""
+    if value is None:
+        return sent
+    if not isinstance(value, float) or value.__class__ is not float:
+        return 0.0
+    if own:
+        return value if 0 < value <= most else 0.0
+    return sent if value == sent else 0.0

@@ -1,0 +1,103 @@
+"""Checks of a folder's words about its server, before one is made of them."""
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.arguments import is_whole
+from fedcore.errors import CheckpointError
+from fedcore.rates import rate_at
+from fedcore.server.norm_window import WINDOW
+from fedcore.server.settings import Settings
+from fedcore.store import ClientStore
+
+_WIDEST = 2**53
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@contextmanager
+def believed(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Name the folder in whatever goes wrong in making a server of what it says: a stranger may have written it.
+
+    Raises:
+        CheckpointError: it says what no server has said.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise CheckpointError(
+            f"{path}: expected what a server has written, got what none can be made of: {type(error).__name__}: {error}"
+        ) from error
+    except MemoryError as error:
+        raise CheckpointError(f"{path}: expected a server that memory can hold, got {error or 'more'}") from error
+
+
+def require_plausible(
+    settings: Settings, state: Mapping[str, Any], vectors: Mapping[str, npt.NDArray[Any]], store: ClientStore
+) -> None:
+    """Refuse settings, numbers and vectors that do not fit each other, or the rows.
+
+    Raises:
+        ValueError, TypeError: they do not.
+    """
+    numbers, p = state["numbers"], settings.layout.n_parameters
+    if store.n != p:
+        raise ValueError(f"rows of {store.n} elements, and {p} parameters")
+    if state.get("clients", len(store.registry)) != len(store.registry):  # the first folders do not say
+        raise ValueError(f"{state['clients']} clients, and {len(store.registry)} in the index")
+    round = numbers["round_number"]
+    if not is_whole(round, 0, _WIDEST) or not all(
+        latest is None or latest <= round for latest in (store.round, store.latest)
+    ):
+        raise ValueError(f"round {round!r}, and a commit of round {store.round}, rows of {store.latest}")
+    rate = None
+    with suppress(Exception):  # one of the caller's own may have come to its end
+        rate = rate_at(settings.lr, round)
+    if not math.isfinite(numbers["gamma"]) or (rate is not None and not rate <= _LARGEST):
+        raise ValueError(f"gamma {numbers['gamma']!r}, and the rate {rate!r}, which float32 must hold")
+    due = _due(settings)
+    for name, vector in vectors.items():
+        kind, _, entry = name.partition("/")
+        said = f"{name}: expected %s, got {vector.dtype}{list(vector.shape)}"
+        dtype, length = due.get(f"{kind}/" if entry else kind, (None, 0))
+        if dtype is not None and (vector.dtype != dtype or vector.shape != (length,)):
+            raise ValueError(said % f"{np.dtype(dtype)}[{length}]")
+        if kind == "counter" and vector.dtype.kind not in "iu":
+            raise ValueError(said % "an integer")
+        if kind == "population" and (vector.dtype != np.int64 or vector.shape[:-1] != (2,)):
+            raise ValueError(said % "int64[2, m]")
+        if kind == "norms" and not _is_window(vector, np.float64 if entry in ("steps", "examples") else np.float32):
+            raise ValueError(said % f"float[{WINDOW}] > 0, NaN behind the last")
+    if settings.algorithm.keeps_total != ("total" in vectors):
+        raise ValueError("total: expected where the method keeps one, and nowhere else")
+    kept = {name.removeprefix("v/") for name in vectors if name.startswith("v/")}
+    if kept != {str(t) for t, _ in numbers["references"]} or any(count < 1 for _, count in numbers["references"]):
+        raise ValueError(f"references: expected those of the directions {sorted(kept)}, got {numbers['references']}")
+
+
+def _is_window(vector: npt.NDArray[Any], dtype: type) -> bool:
+    """Tell whether a vector can be what ``NormWindow.packed`` and ``ClaimWindow.packed`` are."""
+    if vector.dtype != dtype or vector.shape != (WINDOW,):
+        return False
+    count = WINDOW - int(np.isnan(vector).sum())
+    return bool((vector[:count] > 0).all() and np.isfinite(vector[:count]).all())
+
+
+def _due(settings: Settings) -> dict[str, tuple[type, int]]:
+    """The dtype and length of a vector by name, or by its beginning."""
+    n, p = settings.layout.n, settings.layout.n_parameters
+    return {
+        "x": (np.float32, n),
+        "x_prev": (np.float32, n),
+        "ahead": (np.float32, n),
+        "past/": (np.float32, n),
+        "momentum": (np.float32, p),
+        "moment/": (np.float32, p),
+        "v/": (np.float32, p),
+        "total": (np.float64, p),
+    }

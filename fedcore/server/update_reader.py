@@ -1,0 +1,121 @@
+"""A client's update as a round's fold takes it, or why it cannot be believed."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.aggregation import Counters, Replies
+from fedcore.algorithms import Claims
+from fedcore.clients import ClientId
+from fedcore.errors import DtypeError, RangeError
+from fedcore.native import core
+from fedcore.server.buffers import check_counters
+from fedcore.server.claims import SentRates, check_claims, check_distance
+from fedcore.server.sent import as_sent
+from fedcore.server.settings import Settings
+from fedcore.server.state import State
+from fedcore.server.update import Update, as_vector, read_counters, read_vector
+from fedcore.typing import F32
+
+NO_COUNTERS: Counters = {}
+
+
+class UpdateReader:
+    """Reads the updates of a server's open round, without folding any of them in."""
+
+    def __init__(self, settings: Settings, state: State) -> None:
+        self._settings, self._state = settings, state
+        self._rates = SentRates(settings.lr, settings.limits)
+        self._starts: dict[int, F32] = {}
+        self._lr = self._rates.sent(state.snapshot.round_number)
+
+    def read(self, update: Update, client: ClientId) -> tuple[Replies, bool]:
+        """The update as a table of one reply, and whether nobody can change its y.
+
+        Raises:
+            FedcoreError: what the client sent cannot be believed.
+        """
+        settings, number = self._settings, self._state.snapshot.round_number
+        # A quantised row cannot be cut at any element, for its elements share scales.
+        apart = not settings.algorithm.keeps_rows or self._state.store.codec == "f32"
+        (kind, _), (y, fixed) = update.sent, read_vector(update, settings.layout, apart=apart)
+        check_claims(update, settings.asked, range(min(self._state.snapshot.past, default=number), number + 1))
+        started = number if update.round is None else int(update.round)
+        distance = check_distance(self._rates.read(update, started), int(update.steps), update.lr)
+        # h in units of x where models are averaged, else in units of a gradient.
+        scale = 1.0 if settings.averages_models else 1 / distance
+        algorithm = settings.algorithm
+        of_then = (
+            algorithm.needs_plain_steps or algorithm.second_vector is not None or algorithm.direction.from_row != 0
+        )
+        if started != number and of_then:
+            raise RangeError(f"round: expected {number}, since the controls of {started} are gone, got {started}")
+        if kind != "gradient":
+            self._state.buffers.check(y, self._start_of(started) if kind == "delta" else None)
+        counters = read_counters(update, settings.layout)
+        # Where models are averaged, clients need not know how many steps they did.
+        most = int(update.steps) if settings.counts_steps else settings.asked.steps
+        check_counters(counters, self._state.snapshot.counters, most)
+        reply = Replies(
+            clients=[client],
+            vectors=[y],
+            bases=[self._start_of(started) if kind == "model" else None],
+            scales=np.array([-distance * scale if kind == "gradient" else scale]),
+            claims=Claims(_column(update.steps), _column(update.examples), _column(update.count)),
+            eta_steps=np.array([distance]),
+            has_buffers=np.array([kind != "gradient"]),
+            counters=[counters],
+            controls=[self._read_control(update.control)],
+        )
+        return reply, fixed
+
+    def read_all(self, updates: list[Update]) -> Replies | None:
+        """The updates as columns, if all are what nearly all are: flat float32 models, once each; else None."""
+        settings, limits = self._settings, self._settings.asked
+        if settings.algorithm.second_vector is not None or settings.layout.counters or not updates:
+            return None
+        read = core.read_plain_updates(
+            updates, Update, settings.layout.n, self._lr, limits.steps, limits.examples, limits.own_rates, limits.lr
+        )
+        if read is None:
+            return None
+        clients, ys, steps, examples, distances = read
+        k = len(clients)
+        if len(set(clients)) != k or not self._state.buffers.allow(ys):
+            return None
+        self._state.store.registry.numbers(clients)  # raises for one that is not registered
+        ones = np.ones(k)
+        return Replies(
+            clients=clients,
+            vectors=ys,
+            bases=[self._start_of(self._state.snapshot.round_number)] * k,
+            scales=ones if settings.averages_models else 1 / distances,
+            claims=Claims(steps, examples, ones),
+            eta_steps=distances,
+            has_buffers=ones > 0,
+            counters=[NO_COUNTERS] * k,
+            controls=[None] * k,
+        )
+
+    def _start_of(self, round: int) -> Any:
+        """The model of that round as it was sent."""
+        if round not in self._starts:
+            now = self._state.snapshot
+            start = now.sent if round == now.round_number else now.past[round]
+            self._starts[round] = as_sent(self._settings.layout, start)
+        return self._starts[round]
+
+    def _read_control(self, control: Any) -> Any:
+        if self._settings.algorithm.second_vector is None:
+            return None  # what a method does not ask for is not read
+        n = self._settings.layout.n_parameters
+        vector = as_vector("control", control, n)
+        if vector is None:
+            got = "None" if control is None else type(control).__name__
+            raise DtypeError(f"control: expected float32[{n}], the client's second vector, got {got}")
+        return vector
+
+
+def _column(number: Any) -> npt.NDArray[np.float64]:
+    return np.array([number], np.float64)

@@ -1,0 +1,304 @@
+"""Commits of a store: each is published to the folder, whose slots stay alive until the last index lets go of them."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fedcore.clients.registry import ClientId, canonical
+from fedcore.errors import LockedError
+from fedcore.store.acceptance import Acceptance
+from fedcore.store.content import Content
+from fedcore.store.files.index import RowEntries
+from fedcore.store.files.stored_ids import StoredId, stored
+from fedcore.store.named_vectors import Place, Table, places
+
+_EVERYTHING = 2**63 - 1
+_NONE = np.zeros(0, np.int64)
+
+
+class Commits:
+    """Commits to a content, and publishes the commits to its folder if it has one.
+
+    A commit changes the folder and the memory, or neither. What fails before the folder's transaction leaves both as
+    they were; once the folder has it, memory follows whatever comes, and an error that came in between goes on then.
+
+    Args:
+        content: what is committed to.
+        every_commit: whether each commit is published, or only at ``publish``.
+
+    Attributes:
+        broken: why nothing can be written any more, or None.
+        count: how many commits count.
+    """
+
+    def __init__(self, content: Content, *, every_commit: bool) -> None:
+        self._content, self._folder = content, content.folder
+        self._every_commit = every_commit and self._folder is not None
+        self.broken: str | None = None
+        self.count = 0
+        self._dropped: dict[int, int] = {}  # rows that go with the next commit: number -> slot
+        self._undo: list[Callable[[], object]] = []  # who came and went since the last commit, backwards
+        # What the folder does not know yet:
+        self._behind = False
+        self._changed: set[int] = set()  # numbers whose rows were committed since
+        self._listed: dict[int, StoredId] = {}
+        self._unlisted: set[int] = set()
+        self._published: set[Place] = places(content.vectors.table)
+        if self._folder is not None and not self._folder.readonly:
+            self._reclaim()  # the slots that were free when it was opened
+
+    def require_right(self) -> None:
+        """Raise a LockedError, and break, if somebody else may write to the folder."""
+        if self._folder is not None:
+            try:
+                self._folder.require_lock()
+            except LockedError:
+                self.broken = "another process may write to it"
+                raise
+
+    @property
+    def is_behind(self) -> bool:
+        """Tell whether the folder does not know everything."""
+        return self._folder is not None and bool(self._behind or self._listed or self._unlisted or self._dropped)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Tell whether anybody came or went since the last commit."""
+        return bool(self._undo)
+
+    def arrive(self, clients: Sequence[ClientId]) -> list[int]:
+        """Register clients that arrive, all or (after an error) none; return their numbers."""
+        registry = self._content.registry
+        new = [client for client in map(canonical, clients) if client not in registry]
+        with self._all_or_none():
+            self._undo.append(lambda: [registry.remove(client) for client in new if client in registry])
+            numbers = [registry.add(clients[0])] if len(clients) == 1 else registry.add_all(clients).tolist()
+            for number, client in zip(numbers, new, strict=True):
+                # A counted one is back, if the folder's count registers its number.
+                self._note(number, None if self._is_counted(number) else (stored(client),))
+        return numbers
+
+    def leave(self, client: ClientId) -> None:
+        """Forget a client that departs; its row goes with the next commit."""
+        registry, rows = self._content.registry, self._content.rows
+        number = registry.number(client)
+        slot = rows.slot_of(number)
+        with self._all_or_none():
+            self._undo.append(lambda: registry.put_back(number, client))
+            registry.remove(client)
+            self._undo.append(lambda: rows.put_back(number, self._dropped.pop(number, slot)))
+            if slot:
+                self._dropped[number] = slot
+            rows.drop(number)
+            self._note(number, (None,) if self._is_counted(number) else None)
+
+    def rollback(self) -> None:
+        """Forget who came and went since the last commit, and every staged row."""
+        self._undo_to(0)
+        self._content.rows.discard()
+
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """Changes, each with its undo before it, that an error takes back."""
+        mark = len(self._undo)
+        try:
+            yield
+        except BaseException:
+            self._undo_to(mark)
+            raise
+
+    def _undo_to(self, mark: int) -> None:
+        while len(self._undo) > mark:
+            self._undo[-1]()  # twice is as once
+            self._undo.pop()
+
+    def commit(self, round: int, vectors: Mapping[str, Any] | None, state: str | None) -> None:
+        """Make what is staged count, together with the vectors and the state (None: as they were)."""
+        content, rows = self._content, self._content.rows
+        seals = None if self._folder is None else [rows.slots.seal(slot) for slot in rows.staged.values()]
+        entries = rows.proposed(round, seals)
+        table, taken = (content.vectors.table, []) if vectors is None else content.vectors.propose(vectors)
+        self._change(entries, table, taken, round, state or content.state, published=self._every_commit)
+        self._reclaim()
+
+    def publish(self) -> None:
+        """Bring the folder up to the last commit, and to the clients that there are."""
+        content = self._content
+        if self.is_behind:
+            nothing = content.rows.entries(_NONE)
+            if self._dropped:
+                self._change(nothing, content.vectors.table, [], content.round, content.state, published=False)
+            behind = content.rows.entries(np.array(sorted(self._changed), np.int64))
+            self._change(
+                nothing, content.vectors.table, [], content.round, content.state, published=True, untold=behind
+            )
+            self._reclaim()
+
+    def compact(self) -> None:
+        """Move the highest rows and vectors down to free slots, and give back what is free behind them.
+
+        It is a transaction as a commit is. Of what readers still look at, nothing is given back.
+        """
+        content = self._content
+        self.publish()
+        self._reclaim()
+        entries = _lowered_rows(content)
+        try:
+            table, taken = content.vectors.lowered()
+            self._change(entries, table, taken, content.round, content.state, published=self._folder is not None)
+        except BaseException:
+            moved = set(entries.slots.tolist()) - set(content.rows.slot[entries.numbers].tolist())
+            content.rows.slots.give(moved)  # of a transaction that did not come to be
+            raise
+        self._reclaim()
+        if self._folder is None or self._folder.unpinned() == self._folder.head.sequence:
+            content.rows.slots.shrink()
+            content.vectors.shrink()
+
+    def _change(
+        self,
+        entries: RowEntries,
+        table: Table,
+        taken: list[Place],
+        round: int | None,
+        state: str | None,
+        *,
+        published: bool,
+        untold: RowEntries | None = None,
+    ) -> None:
+        """Make a commit count, in the folder if it is published there, and in memory.
+
+        Args:
+            untold: what the folder is told of rows that memory knows already; None for what changes now.
+        """
+        content, dropped = self._content, self._dropped
+        due = 0 if self._folder is None else self._folder.head.sequence + 1
+        acceptance: Acceptance | None = None
+        try:
+            acceptance = Acceptance(
+                content,
+                entries,
+                dropped,
+                table,
+                taken,
+                unpublished=() if published else self._changed,
+                published=places(content.vectors.table) if published else self._published,
+                round=round,
+                state=state,
+            )
+            if published:
+                self._transact(_with_gone(entries, dropped) if untold is None else untold, table, round, state)
+            self._follow(acceptance, entries, table, published)
+        except BaseException as error:  # perhaps from outside, between any two lines
+            if acceptance is None or (published and not self._has(due, error)):
+                content.vectors.withdraw(taken)
+                raise
+            self.broken = "a commit was interrupted"
+            self._follow(acceptance, entries, table, published)
+            self.broken = None
+            if not isinstance(error, MemoryError):  # which hindered nothing
+                raise
+
+    def _transact(self, entries: RowEntries, table: Table, round: int | None, state: str | None) -> None:
+        folder = self._folder
+        assert folder is not None
+        head = replace(folder.head, vectors=table, round=round, state=state)
+        folder.publish(head, entries, sorted(self._listed.items()), sorted(self._unlisted))
+
+    def _has(self, due: int, error: BaseException) -> bool:
+        """Tell whether the folder has the commit that an error has left; where only a new opening tells, it breaks."""
+        folder = self._folder
+        assert folder is not None
+        if isinstance(error, LockedError):
+            self.broken = "another process has written to it"
+            return False
+        self.broken = f"a commit failed, and only the files tell if it is durable ({error})"
+        if folder.in_doubt:
+            return False
+        has = folder.has(due)
+        self.broken = None
+        return has
+
+    def _follow(self, acceptance: Acceptance, entries: RowEntries, table: Table, published: bool) -> None:
+        """Change what is in memory, after what can fail. Twice is as once."""
+        acceptance.apply()
+        if published:
+            self._published = places(table)
+            self._changed.clear()
+            self._listed.clear()
+            self._unlisted.clear()
+        else:
+            self._changed.update(entries.numbers.tolist(), self._dropped)
+        self._dropped.clear()
+        self._undo.clear()
+        self._behind = not published and self._folder is not None
+        self.count += 1
+
+    def _is_counted(self, number: int) -> bool:
+        return self._folder is not None and number < self._folder.head.clients
+
+    def _note(self, number: int, listed: tuple[StoredId] | None) -> None:
+        """Note how the folder's list of clients has to change: an entry, or (None) none."""
+        if self._folder is None:
+            return
+        self._undo.append(partial(self._restore, number, self._listed.get(number, ...), number in self._unlisted))
+        if listed is None:
+            self._listed.pop(number, None)
+            self._unlisted.add(number)
+        else:
+            self._listed[number] = listed[0]
+            self._unlisted.discard(number)
+
+    def _restore(self, number: int, listed: Any, was_unlisted: bool) -> None:
+        if listed is ...:
+            self._listed.pop(number, None)
+        else:
+            self._listed[number] = listed
+        (self._unlisted.add if was_unlisted else self._unlisted.discard)(number)
+
+    def _reclaim(self) -> None:
+        through = _EVERYTHING if self._folder is None else self._folder.unpinned()
+        self._content.rows.slots.reclaim(through)
+        self._content.vectors.reclaim(through)
+
+
+def _with_gone(entries: RowEntries, dropped: Iterable[int]) -> RowEntries:
+    """The entries, and empty ones for the numbers that lost their row and got no other."""
+    staying = set(entries.numbers.tolist())
+    gone = np.array([number for number in dropped if number not in staying], np.int64)
+    zeros = np.zeros(len(gone), np.int64)
+    return RowEntries(
+        np.concatenate([entries.numbers, gone]),
+        np.concatenate([entries.slots, zeros]),
+        np.concatenate([entries.rounds, zeros]),
+        np.concatenate([entries.seals, zeros.view(np.uint64)]),
+    )
+
+
+def _lowered_rows(content: Content) -> RowEntries:
+    """Copy the highest rows to the lowest free slots, as far as that brings them down; a damaged row stays.
+
+    Returns:
+        the entries of the rows that move.
+    """
+    rows = content.rows
+    numbers = np.flatnonzero(rows.slot)
+    moved, slots = [], []
+    try:
+        for number in numbers[np.argsort(-rows.slot[numbers])].tolist():
+            old = int(rows.slot[number])
+            if not rows.slots.has_free_below(old):
+                break
+            if content.problem(number) is None:
+                slots.append(rows.slots.copy(old))
+                moved.append(number)
+                rows.slots.let_go([old, slots[-1]])
+    except BaseException:
+        rows.slots.give(slots)
+        raise
+    moving = np.array(moved, np.int64)
+    return RowEntries(moving, np.array(slots, np.int64), rows.round[moving], rows.seal[moving])

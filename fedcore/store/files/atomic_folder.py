@@ -1,0 +1,156 @@
+"""Making a store's folder beside its place, and then putting it there in one step."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from uuid import uuid4
+
+from fedcore.clients.registry import Registry
+from fedcore.errors import LockedError, StoreError
+from fedcore.store.files import file_system
+from fedcore.store.files import system_calls as disk
+from fedcore.store.files.index import Index
+from fedcore.store.files.index_head import Head
+from fedcore.store.files.inventory import INDEX, READERS, ROWS, delete, drafts_of, strangers
+from fedcore.store.files.locks import WriterLock
+from fedcore.store.files.slot_file import SlotFile
+from fedcore.store.files.store_folder import Folder, rows_header
+from fedcore.store.files.stored_ids import stored
+from fedcore.store.row_format import RowFormat
+
+
+@contextmanager
+def draft(path: Path, form: RowFormat, registry: Registry, *, replacing: bool) -> Iterator[Folder]:
+    """A new store in a folder beside ``path``, open for writing; it takes its place when the block is done.
+
+    A crash, or an error, leaves what was at ``path``. A link is followed, and stays.
+
+    Args:
+        path: where it will be.
+        form: of the rows.
+        registry: the clients.
+        replacing: whether ``path`` may be a store already; nobody can open it for writing meanwhile.
+
+    Raises:
+        StoreError: ``path`` is taken by something else, or cannot be written to, or not commit by commit.
+        LockedError: the store there is open for writing.
+    """
+    with disk.explained("making a store", path), ExitStack() as locks:
+        path = Path(os.path.realpath(path))
+        if not replacing:  # it will be written to in its place, and is no copy
+            file_system.require_local(path)
+        old = _old(path, replacing)
+        if old is not None:
+            locks.callback(old.close)
+        _sweep(path)
+        _make_folders(path.parent)
+        place, lock = _claimed(path)
+        locks.callback(lock.close)  # last of all: until the new store is in its place nobody may take it for left over
+        try:
+            _make_files(place, form, registry)
+            folder = Folder(place, readonly=False, durable=True, lock=lock)
+            try:
+                yield folder
+            finally:
+                folder.close()
+            disk.sync_path(place)
+            _put_in_place(place, path)
+            disk.sync_path(path.parent)
+        except BaseException:
+            with suppress(OSError):
+                delete(place)
+            raise
+
+
+def remove(path: Path) -> None:
+    """Delete the store at ``path``, with what drafts of it were left, and nothing that is not its own.
+
+    Raises:
+        StoreError: it cannot be deleted.
+        LockedError: it is open for writing.
+    """
+    with disk.explained("deleting a store", path):
+        path = Path(os.path.realpath(path))
+        _sweep(path)
+        _delete_unlocked(path)
+
+
+def _delete_unlocked(path: Path) -> None:
+    """Delete a store's own entries, unless somebody writes to it."""
+    lock = WriterLock(path)
+    try:
+        delete(path)
+    finally:
+        lock.close()
+
+
+def _claimed(path: Path) -> tuple[Path, WriterLock]:
+    """A new folder beside ``path``, locked."""
+    while True:
+        place = path.with_name(f"{path.name}.draft-{uuid4().hex[:12]}")
+        place.mkdir()
+        file_system.write_in_place(place)
+        try:
+            return place, WriterLock(place)
+        except StoreError as error:
+            # Who sweeps may have come between, and have taken it for left over.
+            if not isinstance(error, LockedError) and place.exists():
+                with suppress(OSError):
+                    delete(place)
+                raise
+
+
+def _make_folders(folder: Path) -> None:
+    """Make a folder and those above it, durably."""
+    missing = [above for above in (folder, *folder.parents) if not above.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        disk.sync_path(made.parent)
+
+
+def _make_files(place: Path, form: RowFormat, registry: Registry) -> None:
+    (place / READERS).mkdir()
+    clients, listed = registry.explicit()
+    head = Head(uuid4().hex, form.codec, form.n, clients)
+    SlotFile.create(place / ROWS, rows_header(head.store, form)).close()
+    Index.create(place / INDEX, head, [(number, stored(client)) for number, client in listed])
+
+
+def _old(path: Path, replacing: bool) -> WriterLock | None:
+    """The lock of the store that is there and may be replaced; None if nothing is there."""
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return None
+    if not replacing:
+        raise StoreError(f"{path}: expected a new or empty folder, got one in use; ClientStore.open opens a store")
+    if not (path / INDEX).exists() or not (path / ROWS).exists():
+        raise StoreError(f"{path}: expected a store, an empty folder or nothing, got something else: it stays")
+    others = strangers(path)
+    if others:
+        raise StoreError(
+            f"{path}: expected a store and nothing else, got {', '.join(others[:8])} in it: move it elsewhere, since "
+            "what is there is deleted once the new store is"
+        )
+    return WriterLock(path)
+
+
+def _sweep(path: Path) -> None:
+    """Delete the drafts of processes that have died over them."""
+    for left in drafts_of(path):
+        with suppress(StoreError):  # its process lives, or it is not this user's to delete
+            _delete_unlocked(left)
+
+
+def _put_in_place(place: Path, path: Path) -> None:
+    """Rename ``place`` to ``path``; what was there is deleted when the new store is there."""
+    if not path.exists() or not any(path.iterdir()):
+        disk.rename(place, path)
+    elif disk.exchange(place, path):
+        disk.sync_path(path.parent)
+        delete(place)
+    else:
+        previous = path.with_name(f"{path.name}.previous-{uuid4().hex[:12]}")
+        disk.rename(path, previous)
+        disk.rename(place, path)
+        disk.sync_path(path.parent)
+        delete(previous)

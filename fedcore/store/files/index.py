@@ -1,0 +1,350 @@
+"""The index: which slot holds whose row, in an SQLite file that changes by whole transactions."""
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.errors import CorruptionError, LockedError, StoreError
+from fedcore.store.files import system_calls as disk
+from fedcore.store.files.index_digests import client_digests, row_digests, total
+from fedcore.store.files.index_head import Head
+from fedcore.store.files.stored_ids import StoredId
+from fedcore.store.geometry import GRAINS, VERSION
+from fedcore.typing import I64
+
+_APPLICATION = 0x66656463  # "fedc"
+_TABLES = (
+    "CREATE TABLE head(key INTEGER PRIMARY KEY, content TEXT NOT NULL)",
+    "CREATE TABLE rows"
+    "(number INTEGER PRIMARY KEY, slot INTEGER NOT NULL, round INTEGER NOT NULL, seal INTEGER NOT NULL)",
+    "CREATE TABLE clients(number INTEGER PRIMARY KEY, id)",
+)
+_SCHEMA = "SELECT sql, type FROM sqlite_master ORDER BY sql"
+_WAL_PAGES = 16000  # of 1 KB: how long the log grows before it is worked into the file
+
+U64 = npt.NDArray[np.uint64]
+
+_inherited: list[sqlite3.Connection] = []  # a forked process must not even close what its parent has open
+
+
+@dataclass(frozen=True)
+class RowEntries:
+    """Entries of rows by the clients' numbers, k of each; slot 0 says that there is no row."""
+
+    numbers: I64
+    slots: I64
+    rounds: I64
+    seals: U64
+
+
+class Index:
+    """An index file; each process that uses it has a connection of its own.
+
+    Every entry goes into a sum of digests, and the sums into the head, which has a digest of its own: whatever was
+    changed, lost or brought back in the file is noticed when it is loaded.
+
+    Args:
+        path: an existing index.
+        durable: whether a transaction survives a loss of power, and not only the end of this process.
+        access: "rw"; "ro"; or "immutable" for a folder where nobody can write.
+
+    Attributes:
+        version: of the store's format.
+
+    Raises:
+        StoreError: the file is no index, or newer.
+    """
+
+    def __init__(self, path: Path, *, durable: bool, access: Literal["rw", "ro", "immutable"]) -> None:
+        self.path = path
+        self.in_doubt = False  # whether a transaction failed in a way that leaves open if it happened
+        self._durable, self._access = durable, access
+        self._owner = 0
+        self._shared: sqlite3.Connection | None = None
+        self._digests = np.zeros(0, np.uint64)  # of the rows, by number
+        self._known: str | None = None  # the head, as this process has loaded or written it last
+        self._tried: str | None = None  # and as it tried to write it
+        self._version = 0  # of the file, as SQLite counts others' transactions
+        with self._reading() as connection:
+            kind = connection.execute("PRAGMA application_id").fetchone()[0]
+            self.version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+        if kind != _APPLICATION:
+            raise StoreError(f"{path}: expected the index of a fedcore store, got another SQLite file")
+        if self.version not in GRAINS:
+            raise StoreError(
+                f"{path}: expected a format up to {VERSION}, got {self.version}: open it with the version of fedcore "
+                "that wrote it, or a newer one"
+            )
+        with self._reading() as connection:
+            _require_tables(connection)
+
+    @classmethod
+    def create(cls, path: Path, head: Head, clients: Sequence[tuple[int, StoredId]]) -> None:
+        """Write a new index, durably, with these clients and without rows."""
+        with _explained(path):
+            connection = sqlite3.connect(path, isolation_level=None)
+            try:
+                # Small pages, because a cohort's entries lie scattered, and a transaction writes every page they touch.
+                connection.execute("PRAGMA page_size = 1024")
+                connection.execute("PRAGMA synchronous = OFF")  # nobody needs half an index: one sync at the end
+                connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+                connection.execute(f"PRAGMA user_version = {VERSION}")
+                connection.execute("BEGIN")
+                for statement in _TABLES:
+                    connection.execute(statement)
+                connection.executemany("INSERT INTO clients VALUES(?, ?)", clients)
+                head = replace(head, clients_sum=total(client_digests(clients)))
+                connection.execute("INSERT INTO head VALUES(0, ?)", (head.text(),))
+                connection.execute("COMMIT")
+                connection.execute("PRAGMA journal_mode = WAL")
+            finally:
+                connection.close()
+        with disk.explained("syncing", path):
+            disk.sync_path(path)
+
+    def renew(self) -> None:
+        """Make durable anew what the log holds, before a writer believes it.
+
+        Of a process that died, a sync may have failed: the log's last commits are then in the system's memory alone,
+        which takes them for written, and whatever followed them in the log would be lost with them.
+
+        Raises:
+            StoreError: it cannot be made durable, or another process reads it all the time.
+        """
+        log = self.path.with_name(f"{self.path.name}-wal")
+        with disk.explained("making it durable", log):
+            if self._durable and log.exists():
+                fd = os.open(log, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    disk.renew(fd)
+                finally:
+                    os.close(fd)
+        with _explained(self.path):
+            if not disk.work_in(self._connection()):
+                raise StoreError(f"{self.path}: another process reads its log, and does not end: end it, and try again")
+
+    def head(self) -> Head:
+        """The head as it was committed last."""
+        with self._reading() as connection:
+            self._known, self._version = _text(connection), _version(connection)
+            return _head(connection)
+
+    def load(self) -> tuple[Head, RowEntries, list[tuple[int, StoredId]]]:
+        """The head, all rows and all listed clients, as they were committed last.
+
+        Raises:
+            CorruptionError: something in the file was changed.
+        """
+        with self._reading() as connection:
+            head = _head(connection)
+            try:
+                table = np.array(connection.execute("SELECT * FROM rows").fetchall(), np.int64).reshape(-1, 4)
+                clients = connection.execute("SELECT * FROM clients").fetchall()
+                if total(client_digests(clients)) != head.clients_sum:
+                    raise CorruptionError("clients: expected the list that was written, got another")
+            except (OverflowError, TypeError, ValueError) as error:
+                raise CorruptionError(str(error)) from error
+            rows = RowEntries(table[:, 0], table[:, 1], table[:, 2], table[:, 3].copy().view(np.uint64))
+            digests = row_digests(rows.numbers, rows.slots, rows.rounds, rows.seals)
+            if total(digests) != head.rows_sum or (table[:, :3] < 0).any():
+                raise CorruptionError("rows: expected the list that was written, got another")
+            self._known, self._version = _text(connection), _version(connection)
+        self._digests = np.zeros(int(rows.numbers.max(initial=-1)) + 1, np.uint64)
+        self._digests[rows.numbers] = digests
+        return head, rows, clients
+
+    def write(self, head: Head, rows: RowEntries, clients: Sequence[tuple[int, StoredId]], gone: Sequence[int]) -> Head:
+        """One transaction; returns the head that it wrote.
+
+        Args:
+            head: what it is now; the sums are seen to here.
+            rows: entries that are new or changed, or (slot 0) go.
+            clients: ids that are new or changed, by number.
+            gone: numbers whose ids go.
+
+        Raises:
+            LockedError: another process has committed since ``load``, or since this one did; nothing has changed.
+        """
+        digests = np.where(rows.slots > 0, row_digests(rows.numbers, rows.slots, rows.rounds, rows.seals), 0)
+        most = int(rows.numbers.max(initial=-1)) + 1
+        if most > len(self._digests):
+            self._digests = np.concatenate([self._digests, np.zeros(max(most, 1024) - len(self._digests), np.uint64)])
+        rows_sum = (head.rows_sum + total(digests) - total(self._digests[rows.numbers])) % 2**64
+        with _explained(self.path):
+            connection = self._connection()
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                self._require_alone(connection)
+                before = _listed(connection, [number for number, _ in clients] + list(gone))
+                clients_sum = head.clients_sum + total(client_digests(clients)) - total(client_digests(before))
+                connection.executemany("REPLACE INTO rows VALUES(?, ?, ?, ?)", _tuples(rows, rows.slots > 0))
+                connection.executemany(
+                    "DELETE FROM rows WHERE number = ?", [entry[:1] for entry in _tuples(rows, rows.slots == 0)]
+                )
+                connection.executemany("REPLACE INTO clients VALUES(?, ?)", clients)
+                connection.executemany("DELETE FROM clients WHERE number = ?", [(number,) for number in gone])
+                head = replace(head, rows_sum=rows_sum, clients_sum=clients_sum % 2**64)
+                self._tried = head.text()
+                connection.execute("UPDATE head SET content = ?", (self._tried,))
+                self.in_doubt = True
+                disk.commit(connection)
+                self._known = self._tried
+                self.in_doubt = False
+            except BaseException as error:
+                # After a full disk the log lacks its end, and the transaction with it; so after any write that failed,
+                # as it does at a quota or where files may be so long only. After other failures, of a sync, it may come
+                # back when the file is opened again.
+                # An error that is not SQLite's came before or after: the file tells which.
+                if _code(error) == sqlite3.SQLITE_FULL or _is_write(error) or not isinstance(error, sqlite3.Error):
+                    self.in_doubt = False
+                if connection.in_transaction:
+                    connection.rollback()
+                raise
+        self._digests[rows.numbers] = digests
+        return head
+
+    def has(self, sequence: int) -> bool:
+        """Tell whether the file holds this process's own transaction of that number."""
+        with self._reading() as connection:
+            return _head(connection).sequence >= sequence and _text(connection) == self._tried
+
+    def check(self) -> list[str]:
+        """The faults that SQLite finds in its file."""
+        with self._reading() as connection:
+            found = [str(line) for (line,) in connection.execute("PRAGMA integrity_check(20)")]
+        return [] if found == ["ok"] else found
+
+    def close(self) -> None:
+        """Close this process's connection."""
+        connection, self._shared = self._shared, None
+        if connection is not None and self._owner != os.getpid():
+            _inherited.append(connection)
+        elif connection is not None:
+            with _explained(self.path):
+                try:
+                    if not self._durable and self._access == "rw":
+                        # The log is worked in now, and the next may be durable.
+                        connection.execute("PRAGMA synchronous = FULL")
+                finally:
+                    connection.close()
+
+    def _require_alone(self, connection: sqlite3.Connection) -> None:
+        """Raise a LockedError if another process has committed, in spite of the lock; in a transaction."""
+        version = _version(connection)
+        if version != self._version and _text(connection) != self._known:
+            raise LockedError(
+                f"{self.path}: expected no other writer, got a commit of another process, which the lock did not keep "
+                "from writing: this one's round does not count; see to it that there is one, and open the store again"
+            )
+        self._version = version  # it changes after this process's own errors too
+
+    def _connection(self) -> sqlite3.Connection:
+        if self._shared is not None and self._owner != os.getpid():
+            _inherited.append(self._shared)
+            self._shared = None
+        if self._shared is None:
+            mode = "immutable=1" if self._access == "immutable" else f"mode={self._access}"
+            connection = sqlite3.connect(
+                f"{self.path.absolute().as_uri()}?{mode}",
+                uri=True,
+                isolation_level=None,
+                timeout=60,
+                check_same_thread=False,
+            )
+            try:
+                connection.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'OFF'}")
+                connection.execute("PRAGMA trusted_schema = OFF")  # the file may be a stranger's
+                connection.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
+            except BaseException:
+                connection.close()
+                raise
+            self._owner, self._shared = os.getpid(), connection
+        return self._shared
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection that sees one commit until the block is done; whatever is wrong is named with the file."""
+        with _explained(self.path):
+            connection = self._connection()
+            connection.execute("BEGIN")
+            try:
+                yield connection
+            except CorruptionError as error:
+                raise _damaged(self.path, error) from error
+            finally:
+                connection.rollback()
+
+
+def _require_tables(connection: sqlite3.Connection) -> None:
+    """Refuse a file that holds anything but the index's tables: a view can compute without end, a trigger can write."""
+    found = [row[0] if row[1] == "table" else f"{row[1]} {row[0]}" for row in connection.execute(_SCHEMA)]
+    if found != sorted(_TABLES):
+        raise CorruptionError(f"schema: expected the tables of an index, got {', '.join(map(str, found))[:200]}")
+
+
+def _head(connection: sqlite3.Connection) -> Head:
+    return Head.parsed(_text(connection))
+
+
+def _text(connection: sqlite3.Connection) -> Any:
+    found = connection.execute("SELECT content FROM head").fetchall()
+    return found[0][0] if found else None
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA data_version").fetchone()[0])
+
+
+def _listed(connection: sqlite3.Connection, numbers: Sequence[int]) -> list[tuple[int, StoredId]]:
+    query = "SELECT number, id FROM clients WHERE number = ?"
+    found = [connection.execute(query, (number,)).fetchone() for number in numbers]
+    return [pair for pair in found if pair is not None]
+
+
+def _tuples(rows: RowEntries, chosen: npt.NDArray[np.bool_]) -> list[tuple[int, ...]]:
+    """The chosen entries in the order of their numbers, which is the file's."""
+    columns: tuple[npt.NDArray[Any], ...] = (rows.numbers, rows.slots, rows.rounds, rows.seals.view(np.int64))
+    places = np.flatnonzero(chosen)
+    places = places[np.argsort(rows.numbers[places])]
+    return list(zip(*(column[places].tolist() for column in columns), strict=True))
+
+
+def _code(error: BaseException) -> int | None:
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF  # without SQLite's extension of it
+
+
+def _is_write(error: BaseException) -> bool:
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_IOERR_WRITE
+
+
+def _damaged(path: Path, error: Exception) -> CorruptionError:
+    return CorruptionError(f"{path}: damaged: {error}; use a copy of the store")
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into a store's."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        what = {
+            sqlite3.SQLITE_FULL: "the disk is full",
+            sqlite3.SQLITE_READONLY: "it cannot be written to",
+            sqlite3.SQLITE_CANTOPEN: "it cannot be opened",
+            sqlite3.SQLITE_BUSY: "another process holds it",
+            sqlite3.SQLITE_IOERR: "reading or writing failed",
+            sqlite3.SQLITE_PROTOCOL: "locking it failed",
+        }.get(_code(error) or 0)
+        if _is_write(error):
+            what = "writing failed, at a quota or a limit of the file's size, say"
+        if what is not None:
+            raise StoreError(f"{path}: {what} ({error})") from error
+        raise _damaged(path, error) from error

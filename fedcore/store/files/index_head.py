@@ -1,0 +1,139 @@
+"""The head of an index: everything beside the rows and clients."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, get_args
+
+import numpy as np
+
+from fedcore.errors import CorruptionError, RangeError
+from fedcore.store.files.slot_file_header import digest
+from fedcore.store.row_format import Codec
+
+_MOST, _SUMS = 2**62, 2**64 - 1
+
+
+@dataclass(frozen=True)
+class StoredVector:
+    """The place of a vector: in a slot of the file for its payload."""
+
+    payload: int
+    slot: int
+    dtype: str
+    shape: tuple[int, ...]
+    seal: int
+
+    def check(self) -> None:
+        """Refuse what no store says of a vector.
+
+        Raises:
+            ValueError, TypeError: it is such a thing.
+        """
+        dtype = np.dtype(self.dtype)
+        if dtype.kind not in "biufc" or dtype.str != self.dtype:
+            raise ValueError(f"vectors: expected the dtype of numbers, got {self.dtype!r}")
+        _require_int("payload", self.payload, 1, _MOST)
+        _require_int("slot", self.slot, 1, _MOST)
+        _require_int("seal", self.seal, 0, _SUMS)
+        for length in self.shape:
+            _require_int("shape", length, 0, _MOST)
+        if self.payload != max(1, dtype.itemsize * math.prod(self.shape)):
+            raise ValueError(f"vectors: expected {self.payload} bytes, got {dtype}{list(self.shape)}")
+
+
+@dataclass(frozen=True)
+class Head:
+    """The small part of an index, one JSON text.
+
+    Attributes:
+        store: the id that the files of one store share, in hexadecimal.
+        codec, n: of the rows.
+        clients: how many a count registered; 0 where all ids are listed.
+        sequence: how many transactions there were.
+        round: the last committed round.
+        state: the caller's state as JSON.
+        rows_sum, clients_sum: the sums of the digests of all listed rows and clients.
+    """
+
+    store: str
+    codec: Codec
+    n: int
+    clients: int
+    sequence: int = 0
+    round: int | None = None
+    state: str | None = None
+    vectors: dict[str, StoredVector] = field(default_factory=dict)
+    rows_sum: int = 0
+    clients_sum: int = 0
+
+    def text(self) -> str:
+        """The head as JSON, with a digest of it in front."""
+        content = json.dumps(asdict(self))
+        return digest(content.encode()).hex() + content
+
+    @classmethod
+    def parsed(cls, text: object) -> "Head":
+        """The head of which this is the text.
+
+        Raises:
+            CorruptionError: it is no head's.
+        """
+        check, content = (text[:16], text[16:]) if isinstance(text, str) else ("", "")
+        if check != digest(content.encode()).hex():
+            raise CorruptionError("head: expected the text that was written, got another")
+        try:
+            fields = json.loads(content)
+            fields["vectors"] = {
+                name: StoredVector(**{**vector, "shape": tuple(vector["shape"])})
+                for name, vector in fields["vectors"].items()
+            }
+            head = cls(**fields)
+            head.check()
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise CorruptionError(f"head: expected a store's: {error}") from error
+        return head
+
+    def check(self) -> None:
+        """Refuse what no store says of itself: who made the digest may have made up the rest.
+
+        Raises:
+            ValueError, TypeError, RecursionError: it is such a thing.
+        """
+        if len(bytes.fromhex(self.store)) != 16:
+            raise ValueError(f"store: expected 16 bytes, got {self.store!r}")
+        if self.codec not in get_args(Codec):
+            raise ValueError(f"codec: expected one of {get_args(Codec)}, got {self.codec!r}")
+        for name, value, low, high in (
+            ("n", self.n, 1, _MOST),
+            ("clients", self.clients, 0, _MOST),
+            ("sequence", self.sequence, 0, _MOST),
+            ("round", 0 if self.round is None else self.round, 0, _MOST),
+            ("rows_sum", self.rows_sum, 0, _SUMS),
+            ("clients_sum", self.clients_sum, 0, _SUMS),
+        ):
+            _require_int(name, value, low, high)
+        if self.state is not None:
+            json.loads(self.state)
+        for vector in self.vectors.values():
+            vector.check()
+
+
+def state_text(state: Mapping[str, Any] | None) -> str | None:
+    """A caller's state as JSON; None for none.
+
+    Raises:
+        RangeError: JSON cannot hold it.
+    """
+    if state is None:
+        return None
+    try:
+        return json.dumps(dict(state))
+    except (TypeError, ValueError) as error:
+        raise RangeError(f"state: expected what JSON can hold: {error}") from None
+
+
+def _require_int(name: str, value: object, low: int, high: int) -> None:
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(f"{name}: expected an integer in {low}..{high}, got {value!r}")

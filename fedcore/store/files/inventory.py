@@ -1,0 +1,124 @@
+"""The inventory of a store's folder: which entries are the store's own, and how just these are deleted."""
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fedcore.errors import StoreError
+
+LOCK = "lock"
+READERS = "readers"
+ROWS = "rows.slots"
+VECTORS = "vectors-{}.slots"
+INDEX = "index.sqlite"
+
+_VECTORS = re.compile(r"vectors-[1-9][0-9]*\.slots")
+_FILES = re.compile(r"lock|rows\.slots|vectors-[1-9][0-9]*\.slots|index\.sqlite(-wal|-shm|-journal)?")
+_NOTES = re.compile(r"[1-9][0-9]*-[0-9a-f]{32}")
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def require_own(folder: Path) -> None:
+    """Refuse a folder in which a link, a pipe or a device has the name of one of the store's own entries.
+
+    A folder may come from a stranger: what is opened in it must lie in it.
+
+    Raises:
+        StoreError: there is one.
+    """
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name != READERS and not _FILES.fullmatch(entry.name):
+                continue
+            due = "folder" if entry.name == READERS else "file"
+            if entry.is_symlink():
+                got = "a symbolic link: it is not followed"
+            elif not _is(entry, due):
+                got = "no regular file" if due == "file" else "none"
+            else:
+                continue
+            raise StoreError(f"{folder / entry.name}: expected a {due} of the store's own, got {got}")
+
+
+def strangers(folder: Path) -> list[str]:
+    """The entries of a folder that no store has put there, those of its ``readers`` included; links always are."""
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name == READERS and _is(entry, "folder"):
+                with os.scandir(entry) as notes:
+                    found += [f"{READERS}/{n.name}" for n in notes if not (is_note(n.name) and _is(n, "file"))]
+            elif not (_FILES.fullmatch(entry.name) and _is(entry, "file")):
+                found.append(entry.name)
+    return sorted(found)
+
+
+def is_note(name: str) -> bool:
+    """Tell whether a reader's note of a store may be called so."""
+    return _NOTES.fullmatch(name) is not None
+
+
+def vector_files(folder: Path) -> list[Path]:
+    """The files of vectors in a store's folder."""
+    with os.scandir(folder) as entries:
+        return [folder / e.name for e in entries if _VECTORS.fullmatch(e.name) and _is(e, "file")]
+
+
+def drafts_of(path: Path) -> list[Path]:
+    """The folders beside ``path`` that drafts of a store there have left: by their name, and by all that they hold."""
+    name = re.compile(re.escape(path.name) + r"\.draft-[0-9a-f]{12}")
+    if not path.parent.is_dir():
+        return []
+    with os.scandir(path.parent) as entries:
+        named = [path.parent / e.name for e in entries if name.fullmatch(e.name) and _is(e, "folder")]
+    return [folder for folder in named if _is_left(folder)]
+
+
+def delete(folder: Path) -> None:
+    """Delete a store's own entries, its lock last, and then the folder if nothing else is in it.
+
+    Whoever comes upon a part of it can tell by the lock that nobody is at it any more. Links are not followed. Nothing
+    is done where there is no folder.
+    """
+    with suppress(FileNotFoundError), _opened(folder) as fd:
+        with suppress(FileNotFoundError):
+            with _opened(READERS, fd) as readers:
+                _unlink(readers, [name for name in os.listdir(readers) if is_note(name)])
+            with suppress(OSError):  # something else is in it
+                os.rmdir(READERS, dir_fd=fd)
+        _unlink(fd, [name for name in os.listdir(fd) if _FILES.fullmatch(name) and name != LOCK])
+        _unlink(fd, [LOCK])
+    with suppress(OSError):  # something else is in it
+        folder.rmdir()
+
+
+def _unlink(folder: int, names: list[str]) -> None:
+    for name in names:
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)
+
+
+def _is_left(folder: Path) -> bool:
+    try:
+        return not strangers(folder)
+    except OSError:  # gone meanwhile, or not ours to look at
+        return False
+
+
+def _is(entry: "os.DirEntry[str]", kind: str) -> bool:
+    """Tell whether an entry is itself a regular file, or a folder."""
+    if kind == "folder":
+        return entry.is_dir(follow_symlinks=False)
+    return stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode)
+
+
+@contextmanager
+def _opened(name: str | Path, parent: int | None = None) -> Iterator[int]:
+    fd = os.open(name, _FOLDER, dir_fd=parent)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

@@ -1,0 +1,241 @@
+"""One writer, many readers: who has a store open, and which commit each reader still looks at."""
+
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from uuid import uuid4
+from weakref import WeakSet
+
+from fedcore.errors import LockedError, StoreError
+from fedcore.store.files import system_calls as disk
+from fedcore.store.files.inventory import LOCK, READERS, is_note
+
+_NEWEST = 2**63 - 1
+_NOT_FOLLOWED = os.O_NOFOLLOW | os.O_CLOEXEC
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class _Held:
+    """A locked file. The lock belongs to the open file, which a forked process would share: there it is closed."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        _held.add(self)
+
+    def forget(self) -> None:
+        """Close this process's copy; the lock stays while another process has the file open."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def release(self) -> None:
+        """Give the lock back, whoever has a copy."""
+        if self._fd >= 0:
+            with suppress(OSError):
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+        self.forget()
+
+    def is_of(self, file: os.stat_result) -> bool:
+        """Tell whether this is that file, locked by this process."""
+        return self._fd >= 0 and os.path.samestat(os.fstat(self._fd), file)
+
+
+_held: WeakSet[_Held] = WeakSet()
+
+
+def _forget_in_fork() -> None:
+    for held in list(_held):
+        held.forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_fork)
+
+
+class WriterLock(_Held):
+    """The right to write to a store, which ends with the process that holds it at the latest; its forks have no part.
+
+    Args:
+        folder: the store's.
+        shared: hold every writer off, together with others who do, instead of being the writer.
+
+    Raises:
+        LockedError: somebody else writes, or holds writers off.
+        StoreError: the lock file cannot be opened, or is none.
+    """
+
+    def __init__(self, folder: Path, *, shared: bool = False) -> None:
+        super().__init__()
+        self._path = path = folder / LOCK
+        self._written = f"process {os.getpid()}\n{uuid4().hex}\n".encode()
+        with disk.explained("locking", path):
+            try:
+                while not self._locked(path, shared):  # it was deleted before it was locked
+                    self.forget()
+                if not shared:
+                    disk.resize(self._fd, 0)
+                    disk.write(self._fd, self._written)
+            except BaseException as error:
+                self.forget()
+                if shared or not isinstance(error, OSError) or error.errno not in _READ_ONLY:
+                    raise
+                raise StoreError(
+                    f"{folder}: expected a folder that can be written to: {error.strerror}; open the store with "
+                    "readonly=True, or get the right to write there"
+                ) from error
+
+    def require(self) -> None:
+        """Make sure that nobody else can have taken the right: the lock file lies where it lay, and says the same.
+
+        Who deletes the file lets another process lock a new one; where locks do nothing, another has written to it.
+
+        Raises:
+            LockedError: somebody may have.
+        """
+        try:
+            file = os.stat(self._path, follow_symlinks=False)
+            got = "the file of another" if not self.is_of(file) else self._who()
+        except OSError as error:
+            got = f"none ({error.strerror})"
+        if got is not None:
+            raise LockedError(
+                f"{self._path}: expected the lock of this process ({os.getpid()}), got {got}: another process may "
+                "write to the store; nothing of this one's is written any more, so see to it that there is one, and "
+                "open the store again"
+            )
+
+    def _who(self) -> str | None:
+        """The process that has written to the locked file, if it is another."""
+        said = os.pread(self._fd, 2 * len(self._written), 0)
+        return None if said == self._written else f"that of {_first_line(said) or 'nobody'}"
+
+    def _locked(self, path: Path, shared: bool) -> bool:
+        """Open and lock the file; whether it is still the one at that path."""
+        how = os.O_RDONLY if shared and path.exists() else os.O_RDWR | os.O_CREAT
+        self._fd = os.open(path, how | _NOT_FOLLOWED, 0o666)
+        said = os.pread(self._fd, 2 * len(self._written), 0)
+        if said and not said.startswith(b"process "):
+            raise StoreError(f"{path}: expected a lock's content, got other content: it stays as it is")
+        try:
+            fcntl.flock(self._fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LockedError(self._refusal(path.parent, shared, said)) from None
+        return os.fstat(self._fd).st_nlink > 0
+
+    def _refusal(self, folder: Path, shared: bool, said: bytes) -> str:
+        """The reason why the lock could not be had, and the way out."""
+        due = "no writer, since readers cannot be noted in this folder" if shared else "no other writer"
+        look = 'or look without writing: readonly=True of ClientStore.open, medium="ram" of Server.load'
+        if shared:
+            look = "or get the right to write in that folder"
+        file = os.fstat(self._fd)
+        if any(other.is_of(file) for other in _held if other is not self):
+            return (
+                f"{folder}: expected {due}, got this very process ({os.getpid()}): close() the server or store that "
+                f"has it open (an open round keeps its server's store open too), {look}"
+            )
+        holder = _first_line(said) or "another process"
+        return f"{folder}: expected {due}, got {holder}: close() the server or store there, {look}"
+
+    def close(self) -> None:
+        """Give the right back."""
+        self.release()
+
+
+def _first_line(said: bytes) -> str:
+    return said.decode(errors="replace").partition("\n")[0].strip()
+
+
+class ReaderPin(_Held):
+    """A reader's note of the commit that it looks at: until it goes on, no slot of it is used again.
+
+    The note is a file that the reader keeps locked, so that a note whose reader has died can be told. A fork of the
+    reader has no part in it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        readers = folder / READERS
+        with disk.explained("noting a reader", readers):
+            try:
+                while not self._noted(readers):  # the writer took it for a dead one before it was locked
+                    self.forget()
+            except BaseException:
+                self.forget()  # who comes next deletes the note
+                raise
+            with suppress(OSError):
+                os.fchmod(self._fd, 0o644)  # whatever the umask: the writer, who may be another user, has to read it
+
+    def _noted(self, readers: Path) -> bool:
+        """Make and lock the file; whether it is still there."""
+        self._path = readers / f"{os.getpid()}-{uuid4().hex}"
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NOT_FOLLOWED, 0o644)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        return os.fstat(self._fd).st_nlink > 0
+
+    def set(self, sequence: int) -> None:
+        """Say which commit the reader looks at; before it is said, it might be any."""
+        with disk.explained("noting a reader", self._path):
+            disk.write(self._fd, struct.pack("<q", sequence))
+
+    def close(self) -> None:
+        """The reader is done; a fork that closes what it has of a pin leaves the reader's."""
+        if self._fd >= 0:
+            with suppress(OSError):  # then it is the note of one that is gone, which the next writer deletes
+                self._path.unlink()
+            self.release()
+
+
+def readers(folder: Path) -> list[tuple[int, int]]:
+    """The living readers that can be looked at: the process of each, and the commit that it looks at (0: any)."""
+    found = []
+    with suppress(OSError), _opened(folder) as notes:
+        for name in filter(is_note, os.listdir(notes)):
+            commit = _pinned(notes, name)
+            if commit != _NEWEST:
+                found.append((int(name.partition("-")[0]), commit))
+    return sorted(found)
+
+
+def oldest_pin(folder: Path) -> int:
+    """The oldest commit that a living reader looks at, 0 if it might be any; past every commit if there is none.
+
+    It is asked after commits, which count already, and so raises nothing: of what cannot be looked at now (no file
+    descriptor is left, say) it might be any. Only readers' notes are touched, and those of another user only read.
+    """
+    try:
+        with _opened(folder) as notes:
+            return min([_pinned(notes, name) for name in os.listdir(notes) if is_note(name)], default=_NEWEST)
+    except (OSError, MemoryError):
+        return 0
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    fd = os.open(folder / READERS, os.O_RDONLY | os.O_DIRECTORY | _NOT_FOLLOWED)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _pinned(notes: int, name: str) -> int:
+    """The commit of a note, past every commit if its reader has died."""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _NOT_FOLLOWED, dir_fd=notes)
+    except OSError as error:
+        return _NEWEST if error.errno in (errno.ENOENT, errno.ELOOP) else 0  # gone meanwhile; a link is no note
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        written = os.pread(fd, 8, 0)
+        return int(struct.unpack("<q", written)[0]) if len(written) == 8 else 0
+    else:
+        with suppress(OSError):  # a folder, or not this user's to delete
+            os.unlink(name, dir_fd=notes)
+        return _NEWEST
+    finally:
+        os.close(fd)

@@ -1,0 +1,128 @@
+"""The store's calls of the operating system that can fail, or be lost when the power goes.
+
+All of it goes through here, so that tests can record it, stop it half-way or let it fail.
+"""
+
+import ctypes
+import errno
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fedcore.errors import StoreError
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
+_SYNC_FILE_RANGE_WRITE = 2
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of its fallocate
+_AT_ONCE = 1 << 20  # bytes
+
+
+@contextmanager
+def explained(doing: str, path: Path) -> Iterator[None]:
+    """Turn an OSError into a StoreError that says what failed, and where."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{path}: {doing} failed: {error.strerror or error}") from error
+
+
+def is_writable(folder: Path) -> bool:
+    """Tell whether this process may make files in a folder."""
+    return os.access(folder, os.W_OK, effective_ids=True)
+
+
+def write(fd: int, content: bytes, start: int = 0) -> None:
+    """Write to a file. What it has mapped there sees it too: both are the system's one cache of the file."""
+    if os.pwrite(fd, content, start) != len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def resize(fd: int, size: int) -> None:
+    """Set a file's size; what is added takes no disk yet."""
+    os.ftruncate(fd, size)
+
+
+def free(fd: int, start: int, size: int) -> bool:
+    """Give a range of a file back to the disk; the file stays as long. False where the system cannot."""
+    try:
+        fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+    except AttributeError:
+        return False
+    fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    if fallocate(fd, _KEEP_SIZE | _PUNCH_HOLE, start, size) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+        return False
+    raise OSError(code, os.strerror(code))
+
+
+def reserve(fd: int, start: int, size: int) -> None:
+    """Give a range its place on the disk: writing to a mapped hole of a full disk would kill the process."""
+    os.posix_fallocate(fd, start, size)
+
+
+def sync(fd: int) -> None:
+    """Make a file's content durable, what was written through a mapping too."""
+    os.fdatasync(fd)
+
+
+def start_writing(fd: int) -> None:
+    """Begin to write a file's changes to the disk: the next sync has less to do."""
+    with suppress(AttributeError):  # only Linux has it
+        begin = ctypes.CDLL(None).sync_file_range
+        begin.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+        begin(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)
+
+
+def sync_path(path: Path) -> None:
+    """Make a closed file's content durable, or a folder's list of names."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def commit(connection: sqlite3.Connection) -> None:
+    """End a transaction of the index: from here on it counts."""
+    connection.execute("COMMIT")
+
+
+def renew(fd: int) -> None:
+    """Write a file's content over itself, and make it durable.
+
+    A sync that failed leaves pages that the system takes for written, and that no later sync would write.
+    """
+    start = 0
+    while content := os.pread(fd, _AT_ONCE, start):
+        write(fd, content, start)
+        start += len(content)
+    sync(fd)
+
+
+def work_in(connection: sqlite3.Connection) -> bool:
+    """Write the index's log into its file, and empty the log; False where another process reads it."""
+    busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return not busy
+
+
+def rename(old: Path, new: Path) -> None:
+    """Give a folder another name."""
+    os.rename(old, new)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Let two folders change names at one moment; False where the system cannot."""
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:
+        return False
+    if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL):
+        return False
+    raise OSError(code, os.strerror(code))

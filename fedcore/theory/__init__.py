@@ -1,0 +1,1 @@
+"""Bounds of the papers' theorems, as functions of their constants."""

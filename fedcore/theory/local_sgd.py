@@ -1,0 +1,70 @@
+"""The constants that the theorems on local SGD ask for."""
+
+import math
+from collections.abc import Callable
+
+from fedcore.arguments import real, whole
+from fedcore.errors import RangeError
+from fedcore.float_mode import ieee
+
+
+@ieee
+def largest_alpha(kappa: float, diversity: float, K: int) -> float:
+    """The bound above the alpha of ``InverseStep``: alpha exp(-2 / alpha) < kappa sqrt(192 lambda (K + 1) / K).
+
+    Args:
+        kappa: L / mu, >= 1.
+        diversity: lambda, a bound on the weighted gradient diversity, >= 1.
+        K: the clients drawn a round.
+
+    Reference: Haddadpour, Mahdavi, "On the Convergence of Local Descent Methods in Federated Learning", 2019,
+    Theorem 3.2.
+
+    >>> round(largest_alpha(kappa=1.0, diversity=1.0, K=1), 3)
+    21.506
+    """
+    real("kappa", kappa, "[1, inf)")
+    real("diversity", diversity, "[1, inf)")
+    whole("K", K, 1)
+    bound = kappa * math.sqrt(192 * diversity * (K + 1) / K)
+    return _largest(lambda alpha: alpha * math.exp(-2 / alpha) <= bound, bound + 2)  # exp(-x) >= 1 - x
+
+
+@ieee
+def largest_full_gradient_rate(L: float, mu: float, E: int, diversity: float) -> float:
+    """The largest eta with eta (L + 4 kappa L E / (mu (1 - mu eta)^(E-1))) <= 1 / lambda.
+
+    With it E full-gradient steps a round contract by exp(-mu eta) a step, as long as the gradient diversity stays
+    below lambda (eq. 20).
+
+    Args:
+        L: the smoothness of the clients' objectives.
+        mu: the Polyak-Lojasiewicz constant, in (0, L]; kappa = L / mu.
+        E: the local steps of a round.
+        diversity: lambda, a bound on the weighted gradient diversity, >= 1.
+
+    Reference: Haddadpour, Mahdavi, "On the Convergence of Local Descent Methods in Federated Learning", 2019, eq. 19.
+
+    >>> largest_full_gradient_rate(L=1.0, mu=1.0, E=1, diversity=2.0)
+    0.1
+    """
+    real("L", L, "(0, inf)")
+    real("mu", mu, "(0, inf)")
+    if mu > L:
+        raise RangeError(f"mu: expected a number in (0, L] = (0, {L:g}], got {mu!r}")
+    whole("E", E, 1)
+    real("diversity", diversity, "[1, inf)")
+
+    def allowed(eta: float) -> bool:
+        shrunk = (1 - mu * eta) ** (E - 1)  # multiplied by, not divided by: over many steps it underflows
+        return eta * (L * shrunk + 4 * (L / mu) * L * E / mu) <= shrunk / diversity
+
+    return _largest(allowed, 1 / (L * diversity))  # the first summand alone allows no more
+
+
+def _largest(allowed: Callable[[float], bool], high: float) -> float:
+    """The largest number in (0, high] that is allowed, where all smaller ones are too: by bisection."""
+    low = 0.0
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if allowed(middle) else (low, middle)
+    return low

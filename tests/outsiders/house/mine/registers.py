@@ -1,0 +1,13 @@
+"""Names for all of these, as an import adds them."""
+
+from fedcore import algorithms, data, participation
+from fedcore.local import nets
+from mine.data import clouds
+from mine.methods import FedACG
+from mine.models import line
+from mine.patterns import OddAndEven
+
+algorithms.REGISTRY["FedACG"] = FedACG
+participation.REGISTRY["OddAndEven"] = OddAndEven
+data.REGISTRY["clouds"] = clouds
+nets.REGISTRY["line"] = line

@@ -1,0 +1,147 @@
+"""Methods, patterns, data and models that are not in the package, run by ``fedcore run`` in processes of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedcore.experiment.records import read_folder
+
+HOUSE = Path(__file__).parent / "house"
+NAMES = {
+    "mine.methods:FedACG": "FedACG",
+    "mine.data:clouds": "clouds",
+    "mine.models:line": "line",
+    "mine.patterns:OddAndEven": "OddAndEven",
+}
+ENTRY_POINTS = """
+[fedcore.algorithms]
+FedACG = mine.methods:FedACG
+[fedcore.data]
+clouds = mine.data:clouds
+[fedcore.models]
+line = mine.models:line
+[fedcore.participation]
+OddAndEven = mine.patterns:OddAndEven
+"""
+
+
+def fedcore(*words, path=(HOUSE,), folder="."):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path)), "COLUMNS": "200"}
+    command = [sys.executable, "-m", "fedcore", *map(str, words)]
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+def figures(folder):
+    return {
+        (record.header.algorithm, record.header.seed): [
+            (line.active, line.accuracy, line.loss) for line in record.rounds
+        ]
+        for record in read_folder(folder)
+    }
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """The folder of a run by dotted names, over two processes."""
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    ended = fedcore("run", HOUSE / "experiment.toml", "--jobs", 2, "--out", folder)
+    assert ended.returncode == 0, ended.stderr
+    return folder
+
+
+def registered_file(folder):
+    """The experiment by the names that an import or an entry point gives."""
+    text = (HOUSE / "experiment.toml").read_text()
+    for dotted, name in NAMES.items():
+        text = text.replace(dotted, name)
+    (folder / "short.toml").write_text(text)
+    return folder / "short.toml"
+
+
+def test_by_dotted_names_in_spawned_workers(straight):
+    found = figures(straight)
+    assert found.keys() == {(label, seed) for label in ("FedAvg", "FedACG (lam=0.5)") for seed in (0, 1)}
+    assert all(len(rounds) == 6 for rounds in found.values())
+    assert found["FedAvg", 0] != found["FedACG (lam=0.5)", 0]
+    assert found["FedAvg", 0][0][0] == [1, 3]
+    assert found["FedACG (lam=0.5)", 0][-1][1] > 0.5
+
+
+def test_a_run_that_was_stopped_goes_on(straight, tmp_path):
+    folder = tmp_path / "run"
+    assert fedcore("run", HOUSE / "experiment.toml", "--jobs", 2, "--out", folder).returncode == 0
+    for record in (folder / "records").glob("*.jsonl"):
+        lines = record.read_text().splitlines(keepends=True)
+        record.write_text("".join(lines[: 3 if "fedvarp" in record.name else 1]))
+    ended = fedcore("run", folder, "--resume", "--jobs", 2)
+    assert ended.returncode == 0, ended.stderr
+    assert figures(folder) == figures(straight)
+
+
+@pytest.mark.parametrize("named", ["mine.registers", HOUSE / "mine" / "registers.py"])
+def test_by_an_import_in_every_worker(straight, tmp_path, named):
+    ended = fedcore("run", registered_file(tmp_path), "--import", named, "--jobs", 2, "--out", tmp_path / "run")
+    assert ended.returncode == 0, ended.stderr
+    assert figures(tmp_path / "run") == figures(straight)
+    assert "unknown" in fedcore("run", tmp_path / "run", "--resume").stderr
+    assert fedcore("run", tmp_path / "run", "--resume", "--import", named).returncode == 0
+
+
+def test_by_entry_points(straight, tmp_path):
+    about = tmp_path / "mine-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(ENTRY_POINTS)
+    path = (HOUSE, tmp_path)
+    ended = fedcore("run", registered_file(tmp_path), "--jobs", 2, "--out", tmp_path / "run", path=path)
+    assert ended.returncode == 0, ended.stderr
+    assert figures(tmp_path / "run") == figures(straight)
+    listed = fedcore("list", path=path).stdout
+    assert all(name in listed for name in NAMES.values())
+    assert "two clouds of points" in fedcore("data", "list", path=path).stdout
+
+
+def test_a_report_of_a_folder_imports_nothing(straight, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text("raise SystemExit('imported')")
+    ended = fedcore("report", straight, path=[tmp_path])
+    assert ended.returncode == 0, ended.stderr
+    assert "FedACG (lam=0.5)" in ended.stdout
+
+
+def test_in_a_notebook(tmp_path):
+    """A program without a guard, whose class no other process knows: jobs=0 runs the trials here."""
+    program = tmp_path / "cells.py"
+    program.write_text(
+        """
+from pathlib import Path
+import torch
+from fedcore import algorithms, threads
+from fedcore.experiment import load_preset, run_experiment
+
+class Mine(algorithms.MIFA):
+    pass
+
+before = torch.get_num_threads(), threads()
+algorithms.REGISTRY["Mine"] = Mine
+small = load_preset("quickstart", ["rounds=2", "seeds=[0]", 'algorithms=["MIFA", "Mine", "__main__:Mine"]',
+                    'algorithms=[{name="MIFA"}, {name="Mine"}, {name="__main__:Mine", label="again"}]'])
+heard = []
+assert run_experiment(small, Path("here"), jobs=0, on_event=heard.append) == []
+assert sum(event.over for event in heard) == 3
+assert (torch.get_num_threads(), threads()) == before
+failed = run_experiment(small, Path("apart"), jobs=1)
+assert len(failed) == 3, failed
+assert "__main__" in failed[0].error and "jobs=0" in failed[0].error, failed[0].error
+print("done")
+"""
+    )
+    ended = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    found = figures(tmp_path / "here")
+    assert found["MIFA", 0] == found["Mine", 0] == found["again", 0]
+    assert ended.stdout == "done\n", ended.stderr
+    assert json.loads((tmp_path / "here" / "config.json").read_text())["algorithms"][1]["name"] == "Mine"

@@ -1,0 +1,156 @@
+"""What is said of names that stand for nothing, and what a saved server may have imported."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedcore import Server, Update, algorithms, data, local_rules, optimizers, participation, rates
+from fedcore.algorithms import named
+from fedcore.data import partitions
+from fedcore.errors import CheckpointError, ConfigError, UnknownNameError
+from fedcore.experiment import load_preset
+from fedcore.local import nets
+from fedcore.registries import Registry, load_module
+
+HOUSE = Path(__file__).parent / "house"
+REGISTRIES = [
+    algorithms.REGISTRY,
+    data.REGISTRY,
+    local_rules.REGISTRY,
+    nets.REGISTRY,
+    optimizers.REGISTRY,
+    participation.REGISTRY,
+    partitions.REGISTRY,
+    rates.REGISTRY,
+]
+
+
+@pytest.fixture
+def house(monkeypatch):
+    """The house on the path, and nothing of it imported before or after."""
+    monkeypatch.syspath_prepend(str(HOUSE))
+    importlib.invalidate_caches()
+    before = [(registry, dict(registry)) for registry in REGISTRIES]
+    yield
+    for registry, rows in before:
+        registry.clear()
+        registry.update(rows)
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("mine", "registers")]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("registry", REGISTRIES, ids=lambda registry: registry.what)
+def test_every_registry_refuses_in_the_same_words(registry):
+    assert isinstance(registry, Registry)
+    own = next(iter(registry))
+    with pytest.raises(UnknownNameError, match=rf"{own + 'x'!r} is unknown; did you mean .*; or 'module:Name' of your"):
+        registry.find(own + "x")
+    with pytest.raises(UnknownNameError, match=f"^{registry.what}: .*there is no module 'nowhere'.*--import"):
+        registry.find("nowhere.at_all:Name")
+    with pytest.raises(UnknownNameError, match=f"^{registry.what}: 'sys:nothing': attribute: 'nothing' is unknown"):
+        registry.find("sys:nothing")
+    with pytest.raises(UnknownNameError, match=f"^{registry.what}: expected .* got .* as 'sys:maxsize'"):
+        registry.find("sys:maxsize")
+    with pytest.raises(UnknownNameError, match=f"^{registry.what}: expected .* got 3 as 'three'"):
+        registry["three"] = 3
+    assert "three" not in registry
+
+
+def test_a_class_of_ones_own_by_its_module(house):
+    method = named("mine.methods:FedACG", lam=0.25)
+    assert type(method).__module__ == "mine.methods"
+    assert method.lam == 0.25
+    with pytest.raises(UnknownNameError, match=r"option of mine.methods:FedACG: 'lams' .* did you mean 'lam'"):
+        named("mine.methods:FedACG", lams=1.0)
+    with pytest.raises(UnknownNameError, match="attribute: 'FedAC' is unknown; did you mean 'FedACG'"):
+        named("mine.methods:FedAC")
+    with pytest.raises(UnknownNameError, match=r"expected a subclass of fedcore.algorithms.Algorithm"):
+        named("mine.patterns:OddAndEven")
+
+
+def test_a_module_that_fails_says_where(tmp_path):
+    (tmp_path / "broken_module.py").write_text("\n\nx = 1 / 0\n")
+    with pytest.raises(UnknownNameError, match=r"ZeroDivisionError: .*broken_module.py, line 3"):
+        load_module(str(tmp_path / "broken_module.py"))
+    assert "broken_module" not in sys.modules
+    (tmp_path / "json.py").write_text("")
+    with pytest.raises(UnknownNameError, match="there is another module 'json'"):
+        load_module(str(tmp_path / "json.py"))
+    with pytest.raises(UnknownNameError, match="expected a file with Python code"):
+        load_module(str(tmp_path / "nothing.py"))
+
+
+def test_an_experiment_says_what_is_wrong_with_ones_own(house):
+    own = "algorithms=[{name='mine.methods:FedACG', lam='much'}]"
+    with pytest.raises(ConfigError, match=r"algorithms.0.lam: expected a valid number, got 'much'"):
+        load_preset("quickstart", [own])
+    with pytest.raises(ConfigError, match=r"participation.shft: unknown key; did you mean 'shift'"):
+        load_preset("quickstart", ["participation={name='mine.patterns:OddAndEven', shft=1}"])
+    with pytest.raises(ConfigError, match=r"model: .*'mine.models:line': expected"):
+        load_preset("quickstart", ["model={name='mine.models:line'}"])
+    among = "participation={name='Uniform', k=2, among={name='mine.patterns:OddAndEven'}}"
+    assert load_preset("quickstart", [among]).participation.options["among"]["name"] == "mine.patterns:OddAndEven"
+
+
+def saved(folder, method):
+    server = Server(method, np.zeros(3, np.float32), 2, lr=0.1)
+    server.round([Update(0, server.x + 1, 1)])
+    server.save(folder)
+    return server.x
+
+
+def test_a_saved_method_is_found_again_where_its_module_is_imported(house, tmp_path):
+    x = saved(tmp_path / "s", named("mine.methods:FedACG", lam=0.25))
+    again = Server.load(tmp_path / "s")
+    assert (again.x == x).all()
+    assert again.algorithm.lam == 0.25
+    again.round([Update(1, again.x + 1, 1)])
+    given = sys.modules["mine.methods"].FedACG
+    assert Server.load(tmp_path / "s", algorithm=given(0.25)).algorithm.lam == 0.25
+    with pytest.raises(CheckpointError, match=r"algorithm: expected lam=0.25 of FedACG"):
+        Server.load(tmp_path / "s", algorithm=given(0.5))
+
+
+def test_a_folder_has_nothing_imported(house, tmp_path):
+    """It may be anybody's: its word is not enough to run a module's code."""
+    saved(tmp_path / "s", named("mine.methods:FedACG"))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
+        del sys.modules[name]
+    with pytest.raises(CheckpointError, match=r"algorithm: .*import 'mine.methods' first if you trust it, or give"):
+        Server.load(tmp_path / "s")
+    assert "mine.methods" not in sys.modules
+    about = tmp_path / "mine-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[fedcore.algorithms]\nACG = mine.methods:FedACG\n")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        assert type(Server.load(tmp_path / "s").algorithm).__name__ == "FedACG"  # installed packages are trusted
+    finally:
+        sys.path.remove(str(tmp_path))
+
+
+def test_a_method_without_a_module_has_to_be_given_again(tmp_path):
+    class Mine(algorithms.MIFA):
+        pass
+
+    saved(tmp_path / "s", Mine())
+    with pytest.raises(CheckpointError, match=r"the caller's own code .* give it again"):
+        Server.load(tmp_path / "s")
+    assert type(Server.load(tmp_path / "s", algorithm=Mine()).algorithm) is Mine
+
+
+def test_a_rate_is_never_made_by_a_folders_word(house, tmp_path):
+    """Whatever can be called is a rate: a folder could have any class made, of any arguments."""
+    server = Server("FedAvg", np.zeros(3, np.float32), 2, lr=Halving())
+    server.save(tmp_path / "s")
+    with pytest.raises(CheckpointError, match="lr: it was made of the caller's own code"):
+        Server.load(tmp_path / "s")
+
+
+class Halving:
+    def __call__(self, round):
+        return 0.5**round

@@ -1,0 +1,167 @@
+"""A model comes back in the library and the dtypes in which it came."""
+
+import copy
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from fedcore import Layout, Network, Server, Update, errors
+
+
+def net_of(dtype=torch.float32):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+    return net.to(dtype)
+
+
+def moved(net, by):
+    """The model after a client's work."""
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter += by
+        net[1].num_batches_tracked += 1
+    return net
+
+
+def same(one, other):
+    assert list(one) == list(other)
+    for name in one:
+        assert type(one[name]) is type(other[name]), name
+        assert one[name].dtype == other[name].dtype, name
+        assert (one[name] == other[name]).all(), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_torch_in_torch_out_also_after_a_load(tmp_path, dtype):
+    net = net_of(dtype)
+    server = Server("FedAvg", net, 2, lr=0.1)
+    assert server.x.dtype == np.float32
+    state = {name: tensor.detach() for name, tensor in net.state_dict().items()}
+    same(dict(sorted(server.tensors().items())), dict(sorted(state.items())))
+    report = server.round([Update(i, moved(copy.deepcopy(net), 0.5 + i), 1) for i in range(2)])
+    assert report.heard == (0, 1), report.refused
+    server.save(tmp_path / "s")
+    again = Server.load(tmp_path / "s")
+    same(again.tensors(), server.tensors())
+    assert all(isinstance(tensor, torch.Tensor) for tensor in again.tensors().values())
+    into = net_of(dtype)
+    storage = into[0].weight.data_ptr()
+    again.load_into(into)
+    same(dict(sorted(into.state_dict().items())), dict(sorted(server.tensors().items())))
+    assert into[0].weight.data_ptr() == storage
+    assert into[1].num_batches_tracked == 1
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_numpy_in_numpy_out(dtype):
+    x0 = {"w": np.linspace(-1, 1, 6).astype(dtype).reshape(2, 3), "n": np.int32([3, 4])}
+    server = Server("MIFA", x0, 1, lr=0.5)
+    same(server.tensors(), x0)
+    report = server.round([Update(0, {"w": x0["w"] + dtype(1), "n": x0["n"] + np.int32(1)}, 1)])
+    assert report.heard == (0,), report.refused
+    same(server.tensors(), {"w": x0["w"] + dtype(1), "n": x0["n"] + np.int32(1)})
+    into = {"w": np.zeros((2, 3), dtype), "n": np.zeros(2, np.int64)}
+    with pytest.raises(errors.DtypeError, match="n: expected int32, got int64"):
+        server.load_into(into)
+    assert not into["w"].any()
+    into["n"] = np.zeros(2, np.int32)
+    server.load_into(into)
+    same(into, server.tensors())
+
+
+def test_either_library_on_request():
+    server = Server("FedAvg", net_of(torch.bfloat16), 1, lr=0.1)
+    arrays = server.tensors(library="numpy")
+    assert {str(array.dtype) for array in arrays.values()} == {"bfloat16", "int64"}
+    assert all(isinstance(array, np.ndarray) for array in arrays.values())
+    numpy = Server("FedAvg", {"w": np.ones(2, np.float32)}, 1, lr=0.1)
+    assert torch.equal(numpy.tensors(library="torch")["w"], torch.ones(2))
+    assert np.shares_memory(numpy.tensors(copy=False)["w"], numpy.x)
+    with pytest.raises(errors.UnknownNameError, match="library: 'tensorflow' is unknown"):
+        server.tensors(library="tensorflow")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("method", ["FedAvg", "MimiC", "MIFA", "SCAFFOLD"])
+def test_a_reply_is_measured_from_the_x_that_was_sent(dtype, method):
+    """x keeps bits that the model's dtype has not: who sends back what it got has done nothing."""
+    server = Server(method, net_of(dtype), 2, lr=0.1, server_lr=0.1, late_rounds=1)
+    server.round([Update(i, moved(net_of(dtype), 0.1 * (i + 1)), 1) for i in range(2)])
+    sent = server.broadcast([0, 1])
+    finer = server.x[: server.layout.n_parameters]
+    assert (sent.x[: server.layout.n_parameters] != finer).any()
+    server.layout.load_into(net := net_of(dtype), sent.x, server.tensors(library="numpy"))
+    assert all((tensor == server.tensors()[name]).all() for name, tensor in net.state_dict().items())
+    for reply in (net, net.state_dict(), sent.x.copy()):
+        report = copy.deepcopy(server).round([Update(0, reply, 1)])
+        assert report.norms.tolist() == [0.0], report.refused
+    # A round later: from the x of then, as it was sent.
+    server.round([])
+    if method != "SCAFFOLD":
+        assert server.round([Update(0, net, 1, round=server.round_number - 1)]).norms.tolist() == [0.0]
+
+
+def test_float32_replies_to_a_narrow_model():
+    server = Server("FedAvg", {"w": torch.ones(3, dtype=torch.bfloat16)}, 1, lr=0.1)
+    assert server.round([Update(0, {"w": torch.full((3,), 1.001)}, 1)]).heard == (0,)
+    np.testing.assert_allclose(server.x, 1.001)
+    assert (server.tensors()["w"] == 1).all()
+    assert "expected bfloat16" in server.round([Update(0, {"w": torch.ones(3, dtype=torch.float64)}, 1)]).refused[0][1]
+
+
+def test_load_into_a_module_of_other_floats_and_what_does_not_fit():
+    server = Server("FedAvg", net_of(), 1, lr=0.1)
+    into = net_of(torch.bfloat16)
+    server.round([Update(0, moved(net_of(), 1.0), 1)])
+    server.load_into(into)
+    assert torch.equal(into[0].weight, server.tensors()["0.weight"].to(torch.bfloat16))
+    with pytest.raises(errors.ArrayError, match="missing"):
+        server.load_into({"w": np.zeros(3)})
+    locked = {name: tensor.detach().numpy() for name, tensor in net_of().state_dict().items()}
+    locked["0.weight"].flags.writeable = False
+    with pytest.raises(errors.ArrayError, match=r"0.weight: expected a tensor that can be written"):
+        server.load_into(locked)
+
+
+def test_tied_parameters_come_under_both_names():
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    net[1].weight = net[0].weight
+    server = Server("FedAvg", net, 1, lr=0.1)
+    net.load_state_dict(server.tensors())
+    server.load_into(net.state_dict())
+
+
+def test_a_network_and_a_flat_model_take_float32_alone():
+    with pytest.raises(errors.DtypeError, match="expected float32 or an integer dtype, got bfloat16"):
+        Network([net_of(torch.bfloat16)] * 2, np.full((2, 2), 0.5), lr=0.1)
+    with pytest.raises(errors.DtypeError, match="expected float32, bfloat16, float16 or an integer dtype"):
+        Layout.of(net_of(torch.float64))
+
+
+def test_layouts_are_equal_whatever_the_library():
+    net = net_of()
+    arrays = {name: tensor.numpy() for name, tensor in net.state_dict().items()}
+    assert Layout.of(net) == Layout.of(arrays) == Layout.from_state(Layout.of(net).to_state())
+    assert hash(Layout.of(net)) == hash(Layout.of(arrays))
+    assert Layout.of(net) != Layout.of(net_of(torch.bfloat16))
+
+
+def test_a_torch_model_where_torch_is_missing(tmp_path):
+    Server("FedAvg", net_of(), 1, lr=0.1).save(tmp_path / "s")
+    program = f"""
+import sys
+sys.modules["torch"] = None
+from fedcore import Server, errors
+server = Server.load({str(tmp_path / "s")!r})
+assert server.tensors(library="numpy")["0.weight"].shape == (4, 3)
+try:
+    server.tensors()
+except errors.MissingDependencyError as error:
+    assert 'library="numpy"' in str(error), error
+    print("said")
+"""
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "said\n"

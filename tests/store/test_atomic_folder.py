@@ -1,0 +1,272 @@
+"""Making a store and saving over one: only what is provably the store's own is deleted, and nobody's work is lost."""
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedcore import ClientStore, Server, errors
+from fedcore.store.files import system_calls as disk
+from fedcore.store.files.locks import WriterLock
+from tests.store.contents import content, write
+
+N = 40
+DRAFT = "run.draft-0123456789ab"
+
+
+def made(path, round=0):
+    with ClientStore(3, N, medium="mmap", path=path) as store:
+        write(store, 1, content(N, round))
+        store.commit(round)
+
+
+def saved(path, round=1):
+    """Save a store in memory, at this round, to the path."""
+    store = ClientStore(3, N)
+    write(store, 1, content(N, round))
+    store.commit(round)
+    store.save(path)
+
+
+def round_of(path):
+    with ClientStore.open(path, readonly=True) as store:
+        assert store.verify() == []
+        return store.round
+
+
+def tree(folder):
+    """Every path below a folder, with what is in it."""
+    return {
+        str(path.relative_to(folder)): os.readlink(path)
+        if path.is_symlink()
+        else path.read_bytes()
+        if path.is_file()
+        else None
+        for path in folder.rglob("*")
+    }
+
+
+def left_behind(parent, name=DRAFT):
+    """A draft whose process has died."""
+    made(parent / "other")
+    (parent / "other").rename(parent / name)
+    return parent / name
+
+
+def test_the_draft_of_a_process_that_died_is_deleted(tmp_path):
+    left = left_behind(tmp_path)
+    (left / "readers" / f"1234-{'0' * 32}").touch()
+    (tmp_path / "run.draft-aaaaaaaaaaaa").mkdir()  # it died before it had locked it
+    made(tmp_path / "run")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("act", [made, saved])
+@pytest.mark.parametrize(
+    "name",
+    ["run.draft-notes", "run.draft-2024", "run.draft-0123456789abc", "run.draft-0123456789aB", "run.draft-"],
+)
+def test_a_folder_of_another_name_stays(tmp_path, act, name):
+    left_behind(tmp_path, name)
+    before = tree(tmp_path)
+    act(tmp_path / "run")
+    assert {path: before[path] for path in before} == {path: tree(tmp_path)[path] for path in before}
+
+
+def a_text(draft):
+    (draft / "thesis.tex").write_text("years of work")
+
+
+def a_folder(draft):
+    (draft / "chapters").mkdir()
+
+
+def a_text_among_readers(draft):
+    (draft / "readers" / "1.tex").write_text("years of work")
+
+
+def a_link(draft):
+    (draft / "vectors-8.slots").symlink_to(draft.parent / "elsewhere")
+
+
+def a_folder_for_a_file(draft):
+    (draft / "lock").unlink()
+    (draft / "lock").mkdir()
+
+
+@pytest.mark.parametrize("add", [a_text, a_folder, a_text_among_readers, a_link, a_folder_for_a_file])
+def test_a_draft_that_holds_anything_else_stays(tmp_path, add):
+    add(left_behind(tmp_path))
+    before = tree(tmp_path)
+    made(tmp_path / "run")
+    assert before.items() <= tree(tmp_path).items()
+
+
+def test_files_and_links_that_are_called_like_drafts_stay(tmp_path):
+    real = left_behind(tmp_path, "kept")
+    (tmp_path / DRAFT).symlink_to(real)
+    (tmp_path / "run.draft-111111111111").write_text("a file")
+    (tmp_path / "run.draft-222222222222").symlink_to(tmp_path / "nowhere")
+    before = tree(tmp_path)
+    made(tmp_path / "run")
+    saved(tmp_path / "run")
+    assert before.items() <= tree(tmp_path).items()
+
+
+def test_a_name_with_brackets_is_no_pattern(tmp_path):
+    left_behind(tmp_path, "run1.draft-0123456789ab")
+    mine = left_behind(tmp_path, "run[12].draft-0123456789ab")
+    made(tmp_path / "run[12]")
+    assert (tmp_path / "run1.draft-0123456789ab").exists()
+    assert not mine.exists()
+    with pytest.raises(errors.StoreError, match="got nothing there"):
+        made(tmp_path / "run1.previous-000000000000")
+        ClientStore.open(tmp_path / "run[1]")
+
+
+def test_a_draft_that_another_process_is_writing_stays(tmp_path):
+    left = left_behind(tmp_path)
+    with ClientStore.open(left):
+        made(tmp_path / "run")
+        assert left.exists()
+    saved(tmp_path / "run")
+    assert not left.exists()
+
+
+def test_a_draft_that_is_swept_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
+    """Another process sweeps between the making of the folder and the making of the lock in it."""
+    mkdir, swept = Path.mkdir, []
+
+    def swept_once(path, *arguments, **options):
+        mkdir(path, *arguments, **options)
+        if ".draft-" in path.name and not swept:
+            swept.append(path)
+            path.rmdir()
+
+    monkeypatch.setattr(Path, "mkdir", swept_once)
+    made(tmp_path / "run")
+    assert len(swept) == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+def test_saving_over_a_copy_with_something_of_the_users_in_it_is_refused(tmp_path):
+    made(tmp_path / "run")
+    (tmp_path / "run" / "notes.txt").write_text("what I found")
+    with pytest.raises(errors.StoreError, match=r"expected a store and nothing else, got notes\.txt in it: move it"):
+        saved(tmp_path / "run")
+    assert (tmp_path / "run" / "notes.txt").read_text() == "what I found"
+    assert round_of(tmp_path / "run") == 0
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+OPENER = """
+import sys
+from fedcore import ClientStore, errors
+try:
+    ClientStore.open(sys.argv[1]).close()
+    print("opened")
+except errors.LockedError as error:
+    print("locked")
+"""
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_copy_that_is_being_replaced_cannot_be_opened_for_writing(tmp_path, monkeypatch, exchanges):
+    """Whoever opened it meanwhile would commit to files that are about to be deleted."""
+    copy, tried = tmp_path / "copy", []
+    made(copy)
+
+    def attempt(act):
+        def acting(*arguments):
+            program = [sys.executable, "-c", OPENER, copy]
+            tried.append(subprocess.run(program, capture_output=True, text=True, timeout=60, check=True).stdout)
+            return act(*arguments)
+
+        return acting
+
+    monkeypatch.setattr(disk, "exchange", attempt(disk.exchange if exchanges else lambda *_: False))
+    saved(copy)
+    assert tried == ["locked\n"]
+    monkeypatch.undo()
+    assert round_of(copy) == 1
+    with ClientStore.open(copy):  # and the lock is given back
+        assert [entry.name for entry in tmp_path.iterdir()] == ["copy"]
+
+
+def test_a_lock_that_was_deleted_meanwhile_is_no_lock(tmp_path):
+    """A process that waits at the lock of a store which is then deleted must not believe that it has the new one."""
+    made(tmp_path / "run")
+    flock, path = fcntl.flock, tmp_path / "run" / "lock"
+    replaced = []
+
+    def late(fd, how):
+        if not replaced:
+            replaced.append(path.unlink())
+            path.touch()
+        return flock(fd, how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fcntl, "flock", late)
+        lock = WriterLock(tmp_path / "run")
+    assert replaced
+    with pytest.raises(errors.LockedError):
+        ClientStore.open(tmp_path / "run")
+    lock.close()
+
+
+@pytest.mark.parametrize("act", [made, saved])
+def test_a_link_is_followed_and_stays_a_link(tmp_path, act):
+    big, link = tmp_path / "big", tmp_path / "run"
+    big.mkdir()
+    link.symlink_to(big / "run")
+    if act is saved:
+        made(big / "run")
+    act(link, 1)
+    assert link.is_symlink()
+    assert round_of(link) == round_of(big / "run") == 1
+    assert [entry.name for entry in big.iterdir()] == ["run"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["big", "run"]
+
+
+def test_a_server_is_saved_through_a_link(tmp_path):
+    server = Server("MIFA", np.zeros(8, np.float32), clients=2, lr=0.1)
+    server.save(tmp_path / "real")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for _ in range(2):
+        server.save(tmp_path / "link")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link", "real"]
+    assert Server.load(tmp_path / "link").round_number == 0
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
+@pytest.mark.parametrize("over", [True, False])
+def test_an_error_at_the_end_of_a_save_is_told_as_it_is(tmp_path, monkeypatch, error, over):
+    copy, real = tmp_path / "copy", disk.sync_path
+    if over:
+        made(copy)
+
+    def failing(path):
+        if Path(path) == tmp_path:
+            raise error
+        real(path)
+
+    monkeypatch.setattr(disk, "sync_path", failing)
+    due = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else errors.StoreError
+    with pytest.raises(due) as raised:
+        saved(copy)
+    assert due is KeyboardInterrupt or str(raised.value).endswith("failed: Input/output error")
+    monkeypatch.undo()
+    assert round_of(copy) == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["copy"]
+
+
+def test_every_folder_that_was_made_is_made_durable(tmp_path, monkeypatch):
+    synced, real = [], disk.sync_path
+    monkeypatch.setattr(disk, "sync_path", lambda path: (synced.append(Path(path)), real(path)))
+    made(tmp_path / "a" / "b" / "run")
+    assert {tmp_path, tmp_path / "a", tmp_path / "a" / "b"} <= set(synced)

@@ -1,0 +1,114 @@
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+import fedcore
+from fedcore import memory
+from fedcore.errors import UnknownNameError
+
+HUGE_FLOATS = memory.HUGE // 4
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8])
+@pytest.mark.parametrize("n", [0, 1, 15, 16, 17, 5000, 100_000, HUGE_FLOATS, 13 * HUGE_FLOATS // 8, 2_000_001])
+def test_vectors_start_on_a_cache_line_and_large_ones_on_a_huge_page(n, dtype):
+    vectors = [memory.zeros(n, dtype) for _ in range(3)] + [memory.empty(n, dtype)]
+    for vector in vectors:
+        edge = memory.HUGE if vector.nbytes >= memory.HUGE else memory.LINE
+        assert n == 0 or vector.ctypes.data % edge == 0
+        assert vector.shape == (n,)
+        assert vector.dtype == dtype
+        assert vector.flags.writeable
+        assert vector.flags.c_contiguous
+    assert not any(vector.any() for vector in vectors[:3])
+    assert (memory.full(n, 3, dtype) == 3).all()
+    vectors[0][:] = 1  # each has its own
+    assert not vectors[1].any()
+
+
+def test_a_copy_has_the_dtype_and_the_shape():
+    for vector in (np.arange(6.0).reshape(2, 3), np.float32([1, 2]), np.array(3)):
+        copy = memory.copied(vector)
+        np.testing.assert_array_equal(copy, vector)
+        assert copy.dtype == vector.dtype
+        assert not np.shares_memory(copy, vector)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda device: memory.zeros(3, device=device),
+        lambda device: memory.empty(3, np.float64, device=device),
+        lambda device: memory.full(3, 1.0, device=device),
+        lambda device: memory.copied(np.ones(3), device=device),
+        lambda device: memory.Recycled(3, device=device),
+    ],
+)
+def test_a_device_that_is_not_there_is_named(make):
+    make("cpu")
+    with pytest.raises(UnknownNameError, match=r"device: 'cuda:0' is unknown .*\(known: cpu\)"):
+        make("cuda:0")
+
+
+def test_too_much_memory_is_no_error_of_the_system():
+    with pytest.raises(MemoryError):
+        memory.empty(2**60)
+
+
+@pytest.mark.parametrize("n", [5, HUGE_FLOATS])
+def test_as_many_memories_as_asked_for_come_back(n):
+    vectors = memory.Recycled(n, most=2)
+    three = [vectors.take() for _ in range(3)]
+    places = [vector.ctypes.data for vector in three]
+    views = [three[1][1:]]
+    three[0][:] = 7
+    three.clear()
+    again = [vectors.take() for _ in range(3)]
+    assert {vector.ctypes.data for vector in again[:2]} == {places[0], places[2]}
+    assert again[2].ctypes.data not in places  # the view still needs that one
+    del views
+    assert vectors.take().ctypes.data == places[1]
+
+
+def test_no_memory_is_lent_twice_whatever_threads_do():
+    vectors, seen = memory.Recycled(4, most=3), []
+
+    def work(number):
+        for _ in range(500):
+            mine = [vectors.take() for _ in range(3)]
+            for vector in mine:
+                vector[:] = number
+            seen.append(all((vector == number).all() for vector in mine))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(seen)
+    assert len(seen) == 2000
+
+
+def test_the_vectors_of_a_server_are_aligned():
+    server = fedcore.Server("MIFA", np.zeros(100_000, np.float32), clients=1, lr=0.1)
+    for _ in range(2):
+        server.round([fedcore.Update(0, np.ones(100_000, np.float32), steps=1)])
+        sums, snapshot = server._state._aggregator.result(), server._state.snapshot
+        for vector in (sums.A, snapshot.x, snapshot.momentum, snapshot.total):
+            assert vector.ctypes.data % 64 == 0
+
+
+@pytest.mark.parametrize("method", ["SCAFFOLD", "MimiC"])
+def test_rounds_use_the_memory_of_rounds_before(method):
+    adam = fedcore.optimizers.Adam()
+    server = fedcore.Server(method, np.zeros(1000, np.float32), clients=2, lr=0.1, optimizer=adam)
+    seen = set()
+    for number in range(8):
+        server.round([fedcore.Update(i, server.x + np.float32(1), steps=1) for i in range(2)])
+        gc.collect()
+        moments = {moment.ctypes.data for moment in server._state.snapshot.moments}
+        assert number < 4 or moments <= seen
+        spares = [*server._state._offsets._spares, *server._state._model._moments._spares]
+        seen |= moments | {memory.vector.ctypes.data for memory in spares}

@@ -1,0 +1,134 @@
+"""Objects show themselves in a line, and in notebooks as a table; what holds something is not pickled."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+from fedcore import ClientStore, Network, Server, Update, algorithms, data, optimizers, participation, rates
+from fedcore.clients import Registry
+from fedcore.errors import PicklingError
+from fedcore.experiment import load_preset
+
+X0 = {"w": np.zeros((20, 30), np.float32), "seen": np.int64([3])}
+
+
+def server(**options):
+    return Server("MIFA", X0, 10, lr=rates.Exponential(0.1, 0.9), **options)
+
+
+def network():
+    return Network([np.zeros(3, np.float32)] * 2, np.full((2, 2), 0.5), lr=0.1)
+
+
+def test_each_on_one_line():
+    made = server()
+    opened = made.open_round()
+    opened.add(0, made.x + 1, steps=1)
+    shown = repr(made)
+    assert shown.startswith("Server(algorithm=")
+    assert "MIFA" in shown
+    assert "round_number=0, n=600, clients=10, rows=0, lr=Exponential(initial=0.1, decay=0.9), store='ram'" in shown
+    assert repr(opened) == "Round(round=0, is_open=True, heard=1, refused=0)"
+    report = opened.finish()
+    assert repr(opened) == f"Round(is_open=False, report={report!r})"
+    assert repr(report).startswith("RoundReport(round=0, heard=(0,), refused=(), steps=1, norms=float64[1], ")
+    assert repr(made.layout) == "Layout(n=600, n_parameters=600, tensors=1, counters=1, library='numpy')"
+    assert repr(made.clients) == "Clients(count=10, first=(0, 1, 2, 3, 4, 5))"
+    assert repr(Registry(["a"])) == "Registry(count=1, first=('a',))"
+    assert repr(made.store) == "ReadRows(clients=10, rows=1, n=600, codec='f32', medium='ram', round=0)"
+    assert repr(made.broadcast([0, 1])).startswith("Broadcast(ids=(0, 1), round=1, x=float32[600], lr=0.09, ")
+    assert "offset" not in repr(made.broadcast([0]).of(0))
+    assert repr(Update(0, made.x, 3)) == "Update(client=0, model=float32[600], steps=3)"
+    assert repr(network()) == "Network(nodes=2, n=3, round_number=0, zeta=0)"
+    assert repr(data.load("digits")).startswith("Dataset(name='digits', train_x=float32[")
+    assert repr(load_preset("quickstart")) == "Experiment('quickstart': FedAvg, MIFA, MimiC; 100 rounds, 5 seeds)"
+
+
+def test_patterns_as_they_are_made():
+    among = participation.Schedule(9, arrivals={3: 2})
+    pattern = participation.Uniform(9, 2, among=among, seed=5)
+    assert repr(pattern) == "Uniform(clients=9, k=2, among=Schedule(clients=9, arrivals={3: 2}, departures={}), seed=5)"
+    assert repr(participation.Bernoulli(4, 0.2)) == "Bernoulli(clients=4, p=float64[4])"
+    assert repr(pattern.active(0)) == "Active(clients=int64[2])"
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        server,
+        lambda: server().open_round(),
+        lambda: server().round([Update(1, X0, 1), Update(2, None, 1)]),
+        lambda: server().broadcast(range(10)),
+        lambda: server().broadcast([1]).of(1),
+        lambda: server().layout,
+        lambda: server().clients,
+        lambda: server().store,
+        network,
+        lambda: network().open_round(),
+        lambda: participation.Always(3),
+        lambda: participation.Always(3).active(0),
+        lambda: ClientStore(3, 4),
+        lambda: data.load("digits"),
+        lambda: algorithms.REGISTRY,
+        lambda: data.REGISTRY,
+        lambda: optimizers.REGISTRY,
+    ],
+)
+def test_each_as_a_table(made):
+    owner = made()
+    table = owner._repr_html_()
+    assert table.startswith(f"<table><caption>{type(owner).__name__}</caption><tr><td>")
+    assert table.endswith("</td></tr></table>")
+    assert len(repr(owner)) < 500
+
+
+def test_what_stands_in_a_table_is_no_markup():
+    layout = Server("FedAvg", {"<b>": np.zeros(2, np.float32)}, 1, lr=0.1).layout
+    assert "<b>" not in layout._repr_html_()
+    assert "<td>&lt;b&gt;</td><td>parameter</td><td>float32[2]</td>" in layout._repr_html_()
+
+
+def test_what_is_closed_shows_itself(tmp_path):
+    made = server(store=f"mmap:{tmp_path / 's'}")
+    assert f"store='mmap:{tmp_path / 's'}'"[:50] in repr(made)
+    made.close()
+    assert repr(made).startswith("Server(")
+    assert repr(made.store).startswith("ReadRows(")
+
+
+@pytest.mark.parametrize(
+    ("made", "instead"),
+    [
+        (server, r"save\(path\), and read it by Server.load"),
+        (lambda: server().store, r"ClientStore.save\(path\), and read it by ClientStore.open"),
+        (lambda: ClientStore(3, 4), r"ClientStore.save\(path\), and read it by ClientStore.open"),
+        (network, r"save\(path\), and read it by Network.load"),
+        (lambda: server().broadcast([0]), r"broadcast.of\(client\)"),
+    ],
+)
+def test_no_pickles_but_a_sentence(made, instead):
+    owner = made()
+    with pytest.raises(PicklingError, match=rf"{type(owner).__name__}: cannot be pickled: .*{instead}"):
+        pickle.dumps(owner)
+    with pytest.raises(TypeError):  # what the library raises itself
+        pickle.dumps([owner])
+
+
+def test_values_are_pickled():
+    sent = server().broadcast([0])
+    for value in (sent.of(0), server().layout, participation.Uniform(9, 2), algorithms.MIFA(), Update(0, X0, 1)):
+        assert type(pickle.loads(pickle.dumps(value))) is type(value)
+    assert pickle.loads(pickle.dumps(sent.of(0))) == sent.of(0)
+
+
+def test_a_server_in_memory_is_copied_and_one_in_files_is_not(tmp_path):
+    made = server()
+    made.round([Update(0, made.x + 1, 1)])
+    copied = copy.deepcopy(made)
+    copied.round([Update(1, made.x + 1, 1)])
+    assert (made.round_number, copied.round_number) == (1, 2)
+    assert (len(made.store), len(copied.store)) == (1, 2)
+    with server(store=f"mmap:{tmp_path / 's'}") as held, pytest.raises(PicklingError, match="since it holds files"):
+        copy.deepcopy(held)

@@ -1,0 +1,133 @@
+"""What FedVARP, FedStale, FedDyn, FedNova and FedExP promise, on least squares with full gradients."""
+
+import numpy as np
+import pytest
+
+from fedcore import Update, algorithms
+from tests.outsiders.house.mine.methods import FedACG
+from tests.theory.quadratics import Clients, distance, run, server_of
+
+N, n = 8, 20
+CHANCES = np.linspace(0.2, 0.9, N).tolist()
+
+
+def dropouts(t):
+    """Client i is there with its chance, whatever was before; in some rounds nobody is."""
+    return np.flatnonzero(np.random.default_rng(t).random(N) < CHANCES).tolist()
+
+
+def everybody(t):
+    return range(N)
+
+
+def one_step(t, i):
+    return 1
+
+
+@pytest.fixture(scope="module")
+def clients():
+    return Clients(N, n, seed=0)
+
+
+@pytest.mark.parametrize("algorithm", [algorithms.FedVARP(), algorithms.FedStale(1.0, chances=CHANCES)], ids=repr)
+def test_they_reach_the_optimum_under_uneven_dropouts(clients, algorithm):
+    server = server_of(algorithm, clients, lr=0.1)
+    run(server, clients, 2500, cohort=dropouts, steps=one_step)
+    assert distance(server.x, clients.optimum()) < 1e-6
+
+
+def test_fedstale_is_right_in_the_mean_where_fedavg_is_not(clients):
+    """With a constant rate and beta < 1 the model moves about the optimum, in the mean of which it stands."""
+    found = {}
+    for algorithm in (algorithms.FedStale(0.8, chances=CHANCES), algorithms.FedAvg("uniform")):
+        server, mean, rounds = server_of(algorithm, clients, lr=0.02), np.zeros(n), 4000
+        for t in range(rounds):
+            run(server, clients, 1, cohort=lambda _, t=t: dropouts(t), steps=one_step)
+            mean += server.x * (t >= rounds // 2) / (rounds // 2)
+        found[type(algorithm).__name__] = distance(mean, clients.optimum())
+    assert found["FedStale"] < 0.02
+    assert found["FedAvg"] > 0.05
+
+
+def test_with_a_minimiser_that_all_share_every_beta_reaches_it():
+    clients = Clients(N, n, seed=0, shared=True)
+    server = server_of(algorithms.FedStale(0.5, chances=CHANCES), clients, lr=0.1)
+    run(server, clients, 1500, cohort=dropouts, steps=one_step)
+    assert distance(server.x, clients.optimum()) < 1e-6
+
+
+def path(algorithm, clients, *, cohort, steps=lambda t, i: 3, rounds=30, **options):
+    server, xs = server_of(algorithm, clients, lr=0.05, **options), []
+    for t in range(rounds):
+        run(server, clients, 1, cohort=lambda _, t=t: cohort(t), steps=steps)
+        xs.append(server.x)
+    return np.array(xs)
+
+
+def same(one, other):
+    assert np.linalg.norm(one[-1]) > 0.1  # it went somewhere
+    return max(distance(x, y) for x, y in zip(one[1:], other[1:], strict=True)) < 2e-6
+
+
+def test_fedstales_two_ends(clients):
+    sometimes = lambda t: dropouts(t) or [0]  # noqa: E731
+    varp = path(algorithms.FedVARP(), clients, cohort=sometimes)
+    assert same(path(algorithms.FedStale(1.0), clients, cohort=sometimes), varp)
+    assert not same(path(algorithms.FedStale(0.5), clients, cohort=sometimes), varp)
+    fedavg = path(algorithms.FedAvg("uniform"), clients, cohort=sometimes)
+    assert same(path(algorithms.FedStale(0.0), clients, cohort=sometimes), fedavg)
+
+
+def test_feddyns_fixed_point_is_stationary_and_its_rows_are_the_gradients_there(clients):
+    alpha = 0.5
+    server = server_of(algorithms.FedDyn(alpha), clients, lr=0.1)
+    run(server, clients, 3000, cohort=lambda t: dropouts(t) or [0], steps=lambda t, i: 10)
+    optimum = clients.optimum()
+    assert distance(server.x, optimum) < 1e-5
+    for i in range(N):
+        assert distance(alpha * server.store.read(i), clients.gradient(i, optimum)) < 1e-4
+
+
+def test_fedacg_without_momentum_is_fedprox(clients):
+    fedprox = path(algorithms.FedProx(0.3, weights="uniform"), clients, cohort=everybody)
+    assert same(path(FedACG(lam=0.0, beta=0.3), clients, cohort=everybody), fedprox)
+
+
+def test_fednova_with_equal_steps_is_fedavg_of_the_same_examples(clients):
+    def of(algorithm, steps):
+        server, xs = server_of(algorithm, clients, lr=0.05), []
+        for t in range(20):
+            broadcast = server.broadcast(dropouts(t) or [0])
+            server.round(
+                [
+                    Update(i, clients.work(broadcast, i, steps(i))[0], steps=steps(i), examples=3 + i)
+                    for i in broadcast.ids
+                ]
+            )
+            xs.append(server.x)
+        return np.array(xs)
+
+    assert same(of(algorithms.FedNova(), lambda i: 4), of(algorithms.FedAvg(), lambda i: 4))
+    assert not same(of(algorithms.FedNova(), lambda i: 1 + i), of(algorithms.FedAvg(), lambda i: 1 + i))
+
+
+def test_fednova_does_not_prefer_those_who_do_more_steps(clients):
+    """FedAvg of uneven steps ends at the minimiser of another objective, weighed by the steps."""
+    ends = {}
+    for algorithm in (algorithms.FedNova(), algorithms.FedAvg()):
+        server = server_of(algorithm, clients, lr=0.001)
+        run(server, clients, 3000, cohort=everybody, steps=lambda t, i: 1 + 2 * i)
+        ends[type(algorithm).__name__] = distance(server.x, clients.optimum())
+    assert ends["FedNova"] < 0.1 * ends["FedAvg"]
+
+
+def test_fedexp_steps_as_fedavg_where_clients_agree_and_further_where_they_do_not(clients):
+    agreeing = Clients(N, n, seed=0, shared=True)
+    agreeing.a[:] = 1
+    fedexp, fedavg = (
+        path(method, agreeing, cohort=everybody) for method in (algorithms.FedExP(), algorithms.FedAvg("uniform"))
+    )
+    assert same(fedexp, fedavg)
+    server = server_of(algorithms.FedExP(), clients, lr=0.05)
+    report = run(server, clients, 30, cohort=everybody, steps=one_step)
+    assert report.gamma > 1.5
