@@ -1,6 +1,17 @@
-"""Least squares over nodes with different minimisers, and full-gradient steps on it."""
+"""Least squares over nodes with different minimisers, full-gradient steps on it, and a network of two nodes."""
 
 import numpy as np
+
+from fedcore import Network
+
+
+def vector(*numbers):
+    return np.float32(numbers)
+
+
+def pair():
+    """Two nodes that give a quarter to each other, and may have rates of their own."""
+    return Network([vector(0, 0)] * 2, [[0.75, 0.25], [0.25, 0.75]], lr=0.5, q=[1, 3], own_rates=True)
 
 
 class LeastSquares:

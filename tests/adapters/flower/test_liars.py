@@ -55,7 +55,7 @@ def test_one_liar_of_ten_nodes_moves_the_result_by_its_bound_at_most(method, kin
 
 SENT = ("w", "num_batches_tracked")
 """Of the model, over the older API: tensors have no names there, so that BatchNorm's statistics are parameters."""
-OF_MINIBATCHES = [method for method in METHODS if made(method)[0].local_rule == "sgd"]
+OF_MINIBATCHES = [method for method in METHODS if made(method)[0].local_rule.ordinary]
 
 
 class Proxy(ClientProxy):
