@@ -72,6 +72,10 @@ class Direction:
     from_momentum: float = 0.0
 
 
+GRADIENT, SGD = Direction(), Sgd()
+"""Plain steps of SGD."""
+
+
 @dataclass(frozen=True)
 class Step:
     """The end of a round: v and T' as linear forms over its sums."""
@@ -127,12 +131,12 @@ class Algorithm(ABC):
     @property
     def direction(self) -> Direction:
         """The direction of a client's steps."""
-        return Direction()
+        return GRADIENT
 
     @property
     def local_rule(self) -> LocalRule:
         """The rule by which a client steps along its minibatches (``fedcore.local_rules``)."""
-        return Sgd()
+        return SGD
 
     @property
     def unit(self) -> Unit:

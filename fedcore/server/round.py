@@ -294,7 +294,8 @@ class Round(Represented):
             self._leave_out(replies, verdict)
             replies, squares = replies.chosen(verdict.accepted), squares[verdict.accepted]
         if len(replies):
-            self._folded.append(replies.counted(squares))
+            replies.count(squares)
+            self._folded.append(replies)
 
     def _known_at_most(self, replies: Replies) -> F64:
         state = self._state
@@ -313,8 +314,10 @@ class Round(Represented):
     def _weigh(self, replies: Replies) -> None:
         number, population = self._state.snapshot.round_number, self._state.population
         algorithm, registry = self._settings.algorithm, self._state.store.registry
-        shares, ages = population.shares(registry, replies.clients), population.ages(registry, replies.clients, number)
-        replies.claims = replace(replies.claims, shares=shares, ages=ages, clients=replies.clients)
+        clients, claims = replies.clients, replies.claims
+        shares, ages = population.shares(registry, clients), population.ages(registry, clients, number)
+        if claims.clients is not clients or shares is not claims.shares or ages is not claims.ages:
+            replies.claims = replace(claims, shares=shares, ages=ages, clients=clients)
         replies.weights = check_weights(algorithm, algorithm.weigh(replies.claims), replies.claims)
 
     def _leave_out(self, replies: Replies, verdict: Verdict) -> None:
@@ -355,6 +358,6 @@ class Round(Represented):
         """The mean over the clients heard of the rounds since their rows were written."""
         if not self._settings.algorithm.keeps_rows:
             return None
-        written = [self._state.store.round_of(client) for client in heard.clients]
+        written = self._state.store.rounds_of(heard.clients)
         ages = [self._state.snapshot.round_number - t for t in written if t is not None]
         return sum(ages) / len(ages) if ages else None

@@ -91,7 +91,7 @@ class UpdateReader:
             vectors=ys,
             bases=[self._start_of(self._state.snapshot.round_number)] * k,
             scales=ones if settings.averages_models else 1 / distances,
-            claims=Claims(steps, examples, ones),
+            claims=Claims(steps, examples, ones, None, None, clients),
             eta_steps=distances,
             has_buffers=ones > 0,
             counters=[NO_COUNTERS] * k,

@@ -1,7 +1,7 @@
 """One row per client: its last mean gradient, in memory or in files, changed by whole rounds."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -147,17 +147,24 @@ class ClientStore(CommittedRows):
             UnknownClientError: no such client is registered.
             StoreError: there is no room for one more, or the store cannot be written to.
         """
-        rows = self._content.rows
+        return self._stage([self._number(client)], round)[0]
+
+    def stage_all(self, clients: Sequence[ClientId], round: int | None = None) -> list[Row]:
+        """``stage`` for many clients, in their order; after an error some are staged, which ``discard`` forgets."""
+        return self._stage(self._numbers(clients).tolist(), round)
+
+    def _stage(self, numbers: Sequence[int], round: int | None) -> list[Row]:
+        rows, form = self._content.rows, self._content.form
         if rows.staged:
             self._session.require_writer()
         else:
             self._session.require_right()  # asked once a round
-        number = self._number(client)
-        rows.make_room(number, self.registry.capacity)
-        slot = rows.stage(number, round)
+        rows.make_room(max(numbers, default=-1), self.registry.capacity)
+        slots = [rows.stage(number, round) for number in numbers]
         if self._residency is not None:
-            self._residency.use(slot)
-        return self._content.form.row(rows.slots.memory(slot))
+            for slot in slots:
+                self._residency.use(slot)
+        return [form.row(rows.slots.memory(slot)) for slot in slots]
 
     def unstage(self, client: object) -> None:
         """Forget the client's staged row, if there is one."""
