@@ -6,7 +6,7 @@ SIMULATOR := $(VENV)/.simulator
 INSTALLED := $(VENV)/.installed
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc fedcore -type f -not -name '*.pyc')
 CORES := $(shell nproc)
-CXX_FILES := $(shell find csrc tests/native bench -name '*.cpp' -o -name '*.h' -o -name '*.inl')
+CXX_FILES := $(shell find csrc tests/native bench -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: help quickstart test lint format sanitize aarch64-check bench bench-gate wheel-check clean
 help:

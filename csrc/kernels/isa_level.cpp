@@ -21,23 +21,29 @@ constexpr std::int64_t kRun =
 constexpr std::int64_t kCodedRun = 4096;  // the same of codes, whose loops feel it if the sum comes from far
 constexpr std::int64_t kAhead = 512;      // elements to prefetch ahead of a stream
 
+#define FEDCORE_SCALAR inline
 // Each uses those before it, so their order is no sorter's business.
 // clang-format off
 #include "kernels/cpu/simd.inl"
+#include "kernels/scalar/norms.inl"
 #include "kernels/cpu/norms.inl"
+#include "kernels/scalar/codes.inl"
 #include "kernels/cpu/quantise.inl"
 #include "kernels/cpu/half_floats.inl"
 #include "kernels/cpu/tiles.inl"
+#include "kernels/scalar/forms.inl"
 #include "kernels/cpu/fold.inl"
 #include "kernels/cpu/weighted_sum.inl"
 #include "kernels/cpu/aggregate.inl"
 #include "kernels/cpu/direction.inl"
 #include "kernels/cpu/combine.inl"
+#include "kernels/scalar/optimizer.inl"
 #include "kernels/cpu/optimizer.inl"
 #include "kernels/cpu/exchange_fused.inl"
 #include "kernels/cpu/exchange.inl"
 #include "kernels/cpu/mix.inl"
 // clang-format on
+#undef FEDCORE_SCALAR
 
 template <class Sum>
 constexpr Sums<Sum> sums = {weighted_sum<Sum>, accumulate<Sum>, server_step<Sum>};

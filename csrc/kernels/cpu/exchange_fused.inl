@@ -25,7 +25,7 @@ inline bool is_fusible(const RowExchange& row, const Forms& forms) {
            (row.old_row.data == nullptr || row.old_row.codec == codec);
 }
 
-// The random words of a block, each for elements j and j + 32: what Dither::fill makes. Of j = 0 .. 15 and 16 .. 31.
+// The random words of a block, each for elements j and j + 32: what fill_words makes. Of j = 0 .. 15 and 16 .. 31.
 struct BlockWords {
     __m512i of[2];
 };

@@ -2,34 +2,9 @@
 
 constexpr std::int64_t kFetch = 128;  // elements of each stream to prefetch ahead
 
-// What the tile of a client is: a model, a difference, or already the row that is to be seen by the sum.
-enum class Given { model, difference, row };
-
-// How much of `Forms` a loop can do: rows that are replaced by h, what they change by being summed; any row', and sums
-// that see it and r; or everything.
-enum class Form { replaces, changes, general };
-
 inline Form form_of(const Forms& forms) {
     if (forms.replaces()) return Form::replaces;
     return forms.adds.h == 0 && forms.adds.q == 0 ? Form::changes : Form::general;
-}
-
-// row' of one or more elements.
-template <class Number>
-inline Number row_of(const RowForm& row, Number h, Number r, Number q) {
-    Number made = row.h * h;
-    if (row.r != 0) made = made + row.r * r;
-    if (row.q != 0) made = made + row.q * q;
-    return made;
-}
-
-// What the sum sees of elements, in its precision.
-template <Form kForm, class Number>
-inline Number seen_of(const SumForm& adds, Number stored, Number r, Number h, Number q) {
-    Number change = adds.row * stored + adds.r * r;
-    if (kForm == Form::general && adds.h != 0) change = change + adds.h * h;
-    if (kForm == Form::general && adds.q != 0) change = change + adds.q * q;
-    return change;
 }
 
 // Where a client's arrays stand at the tile; null where it has none.
@@ -47,11 +22,6 @@ struct Streams {
 inline Streams streams_of(const ClientUpdate& sent, std::int64_t first, std::int64_t count, float* scratch) {
     const float* const base = sent.base != nullptr ? sent.base + first : nullptr;
     return {sent_tile(sent, first, count, scratch), base, nullptr, nullptr, nullptr, sent.scale, sent.weight};
-}
-
-template <Given kGiven, class Number>
-inline Number gradient(Number base, Number y, float scale) {
-    return kGiven == Given::model ? (base - y) * scale : kGiven == Given::difference ? -y * scale : y;
 }
 
 // Where the form replaces rows: row' = h, sum[j] += weight * (h - old_row[j] + anchor[j]); else as `forms` say. In

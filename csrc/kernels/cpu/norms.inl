@@ -18,11 +18,6 @@ inline double fold_lanes(const FullFloats* part, const float* tail, int count) {
     return sum_of_lanes(lane);
 }
 
-// Whether squares neither overflowed nor lost what counts to underflow. Zero is left to float64, which says zero.
-inline bool is_sound(double squares) {
-    return squares > 1e-30 && squares < 1e38;
-}
-
 template <class Value>
 void add_squares_exactly(const Value* values, std::int64_t count, double* lane) {
     std::int64_t j = 0;

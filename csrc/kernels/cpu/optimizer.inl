@@ -1,28 +1,3 @@
-// What one element reads, and what it becomes.
-struct Moments {
-    FullFloats m, s, x;
-};
-
-template <Second kSecond>
-inline Moments turned(const OptimizerStep& step, FullFloats v, const Moments& from) {
-    Moments to = from;
-    to.m = step.from_m * from.m + step.from_v * v;
-    FullFloats u = to.m;
-    if (kSecond != Second::none) {
-        const FullFloats square = v * v;
-        if (kSecond == Second::decay) {
-            to.s = step.from_s * from.s + step.from_square * square;
-        } else {
-            const FullFloats one = FullFloats{} + 1.0f, zero = {};
-            const FullFloats sign = (from.s > square ? one : zero) - (from.s < square ? one : zero);
-            to.s = from.s - step.from_square * square * sign;
-        }
-        u = u / (square_roots(to.s) + step.tau);
-    }
-    to.x = from.x - step.gamma * u;
-    return to;
-}
-
 // The first `count` elements at an address, with zeros behind them.
 inline FullFloats read_some(const float* at, std::int64_t count) {
     FullFloats values = {};
@@ -53,8 +28,9 @@ double optimizer_tile(const OptimizerStep& step, const OptimizerInputs& in, cons
 #pragma GCC unroll 4
         for (int part = 0; part < kLanes / kFull; ++part) {
             const std::int64_t at = j + part * kFull;
-            const Moments from{read(of_m + at), kHasSecond ? read(of_s + at) : FullFloats{}, read(of_x + at)};
-            const Moments to = turned<kSecond>(s, read(of_v + at), from);
+            const Moments<FullFloats> from{read(of_m + at), kHasSecond ? read(of_s + at) : FullFloats{},
+                                           read(of_x + at)};
+            const Moments<FullFloats> to = turned<kSecond>(s, read(of_v + at), from);
             squares[part] += to.x * to.x;
             write(to_m + at, to.m);
             if (kHasSecond) write(to_s + at, to.s);
@@ -65,9 +41,9 @@ double optimizer_tile(const OptimizerStep& step, const OptimizerInputs& in, cons
     int rest = 0;
     while (j < count) {
         const std::int64_t few = count - j < kFull ? count - j : kFull;
-        const Moments from{read_some(of_m + j, few), kHasSecond ? read_some(of_s + j, few) : FullFloats{},
-                           read_some(of_x + j, few)};
-        const Moments to = turned<kSecond>(s, read_some(of_v + j, few), from);
+        const Moments<FullFloats> from{read_some(of_m + j, few), kHasSecond ? read_some(of_s + j, few) : FullFloats{},
+                                       read_some(of_x + j, few)};
+        const Moments<FullFloats> to = turned<kSecond>(s, read_some(of_v + j, few), from);
         __builtin_memcpy(to_m + j, &to.m, sizeof(float) * few);
         if (kHasSecond) __builtin_memcpy(to_s + j, &to.s, sizeof(float) * few);
         __builtin_memcpy(to_x + j, &to.x, sizeof(float) * few);

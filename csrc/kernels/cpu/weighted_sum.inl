@@ -143,15 +143,6 @@ __attribute__((noinline)) double square_of_sum(const double* sum, std::int64_t c
     return is_sound(square) ? square : sum_of_squares_exactly(sum, count);
 }
 
-// The float32 next to it towards zero, the last bit set if anything was lost: what this is rounded to in fewer bits the
-// float64 itself is rounded to.
-inline float to_odd(double value) {
-    const float nearest = static_cast<float>(value);
-    const double back = nearest;
-    const std::uint32_t beyond = __builtin_fabs(back) > __builtin_fabs(value) ? 1 : 0, lost = back != value ? 1 : 0;
-    return float_of((bits_of(nearest) - beyond) | lost);
-}
-
 inline void round_to_half(const float* sum, std::int64_t count, Dtype dtype, std::uint16_t* out) {
     if (dtype == Dtype::bfloat16)
         to_half<Bf16, false>(sum, Nearest{}, 0, count, out, nullptr);

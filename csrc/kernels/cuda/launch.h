@@ -1,0 +1,79 @@
+// What launches have in common: tables, partitions, and the sums of squares.
+#pragma once
+
+#include <initializer_list>
+
+#include "base/blocks.h"
+#include "kernels/cuda/calls.h"
+#include "kernels/cuda/queue.h"
+
+namespace fedcore::cuda {
+
+static_assert(kPiece == kBlock, "the device's pieces are the CPU's blocks");
+
+template <class T>
+struct Table {
+    T* host;
+    T* device;
+};
+
+template <class T>
+Table<T> table(Queue& queue, std::int64_t count) {
+    const Queue::Memory memory = queue.table(static_cast<std::size_t>(count) * sizeof(T));
+    return {static_cast<T*>(memory.host), static_cast<T*>(memory.device)};
+}
+
+// A copy of count elements for the device.
+template <class T>
+const T* copied(Queue& queue, const T* from, std::int64_t count) {
+    const Table<T> to = table<T>(queue, count);
+    for (std::int64_t i = 0; i < count; ++i) to.host[i] = from[i];
+    return to.device;
+}
+
+inline bool is_aligned(const void* address) {
+    return reinterpret_cast<std::uintptr_t>(address) % 16 == 0;
+}
+inline bool are_aligned(std::initializer_list<const void*> addresses) {
+    for (const void* address : addresses)
+        if (!is_aligned(address)) return false;
+    return true;
+}
+
+inline std::int64_t tile_count(std::int64_t n) {
+    return (n + kTile - 1) / kTile;
+}
+
+// Tensors in whole pieces, and how many there are.
+struct Pieces {
+    Segments segments;
+    std::int64_t count;
+    std::int64_t tiles() const { return count * kPieceTiles; }
+};
+
+inline Pieces pieces_of(Queue& queue, const std::int64_t* n, std::int64_t count) {
+    const Table<std::int32_t> first = table<std::int32_t>(queue, count + 1);
+    std::int64_t pieces = 0;
+    for (std::int64_t s = 0; s <= count; ++s) {
+        first.host[s] = static_cast<std::int32_t>(pieces);
+        if (s < count) pieces += block_count(n[s]);
+    }
+    return {{first.device, static_cast<std::int32_t>(count)}, pieces};
+}
+
+// Memory for a square of each of `rows` in each of `parts`.
+inline double* squares_for(Queue& queue, std::int64_t rows, std::int64_t parts) {
+    return static_cast<double*>(queue.scratch(static_cast<std::size_t>(rows * parts) * sizeof(double)));
+}
+
+// sums[i] = what the parts of row i add up to, `parts` to a piece.
+inline void read_totals(Queue& queue, const double* squares, std::int64_t rows, std::int64_t pieces, int parts,
+                        double* sums) {
+    if (rows == 0) return;
+    auto* const totals = static_cast<double*>(queue.scratch(static_cast<std::size_t>(rows) * sizeof(double)));
+    const TotalCall call{squares, totals, static_cast<std::int32_t>(pieces), parts};
+    queue.launch(Kernel::add_squares, {rows}, &call);
+    queue.read(totals, static_cast<std::size_t>(rows) * sizeof(double), sums);
+}
+
+}  // namespace fedcore::cuda

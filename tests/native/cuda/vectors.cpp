@@ -1,0 +1,160 @@
+// Optimisers, directions, combinations, norms, codes and mixes on the emulated device: the CPU's bits.
+#include "kernels/combine.h"
+#include "kernels/direction.h"
+#include "kernels/mix.h"
+#include "kernels/norms.h"
+#include "kernels/optimizer.h"
+#include "kernels/quantise.h"
+#include "parity.h"
+
+using namespace fedcore;
+using namespace fedcore::test;
+
+TEST(cuda_optimizer_step) {
+    at_every_shape([](std::int64_t n, std::uint32_t seed, bool aligned, Numbers numbers) {
+        for (const Second second : {Second::none, Second::decay, Second::yogi}) {
+            Problem make(seed, aligned, numbers);
+            const auto v = make.values<float>(n);
+            Array<float> of[2][3] = {{make.values<float>(n), make.values<float>(n), make.values<float>(n)},
+                                     {make.empty<float>(0), make.empty<float>(0), make.empty<float>(0)}};
+            for (float& s : of[0][1]) s = std::fabs(s) * 4;  // a second moment is a mean of squares
+            for (int i = 0; i < 3; ++i) new (&of[1][i]) Array<float>(copy_of(make, of[0][i]));
+            const OptimizerStep step{second, 0.9f, 0.1f, 0.99f, 0.01f, 1e-3f, 0.5f};
+            const bool has_second = second != Second::none;
+            std::vector<double> scratch(block_count(n) + 1), norms(2);
+            HostQueue queue;
+            for (int side = 0; side < 2; ++side) {
+                float* const s = has_second ? of[side][1].data() : nullptr;
+                const OptimizerInputs in{v.data(), of[side][0].data(), s, of[side][2].data()};
+                const OptimizerOutputs out{of[side][0].data(), s, of[side][2].data()};
+                norms[side] = side == 0 ? optimizer_step(step, in, out, n, scratch.data())
+                                        : cuda::optimizer_step(queue, step, in, out, n);
+            }
+            CHECK(same_norms({norms[0]}, {norms[1]}));
+            for (int i = 0; i < 3; ++i) CHECK(same_bits(of[0][i], of[1][i]));
+        }
+    });
+}
+
+TEST(cuda_direction_step) {
+    at_every_shape([](std::int64_t n, std::uint32_t seed, bool aligned, Numbers numbers) {
+        for (int parts = 0; parts < 16; ++parts) {
+            Problem make(seed, aligned, numbers);
+            const auto grad = make.values<float>(n), prev = make.values<float>(n), offset = make.values<float>(n);
+            const auto x = make.values<float>(n);
+            auto y = make.values<float>(n), found = copy_of(make, y);
+            const LocalStep step{grad.data(),
+                                 parts & 1 ? prev.data() : nullptr,
+                                 parts & 2 ? offset.data() : nullptr,
+                                 parts & 4 ? x.data() : nullptr,
+                                 0.9f,
+                                 -0.4f,
+                                 0.3f,
+                                 parts & 8 ? 0.01f : 0.0f,
+                                 0.125f};
+            HostQueue queue;
+            direction_step(step, y.data(), n);
+            cuda::direction_step(queue, step, found.data(), n);
+            CHECK(same_bits(y, found));
+        }
+    });
+}
+
+template <class Out>
+void try_combine(std::int64_t k, std::int64_t n, std::uint32_t seed, bool aligned, Numbers numbers) {
+    Problem make(seed, aligned, numbers);
+    std::vector<Typed> vectors;
+    std::vector<Term> terms;
+    for (std::int64_t i = 0; i < k; ++i)
+        vectors.emplace_back(make, (seed + i) % 2 == 0 ? Dtype::float64 : Dtype::float32, n);
+    for (Typed& vector : vectors)
+        terms.push_back({vector.data(), vector.dtype == Dtype::float64, static_cast<double>(make.coefficient())});
+    auto due = make.empty<Out>(n), found = make.empty<Out>(n);
+    std::vector<double> scratch(block_count(n) + 1);
+    HostQueue queue;
+    combine(terms.data(), k, due.data(), n);
+    cuda::combine(queue, terms.data(), k, found.data(), n);
+    CHECK(same_bits(due, found));
+    CHECK(same_norms({combined_square(terms.data(), k, n, scratch.data())},
+                     {cuda::combined_square(queue, terms.data(), k, n)}));
+}
+
+TEST(cuda_combine) {
+    at_every_shape([](std::int64_t n, std::uint32_t seed, bool aligned, Numbers numbers) {
+        for (const std::int64_t k : {1, 2, 5}) {
+            try_combine<float>(k, n, seed, aligned, numbers);
+            try_combine<double>(k, n, seed, aligned, numbers);
+        }
+    });
+}
+
+TEST(cuda_squared_norms) {
+    at_every_shape([](std::int64_t n, std::uint32_t seed, bool aligned, Numbers numbers) {
+        for (const std::int64_t k : {0, 1, 4, 6}) {
+            Problem make(seed, aligned, numbers);
+            const auto rows = make.rows<float>(k, n);
+            std::vector<const float*> listed;
+            for (const auto& row : rows) listed.push_back(row.data());
+            std::vector<double> scratch(k * block_count(n) + 1), due(k), found(k);
+            HostQueue queue;
+            squared_norms(listed.data(), k, n, scratch.data(), due.data());
+            cuda::squared_norms(queue, listed.data(), k, n, found.data());
+            CHECK(same_norms(due, found));
+        }
+    });
+}
+
+TEST(cuda_quantise) {
+    at_every_shape([](std::int64_t n, std::uint32_t seed, bool aligned, Numbers numbers) {
+        for (const Codec codec : {Codec::bf16, Codec::f16, Codec::int8})
+            for (const bool dithered : {false, true}) {
+                Problem make(seed, aligned, numbers);
+                auto x = make.values<float>(n), back = make.empty<float>(n), found_back = make.empty<float>(n);
+                if (n > 40) x[40] = 70000.0f;  // above what float16 holds
+                const std::int64_t bytes = (codec == Codec::int8 ? 1 : 2) * n;
+                const std::int64_t scales = codec == Codec::int8 ? (n + kCodeBlock - 1) / kCodeBlock : 0;
+                auto codes = make.empty<std::uint8_t>(bytes), found = make.empty<std::uint8_t>(bytes);
+                auto scale = make.empty<float>(scales), found_scale = make.empty<float>(scales);
+                const DitherKey key{seed, 7};
+                HostQueue queue;
+                quantise(x.data(), codec, dithered ? &key : nullptr, n, codes.data(), scale.data());
+                cuda::quantise(queue, x.data(), codec, dithered ? &key : nullptr, n, found.data(), found_scale.data());
+                CHECK(same_bits(codes, found));
+                CHECK(same_bits(scale, found_scale));
+                dequantise(codes.data(), scale.data(), codec, n, back.data());
+                cuda::dequantise(queue, codes.data(), scale.data(), codec, n, found_back.data());
+                CHECK(same_bits(back, found_back));
+            }
+    });
+}
+
+TEST(cuda_mix) {
+    std::uint32_t seed = 1;
+    for (const std::int64_t n : {0, 1, 33, 700, 2049})
+        for (const std::int64_t p : {1, 3, 9, 40}) {
+            Problem make(seed++, p == 3, Numbers::usual);
+            auto models = make.rows<float>(p, n);
+            std::vector<Array<float>> copies;
+            std::vector<float*> due, found;
+            for (auto& model : models) copies.push_back(copy_of(make, model));
+            for (auto& model : models) due.push_back(model.data());
+            for (auto& model : copies) found.push_back(model.data());
+            std::vector<std::int64_t> starts{0}, columns;
+            std::vector<float> weights;
+            for (std::int64_t i = 0; i < p; ++i) {  // rows of 0, 1, 2, ... entries, a column perhaps twice
+                for (std::int64_t e = 0; e < i % 12; ++e) {
+                    columns.push_back((4 * p - 1 - 3 * e + i) % p);
+                    weights.push_back(make.coefficient());
+                }
+                starts.push_back(static_cast<std::int64_t>(columns.size()));
+            }
+            const Mixing matrix{starts.data(), columns.data(), weights.data(), p};
+            std::vector<std::int64_t> memory(static_cast<std::size_t>(mix_memory(matrix)));
+            const MixPlan plan = plan_mix(matrix, n, memory.data());
+            std::vector<float> scratch(static_cast<std::size_t>(plan.scratch));
+            HostQueue queue;
+            mix(matrix, plan, due.data(), n, scratch.data());
+            cuda::mix(queue, matrix, found.data(), n);
+            for (std::int64_t i = 0; i < p; ++i) CHECK(same_bits(models[i], copies[i]));
+        }
+}
