@@ -72,6 +72,25 @@ def read(data: bytes, *, bfloat16: bool = False) -> npt.NDArray[Any]:
     return np.empty(shape, dtype)  # NumPy takes no offset at the very end of a buffer
 
 
+def read_known(
+    datas: Sequence[Any], heads: Sequence[bytes], shapes: Sequence[tuple[int, ...]]
+) -> list[npt.NDArray[Any]] | None:
+    """Float32 arrays in the bytes of `.npy` files, if each begins with a head that ``read`` took before.
+
+    Args:
+        datas: read-only; bytes, or anything else that is not to be believed.
+        heads: of each, the bytes up to the payload of a float32 array in C order.
+        shapes: of each, the shape that the head says.
+
+    Returns:
+        Read-only views of ``datas``; None if one has another head, another length or no elements: ``read`` says what
+        is wrong with it, or reads it.
+
+    Cost: compares the heads; no Python for an array.
+    """
+    return core.read_npy(datas, heads, shapes)
+
+
 def as_float32(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Floats as float32, themselves or a copy, beyond its range an infinity; integers as they are."""
     if values.dtype == np.float32 or values.dtype.kind != "f":
@@ -108,14 +127,21 @@ def write(array: npt.NDArray[Any], *, bfloat16: bool = False) -> bytes:
     return write_all([head(array, bfloat16=bfloat16)], [array])[0]
 
 
-def write_all(heads: Sequence[bytes], arrays: Sequence[npt.NDArray[Any]]) -> list[bytes]:
+def write_all(
+    heads: Sequence[bytes], arrays: Sequence[npt.NDArray[Any]], spare: list[bytes] | None = None
+) -> list[bytes]:
     """The bytes of a `.npy` file of each array, under the heads that ``head`` made of arrays like these.
 
-    Cost: reads and writes the arrays once, on all threads.
+    Args:
+        spare: bytes that the caller has no more use for, those of an earlier call for arrays like these. It is emptied.
+            The memory of those that nobody else refers to is written anew; what somebody still has stays as it is.
+
+    Cost: reads and writes the arrays once, on all threads. Fresh memory costs as much again, for the system fills it
+        with zeros first.
     """
     little = (array.astype(array.dtype.newbyteorder("<"), copy=False) for array in arrays)
     payloads = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in little]
-    made: list[bytes] = core.joined_bytes(list(heads), payloads)
+    made: list[bytes] = core.joined_bytes(list(heads), payloads, [] if spare is None else spare)
     return made
 
 
