@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedcore.arguments import length
+from fedcore.arguments import length, whole
 from fedcore.errors import DtypeError, RangeError, UnknownNameError
 from fedcore.float_mode import ieee
 from fedcore.kernels.backend import implementation
@@ -63,8 +63,8 @@ def quantise(x: Any, codec: str, out: Codes | None = None, *, seed: int | None =
     if codec not in DTYPES:
         raise UnknownNameError.of("codec", codec, DTYPES)
     for name, number in (("seed", seed), ("row", row)):
-        if number is not None and not 0 <= number < 1 << 64:
-            raise RangeError(f"{name}: expected 0..2^64-1, got {number}")
+        if number is not None:
+            whole(name, number, 0, 2**64 - 1)
     if out is None:
         n = length("x", x)
         scales = np.empty(-(-n // BLOCK), np.float32) if codec == "int8" else None

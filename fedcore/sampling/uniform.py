@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arguments import numbers, real, whole
+from fedcore.arguments import due_in, inside, numbers, real, whole
 from fedcore.errors import RangeError
 from fedcore.float_mode import ieee
 from fedcore.sampling.backend import implementation
@@ -78,9 +78,8 @@ def bernoulli(population: int, p: Any, *, seed: int, round: int, purpose: str = 
         p = numbers("p", p, np.float64)
     drawn: Clients | None = implementation.bernoulli(population, p, key(seed, round, purpose))
     if drawn is None:
-        chances = np.asarray(p)
-        bad = int(np.flatnonzero(~((chances >= 0) & (chances <= 1)))[0])
-        raise RangeError(f"p[{bad}]: expected a number in [0, 1], got {float(chances[bad])!r}")
+        bad, chance = next((i, chance) for i, chance in enumerate(map(float, p)) if not inside(chance, "[0, 1]"))
+        raise RangeError(f"p[{bad}]: expected {due_in('[0, 1]')}, got {chance!r}")
     return drawn
 
 

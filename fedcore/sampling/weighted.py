@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arguments import numbers, whole
+from fedcore.arguments import due_in, numbers, whole
 from fedcore.errors import RangeError
 from fedcore.float_mode import ieee
 from fedcore.sampling.backend import implementation
@@ -99,7 +99,7 @@ def _refusal(weights: Any, needed: int) -> RangeError:
     w = np.asarray(weights)
     bad = np.flatnonzero(~((w >= 0) & np.isfinite(w)))
     if len(bad):
-        return RangeError(f"weights[{bad[0]}]: expected a finite number >= 0, got {float(w[bad[0]])!r}")
+        return RangeError(f"weights[{bad[0]}]: expected {due_in('[0, inf)')}, got {float(w[bad[0]])!r}")
     positive = int(np.count_nonzero(w))
     if positive < needed:
         return RangeError(f"weights: expected at least {needed} that are positive, got {positive}")

@@ -46,7 +46,7 @@ def test_every_preset_is_valid(name):
         ("model={name='mlp', hidden='3'}", "model.hidden: expected a list, got '3'"),
         ("model={name='mlp', hidden=3}", "model.hidden: expected a list, got 3"),
         ("model={name='mlp', hidden=[3.5]}", "model.hidden: expected a valid integer, got 3.5"),
-        ("model={name='mlp', hidden=[0]}", "model: inputs, hidden, classes: expected ints >= 1, got 64, [0], 10"),
+        ("model={name='mlp', hidden=[0]}", "model: hidden: expected an integer >= 1, got 0"),
         ("model=lenet", "model: 'lenet': expected"),
         ("model={name='mlp', classes=3}", "model: expected 10 scores, one for each class of 'digits', got 3"),
         ("data.split=3", "data.split: unknown key"),
