@@ -84,7 +84,7 @@ def steps_of(said: object, metrics: Mapping[str, Any], told: int | str | None, s
         return told
     if server.averages_models and not algorithm.needs_shares:  # FlexibleFedAvg weighs by the steps
         return 1
-    other = ', or take units="update"' if hasattr(algorithm, "units") else ""
+    other = f", or take {option}" if (option := algorithm.averaging_option) else ""
     raise RangeError(f"{due}: {by}, or tell the strategy steps= (a number, or a metric's name){other}")
 
 
