@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.arguments import is_whole, shown, whole
-from fedcore.clients.backend import implementation
 from fedcore.errors import RangeError, ShapeError, UnknownClientError
+from fedcore.native import core
 from fedcore.representation import Represented, first
 
 ClientId: TypeAlias = int | str
@@ -61,7 +61,7 @@ class Registry(Represented):
             listed = clients
         else:
             raise RangeError(f"clients: expected a count or the ids, got {shown(clients)}")
-        self._index = implementation.ClientIndex(_KEY, count)
+        self._index = core.ClientIndex(_KEY, count)
         # The number of a client that is exactly an int or a str, else -1; looked up here once, not in each call.
         self._find: Callable[[object], int] = self._index.number
         self._whole = count  # the ids below it are registered, each its own number: nobody need look them up

@@ -8,7 +8,7 @@ import numpy as np
 from fedcore.arguments import length, listed, numbers
 from fedcore.errors import ShapeError
 from fedcore.float_mode import ieee
-from fedcore.kernels.backend import implementation
+from fedcore.native import core
 
 
 @ieee
@@ -57,7 +57,7 @@ def combine(terms: Sequence[Any], coefficients: Sequence[float], out: Any = None
         if not terms:
             raise ShapeError("terms: expected at least one vector, got none")
         out = np.empty(length("terms[0]", terms[0]), np.float32)
-    implementation.combine(terms, numbers("coefficients", coefficients, np.float64), out)
+    core.combine(terms, numbers("coefficients", coefficients, np.float64), out)
     return out
 
 
@@ -74,4 +74,4 @@ def combined_square(terms: Sequence[Any], coefficients: Sequence[float]) -> floa
     >>> combined_square([np.float64([6, 8]), np.float32([3, 4])], [1, -1])
     25.0
     """
-    return implementation.combined_square(terms, numbers("coefficients", coefficients, np.float64))
+    return core.combined_square(terms, numbers("coefficients", coefficients, np.float64))

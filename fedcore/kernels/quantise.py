@@ -7,8 +7,8 @@ import numpy as np
 from fedcore.arguments import length, whole
 from fedcore.errors import DtypeError, RangeError, UnknownNameError
 from fedcore.float_mode import ieee
-from fedcore.kernels.backend import implementation
 from fedcore.kernels.norms import all_finite
+from fedcore.native import core
 
 BLOCK = 64  # elements of an int8 row that share a scale
 DTYPES: dict[str, type] = {"bf16": np.uint16, "f16": np.uint16, "int8": np.int8}
@@ -71,7 +71,7 @@ def quantise(x: Any, codec: str, out: Codes | None = None, *, seed: int | None =
         out = Codes(codec, np.empty(n, DTYPES[codec]), scales)
     elif out.codec != codec:
         raise DtypeError(f"out: expected codes of {codec}, got codes of {out.codec}")
-    implementation.quantise(x, codec, out.codes, out.scales, seed, row)
+    core.quantise(x, codec, out.codes, out.scales, seed, row)
     if out.scales is not None and not all_finite([out.scales]):
         first = np.flatnonzero(~np.isfinite(dequantise(out)))[0] // BLOCK * BLOCK
         raise RangeError(f"x: expected finite numbers for int8, got another among the 64 from {first} on")
@@ -103,5 +103,5 @@ def dequantise(coded: Codes, out: Any = None) -> Any:
         raise UnknownNameError.of("codec", coded.codec, DTYPES)
     if out is None:
         out = np.empty(length("codes", coded.codes), np.float32)
-    implementation.dequantise(coded.codes, coded.scales, coded.codec, out)
+    core.dequantise(coded.codes, coded.scales, coded.codec, out)
     return out

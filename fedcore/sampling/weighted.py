@@ -9,7 +9,7 @@ import numpy.typing as npt
 from fedcore.arguments import due_in, numbers, whole
 from fedcore.errors import RangeError
 from fedcore.float_mode import ieee
-from fedcore.sampling.backend import implementation
+from fedcore.native import core
 from fedcore.sampling.key import LONGEST, Key, key
 
 Clients = npt.NDArray[np.int64]
@@ -48,7 +48,7 @@ def weighted_without_replacement(weights: Any, k: int, *, seed: int, round: int,
     array([2, 0])
     """
     k, weights = whole("k", k, 0, LONGEST), _listed(weights)
-    return _draw(implementation.weighted_without_replacement, weights, k, k, seed, round, purpose)
+    return _draw(core.weighted_without_replacement, weights, k, k, seed, round, purpose)
 
 
 @ieee
@@ -75,7 +75,7 @@ def with_replacement(weights: Any, k: int, *, seed: int, round: int, purpose: st
     array([2, 2, 0, 2, 2])
     """
     k, weights = whole("k", k, 0, LONGEST), _listed(weights)
-    return _draw(implementation.with_replacement, weights, k, min(k, 1), seed, round, purpose)
+    return _draw(core.with_replacement, weights, k, min(k, 1), seed, round, purpose)
 
 
 def _draw(
