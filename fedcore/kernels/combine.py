@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcore import memory
 from fedcore.arguments import length, listed, numbers
 from fedcore.errors import ShapeError
 from fedcore.float_mode import ieee
@@ -56,7 +57,7 @@ def combine(terms: Sequence[Any], coefficients: Sequence[float], out: Any = None
         terms = listed("terms", terms)
         if not terms:
             raise ShapeError("terms: expected at least one vector, got none")
-        out = np.empty(length("terms[0]", terms[0]), np.float32)
+        out = memory.empty(length("terms[0]", terms[0]))
     core.combine(terms, numbers("coefficients", coefficients, np.float64), out)
     return out
 

@@ -2,14 +2,13 @@
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
 from fedcore.arguments import whole
-from fedcore.errors import CorruptionError, RangeError
+from fedcore.errors import CorruptionError
 from fedcore.store.files.slot_file_header import digest
 from fedcore.store.row_format import Codec
 
@@ -116,17 +115,3 @@ class Head:
             json.loads(self.state)
         for vector in self.vectors.values():
             vector.check()
-
-
-def state_text(state: Mapping[str, Any] | None) -> str | None:
-    """A caller's state as JSON; None for none.
-
-    Raises:
-        RangeError: JSON cannot hold it.
-    """
-    if state is None:
-        return None
-    try:
-        return json.dumps(dict(state))
-    except (TypeError, ValueError) as error:
-        raise RangeError(f"state: expected what JSON can hold: {error}") from None
