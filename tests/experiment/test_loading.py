@@ -23,7 +23,7 @@ def test_every_preset_is_valid(name):
         ("rate.lr={name='Exponential', initial=0.1}", "rate.lr.decay: missing"),
         ("rate.lr={name='Exponential', initial=1, decay=1.5}", "rate.lr: decay: expected a number in (0, 1], got 1.5"),
         ("rate.lr={name='Staircase', initial=101}", "rate.lr: expected a number in (0, 100] in round 0, got 101.0"),
-        ("rate.lr={name='Staircase', initial=1, restarts=[-3]}", "rate.lr: restarts: expected rounds"),
+        ("rate.lr={name='Staircase', initial=1, restarts=[-3]}", "rate.lr: restarts: expected an integer >= 0, got -3"),
         ("rate.lr={name='Staircase', initial=1, restarts=3}", "rate.lr.restarts: expected"),
         ("rate.lr={name='Horizon', L=1, K=2.5, T=9}", "rate.lr.K: expected a valid integer, got 2.5"),
         ("rate.lr={name='PerCohort', c=1, beta=1}", "rate.lr.name: expected a rate of the round alone"),
