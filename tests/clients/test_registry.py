@@ -296,7 +296,7 @@ def test_a_state_lists_who_is_not_where_the_count_says():
         ((3, [("a", 4), (4, "a")]), errors.RangeError, "listed: expected an integer in .* got 'a'"),
         ((3, [(3, -1)]), errors.UnknownClientError, "client: expected an int in"),
         ((3, [(3, None)]), errors.UnknownClientError, "client: expected an int in"),
-        ((-1, []), errors.RangeError, "clients: expected a count"),
+        ((-1, []), errors.RangeError, "clients: expected an integer in"),
     ],
 )
 def test_a_state_that_contradicts_itself_is_refused(state, error, message):
