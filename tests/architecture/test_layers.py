@@ -45,6 +45,7 @@ ALLOWED = {
     ("layout", "libraries"),
     ("layout", "representation"),
     ("registries", "representation"),
+    ("runtime", "arguments"),
     ("network", "server"),
 }
 # Where an optional package may be imported at all.
