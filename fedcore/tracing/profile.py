@@ -27,16 +27,21 @@ def profile() -> None:
         return
     if asked != "1" and not asked.endswith(".json"):
         raise ConfigError(f"{VARIABLE}: expected 1, or the path of a .json file to be written, got {asked!r}")
-    from multiprocessing import parent_process
-
-    if parent_process() is None:
+    if not _is_of_multiprocessing():
         path = None if asked == "1" else Path(asked).absolute()
         atexit.register(_report, Trace(TIMELINE if path else 0).__enter__(), path, os.getpid())
 
 
+def _is_of_multiprocessing() -> bool:
+    """Tell whether multiprocessing has started this process: one is spawned that knows it only after its imports."""
+    from multiprocessing import current_process, parent_process
+
+    return parent_process() is not None or getattr(current_process(), "_inheriting", False)
+
+
 def _report(trace: Trace, path: Path | None, process: int) -> None:
     """Show and write the trace at the end of its process; a fork of it has none."""
-    if os.getpid() != process:
+    if os.getpid() != process or _is_of_multiprocessing():
         return
     trace.__exit__(None, None, None)
     if not any(one.calls for one in trace.phases):

@@ -5,7 +5,7 @@ import threading
 from itertools import count
 from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 NOBODY = (-1, -1)
 """The server and the round of what belongs to none."""
@@ -63,7 +63,7 @@ class _Thread(threading.local):
     """A thread's spans that have begun, and the last round that it had to do with."""
 
     def __init__(self) -> None:
-        self.running: list[Running] = []
+        self.running: list[ReferenceType[Running]] = []
         self.last = NOBODY
         self.number = next(_NUMBERS)
         self.name = threading.current_thread().name
@@ -72,15 +72,20 @@ class _Thread(threading.local):
 class Running:
     """A span that has begun.
 
-    Whoever ends a span also ends those that were begun within it and are left: an exception may come between any two
-    lines.
+    The call that is timed alone holds it. So where an exception comes in the midst of ``finish`` itself, the span is
+    gone with the call.
     """
 
-    __slots__ = ("bytes", "depth", "end", "inner", "place", "recorders", "running", "start")
+    __slots__ = ("__weakref__", "bytes", "caller", "depth", "end", "inner", "place", "recorders", "start", "within")
 
     def __init__(self) -> None:
-        self.recorders, self.running, self.place = OPEN.recorders, _THREAD.running, NOBODY
-        self.depth = len(self.running)
+        self.recorders, self.within, self.place = OPEN.recorders, _THREAD.running, NOBODY
+        self.caller: Running | None = None
+        while self.within and (caller := self.within[-1]()) is None:
+            self.within.pop()
+        if self.within:
+            self.caller = caller
+        self.depth = len(self.within)
         self.start = self.end = self.inner = self.bytes = 0
 
     def begin(self, owner: Any, follows: bool) -> None:
@@ -90,31 +95,30 @@ class Running:
             owner: an object that may know its server and round, or None. It is not kept.
             follows: whether it belongs to the last round of the thread.
         """
-        caller = self.running[-1].place if self.depth else NOBODY
+        caller = NOBODY if self.caller is None else self.caller.place
         own = NOBODY if owner is None else _place_of(owner)
         if own is NOBODY:
-            self.place = _THREAD.last if follows and not self.depth else caller
+            self.place = _THREAD.last if follows and self.caller is None else caller
         else:  # a server within its own round stays in it, also when it knows the next one already
             self.place = _THREAD.last = caller if own[0] == caller[0] else own
-        self.running.append(self)
+        self.within.append(ref(self))
         self.start = perf_counter_ns()
 
     def finish(self, function: int, is_kernel: bool) -> None:
         """End it, and tell the traces that were open when it began and still are."""
-        del self.running[self.depth :]  # first, for an exception may come at any later line
+        del self.within[self.depth :]
         if not self.start:
-            if self.running:
-                self.running[-1].inner += self.inner
+            if self.caller is not None:
+                self.caller.inner += self.inner
             return
         end = self.end or perf_counter_ns()
         own = end - self.start - self.inner
-        if self.running:
-            caller = self.running[-1]
+        if self.caller is not None:
             if is_kernel:
-                caller.bytes += self.bytes
+                self.caller.bytes += self.bytes
                 own = 0
             else:
-                caller.inner += end - self.start
+                self.caller.inner += end - self.start
         span = Span(function, *self.place, _THREAD.number, self.start, end, own, self.bytes)
         for recorder in self.recorders:
             if recorder in OPEN.recorders:

@@ -108,7 +108,7 @@ def _timed(number: int, function: Function, before: Callable[..., Any]) -> Calla
         if not OPEN.recorders:  # closed by another thread, between its wrapping and now
             return before(*args, **kwargs)
         running = Running()
-        if not running.depth:
+        if running.caller is None:
             WRAPPING.look_again()
         try:
             running.begin(args[0] if knows_round else None, follows)

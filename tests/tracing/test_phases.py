@@ -42,9 +42,8 @@ def test_every_kernel_that_fedcore_calls_is_measured():
 
 
 def test_the_docstring_explains_every_phase():
-    table = fedcore.trace.__doc__.split("=" * 20)[2]
-    explained = set(re.findall(r"[a-z]+(?: commit\b)?", " ".join(line[:18] for line in table.splitlines()) + table))
-    assert PHASES.keys() <= explained
+    table = " ".join(fedcore.trace.__doc__.partition("====")[2].rpartition("====")[0].split())
+    assert [phase for phase in PHASES if not re.search(rf"\b{phase}\b", table)] == []
 
 
 def test_an_open_trace_wraps_and_a_closed_one_leaves_everything_as_it_was():
