@@ -55,13 +55,14 @@ def _events(parts: Sequence[Recorded]) -> Iterator[dict[str, Any]]:
             yield _name("thread_name", part.process, thread, name)
     for (process, server, round), (start, end) in rounds.ends.items():
         number = rounds.servers[process, server]
-        args = {"server": number, "round": round}
-        yield _complete(f"round {round}", "round", process, ROUNDS + number, start - zero, end - start, args)
+        of = {"server": number, "round": round}
+        yield _complete(f"round {round}", "round", process, ROUNDS + number, start - zero, end - start, of)
     for part in parts:
         for span in spans_of(part):
             function = FUNCTIONS[span.function]
-            args = {} if span.round < 0 else {"server": rounds.servers[part.process, span.server], "round": span.round}
-            args["function"] = function.place
+            args: dict[str, Any] = {"function": function.place}
+            if span.round >= 0:
+                args |= {"server": rounds.servers[part.process, span.server], "round": span.round}
             if span.bytes:
                 args |= {"bytes": span.bytes}
             name, kind = (function.name, "kernel") if function.is_kernel else (function.phase, "phase")

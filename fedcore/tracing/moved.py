@@ -16,12 +16,12 @@ def moved(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, in_place:
         in_place: whether the arguments are written where they are read.
 
     >>> x, y, out = np.float32([1, 2]), np.float32([3, 4]), np.float64([0, 0])
-    >>> moved([[x, x[:]], [x, y]], {"out": out}, None, False)
+    >>> moved([[x[:], x[:]], [x, y]], {"out": out}, None, False)
     40
     """
     given = [*args, *kwargs.values()]
     read = sum([_bytes(argument) for argument in given])
-    made = 0 if any([argument is result for argument in given]) else _bytes(result)
+    made = 0 if any(argument is result for argument in given) else _bytes(result)
     return 2 * read if in_place else read + made
 
 

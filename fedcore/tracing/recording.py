@@ -43,7 +43,7 @@ class Recording:
         # What is taken in waits here: a deque's ends need no lock, which the handler of a signal could not wait for.
         self._waiting: deque[tuple[Span, str]] = deque()
         self._lock = threading.RLock()
-        self._numbers: "array[int]" = array("q")
+        self._numbers: array[int] = array("q")
         self._threads: dict[int, str] = {}
         self._left_out = 0
         self._others: list[Recorded] = []
@@ -66,13 +66,13 @@ class Recording:
             self._others.append(recorded._replace(numbers=numbers, left_out=left_out))
 
     def recorded(self) -> Recorded:
-        """What this process has recorded so far, without the others."""
+        """The recording of this process so far, without the others."""
         with self._lock:
             self._count()
             return Recorded(os.getpid(), self.totals.counts, self._numbers[:], dict(self._threads), self._left_out)
 
     def parts(self) -> list[Recorded]:
-        """What each process has recorded so far, this one first; a process that sent more than once comes again."""
+        """The recording of each process so far, this one first; a process that sent more than once comes again."""
         with self._lock:
             return [self.recorded(), *self._others]
 

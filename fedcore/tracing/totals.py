@@ -83,12 +83,15 @@ class Totals:
         Args:
             wall: seconds by the clock; several threads or processes may have filled it more than once.
         """
-        timed = [(phase, *self.counts[phase]) for phase in PHASES if phase in self.counts]
-        own = sum(nanoseconds for _, _, nanoseconds, _ in timed) / 1e9
-        rows = [(phase, calls, nanoseconds / 1e9, bytes) for phase, calls, nanoseconds, bytes in timed]
-        rows.append((ELSEWHERE, 0, max(0.0, wall - own), 0))
-        whole = sum(seconds for _, _, seconds, _ in rows) or 1.0
-        return tuple(PhaseTime(phase, calls, seconds, seconds / whole, bytes) for phase, calls, seconds, bytes in rows)
+        rows = []
+        for phase in PHASES:
+            if phase in self.counts:
+                calls, nanoseconds, bytes = self.counts[phase]
+                rows.append(PhaseTime(phase, calls, nanoseconds / 1e9, 0.0, bytes))
+        own = sum(row.seconds for row in rows)
+        rows.append(PhaseTime(ELSEWHERE, 0, max(0.0, wall - own), 0.0, 0))
+        whole = max(wall, own) or 1.0
+        return tuple(row._replace(share=row.seconds / whole) for row in rows)
 
 
 class RoundSpans:

@@ -23,7 +23,7 @@ class _Wrapped(NamedTuple):
 
 
 class Wrapping:
-    """What is wrapped in this process, for all traces that are open."""
+    """The wrapped functions of this process, for all traces that are open."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

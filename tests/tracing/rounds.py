@@ -31,9 +31,7 @@ def calls(trace):
 def as_they_are():
     """The functions of all phases whose modules are imported, as they are found now."""
     return {
-        function.place: vars(owner)[function.name]
-        for function in FUNCTIONS
-        if (owner := function.owner()) is not None
+        function.place: vars(owner)[function.name] for function in FUNCTIONS if (owner := function.owner()) is not None
     }
 
 

@@ -22,9 +22,10 @@ def main():
 """
 
 
-def run(code, cwd, **environment):
+def run(code, cwd, *file, **environment):
+    command = [sys.executable, *(file or ("-c", code))]
     whole = {**os.environ, **environment}
-    return subprocess.run([sys.executable, "-c", code], cwd=cwd, env=whole, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=cwd, env=whole, capture_output=True, text=True, timeout=120)
 
 
 def test_the_table_at_the_end_of_a_program(tmp_path):
@@ -48,7 +49,8 @@ def test_the_file_also_after_an_error(tmp_path, ending):
 
 @pytest.mark.parametrize("value", ["", "0"])
 def test_no_trace_where_none_is_asked_for(tmp_path, value):
-    done = run(f"{PROGRAM}\nmain()\nfrom fedcore.tracing.spans import OPEN; print(OPEN.recorders)", tmp_path, FEDCORE_PROFILE=value)
+    code = f"{PROGRAM}\nmain()\nfrom fedcore.tracing.spans import OPEN\nprint(OPEN.recorders)"
+    done = run(code, tmp_path, FEDCORE_PROFILE=value)
     assert (done.stdout, done.stderr) == ("()\n", "")
 
 
@@ -84,8 +86,7 @@ def test_forks_and_processes_of_multiprocessing_report_nothing(tmp_path):
         "    process = multiprocessing.get_context('spawn').Process(target=main)\n"
         "    process.start(); process.join(); assert process.exitcode == 0\n"
     )
-    whole = {**os.environ, "FEDCORE_PROFILE": "mine.json"}
-    done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, env=whole, capture_output=True, text=True, timeout=120)
+    done = run(None, tmp_path, "mine.py", FEDCORE_PROFILE="mine.json")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("phase ") == done.stderr.count("wrote ") == 1
     assert {path.name for path in tmp_path.iterdir()} == {"mine.json", "mine.py"}

@@ -137,7 +137,8 @@ def test_rounds_of_several_servers():
             server.broadcast(range(3))
             server.round(updates(server))
     assert [one[:2] for one in trace.rounds] == [(0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1)]
-    assert [line.split()[:2] for line in trace.table(by_round=True).splitlines()[:2]] == [["server", "round"], ["0", "1"]]
+    lines = [line.split()[:2] for line in trace.table(by_round=True).splitlines()]
+    assert lines[:2] == [["server", "round"], ["0", "1"]]
 
 
 def test_a_server_within_the_updates_of_another_has_rounds_of_its_own():
@@ -247,9 +248,7 @@ def test_a_traced_run_has_the_same_bits(method):
         second = server.broadcast([0]).second
         for _ in range(3):
             x = server.broadcast(range(4)).x
-            server.round(
-                [Update(i, x + 1 + i, steps=1, control=(x + i) if second else None) for i in range(4)]
-            )
+            server.round([Update(i, x + 1 + i, steps=1, control=(x + i) if second else None) for i in range(4)])
         return server.x.tobytes(), server.v.tobytes()
 
     plain = run()
