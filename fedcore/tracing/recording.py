@@ -85,7 +85,7 @@ class Recording:
             return totals
 
     def _room(self) -> int:
-        """How many more spans the timeline takes."""
+        """The number of spans that the timeline still takes."""
         kept = len(self._numbers) + sum(len(other.numbers) for other in self._others)
         return max(0, self.timeline - kept // COLUMNS)
 
