@@ -47,10 +47,12 @@ class Open:
 
     Attributes:
         recorders: a new tuple whenever one begins or ends.
+        session: how often a first one was opened: what threads remember of a session before is of no use.
     """
 
     def __init__(self) -> None:
         self.recorders: tuple[Recorder, ...] = ()
+        self.session = 0
 
 
 OPEN = Open()
@@ -64,7 +66,7 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.running: list[ReferenceType[Running]] = []
-        self.last = NOBODY
+        self.last, self.session = NOBODY, 0
         self.number = next(_NUMBERS)
         self.name = threading.current_thread().name
 
@@ -98,9 +100,10 @@ class Running:
         caller = NOBODY if self.caller is None else self.caller.place
         own = NOBODY if owner is None else _place_of(owner)
         if own is NOBODY:
-            self.place = _THREAD.last if follows and self.caller is None else caller
+            self.place = _last_place() if follows and self.caller is None else caller
         else:  # a server within its own round stays in it, also when it knows the next one already
             self.place = _THREAD.last = caller if own[0] == caller[0] else own
+            _THREAD.session = OPEN.session
         self.within.append(ref(self))
         self.start = perf_counter_ns()
 
@@ -144,6 +147,11 @@ def _place_of(owner: Any) -> tuple[int, int]:
         return NOBODY
     known = _SERVER.get(state)
     return (_SERVER.setdefault(state, next(_SERVERS)) if known is None else known), number
+
+
+def _last_place() -> tuple[int, int]:
+    """The last round that this thread had to do with, since any trace was opened."""
+    return _THREAD.last if _THREAD.session == OPEN.session else NOBODY
 
 
 def _after_fork() -> None:

@@ -34,6 +34,7 @@ class Wrapping:
         """Open a trace."""
         with self._lock:
             try:
+                OPEN.session += not OPEN.recorders
                 OPEN.recorders = (*OPEN.recorders, recorder)
                 self._wrap()
             except BaseException:

@@ -155,6 +155,16 @@ def test_a_server_within_the_updates_of_another_has_rounds_of_its_own():
     assert {one.phase: one.calls for one in trace.rounds[0].phases}["finish"] == 1
 
 
+def test_a_round_before_the_trace_has_no_part_in_it(tmp_path):
+    server = a_server()
+    with fedcore.trace():
+        server.round(updates(server))
+    with fedcore.trace() as trace:
+        server.save(tmp_path / "copy")
+    assert calls(trace)["save"] == 1
+    assert trace.rounds == ()
+
+
 def test_an_exception_in_a_round_closes_its_spans():
     server = a_server()
     with fedcore.trace() as trace:
@@ -348,8 +358,9 @@ def test_a_fork_is_not_traced_and_may_have_traces_of_its_own():
 
 
 @pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("stride", [29, pytest.param(1, marks=pytest.mark.endurance)])
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
-def test_an_exception_from_outside_at_any_line_of_tracing_in_a_round(tmp_path, medium):
+def test_an_exception_from_outside_at_any_line_of_tracing_in_a_round(tmp_path, medium, stride):
     """The round is all there or not at all, and the spans that were running are over."""
 
     def stop():
@@ -371,7 +382,7 @@ def test_an_exception_from_outside_at_any_line_of_tracing_in_a_round(tmp_path, m
         last = spans(trace)[-1]
         assert (last.round, last.own > 0) == (-1, True)  # it is within no span that was left
         ends.add(check(one, before, after))
-        at += 1 if medium == "ram" else 7
+        at += stride
     assert ends == {False, True}
 
 
