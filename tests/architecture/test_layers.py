@@ -24,7 +24,7 @@ LAYERS = [
         "runtime",
         "layout",
     },
-    {"kernels", "sampling", "clients"},
+    {"kernels", "sampling", "clients", "tracing"},
     {"store", "local_rules", "optimizers", "rates"},
     {"algorithms", "averaging", "participation", "theory", "topology"},
     {"aggregation", "assignment"},
