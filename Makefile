@@ -20,7 +20,7 @@ quickstart: $(SIMULATOR)
 
 ## make test          install the rest (every framework and linter), then lint and run all tests
 test: lint
-	$(BIN)/python -m pytest -n $(CORES) --dist worksteal
+	$(BIN)/python -m pytest -n $(CORES) --dist worksteal --durations=10
 
 ## make lint          ruff, mypy, stubtest and clang-format, as `make test` runs them
 lint: $(INSTALLED)

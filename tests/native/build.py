@@ -33,27 +33,29 @@ def editable_build():
     return BUILDS / re.search(r"^Tag: (\S+)$", wheel, re.MULTILINE)[1]
 
 
-def levels_of():
-    """The editable install's build, if it has every level and they are of the sources as they are now; else nothing.
-
-    The levels take two thirds of the time of all that the native tests are made of, and are compiled alike in both.
-    """
-    targets = [f"fedcore_{level}" for level in LEVELS]
-    if tool("ninja") is None or not (editable_build() / "build.ninja").exists():
-        return ""
-    asked = [tool("ninja"), "-C", editable_build(), "-n", *targets]
-    said = subprocess.run([str(part) for part in asked], capture_output=True, text=True)
-    return editable_build() if said.returncode == 0 and "no work to do" in said.stdout else ""
+def is_current(build):
+    """Whether a build by Ninja has every level, and all of them of the sources and options as they are now."""
+    asked = [tool("ninja") or "ninja", "-C", build, "-n", *(f"fedcore_{level}" for level in LEVELS)]
+    try:
+        said = subprocess.run([str(part) for part in asked], capture_output=True, text=True)
+    except FileNotFoundError:
+        return False
+    return said.returncode == 0 and "no work to do" in said.stdout
 
 
 @cache
 def native_tests():
-    """The folder of the native tests, built without a sanitizer; one process builds, the others wait for it."""
+    """The folder of the native tests, built without a sanitizer; one process builds, the others wait for it.
+
+    The levels are the editable install's where it is current: they take two thirds of the time of all that is compiled
+    here, and the commands that compile them are the same.
+    """
     for needed in ("cmake", os.environ.get("CXX", "c++")):
         assert tool(needed) is not None, f"the native tests need {needed}"
+    levels_of = editable_build() if is_current(editable_build()) else ""
     BUILT.mkdir(parents=True, exist_ok=True)
     with open(BUILT / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        run(tool("cmake"), "-S", SOURCE, "-B", BUILT, f"-DFEDCORE_LEVELS_OF={levels_of()}")
+        run(tool("cmake"), "-S", SOURCE, "-B", BUILT, f"-DFEDCORE_LEVELS_OF={levels_of}")
         run(tool("cmake"), "--build", BUILT, "--parallel", len(os.sched_getaffinity(0)))
     return BUILT
