@@ -193,7 +193,9 @@ def test_claims_that_are_no_claims_are_refused_and_answer_for_nobody(claims, cap
     assert handler.reports[0].heard == tuple(sampled)
 
 
-@pytest.mark.parametrize("upload", [None, [], (), object(), [torch.zeros(18).to_sparse()]], ids=repr)
+@pytest.mark.parametrize(
+    "upload", [None, [], (), object(), [torch.zeros(18).to_sparse()]], ids=["None", "[]", "()", "object", "sparse"]
+)
 def test_an_upload_that_is_no_model_is_refused_as_the_next_client_s(upload):
     handler, sampled, x = a_third_of_ten()
     handler.load(upload)
