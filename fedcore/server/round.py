@@ -11,7 +11,7 @@ import numpy as np
 
 from fedcore.aggregation import Lengths, Replies
 from fedcore.algorithms import check_weights
-from fedcore.arguments import is_whole
+from fedcore.arguments import due_whole, is_whole
 from fedcore.clients import ClientId
 from fedcore.errors import DuplicateUpdateError, FedcoreError, RangeError, RoundError
 from fedcore.float_mode import ieee
@@ -284,7 +284,7 @@ class Round(Represented):
         update.check_one()
         most = 1 if self._settings.algorithm.hears_once else 2**31
         if not is_whole(update.count, 1, most):
-            due = f"an integer in 1..{most}" if most > 1 else "1, since the method hears a client once a round"
+            due = due_whole(1, most) if most > 1 else "1, since the method hears a client once a round"
             raise RangeError(f"count: expected {due}, got {update.count!r}")
         return client
 

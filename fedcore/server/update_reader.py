@@ -12,7 +12,7 @@ from fedcore.errors import DtypeError, RangeError
 from fedcore.native import core
 from fedcore.server.buffers import check_counters
 from fedcore.server.claims import SentRates, check_claims, check_distance
-from fedcore.server.sent import as_sent
+from fedcore.server.rounded_model import as_sent
 from fedcore.server.settings import Settings
 from fedcore.server.state import State
 from fedcore.server.update import Update, as_vector, is_immutable, read_counters, read_vector
