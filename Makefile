@@ -6,6 +6,8 @@ SIMULATOR := $(VENV)/.simulator
 INSTALLED := $(VENV)/.installed
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc fedcore -type f -not -name '*.pyc')
 CORES := $(shell nproc)
+# Processes of tests or of mypy: each takes up to a GB.
+WORKERS := $(shell nproc | awk '{ print $$1 < 16 ? $$1 : 16 }')
 LEVELS := native
 CXX_FILES := $(shell find csrc tests/native bench -name '*.cpp' -o -name '*.h' -o -name '*.inl')
 
@@ -18,16 +20,16 @@ help:
 quickstart: $(SIMULATOR)
 	$(BIN)/fedcore run quickstart
 
-## make test          install the rest (every framework and linter), then lint and run all tests
+## make test          install the rest (every framework and linter), then lint and run all tests, one process a core
 test: lint
-	$(BIN)/python -m pytest -n $(CORES) --dist worksteal --durations=10
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10
 
 ## make lint          ruff, mypy, stubtest and clang-format, as `make test` runs them
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
-	$(BIN)/mypy --num-workers $(CORES)
+	$(BIN)/mypy --num-workers $(WORKERS)
 	$(BIN)/python -m mypy.stubtest fedcore._core --allowlist tests/architecture/stubtest.txt
 
 ## make format        rewrite the sources as lint wants them
@@ -60,7 +62,7 @@ wheel-check: $(INSTALLED)
 	rm -rf build/wheel build/wheel-env
 	$(BIN)/pip wheel -q --no-deps --no-build-isolation -C cmake.define.FEDCORE_LEVELS=all -w build/wheel .
 	$(PYTHON) -m venv --without-pip build/wheel-env
-	$(BIN)/pip --python build/wheel-env/bin/python install -q build/wheel/*.whl
+	$(BIN)/pip --python build/wheel-env/bin/python install -q --no-compile build/wheel/*.whl
 	cd build && wheel-env/bin/python ../tests/architecture/core_alone.py
 
 ## make clean         remove the environment and everything built
@@ -87,7 +89,7 @@ $(SIMULATOR): $(SOURCES)
 $(INSTALLED): LEVELS := all
 $(INSTALLED): $(SIMULATOR)
 	@echo "Installing what the tests need (Flower, NVFlare, pfl, FedLab, the linters): another GB. Only this once."
-	@$(BIN)/pip install -q -c constraints.txt setuptools wheel
-	@$(BIN)/pip install -q -c constraints.txt --no-build-isolation \
+	@$(BIN)/pip install -q --no-compile -c constraints.txt setuptools wheel
+	@$(BIN)/pip install -q --no-compile -c constraints.txt --no-build-isolation \
 		-C cmake.define.FEDCORE_LEVELS=$(LEVELS) -e ".[dev]"
 	@touch $@

@@ -23,7 +23,7 @@ def tool(name):
 
 
 def run(*command):
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=600)
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
