@@ -89,7 +89,7 @@ $(SIMULATOR): $(SOURCES)
 $(INSTALLED): LEVELS := all
 $(INSTALLED): $(SIMULATOR)
 	@echo "Installing what the tests need (Flower, NVFlare, pfl, FedLab, the linters): another GB. Only this once."
-	@$(BIN)/pip install -q --no-compile -c constraints.txt setuptools wheel
-	@$(BIN)/pip install -q --no-compile -c constraints.txt --no-build-isolation \
+	@$(BIN)/pip install -q -c constraints.txt setuptools wheel
+	@$(BIN)/pip install -q -c constraints.txt --no-build-isolation \
 		-C cmake.define.FEDCORE_LEVELS=$(LEVELS) -e ".[dev]"
 	@touch $@
