@@ -6,6 +6,7 @@ import numpy as np
 
 from fedcore import Network, Server, Update
 from fedcore.tracing.functions import FUNCTIONS
+from fedcore.tracing.recording import spans_of
 
 N = 1000
 
@@ -26,6 +27,11 @@ def a_network(nodes=3):
 def calls(trace):
     """Calls by phase."""
     return {one.phase: one.calls for one in trace.phases if one.calls}
+
+
+def spans(trace):
+    """The spans of a trace's timeline."""
+    return [span for part in trace._recording.parts() for span in spans_of(part)]
 
 
 def as_they_are():
