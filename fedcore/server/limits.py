@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fedcore.arguments import real, whole
-from fedcore.rates import as_rate
+from fedcore.rates import as_rate, rate_at
 
 MEDIANS = 10
 """Times the median of what others claim, of steps, examples and a counter's growth, up to which a claim counts."""
@@ -67,7 +67,7 @@ class Limits:
         return cls(
             whole("max_steps", steps, 1, 2**53),
             whole("max_examples", examples, 1, 2**53),
-            as_rate(lr)(0),
+            rate_at(as_rate(lr), 0),
             None if norm is None else real("max_norm", norm, "(0, inf)"),
             None if norm_ratio is None else real("max_norm_ratio", norm_ratio, "[1, inf)"),
             bool(own_rates),
