@@ -48,9 +48,8 @@ def in_ieee_mode(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs)
     return function(*args, **kwargs)
 
 
-def joined_bytes(heads: Sequence[Any], payloads: Sequence[Any], spare: list[Any]) -> list[bytes]:
-    """bytes(heads[i]) + bytes(payloads[i]) for each i; the list of spare bytes is emptied, as if they were of use."""
-    spare[: len(payloads)] = [None] * min(len(payloads), len(spare))
+def joined_bytes(heads: Sequence[Any], payloads: Sequence[Any]) -> list[bytes]:
+    """bytes(heads[i]) + bytes(payloads[i]) for each i."""
     return [bytes(head) + bytes(payload) for head, payload in zip(heads, payloads, strict=True)]
 
 

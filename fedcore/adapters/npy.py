@@ -127,21 +127,14 @@ def write(array: npt.NDArray[Any], *, bfloat16: bool = False) -> bytes:
     return write_all([head(array, bfloat16=bfloat16)], [array])[0]
 
 
-def write_all(
-    heads: Sequence[bytes], arrays: Sequence[npt.NDArray[Any]], spare: list[bytes] | None = None
-) -> list[bytes]:
+def write_all(heads: Sequence[bytes], arrays: Sequence[npt.NDArray[Any]]) -> list[bytes]:
     """The bytes of a `.npy` file of each array, under the heads that ``head`` made of arrays like these.
 
-    Args:
-        spare: bytes that the caller has no more use for, those of an earlier call for arrays like these. It is emptied.
-            The memory of those that nobody else refers to is written anew; what somebody still has stays as it is.
-
-    Cost: reads and writes the arrays once, on all threads. Fresh memory costs as much again, for the system fills it
-        with zeros first.
+    Cost: reads and writes the arrays once, on all threads.
     """
     little = (array.astype(array.dtype.newbyteorder("<"), copy=False) for array in arrays)
     payloads = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in little]
-    made: list[bytes] = core.joined_bytes(list(heads), payloads, [] if spare is None else spare)
+    made: list[bytes] = core.joined_bytes(list(heads), payloads)
     return made
 
 

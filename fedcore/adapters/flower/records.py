@@ -30,8 +30,6 @@ class Wire:
     dtypes: Mapping[str, str]
     _known: dict[str, tuple[bytes, tuple[int, ...]]] = field(default_factory=dict, compare=False, repr=False)
     """Of float32 tensors in C order, a head that was read, and the shape."""
-    _sent: list[list[bytes]] = field(default_factory=list, compare=False, repr=False)
-    """The bytes of the last two records: Flower has the last while the next is made in the other's memory."""
 
     @classmethod
     def of(cls, record: ArrayRecord) -> "Wire":
@@ -81,13 +79,11 @@ class Wire:
     def write(self, tensors: Mapping[str, npt.NDArray[Any]]) -> ArrayRecord:
         """The record of a model in float32 and integers; floats are rounded to the wire's dtypes, ties to even.
 
-        Cost: reads and writes the model once. Two models' bytes are kept, so that a round's are written in the memory
-            of those that nobody has any more.
+        Cost: reads and writes the model once.
         """
         sent = {name: _on_the_wire(tensors[name], dtype) for name, dtype in self.dtypes.items()}
         heads = [npy.head(sent[name], bfloat16=dtype == BFLOAT16) for name, dtype in self.dtypes.items()]
-        datas = npy.write_all(heads, list(sent.values()), self._sent.pop(0) if len(self._sent) > 1 else None)
-        self._sent.append(datas)
+        datas = npy.write_all(heads, list(sent.values()))
         record = ArrayRecord()
         for (name, dtype), data in zip(self.dtypes.items(), datas, strict=True):
             record[name] = Array(dtype, tuple(tensors[name].shape), STYPE, data)
