@@ -11,32 +11,16 @@
 #endif
 
 #include "base/blocks.h"
+#include "base/cached.h"
 
 namespace fedcore {
 namespace {
 
-constexpr std::int64_t kStretch = 256 << 10;    // consecutive bytes that one thread copies
-constexpr std::int64_t kLarge = 4 << 20;        // bytes from which NumPy, too, asks for huge pages
-constexpr std::int64_t kPastCaches = 16 << 20;  // bytes of which little would stay in a cache until somebody reads them
+constexpr std::int64_t kStretch = 256 << 10;  // consecutive bytes that one thread copies
+constexpr std::int64_t kLarge = 4 << 20;      // bytes from which NumPy, too, asks for huge pages
 
-// A copy past the caches: what is to be written is not read first, which memcpy does for a stretch of this length.
-void stream(char* to, const char* from, std::int64_t bytes) {
-#if defined(__SSE2__)
-    constexpr std::int64_t kLine = 64;
-    const std::int64_t first = std::min<std::int64_t>(-reinterpret_cast<std::uintptr_t>(to) % kLine, bytes);
-    std::memcpy(to, from, static_cast<std::size_t>(first));
-    std::int64_t at = first;
-    for (; at + kLine <= bytes; at += kLine) {
-        __m128i line[4];
-        std::memcpy(line, from + at, kLine);
-        auto* const there = reinterpret_cast<__m128i*>(to + at);
-        for (int i = 0; i < 4; ++i) _mm_stream_si128(there + i, line[i]);
-    }
-    std::memcpy(to + at, from + at, static_cast<std::size_t>(bytes - at));
-    _mm_sfence();
-#else
-    std::memcpy(to, from, static_cast<std::size_t>(bytes));
-#endif
+namespace past_caches {
+#include "base/past_caches.inl"
 }
 
 }  // namespace
@@ -49,12 +33,15 @@ void copy_all(const std::vector<Copy>& copies) {
             stretches.push_back({copy.to + at, copy.from + at, std::min(kStretch, copy.bytes - at)});
         total += copy.bytes;
     }
+    const bool leaves_caches = past_caches::kHasPastCaches && 2 * total > cached_bytes();
     for_pieces(static_cast<std::int64_t>(stretches.size()), 2 * total, [&](std::int64_t piece) {
         const Copy& copy = stretches[piece];
-        if (total >= kPastCaches)
-            stream(copy.to, copy.from, copy.bytes);
-        else
+        if (leaves_caches) {
+            past_caches::put(copy.from, copy.bytes, copy.to);
+            past_caches::fence();
+        } else {
             std::memcpy(copy.to, copy.from, static_cast<std::size_t>(copy.bytes));
+        }
     });
 }
 

@@ -24,7 +24,7 @@ constexpr std::int64_t kAhead = 512;      // elements to prefetch ahead of a str
 // Each uses those before it, so their order is no sorter's business.
 // clang-format off
 #include "kernels/cpu/simd.inl"
-#include "kernels/cpu/past_caches.inl"
+#include "base/past_caches.inl"
 #include "kernels/cpu/norms.inl"
 #include "kernels/cpu/quantise.inl"
 #include "kernels/cpu/half_floats.inl"
