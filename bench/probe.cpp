@@ -1,12 +1,20 @@
-// How fast this machine reads memory, and rewrites it in place, at all: the floors that kernels are measured against.
+// How fast this machine reads memory, rewrites it in place, and writes elsewhere what it read, at all: the floors that
+// kernels are measured against.
 //
 // Reading: each thread reads its share of every row, `streams` rows at a time, and adds the words up so that no read
 // can be left out. Rewriting: each thread reads its share of `streams` rows at a time and writes the first anew, with
 // what it read kept or not by a mask that the compiler does not know; the mask is 0, so that the arrays under test stay
-// as they are. Compiled by probe.py for the machine at hand; it is no part of the package.
+// as they are. Writing elsewhere: the same reads, and stores past the caches into another array, so that no line of it
+// is read before; line by line, or a stretch at a time from the first-level cache. Compiled by probe.py for the machine
+// at hand; it is no part of the package.
+#include <algorithm>
 #include <cstdint>
 #include <thread>
 #include <vector>
+
+#if defined(__SSE2__)
+#    include <immintrin.h>
+#endif
 
 namespace {
 
@@ -65,6 +73,54 @@ constexpr Rewrite kRewrites[5][2] = {{rewrite_share<1, false>, rewrite_share<1, 
                                      {rewrite_share<4, false>, rewrite_share<4, true>},
                                      {rewrite_share<5, false>, rewrite_share<5, true>}};
 
+// Stores 8 words past the caches, where the machine has such stores; `to` starts a cache line.
+inline void store_line(const std::uint64_t* words, std::uint64_t* to) {
+#if defined(__AVX__)
+    for (int w = 0; w < 8; w += 4)
+        _mm256_stream_si256(reinterpret_cast<__m256i*>(to + w),
+                            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words + w)));
+#elif defined(__SSE2__)
+    for (int w = 0; w < 8; w += 2)
+        _mm_stream_si128(reinterpret_cast<__m128i*>(to + w),
+                         _mm_loadu_si128(reinterpret_cast<const __m128i*>(words + w)));
+#else
+    for (int w = 0; w < 8; ++w) to[w] = words[w];
+#endif
+}
+
+// words [begin, end), whole lines, of `to` become the sums of the rows': a line at a time, or a stretch.
+template <int Streams, bool Prefetch, bool Stretch>
+void write_share(const std::uint64_t* const* rows, std::uint64_t* to, std::int64_t begin, std::int64_t end) {
+    constexpr std::int64_t kStretch = Stretch ? 256 : 8;  // words: 2 KiB
+    alignas(64) std::uint64_t made[kStretch];
+    for (std::int64_t first = begin; first < end; first += kStretch) {
+        const std::int64_t count = std::min(kStretch, end - first);
+        for (std::int64_t j = 0; j < count; j += 8) {
+            std::uint64_t lanes[8] = {};
+            for (int s = 0; s < Streams; ++s) {
+                const std::uint64_t* at = rows[s] + first + j;
+                if (Prefetch) __builtin_prefetch(at + 256);  // 2 KiB ahead
+                for (int lane = 0; lane < 8; ++lane) lanes[lane] ^= at[lane];
+            }
+            for (int lane = 0; lane < 8; ++lane) made[j + lane] = lanes[lane];
+        }
+        for (std::int64_t j = 0; j < count; j += 8) store_line(made + j, to + first + j);
+    }
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
+}
+
+using Write = void (*)(const std::uint64_t* const*, std::uint64_t*, std::int64_t, std::int64_t);
+constexpr Write kWrites[4][2][2] = {{{write_share<1, false, false>, write_share<1, false, true>},
+                                     {write_share<1, true, false>, write_share<1, true, true>}},
+                                    {{write_share<2, false, false>, write_share<2, false, true>},
+                                     {write_share<2, true, false>, write_share<2, true, true>}},
+                                    {{write_share<3, false, false>, write_share<3, false, true>},
+                                     {write_share<3, true, false>, write_share<3, true, true>}},
+                                    {{write_share<4, false, false>, write_share<4, false, true>},
+                                     {write_share<4, true, false>, write_share<4, true, true>}}};
+
 // work(t) for t in [0, threads), each on its own thread.
 template <class Work>
 void on_threads(int threads, const Work& work) {
@@ -88,6 +144,20 @@ extern "C" void fedcore_probe_rewrite(std::uint64_t* const* rows, std::int64_t k
         for (std::int64_t begin = words * t / threads; begin < end; begin += tile)
             for (std::int64_t i = 0; i < k; i += streams)
                 share(rows + i, begin, begin + tile < end ? begin + tile : end, mask);
+    });
+}
+
+// rows: k x words of 8 bytes, k a multiple of `streams`, 1..4; to: k / streams x words, each starting a cache line;
+// words a multiple of 8, tile likewise. As above, what is written being elsewhere.
+extern "C" void fedcore_probe_write(const std::uint64_t* const* rows, std::uint64_t* const* to, std::int64_t k,
+                                    std::int64_t words, std::int64_t tile, int streams, int prefetch, int stretch,
+                                    int threads) {
+    const Write share = kWrites[streams - 1][prefetch != 0][stretch != 0];
+    on_threads(threads, [&](int t) {
+        const std::int64_t end = words / 8 * (t + 1) / threads * 8;
+        for (std::int64_t begin = words / 8 * t / threads * 8; begin < end; begin += tile)
+            for (std::int64_t i = 0; i < k; i += streams)
+                share(rows + i, to[i / streams], begin, std::min(begin + tile, end));
     });
 }
 

@@ -1,4 +1,4 @@
-"""The floors: several ways to read the same arrays once, or to rewrite them in place, on as many threads.
+"""The floors: several ways to read the same arrays once, to rewrite them, or to write others, on as many threads.
 
 The floor of a line is the way whose median over the line's rounds is least; ``versus`` chooses it.
 """
@@ -28,6 +28,8 @@ def _library():
     library.fedcore_probe_read.argtypes = [pointer, long, long, pointer] + 3 * [ctypes.c_int]
     library.fedcore_probe_rewrite.restype = None
     library.fedcore_probe_rewrite.argtypes = [pointer] + 3 * [long] + 3 * [ctypes.c_int]
+    library.fedcore_probe_write.restype = None
+    library.fedcore_probe_write.argtypes = [pointer, pointer] + 3 * [long] + 4 * [ctypes.c_int]
     return library
 
 
@@ -65,4 +67,29 @@ def rewrite_seconds(rows, streams, threads):
             began = time.perf_counter()
             _library().fedcore_probe_rewrite(pointers.ctypes.data, len(rows), words, tile, streams, prefetch, threads)
             seconds.append(time.perf_counter() - began)
+    return np.array(seconds)
+
+
+def write_seconds(rows, to, streams, threads):
+    """float64[8], the seconds of reading ``rows``, ``streams`` at a time, and writing as long an array of ``to`` each.
+
+    The stores go past the caches, so that no line of ``to`` is read before. With and without prefetch, row by row and
+    in tiles, line by line and a stretch of 2 KiB at a time. The whole lines of each array of ``to``, which starts where
+    a line does, become something else. There are as many rows as fit in ``streams``, which is 1..4.
+    """
+    pointers = np.array([row.ctypes.data for row in rows], np.uint64)
+    targets = np.array([array.ctypes.data for array in to], np.uint64)
+    if (targets % 64).any() or len(rows) != streams * len(to):
+        raise ValueError(f"expected {len(rows) // streams} arrays at cache lines, got {len(to)}")
+    words = rows[0].nbytes // 64 * 8
+    seconds = []
+    for tile in (words, min(words, 8192)):
+        for prefetch in (0, 1):
+            for stretch in (0, 1):
+                began = time.perf_counter()
+                _library().fedcore_probe_write(
+                    *(pointers.ctypes.data, targets.ctypes.data, len(rows), words, tile),
+                    *(streams, prefetch, stretch, threads),
+                )
+                seconds.append(time.perf_counter() - began)
     return np.array(seconds)

@@ -59,12 +59,12 @@ const Kernel kKernels[] = {
     {"accumulate", 4 * kRows + 20,
      [](Arrays& a, std::int64_t block, std::int64_t begin, std::int64_t end) {
          table().sums64.accumulate({a.acc.data(), a.sum.data(), a.sent.data()}, kRows, begin, end,
-                                   a.scratch.data() + block * kRows);
+                                   a.scratch.data() + block * kRows, false);
      }},
     {"exchange", 12 * kRows + 20,
      [](Arrays& a, std::int64_t block, std::int64_t begin, std::int64_t end) {
          table().exchange(a.acc.data(), a.sum.data(), a.sent.data(), a.row_exchanges.data(),
-                          Forms{{1, 0, 0}, {1, -1, 0, 1}}, kRows, begin, end, a.scratch.data() + block * kRows);
+                          Forms{{1, 0, 0}, {1, -1, 0, 1}}, kRows, begin, end, a.scratch.data() + block * kRows, false);
      }},
     {"direction", 16,
      [](Arrays& a, std::int64_t, std::int64_t begin, std::int64_t end) {

@@ -1,34 +1,63 @@
-"""A MIFA and a MimiC round over 32 rows: read what the client sent and its row, write the row."""
+"""A MIFA and a MimiC round over 32 rows: read what the client sent and its row, write the new row.
+
+Rounds write it to a free slot and the sum to a spare one, so that a round that fails leaves both as they were.
+"""
 
 import numpy as np
 import pytest
 
 import fedcore
 from bench.alone import Work
-from bench.probe import rewrite_seconds
+from bench.probe import rewrite_seconds, write_seconds
 from bench.rivals.exchange import models_and_rows, torch_exchange
-from fedcore import kernels
+from fedcore import kernels, memory
 
 S, N = 32, 11_173_962
 
 
 @pytest.mark.parametrize("method", ["MIFA", "MimiC"])
 def bench_exchange(versus, size, method):
+    n, work, sent, rows, anchors = problem(size, method)
+    rows = [memory.copied(row) for row in rows]  # where a store has them: at the beginning of a cache line
+    slots = [memory.full(n, 0) for _ in range(S)]
+    acc, spare = memory.zeros(n, np.float64), memory.full(n, 0, np.float64)
+    versus(
+        f"{method} exchange to free slots, {S} rows x {n / 1e6:.2f} M, float64 sum",
+        lambda: kernels.exchange(acc, *sent, rows, anchors, slots, out=spare),
+        {
+            "write floor": lambda: write_seconds(in_pairs(rows, sent), slots, 2, fedcore.threads()),
+            "torch sub_, add_, copy_ a row": work.rival(torch_exchange),
+        },
+        timed=["write floor"],
+        targets={"write floor": 0.90} | ({"torch sub_, add_, copy_ a row": 2.5} if method == "MimiC" else {}),
+        bytes=12 * S * n,
+    )
+
+
+@pytest.mark.parametrize("method", ["MIFA", "MimiC"])
+def bench_exchange_in_place(versus, size, method):
+    n, _, sent, rows, anchors = problem(size, method)
+    acc = np.zeros(n)
+    versus(
+        f"{method} exchange in place, {S} rows x {n / 1e6:.2f} M, float64 sum",
+        lambda: kernels.exchange(acc, *sent, rows, anchors, rows, out=acc),
+        {"rewrite floor": lambda: rewrite_seconds(in_pairs(rows, sent), 2, fedcore.threads())},
+        timed=["rewrite floor"],
+        targets={"rewrite floor": 0.80},
+        bytes=12 * S * n,
+    )
+
+
+def problem(size, method):
+    """The length, the work, what was sent (bases, ys, scales and weights), rows and anchors."""
     n = size(N, 1_200_000)
     work = Work(models_and_rows, S, n)
     ys, rows = work.arrays
     x, v = np.random.default_rng(1).random((2, n), dtype=np.float32)
-    acc, ones = np.zeros(n), np.ones(S)
     anchors = [v if method == "MimiC" else None] * S
-    in_pairs = [array for pair in zip(rows, ys, strict=True) for array in pair]
-    versus(
-        f"{method} exchange, {S} rows x {n / 1e6:.2f} M, float64 sum",
-        lambda: kernels.exchange(acc, [x] * S, ys, ones, ones, rows, anchors, rows, out=acc),
-        {
-            "rewrite floor": lambda: rewrite_seconds(in_pairs, 2, fedcore.threads()),
-            "torch sub_, add_, copy_ a row": work.rival(torch_exchange),
-        },
-        timed=["rewrite floor"],
-        targets={"rewrite floor": 0.80} | ({"torch sub_, add_, copy_ a row": 2.5} if method == "MimiC" else {}),
-        bytes=12 * S * n,
-    )
+    return n, work, ([x] * S, ys, np.ones(S), np.ones(S)), rows, anchors
+
+
+def in_pairs(rows, sent):
+    """The arrays that a client's exchange reads, one client after another."""
+    return [array for pair in zip(rows, sent[1], strict=True) for array in pair]

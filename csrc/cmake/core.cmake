@@ -14,6 +14,7 @@ include(isa)
 
 function(fedcore_add_core target)
   set(sources
+    base/cached.cpp
     base/copy.cpp
     base/cores.cpp
     base/isa.cpp

@@ -1,6 +1,7 @@
 #include "kernels/aggregate.h"
 
 #include "base/blocks.h"
+#include "base/cached.h"
 #include "kernels/dispatch.h"
 #include "kernels/partials.h"
 
@@ -47,9 +48,11 @@ void accumulate(const Fold<Sum>* folds, std::int64_t k, const Piece* pieces, std
     const auto loop = sums(static_cast<const Sum*>(nullptr)).accumulate;
     std::int64_t n = 0;
     for (std::int64_t p = 0; p < count; ++p) n += pieces[p].end - pieces[p].begin;
-    for_pieces(count, (4 * k + 20) * n, [&](std::int64_t p) {
+    const std::int64_t bytes = (4 * k + 20) * n;
+    const bool past_caches = bytes > cached_bytes();
+    for_pieces(count, bytes, [&](std::int64_t p) {
         const Piece& piece = pieces[p];
-        loop(folds[piece.sum], k, piece.begin, piece.end, scratch + p * k);
+        loop(folds[piece.sum], k, piece.begin, piece.end, scratch + p * k, past_caches);
     });
     add_partials(scratch, count, k, squared_norms);
 }
@@ -58,8 +61,9 @@ template <class Sum>
 void server_step(const Step& step, const StepInputs<Sum>& in, const StepOutputs& out, std::int64_t n, double* scratch,
                  double* squares) {
     const auto loop = sums(in.sum).server_step;
+    const bool past_caches = 36 * n > cached_bytes();
     for_blocks(n, 36 * n, [&](std::int64_t block, std::int64_t begin, std::int64_t end) {
-        loop(step, in, out, begin, end, scratch + block * 2);
+        loop(step, in, out, begin, end, scratch + block * 2, past_caches);
     });
     add_partials(scratch, block_count(n), 2, squares);
 }

@@ -26,6 +26,7 @@ constexpr std::int64_t kAhead = 512;      // elements to prefetch ahead of a str
 // clang-format off
 #include "kernels/cpu/simd.inl"
 #include "kernels/scalar/norms.inl"
+#include "base/past_caches.inl"
 #include "kernels/cpu/norms.inl"
 #include "kernels/scalar/codes.inl"
 #include "kernels/cpu/quantise.inl"

@@ -10,14 +10,16 @@ namespace fedcore {
 namespace {
 
 // A tile is as long as keeps the slots in a core's L1, or in its L2 if that would be so short that the loops' own cost
-// would show.
+// would show; and a power of two, so that whole tiles make a block, and pages are left where tiles end.
 constexpr std::int64_t kInL1 = (24 << 10) / 4, kInL2 = (128 << 10) / 4;
-constexpr std::int64_t kStep = 64, kUseful = 512, kLongest = 2048;
+constexpr std::int64_t kShortest = 64, kUseful = 512, kLongest = 1024;
 
 std::int64_t tile_length(std::int64_t slots) {
     const std::int64_t short_one = kInL1 / (slots + 2);
-    const std::int64_t length = short_one >= kUseful ? short_one : kInL2 / slots;
-    return std::clamp(length / kStep * kStep, kStep, kLongest);
+    const std::int64_t most = short_one >= kUseful ? short_one : kInL2 / slots;
+    std::int64_t length = kShortest;
+    while (2 * length <= std::min(most, kLongest)) length *= 2;
+    return length;
 }
 
 // Which slot keeps which model, by the first that is free; returns how many there are.

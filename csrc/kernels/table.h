@@ -14,6 +14,8 @@
 
 namespace fedcore {
 
+// past_caches: whether results that replace nothing are stored past the caches, where the level can.
+
 // What exists for sums in float and in double.
 template <class Sum>
 struct Sums {
@@ -21,17 +23,19 @@ struct Sums {
     void (*weighted_sum)(const RowSum& segment, const double* weights, std::int64_t k, std::int64_t begin,
                          std::int64_t end, double* squares);
     // squares: float64[k], this range's share of |h_i|^2
-    void (*accumulate)(const Fold<Sum>& fold, std::int64_t k, std::int64_t begin, std::int64_t end, double* squares);
+    void (*accumulate)(const Fold<Sum>& fold, std::int64_t k, std::int64_t begin, std::int64_t end, double* squares,
+                       bool past_caches);
     // squares: float64[2], this range's share of |v|^2 and |x'|^2
     void (*server_step)(const Step& step, const StepInputs<Sum>& in, const StepOutputs& out, std::int64_t begin,
-                        std::int64_t end, double* squares);
+                        std::int64_t end, double* squares, bool past_caches);
 };
 
 struct Table {
     Sums<float> sums32;
     Sums<double> sums64;
     void (*exchange)(const double* acc, double* out, const ClientUpdate* sent, const RowExchange* rows,
-                     const Forms& forms, std::int64_t k, std::int64_t begin, std::int64_t end, double* squares);
+                     const Forms& forms, std::int64_t k, std::int64_t begin, std::int64_t end, double* squares,
+                     bool past_caches);
     double (*squared_norm)(const float* row, std::int64_t begin, std::int64_t end);
     void (*direction_step)(const LocalStep& step, std::int64_t begin, std::int64_t end, float* y);
     void (*combine32)(const Term* terms, std::int64_t k, std::int64_t begin, std::int64_t end, float* out);

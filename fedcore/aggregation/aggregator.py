@@ -33,7 +33,7 @@ class Lengths(NamedTuple):
     """|control_i|^2, where clients send a second vector."""
 
 
-Judge: TypeAlias = Callable[[Lengths], Bools | None]
+Admission: TypeAlias = Callable[[Lengths], Bools | None]
 """Says which of the replies that a fold has measured count, bool[k]; None for all. It may change their weights."""
 
 
@@ -64,7 +64,7 @@ class Aggregator(Protocol):
         """Forget the round before."""
         ...
 
-    def fold(self, replies: Replies, judge: Judge) -> F64:
+    def fold(self, replies: Replies, judge: Admission) -> F64:
         """Take the replies in, in their order, and stage their rows; those that the judge leaves out never came.
 
         Returns:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.aggregation.aggregator import Judge, Lengths, Opened, Result
+from fedcore.aggregation.aggregator import Admission, Lengths, Opened, Result
 from fedcore.aggregation.replies import Replies
 from fedcore.aggregation.row_exchange import exchange
 from fedcore.algorithms import Algorithm
@@ -73,7 +73,7 @@ class Sum:
             self._changes[:] = 0
         self._weight = self._buffer_weight = 0.0
 
-    def fold(self, replies: Replies, judge: Judge) -> F64:
+    def fold(self, replies: Replies, judge: Admission) -> F64:
         """See ``Aggregator``. The replies are folded in one pass, and those that count once more if some do not."""
         lengths = self._write(replies)
         accepted = judge(lengths)

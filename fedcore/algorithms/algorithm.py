@@ -44,6 +44,7 @@ __all__ = [
     "Terms",
     "Unit",
     "choose",
+    "is_made_here",
 ]
 
 Anchor: TypeAlias = Literal["v[t]", "offset"]
@@ -58,6 +59,11 @@ MEAN_GRADIENT = "mean gradient"
 """The second vector that is the mean of the client's gradients at y alone, before any correction: its new row."""
 ROW_CHANGE = "change of the row"
 """The second vector that is r_i' - r_i, from a client that keeps its own row."""
+
+
+def is_made_here(second_vector: str | None) -> bool:
+    """Tell whether fedcore's own loops make that second vector: there is none, or it is ``MEAN_GRADIENT``."""
+    return second_vector in (None, MEAN_GRADIENT)
 
 
 @dataclass(frozen=True)
@@ -143,6 +149,12 @@ class Algorithm(ABC):
         """The unit of h without a server rate: "gradient", and gamma is the mean of eta_i K_i; or "model", the
         difference x - y, and gamma is 1 (averaging)."""
         return "gradient"
+
+    @property
+    def averaging_option(self) -> str | None:
+        """The option with which the method averages models, so that nobody need say numbers of steps, as it is
+        written; None for none."""
+        return None
 
     @property
     def takes_server_rate(self) -> bool:

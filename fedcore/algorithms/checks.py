@@ -25,6 +25,7 @@ from fedcore.algorithms.algorithm import (
     Unit,
 )
 from fedcore.algorithms.cohort import EXAMPLE, Claims
+from fedcore.arguments import due_in
 from fedcore.errors import AlgorithmError, UnknownNameError
 from fedcore.local_rules import LocalRule
 from fedcore.typing import F64
@@ -115,7 +116,7 @@ def check_step(algorithm: Algorithm, step: Any) -> Step:
     if not (_are_finite(step.v) and _are_finite(step.T) and _is_finite(step.lookahead)):
         raise AlgorithmError(f"{method}: expected finite numbers, got {step}")
     if not (step.gamma is None or (_is_finite(step.gamma) and step.gamma > 0)):
-        raise AlgorithmError(f"{method}: expected gamma to be None or a finite number > 0, got {step.gamma!r}")
+        raise AlgorithmError(f"{method}: expected gamma to be None or {due_in('(0, inf)')}, got {step.gamma!r}")
     if step.v.v:
         raise AlgorithmError(f"{method}: expected v to be a form over A, B, T and g, got {step.v}")
     if not algorithm.keeps_total and (step.v.T or Linear(T=1) != step.T):

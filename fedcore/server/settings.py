@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from fedcore.aggregation.sum import Precision
 from fedcore.algorithms import Algorithm, check_table
-from fedcore.algorithms.saved import check_rate, describe, next_rate, revive
+from fedcore.algorithms.descriptions import check_rate, describe, next_rate, revive
 from fedcore.arguments import whole
 from fedcore.errors import RangeError, UnknownNameError
 from fedcore.layout import Layout

@@ -47,6 +47,7 @@ class State:
         self._shared: F32 | None = None
         self._zeros: F32 | None = None
         self._offsets = Recycled(p)
+        self.lent = Recycled(settings.layout.n, most=settings.fold)  # to clients' replies: ``Round.buffer``
         self.waiting = AwaitedClients()
         self.claimed = ClaimWindows()
         self.buffers = Buffers(settings.layout, settings.nonnegative)

@@ -5,7 +5,8 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.errors import RangeError, UnknownNameError
+from fedcore.arguments import whole
+from fedcore.errors import UnknownNameError
 from fedcore.kernels import Codes, dequantise
 from fedcore.kernels.quantise import BLOCK
 from fedcore.memory import Recycled, zeros
@@ -38,10 +39,8 @@ class RowFormat:
     def __init__(self, codec: Codec, n: int) -> None:
         if codec not in get_args(Codec):
             raise UnknownNameError.of("codec", codec, get_args(Codec))
-        if n < 1:
-            raise RangeError(f"n: expected a row of at least 1 element, got {n}")
         self.codec = codec
-        self.n = int(n)
+        self.n = whole("n", n, 1)
         self._codes = self.n * _CODES[codec].itemsize
         self._scales_at = padded(self._codes, LINE)
         self._decoded = Recycled(self.n)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedcore import errors, kernels
+from fedcore import errors, kernels, memory
 from fedcore.kernels import Codes, Linear, Terms, reference
 from tests.kernels.forms import FORMS
 
@@ -103,6 +103,19 @@ def test_exchange_has_the_bits_of_the_reference(k, n, seed, form, shift, size):
 def test_every_length_has_the_bits_of_the_reference(n, codec, form):
     arguments = problem(6, n, 1, dtypes=DTYPES, codecs=[codec], anchors_alone=True)
     assert_equal(*both(*arguments, codecs=[codec] * 6, form=form))
+
+
+@pytest.mark.parametrize("offset", [0, 4, 60])  # bytes behind the beginning of a cache line
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_too_many_for_the_caches_have_the_bits_of_the_reference(form, offset):
+    """What goes to other rows is stored past them then, whole lines at a time."""
+    n, k = 262_147, 25  # 80 MB and more
+    acc, *rest = problem(k, n, 1, dtypes=[np.float32, np.float16])
+    new = [memory.empty(n + 16)[offset // 4 :][:n] for _ in range(k)]
+    out, due_out, due = np.empty_like(acc), np.empty_like(acc), [np.empty(n, np.float32) for _ in range(k)]
+    norms = kernels.exchange(acc, *rest, new, out=out, **FORMS[form])
+    due_norms = reference.exchange(acc, due_out, *rest, due, **FORMS[form], keys=None)
+    assert_equal((out, new, norms), (due_out, due, due_norms))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -8,8 +8,9 @@ inline int sharing(const ClientUpdate* sent, std::int64_t i, std::int64_t k) {
 // k clients of one base, or of none, tile by tile of a run: what is in `from`, null for zeros, and theirs.
 template <class Sum, bool kBase>
 void accumulate_rows(const ClientUpdate* sent, int k, std::int64_t begin, std::int64_t end, const Sum* from, Sum* out,
-                     double* squares) {
+                     double* squares, bool past_caches) {
     alignas(64) float scratch[kRowsPerPass][kChunk];
+    alignas(64) Sum stage[kChunk];
     bool converted = false;
     Pass<float, Sum, kBase, true, true> pass;
     pass.k = k;
@@ -20,14 +21,15 @@ void accumulate_rows(const ClientUpdate* sent, int k, std::int64_t begin, std::i
     }
     for (std::int64_t tile = begin; tile < end; tile += kTile) {
         const std::int64_t count = end - tile < kTile ? end - tile : kTile;
-        const std::int64_t stretch = converted ? kChunk : kTile;
+        const std::int64_t stretch = converted || past_caches ? kChunk : kTile;
         pass.begin_tile();
         for (std::int64_t first = tile; first < tile + count; first += stretch) {
             const std::int64_t few = tile + count - first < stretch ? tile + count - first : stretch;
             const float* const base = kBase ? sent[0].base + first : nullptr;
             const float* rows[kRowsPerPass];
             for (int r = 0; r < k; ++r) rows[r] = sent_tile(sent[r], first, few, scratch[r]);
-            pass.add_all(rows, base, 0, few, from == nullptr ? from : from + first, out + first);
+            pass.add_all(rows, base, 0, few, from == nullptr ? from : from + first, past_caches ? stage : out + first);
+            if (past_caches) put(stage, few, out + first);
         }
         for (int r = 0; r < k; ++r) {
             const double square = pass.squared_norm(r);
@@ -37,7 +39,8 @@ void accumulate_rows(const ClientUpdate* sent, int k, std::int64_t begin, std::i
 }
 
 template <class Sum>
-void accumulate(const Fold<Sum>& fold, std::int64_t k, std::int64_t begin, std::int64_t end, double* squares) {
+void accumulate(const Fold<Sum>& fold, std::int64_t k, std::int64_t begin, std::int64_t end, double* squares,
+                bool past_caches) {
     const ClientUpdate* const sent = fold.sent;
     Sum* const out = fold.out;
     if (k == 0)
@@ -48,10 +51,13 @@ void accumulate(const Fold<Sum>& fold, std::int64_t k, std::int64_t begin, std::
         for (std::int64_t i = 0; i < k;) {
             const int together = sharing(sent, i, k);
             const auto loop = sent[i].base != nullptr ? accumulate_rows<Sum, true> : accumulate_rows<Sum, false>;
-            loop(sent + i, together, first, last, i == 0 ? fold.acc : out, out, squares + i);
+            const bool in_one_pass = together == k && fold.acc != out;  // else the sum is read again
+            loop(sent + i, together, first, last, i == 0 ? fold.acc : out, out, squares + i,
+                 kHasPastCaches && past_caches && in_one_pass);
             i += together;
         }
     }
+    if (past_caches) fence();
 }
 
 // The step of a method that keeps no total, one tile: v from the sum and perhaps the momentum, x' from v.
@@ -90,9 +96,10 @@ void step_tile(const Step& step, const Sum* sum, const float* momentum, const fl
 }
 
 // The step of a method that keeps one, elementwise: elements [first, first + count).
+// (Not inlined, so that its scratch is not on the stack of those who do without.)
 template <class Sum>
-void step_chunk(const Step& s, const StepInputs<Sum>& in, const StepOutputs& out, std::int64_t first,
-                std::int64_t count) {
+__attribute__((noinline)) void step_chunk(const Step& s, const StepInputs<Sum>& in, const StepOutputs& out,
+                                          std::int64_t first, std::int64_t count) {
     alignas(64) double wide[kChunk], kept[kChunk];
     const Sum* const sum = in.sum + first;
     const double* const total = in.total != nullptr ? in.total + first : nullptr;
@@ -120,7 +127,9 @@ void step_chunk(const Step& s, const StepInputs<Sum>& in, const StepOutputs& out
 
 template <class Sum>
 void server_step(const Step& step, const StepInputs<Sum>& in, const StepOutputs& out, std::int64_t begin,
-                 std::int64_t end, double* squares) {
+                 std::int64_t end, double* squares, bool past_caches) {
+    alignas(64) float of_v[kTile], of_x[kTile];
+    const bool staged = kHasPastCaches && past_caches && out.v != in.momentum && out.x != in.x;
     const Step s = step;
     squares[0] = squares[1] = 0;
     for (std::int64_t tile = begin; tile < end; tile += kTile) {
@@ -128,7 +137,12 @@ void server_step(const Step& step, const StepInputs<Sum>& in, const StepOutputs&
         if (in.total == nullptr && in.control == nullptr) {
             const auto loop = in.momentum != nullptr ? step_tile<Sum, true> : step_tile<Sum, false>;
             const float* const momentum = in.momentum != nullptr ? in.momentum + tile : nullptr;
-            loop(s, in.sum + tile, momentum, in.x + tile, count, out.v + tile, out.x + tile, squares);
+            loop(s, in.sum + tile, momentum, in.x + tile, count, staged ? of_v : out.v + tile,
+                 staged ? of_x : out.x + tile, squares);
+            if (staged) {
+                put(of_v, count, out.v + tile);
+                put(of_x, count, out.x + tile);
+            }
             continue;
         }
         for (std::int64_t first = tile; first < tile + count; first += kChunk)
@@ -136,4 +150,5 @@ void server_step(const Step& step, const StepInputs<Sum>& in, const StepOutputs&
         squares[0] += sum_of_squares(out.v + tile, count);
         squares[1] += sum_of_squares(out.x + tile, count);
     }
+    if (past_caches) fence();
 }

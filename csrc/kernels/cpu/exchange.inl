@@ -27,16 +27,28 @@ void exchange_floats(Streams* rows, const Forms& forms, std::int64_t count, doub
     }
 }
 
-// kRows clients of float32 rows, tile by tile of a run; chunk by chunk where something has to be converted.
+// Stores a row's chunk past the caches, and fetches the client's next one meanwhile, or the memory would have nothing
+// to read.
+void put_row(const float* stage, std::int64_t count, float* row, const Chunk& next) {
+    put(stage, count, row, [&](std::int64_t at) {
+        __builtin_prefetch(next.y.at + at / 4 * next.y.size);
+        __builtin_prefetch(next.row.at + at / 4 * next.row.size);
+    });
+}
+
+// kRows clients of float32 rows, tile by tile of a run; chunk by chunk where something has to be converted, or is
+// stored past the caches.
 template <int kRows>
 void exchange_floats(const ClientUpdate* sent, const RowExchange* row_exchanges, const Forms& forms, std::int64_t begin,
-                     std::int64_t end, double* out, double* squares) {
-    alignas(64) float of_y[kRows][kChunk], of_row[kRows][kChunk];
-    bool converted = false;
-    for (int r = 0; r < kRows; ++r)
-        converted |= sent[r].dtype != Dtype::float32 ||
-                     (row_exchanges[r].old_row.data != nullptr && row_exchanges[r].old_row.codec != Codec::f32);
-    const std::int64_t stretch = converted ? kChunk : kTile;
+                     std::int64_t end, double* out, double* squares, bool past_caches) {
+    alignas(64) float of_y[kRows][kChunk], of_row[kRows][kChunk], stage[kRows][kChunk];
+    bool converted = false, staged = kHasPastCaches && past_caches && forms.replaces();
+    for (int r = 0; r < kRows; ++r) {
+        const Row &old_row = row_exchanges[r].old_row, &new_row = row_exchanges[r].new_row;
+        converted |= sent[r].dtype != Dtype::float32 || (old_row.data != nullptr && old_row.codec != Codec::f32);
+        staged &= old_row.data != new_row.data;
+    }
+    const std::int64_t stretch = converted || staged ? kChunk : kTile;
     for (std::int64_t tile = begin; tile < end; tile += kTile) {
         const std::int64_t count = end - tile < kTile ? end - tile : kTile;
         float lanes[kRows][kLanes] = {};
@@ -47,9 +59,13 @@ void exchange_floats(const ClientUpdate* sent, const RowExchange* row_exchanges,
                 rows[r] = streams_of(sent[r], first, few, of_y[r]);
                 rows[r].old_row = row_tile(row_exchanges[r].old_row, first, few, of_row[r]);
                 if (row_exchanges[r].anchor != nullptr) rows[r].anchor = row_exchanges[r].anchor + first;
-                rows[r].new_row = static_cast<float*>(row_exchanges[r].new_row.data) + first;
+                rows[r].new_row = staged ? stage[r] : static_cast<float*>(row_exchanges[r].new_row.data) + first;
             }
             exchange_floats<kRows>(rows, forms, few, out + first, lanes);
+            if (staged)
+                for (int r = 0; r < kRows; ++r)
+                    put_row(stage[r], few, static_cast<float*>(row_exchanges[r].new_row.data) + first,
+                            chunk_of(sent[r], row_exchanges[r].old_row, first + few));
         }
         for (int r = 0; r < kRows; ++r) {
             const double square = sum_of_lanes(lanes[r]);
@@ -174,15 +190,15 @@ inline bool exchange_alike(const ClientUpdate* sent, const RowExchange* rows, co
 
 template <int kRows>
 void exchange_run(const ClientUpdate* sent, const RowExchange* rows, const Forms& forms, std::int64_t i, std::int64_t k,
-                  std::int64_t begin, std::int64_t end, double* out, double* squares) {
+                  std::int64_t begin, std::int64_t end, double* out, double* squares, bool past_caches) {
     if (rows[i].new_row.codec == Codec::f32)
-        exchange_floats<kRows>(sent + i, rows + i, forms, begin, end, out, squares + i);
+        exchange_floats<kRows>(sent + i, rows + i, forms, begin, end, out, squares + i, past_caches);
     else
         exchange_codes<kRows>(sent, rows, forms, i, k, begin, end, out, squares);
 }
 
 void exchange(const double* acc, double* out, const ClientUpdate* sent, const RowExchange* rows, const Forms& forms,
-              std::int64_t k, std::int64_t begin, std::int64_t end, double* squares) {
+              std::int64_t k, std::int64_t begin, std::int64_t end, double* squares, bool past_caches) {
     for (std::int64_t i = 0; i < k; ++i) squares[i] = 0;
     const std::int64_t run = k > 0 && rows[0].new_row.codec != Codec::f32 ? kCodedRun : kRun;
     for (std::int64_t first = begin; first < end; first += run) {
@@ -190,8 +206,10 @@ void exchange(const double* acc, double* out, const ClientUpdate* sent, const Ro
         begin_run(acc, out, first, last);
         for (std::int64_t i = 0; i < k;) {
             const bool alike = exchange_alike(sent, rows, forms, i, k);
-            (alike ? exchange_run<kExchanges> : exchange_run<1>)(sent, rows, forms, i, k, first, last, out, squares);
+            (alike ? exchange_run<kExchanges> : exchange_run<1>)(sent, rows, forms, i, k, first, last, out, squares,
+                                                                 past_caches);
             i += alike ? kExchanges : 1;
         }
     }
+    if (past_caches) fence();
 }

@@ -1,40 +1,64 @@
-// out[0..count) = (w[0] * a + w[1] * b) + ..., over K columns; what `out` held comes first if Add.
-// Meanwhile the tile at `ahead` is fetched into L2: the hardware follows p streams of one tile each no further than
-// their ends.
-// (Not inlined: GCC would forget what __restrict says and test for overlap at every stretch.)
-template <int K, bool Add>
-__attribute__((noinline)) void combine(const float* __restrict a, const float* __restrict b, const float* __restrict c,
-                                       const float* __restrict d, const float* w, std::int64_t count,
-                                       const float* ahead, float* __restrict out) {
-    const float wa = w[0], wb = K > 1 ? w[1] : 0, wc = K > 2 ? w[2] : 0, wd = K > 3 ? w[3] : 0;
-    const auto add_up = [&](std::int64_t j) {
-        float sum = Add ? out[j] + wa * a[j] : wa * a[j];
-        if (K > 1) sum = sum + wb * b[j];
-        if (K > 2) sum = sum + wc * c[j];
-        if (K > 3) sum = sum + wd * d[j];
-        out[j] = sum;
-    };
+// out[0..count) = (w[0] * y[0] + w[1] * y[1]) + ..., over K columns; what `out` held comes first if kAdd. Column kOwn,
+// if it is not -1, is what `out` holds, which goes to `kept` as it passes. Meanwhile the tile at `ahead` is fetched
+// into L2: the hardware follows p streams of one tile each no further than their ends.
+template <int K, bool kAdd, int kOwn>
+__attribute__((noinline)) void combine(const float* const* columns, const float* weights, std::int64_t count,
+                                       const float* ahead, float* out, float* kept) {
+    const float* y[K];
+    float w[K];
+    for (int c = 0; c < K; ++c) y[c] = columns[c], w[c] = weights[c];
     std::int64_t j = 0;
     for (; j + kStretch <= count; j += kStretch) {
-        if (!Add)
+        if (!kAdd)
             for (int line = 0; line < kStretch; line += 16) __builtin_prefetch(ahead + j + line, 0, 2);
-        for (int i = 0; i < kStretch; ++i) add_up(j + i);
+#pragma GCC unroll 2
+        for (std::int64_t at = j; at < j + kStretch; at += kFull) {
+            const FullFloats own = kOwn >= 0 ? read(out + at) : FullFloats{};
+            if (kOwn >= 0) write(kept + at, own);
+            FullFloats sum = w[0] * (kOwn == 0 ? own : read(y[0] + at));
+            if (kAdd) sum = read(out + at) + sum;
+#pragma GCC unroll 4
+            for (int c = 1; c < K; ++c) sum = sum + w[c] * (kOwn == c ? own : read(y[c] + at));
+            write(out + at, sum);
+        }
     }
-    for (; j < count; ++j) add_up(j);
+    for (; j < count; ++j) {
+        const float own = kOwn >= 0 ? out[j] : 0.0f;
+        if (kOwn >= 0) kept[j] = own;
+        float sum = w[0] * (kOwn == 0 ? own : y[0][j]);
+        if (kAdd) sum = out[j] + sum;
+        for (int c = 1; c < K; ++c) sum = sum + w[c] * (kOwn == c ? own : y[c][j]);
+        out[j] = sum;
+    }
 }
 
-// The same over k columns, of which the first four at most are taken.
-template <bool Add>
-inline void combine_upto_four(const float* const* y, const float* w, std::int64_t k, std::int64_t count,
-                              const float* ahead, float* out) {
-    if (k >= 4)
-        combine<4, Add>(y[0], y[1], y[2], y[3], w, count, ahead, out);
-    else if (k == 3)
-        combine<3, Add>(y[0], y[1], y[2], nullptr, w, count, ahead, out);
-    else if (k == 2)
-        combine<2, Add>(y[0], y[1], nullptr, nullptr, w, count, ahead, out);
-    else
-        combine<1, Add>(y[0], nullptr, nullptr, nullptr, w, count, ahead, out);
+using Combine = void (*)(const float* const*, const float*, std::int64_t, const float*, float*, float*);
+constexpr int kTogether = 4;  // columns of a pass: more are no faster, for what they wait for is the slots in L2
+
+// By the number of columns.
+template <bool kAdd>
+constexpr Combine kCombine[kTogether + 1] = {nullptr, combine<1, kAdd, -1>, combine<2, kAdd, -1>, combine<3, kAdd, -1>,
+                                             combine<4, kAdd, -1>};
+
+// By that, and by which of them is the row's own.
+constexpr Combine kKeep[kTogether + 1][kTogether] = {
+    {},
+    {combine<1, false, 0>},
+    {combine<2, false, 0>, combine<2, false, 1>},
+    {combine<3, false, 0>, combine<3, false, 1>, combine<3, false, 2>},
+    {combine<4, false, 0>, combine<4, false, 1>, combine<4, false, 2>, combine<4, false, 3>}};
+
+// Which of a row's few entries is the row's own model, if just one is; else, or if there are more entries, -1.
+inline std::int64_t own_entry(const Mixing& matrix, std::int64_t row) {
+    const std::int64_t first = matrix.starts[row], count = matrix.starts[row + 1] - first;
+    if (count > kTogether) return -1;
+    std::int64_t own = -1;
+    for (std::int64_t e = 0; e < count; ++e) {
+        if (matrix.columns[first + e] != row) continue;
+        if (own >= 0) return -1;
+        own = e;
+    }
+    return own;
 }
 
 __attribute__((noinline)) void copy(const float* __restrict from, std::int64_t count, float* __restrict to) {
@@ -50,24 +74,24 @@ void mix(const Mixing& matrix, const MixPlan& plan, float* const* models, std::i
     for (std::int64_t at = begin; at < end; at += count, count = plan.tile) {
         if (count > end - at) count = end - at;
         for (std::int64_t i = 0; i < matrix.p; ++i) {
-            float* out = models[i] + at;
-            if (plan.keeps[i] >= 0) copy(out, count, slots + plan.keeps[i] * stride);
+            float* const out = models[i] + at;
+            float* const kept = plan.keeps[i] >= 0 ? slots + plan.keeps[i] * stride : nullptr;
+            const std::int64_t own = kept != nullptr ? own_entry(matrix, i) : -1;
+            if (kept != nullptr && own < 0) copy(out, count, kept);
             const std::int64_t next = i + plan.ahead;
             const float* fetched =
                 next < matrix.p ? models[plan.order[next]] + at : models[plan.order[next - matrix.p]] + at + count;
             const std::int64_t first = matrix.starts[i], last = matrix.starts[i + 1];
             if (first == last)
                 for (std::int64_t j = 0; j < count; ++j) out[j] = 0.0f;
-            for (std::int64_t e = first; e < last; e += 4) {
-                const std::int64_t k = last - e < 4 ? last - e : 4;
-                const float* columns[4];
+            for (std::int64_t e = first; e < last; e += kTogether) {
+                const std::int64_t k = last - e < kTogether ? last - e : kTogether;
+                const float* columns[kTogether];
                 for (std::int64_t c = 0; c < k; ++c)
                     columns[c] = plan.sources[e + c] < 0 ? models[matrix.columns[e + c]] + at
                                                          : slots + plan.sources[e + c] * stride;
-                if (e == first)
-                    combine_upto_four<false>(columns, matrix.weights + e, k, count, fetched, out);
-                else
-                    combine_upto_four<true>(columns, matrix.weights + e, k, count, fetched, out);
+                const Combine pass = own >= 0 ? kKeep[k][own] : e == first ? kCombine<false>[k] : kCombine<true>[k];
+                pass(columns, matrix.weights + e, count, fetched, out, kept);
             }
         }
     }

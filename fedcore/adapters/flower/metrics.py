@@ -3,14 +3,14 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from logging import WARNING
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common.logger import log
 
-from fedcore.arguments import is_whole, shown
-from fedcore.errors import ArrayError, FedcoreError, RangeError
+from fedcore.arguments import integral, shown, whole
+from fedcore.errors import ArrayError, FedcoreError
 from fedcore.server.claim_window import median
 from fedcore.server.limits import MEDIANS
 
@@ -23,9 +23,15 @@ HEAVIEST = 2**16
 """Bytes of the metrics of one reply, which are kept until the round's end."""
 
 Node = TypeVar("Node")
+Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 Refused: TypeAlias = list[tuple[int, str]]
 Form: TypeAlias = tuple[str, tuple[tuple[str, int], ...]]
 """The record's name, and each metric's with the length of its list, or -1."""
+
+
+def records_of(content: RecordDict, kind: type[Record]) -> dict[str, Record]:
+    """The records of one kind, by name; Flower's own properties make a dictionary that checks each again, for 20 us."""
+    return {name: record for name, record in content.items() if isinstance(record, kind)}
 
 
 def only_record(content: RecordDict) -> MetricRecord:
@@ -34,15 +40,10 @@ def only_record(content: RecordDict) -> MetricRecord:
     Raises:
         ArrayError: there is another number of them.
     """
-    records = content.metric_records
+    records = records_of(content, MetricRecord)
     if len(records) != 1:
         raise ArrayError(f"metrics: expected one record, got {len(records)}")
     return next(iter(records.values()))
-
-
-def whole(value: object) -> Any:
-    """A float that is an integer as that, as stock ClientApps send their counts; anything else as it is."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def within_medians(
@@ -79,11 +80,11 @@ class Collected:
 
     def add(self, node: int, content: RecordDict) -> None:
         """Keep what is used of a reply's content."""
-        records = content.metric_records
+        records = records_of(content, MetricRecord)
         if (weight := _bytes_of(records.values())) > HEAVIEST:
             self._refused.append((node, f"metrics: expected at most {HEAVIEST} bytes, got {weight}"))
         else:
-            self._contents[node] = RecordDict(dict(records.items()))
+            self._contents[node] = RecordDict(dict(records))
 
     def usual(
         self, weight: str, where: str, ratio: float | None = MEDIANS, nodes: Iterable[int] | None = None
@@ -115,7 +116,7 @@ class Collected:
                 refused.append((node, "metrics: expected those that most replies have, got other names or lengths"))
         chosen = [node for node, form in forms.items() if form == usual]
         records = {node: only_record(self._contents[node]) for node in chosen}
-        claims = {node: whole(record[weight]) for node, record in records.items()}
+        claims = {node: integral(record[weight]) for node, record in records.items()}
         for node, most in within_medians(claims, where, ratio).items():
             if records[node][weight] != most:
                 records[node][weight] = most
@@ -144,10 +145,9 @@ def _bytes_of(records: Iterable[MetricRecord]) -> int:
 
 def _form(content: RecordDict, weight: str) -> Form:
     record = only_record(content)
-    if not is_whole(whole(record.get(weight)), 1, MOST):
-        raise RangeError(f"{weight}: expected an integer in 1..{MOST}, got {shown(record.get(weight))}")
+    whole(weight, integral(record.get(weight)), 1, MOST)
     form = []
     for name, value in record.items():
         require_finite(name, value)
         form.append((name, len(value) if isinstance(value, list) else -1))
-    return next(iter(content.metric_records)), tuple(sorted(form))
+    return next(iter(records_of(content, MetricRecord))), tuple(sorted(form))

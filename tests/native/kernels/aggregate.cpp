@@ -156,7 +156,7 @@ TEST(segments_of_every_size) {
 }
 
 TEST(accumulations_of_every_size_and_place) {
-    at_edges([](std::int64_t n, std::size_t first) {
+    at_edges_and_past_caches([](std::int64_t n, std::size_t first) {
         for (const char* kinds : {"", "x", "-", "xxxx", "xxxo", "----", "xxxxx-xxxxx"})
             for (const bool in_place : {false, true}) {
                 try_accumulate<float>(kinds, in_place, n, first);
@@ -166,7 +166,7 @@ TEST(accumulations_of_every_size_and_place) {
 }
 
 TEST(server_steps_of_every_size_and_place) {
-    at_edges([](std::int64_t n, std::size_t first) {
+    at_edges_and_past_caches([](std::int64_t n, std::size_t first) {
         for (const bool with_total : {false, true})
             for (const bool in_place : {false, true}) {
                 try_server_step<float>(with_total, in_place, n, first);

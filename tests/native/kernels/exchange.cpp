@@ -54,7 +54,7 @@ void try_exchange(std::int64_t k, bool in_place, std::int64_t n, std::size_t fir
 }  // namespace
 
 TEST(exchanges_of_every_size_and_place) {
-    at_edges([](std::int64_t n, std::size_t first) {
+    at_edges_and_past_caches([](std::int64_t n, std::size_t first) {
         for (const std::int64_t k : {0, 1, 2, 7})
             for (const bool in_place : {false, true}) try_exchange(k, in_place, n, first);
     });

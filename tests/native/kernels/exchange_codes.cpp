@@ -151,7 +151,7 @@ void try_codes(const Case& c, const std::vector<std::pair<std::int64_t, float>>&
 }  // namespace
 
 TEST(exchanges_through_codecs) {
-    at_edges([](std::int64_t n, std::size_t first) {
+    at_edges_and_past_caches([](std::int64_t n, std::size_t first) {
         const Dtype dtype = kDtypes[first % 4];
         for (const Codec codec : kCodecs)
             for (const Forms& forms : kForms) {

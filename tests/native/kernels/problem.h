@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/blocks.h"
+#include "base/cached.h"
 #include "base/pool.h"
 #include "memory.h"
 
@@ -92,6 +93,20 @@ void at_edges(const Body& body) {
         body(kShared, first++);
     }
     set_threads(before);
+}
+
+// The same, of kernels that store large results past the caches: each size is taken for a small call and for a large
+// one.
+template <class Body>
+void at_edges_and_past_caches(const Body& body) {
+    const std::int64_t before = cached_bytes();
+    at_edges([&](std::int64_t n, std::size_t first) {
+        for (const std::int64_t bytes : {std::numeric_limits<std::int64_t>::max(), std::int64_t{0}}) {
+            set_cached_bytes(bytes);
+            body(n, first);
+        }
+    });
+    set_cached_bytes(before);
 }
 
 }  // namespace fedcore::test
