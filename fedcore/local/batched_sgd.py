@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fedcore.assignment import Assignment
 from fedcore.errors import ShapeError
+from fedcore.local.layers import Block, Gradients, Net
 from fedcore.local.local_step import Descent, LocalOptions, mean_rate, rate, rate_of
-from fedcore.local.perceptron import Block, Perceptron, gradients
 from fedcore.local.sgd import Work
 from fedcore.local_rules import Table
 from fedcore.typing import F32
@@ -30,13 +30,13 @@ INDICES = 1 << 22
 """How many examples the steps of one call may visit; each takes 24 bytes."""
 
 
-def in_groups(net: Perceptron, clients: Iterable[tuple[int, Table]]) -> Iterator[list[tuple[int, Table]]]:
+def in_groups(net: Net, clients: Iterable[tuple[int, Table]]) -> Iterator[list[tuple[int, Table]]]:
     """Clients and their tables in their order, as many at a time as are to share a call: at least one."""
     group: list[tuple[int, Table]] = []
     visited = 0
     for client, table in clients:
         width = table.indices.shape[1]
-        most = min(CLIENTS, BYTES // (8 * net.n), BYTES // (4 * width * net.layers[0].inputs))
+        most = min(CLIENTS, BYTES // net.bytes(width))
         visited += table.indices.size
         if group and (len(group) >= most or group[0][1].indices.shape[1] != width or visited > INDICES):
             yield group
@@ -49,7 +49,7 @@ def in_groups(net: Perceptron, clients: Iterable[tuple[int, Table]]) -> Iterator
 @torch.no_grad()
 @np.errstate(over="ignore", invalid="ignore")  # as in sgd
 def batched_sgd(
-    net: Perceptron,
+    net: Net,
     models: F32,
     inputs: Tensor,
     labels: Tensor,
@@ -136,6 +136,11 @@ class _Minibatches:
         self._indices = torch.from_numpy(indices)
         self._weights = torch.from_numpy((counted / sizes).astype(np.float32)).unsqueeze(3)
 
+    @property
+    def width(self) -> int:
+        """The examples of each client in a step."""
+        return self._indices.shape[2]
+
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Inputs float32[m, b, features], labels int64[m, b, 1] and weights float32[m, b, 1] of each step."""
         _, m, b = self._indices.shape
@@ -145,7 +150,7 @@ class _Minibatches:
 
 
 def _phase(
-    net: Perceptron,
+    net: Net,
     ys: Tensor,
     minibatches: _Minibatches,
     rates: Sequence[float],
@@ -173,11 +178,12 @@ def _phase(
         velocity=flat.get("velocity"),
         options=options,
     )
+    gradients: Gradients = net.gradients(m, minibatches.width)
     for minibatch, lr in zip(minibatches, rates, strict=True):
-        gradients(net, y, *minibatch, out=grad)
+        gradients(y, *minibatch, grad)
         _clip(grad, options)
         if grad_prev is not None:
-            gradients(net, of["x_prev"], *minibatch, out=grad_prev)
+            gradients(of["x_prev"], *minibatch, grad_prev)
             _clip(grad_prev, options)
             grad_prev.flat.add_(of["x_prev"].flat, alpha=options.weight_decay)
         descent.step(lr)
