@@ -22,23 +22,19 @@ MOST_PARAMETERS = 1_000_000
 vmap takes 2.3 times as long as one by one."""
 CLIENTS = 64
 """The most clients in one call."""
-BYTES = 4 << 20
-"""What the models and gradients of one call may weigh, so that they stay in cache from step to step, and what the
-examples of one step may. With 32 clients the time is least at 3 to 6 MiB: 50,890 parameters take 159, 148 and 182 us a
-client and step at 1.5, 3 and 6 MiB; 199,210 take 338, 328 and 380 at 3, 6 and 12 MiB."""
 INDICES = 1 << 22
 """How many examples the steps of one call may visit; each takes 24 bytes."""
 
 
-def in_groups(net: Net, clients: Iterable[tuple[int, Table]]) -> Iterator[list[tuple[int, Table]]]:
-    """Clients and their tables in their order, as many at a time as are to share a call: at least one."""
+def in_groups(net: Net, clients: Iterable[tuple[int, Table]], most: int = CLIENTS) -> Iterator[list[tuple[int, Table]]]:
+    """Clients and their tables in their order, as many at a time as are to share a call: from one to ``most``."""
     group: list[tuple[int, Table]] = []
     visited = 0
     for client, table in clients:
         width = table.indices.shape[1]
-        most = min(CLIENTS, BYTES // net.bytes(width))
+        limit = min(most, CLIENTS, net.most_clients(width))
         visited += table.indices.size
-        if group and (len(group) >= most or group[0][1].indices.shape[1] != width or visited > INDICES):
+        if group and (len(group) >= limit or group[0][1].indices.shape[1] != width or visited > INDICES):
             yield group
             group, visited = [], table.indices.size
         group.append((client, table))

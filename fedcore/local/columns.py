@@ -6,6 +6,7 @@ is what reached it, for a convolution the windows of what reached it, in a colum
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -33,6 +34,17 @@ class Convolution(Linear):
     def rows(self) -> int:
         """The rows that leave it."""
         return self.outputs * self.windows.height * self.windows.width
+
+    @cached_property
+    def kernels(self) -> tuple[Tensor, Tensor]:
+        """For the kernels of all outputs in each of their q places, as the rows float32[q outputs, taps] of a matrix:
+        which weight each element is, with one past the end for zero, and which element each weight became, q times."""
+        taps, (q, count) = len(self.windows.table), self.windows.places.shape
+        places = torch.from_numpy(self.windows.places)[:, None].expand(-1, self.outputs, -1)
+        spread = torch.full((q, self.outputs, taps), self.outputs * count)
+        spread.scatter_(2, places, torch.arange(self.outputs * count).view(1, self.outputs, count).expand(q, -1, -1))
+        went = torch.arange(q * self.outputs).view(q, -1, 1) * taps + places
+        return spread.view(-1), went.view(-1)
 
 
 class Columns:
@@ -119,23 +131,15 @@ class _Convolved:
         model = torch.arange(m)[:, None, None]
         self._table = torch.where(table < windows.pixels, table + model * windows.pixels, m * windows.pixels).view(-1)
         self._windows = torch.empty(m, taps, positions * b)
-        covering, begins = map(torch.from_numpy, windows.covering())
+        covering, begins = map(torch.from_numpy, windows.covering)
         self._covering = (covering + model[:, 0] * table.numel()).view(-1)
         self._begins = (begins + model[:, 0] * len(covering)).view(-1)
         q, count = windows.places.shape
         self._z = torch.empty(m, q, outputs, positions * b)
         self._d = torch.empty_like(self._z) if q > 1 else self._z
         self._rise = torch.empty(q - 1, *y.shape)
-        # The kernel of each output in its q places, as the rows of one matrix: where each element of it comes from (one
-        # past the end is zero), and where each weight went.
         self._kernels = torch.zeros(m, outputs * count + 1)
-        places = torch.from_numpy(windows.places)
-        spread = torch.full((q, outputs, taps), outputs * count)
-        own = torch.arange(outputs * count).view(1, outputs, count).expand(q, -1, -1)
-        spread.scatter_(2, places[:, None].expand(-1, outputs, -1), own)
-        self._spread = spread.view(-1)
-        row = torch.arange(q * outputs).view(q, outputs, 1)
-        self._went = (row * taps + places[:, None]).view(-1)
+        self._spread, self._went = layer.kernels
         self._spread_kernels = torch.empty(m, q * outputs, taps)
         self._spread_gradients = torch.empty(m, q * outputs, taps)
 

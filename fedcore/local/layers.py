@@ -23,21 +23,18 @@ class Linear:
 
 
 class Net(Protocol):
-    """A network whose clients can be trained together.
-
-    Attributes:
-        layers: from the input on.
-        n: its parameters.
-    """
+    """A network whose clients can be trained together."""
 
     @property
-    def layers(self) -> Sequence[Linear]: ...
+    def layers(self) -> Sequence[Linear]:
+        """The layers, from the input on."""
 
     @property
-    def n(self) -> int: ...
+    def n(self) -> int:
+        """The number of its parameters."""
 
-    def bytes(self, b: int) -> int:
-        """What a step of one client on b examples should keep in cache."""
+    def most_clients(self, b: int) -> int:
+        """The most clients for one call, whose minibatches have b examples; at least 1."""
 
     def gradients(self, m: int, b: int) -> "Gradients":
         """The function that takes the gradients of m models on minibatches of b examples."""

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -75,6 +76,7 @@ class Windows:
             xs.shape[1],
         )
 
+    @cached_property
     def covering(self) -> tuple[Indices, Indices]:
         """For each pixel the places of the table that hold it, one pixel's behind another's, and where each begins."""
         flat = self.table.ravel()

@@ -49,9 +49,11 @@ def check_gradients(module, shape, sizes, b, bar=1e-4):
         np.testing.assert_allclose(got[i].numpy(), due, rtol=1e-3, atol=bar * (1e-6 + np.abs(due).max()))
 
 
-@pytest.mark.parametrize("name", ["lenet", "cnn-emnist"])
-def test_gradients_of_the_papers_networks_equal_torchs(name):
-    check_gradients(build(name, seed=0), (1, 28, 28), [16, 5], 16)
+@pytest.mark.parametrize(
+    ("name", "shape"), [("lenet", (1, 28, 28)), ("cnn-emnist", (1, 28, 28)), ("cnn-cifar10", (3, 32, 32))]
+)
+def test_gradients_of_known_networks_equal_torchs(name, shape):
+    check_gradients(build(name, seed=0), shape, [16, 5], 16)
 
 
 pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
