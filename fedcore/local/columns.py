@@ -65,7 +65,6 @@ class Columns:
         rows.append(net.layers[-1].rows if isinstance(net.layers[-1], Convolution) else net.layers[-1].outputs)
         # One more row than there are, of zeros: what a convolution's padding reads.
         self._reached = [torch.zeros(m * k + 1, b) for k in rows]
-        self._rows = rows
         self._layers: list[_Convolved | _Connected] = []
         for layer, (before, after) in zip(net.layers, pairwise(range(len(rows))), strict=True):
             x, y = self._reached[before], self._reached[after][:-1].view(m, layer.outputs, -1)

@@ -100,9 +100,10 @@ def test_a_client_is_no_matter_of_the_others(sizes, steps, alone, hidden):
     np.testing.assert_array_equal(ys[alone], y[0])
 
 
-def test_a_client_that_diverges_leaves_the_others_alone():
-    module = network()
-    net, x = Perceptron.of(module, (1, 4, 5)), FlatModel(module).flat.numpy().copy()
+@pytest.mark.parametrize("hidden", [(7,), CONVOLUTION], ids=str)
+def test_a_client_that_diverges_leaves_the_others_alone(hidden):
+    module = network(hidden)
+    net, x = net_of(module, (1, 4, 5)), FlatModel(module).flat.numpy().copy()
     tables = [table(0, 30, 4), table(1, 30, 4)]
     offsets = [np.full(net.n, 3e38, np.float32), None]
     ys, due = np.tile(x, (2, 1)), np.tile(x, (2, 1))
