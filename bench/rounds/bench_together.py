@@ -1,4 +1,4 @@
-"""Clients trained together against one by one: what ``MOST_PARAMETERS`` and the ``BYTES`` of both kinds of network were chosen by."""
+"""Clients trained together against one by one: what ``MOST_PARAMETERS`` and ``BYTES`` were chosen by."""
 
 import numpy as np
 import pytest

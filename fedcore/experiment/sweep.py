@@ -108,7 +108,7 @@ def _prepare(folder: Path, experiment: Experiment) -> Experiment:
 
 
 def _besides(experiment: Experiment) -> tuple[object, ...]:
-    """What else a point's configuration says, and may come to say."""
+    """The rest of a point's configuration, which may change while it runs."""
     return experiment.seeds, experiment.pictures, experiment.changes, experiment.together
 
 

@@ -1,4 +1,4 @@
-"""Whether the clients of a run are trained together: as its experiment or its folder says, or as measured here."""
+"""The choice whether a run's clients are trained together: its experiment's, its folder's, or by a measurement."""
 
 import json
 from contextlib import suppress
@@ -29,7 +29,7 @@ def settled(experiment: Experiment, folder: Path) -> Experiment:
 
 
 def _recorded(folder: Path) -> bool | None:
-    """How the clients of the rounds in a folder were trained; None if there is no round, or none that says so."""
+    """The choice that a folder's rounds were trained by; None if there is no round, or none that says so."""
     for path in sorted((folder / "records").glob("*.jsonl")):
         with suppress(MissingDataError):  # a damaged one: its own trial says so
             rounds = read(path).rounds if started(path) else []

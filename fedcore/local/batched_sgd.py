@@ -16,10 +16,10 @@ from fedcore.local_rules import Table
 from fedcore.typing import F32
 
 MOST_PARAMETERS = 1_000_000
-"""Larger networks are trained one by one. Of perceptrons, time one by one over time together, on one thread, 1 / 8 / 32 clients
-(bench/rounds/bench_together.py): 610 parameters 1.8 / 27 / 10-45, 4,810 1.4-8 / 5-20 / 12-14, 50,890 1.1 / 2.3 / 2.1,
-159,010 1.1 / 1.4 / 1.5, 199,210 1.1 / 1.7 / 1.5, 656,810 1.1 / 1.3 / 1.1. Of convolutional networks ``together.gains`` measures it;
-EMNIST's, of 1,690,046, takes the same time either way."""
+"""Larger networks are trained one by one. Perceptrons' time one by one over time together, on one thread, 1 / 8 / 32
+clients (bench/rounds/bench_together.py): 610 parameters 1.8 / 27 / 10-45, 4,810 1.4-8 / 5-20 / 12-14, 50,890
+1.1 / 2.3 / 2.1, 159,010 1.1 / 1.4 / 1.5, 199,210 1.1 / 1.7 / 1.5, 656,810 1.1 / 1.3 / 1.1. Of convolutional networks
+``together.gains`` measures it; EMNIST's, of 1,690,046, takes the same time either way."""
 CLIENTS = 64
 """The most clients in one call."""
 INDICES = 1 << 22

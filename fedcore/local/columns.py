@@ -74,7 +74,7 @@ class Columns:
                 self._layers.append(_Connected(layer, x[:-1].view(m, layer.inputs, b), y))
 
     def gradients(self, models: Block, inputs: Tensor, labels: Tensor, weights: Tensor, out: Block) -> None:
-        """What ``layers.Gradients`` says."""
+        """The gradients, as ``layers.Gradients`` says."""
         m, b = self._m, self._b
         self._reached[0][:-1].view(m, -1, b).copy_(inputs.transpose(1, 2))
         parameters = list(zip(self._layers, models.weights, models.biases, out.weights, out.biases, strict=True))

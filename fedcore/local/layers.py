@@ -128,7 +128,7 @@ def is_flatten(module: nn.Module) -> bool:
 
 
 def starts(module: nn.Module) -> dict[str, int]:
-    """Where each tensor of a module begins in its flat vector."""
+    """The place where each tensor of a module begins in its flat vector."""
     return {piece.name: piece.start for piece in Layout.of(module).slices}
 
 

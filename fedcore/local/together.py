@@ -1,4 +1,4 @@
-"""Which models are trained together, many clients at once, and whether that gains on this machine."""
+"""The models that can be trained together, many clients at once, and whether that gains on this machine."""
 
 import copy
 from collections.abc import Callable
