@@ -53,6 +53,7 @@ def exchange(
     row: Sequence[float],
     adds: Sequence[float],
     keys: Any,
+    sums: Any,
 ) -> npt.NDArray[np.float64]: ...
 def direction_step(
     y: Any,

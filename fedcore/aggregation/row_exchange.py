@@ -30,6 +30,7 @@ def exchange(
     row: Terms = REPLACED,
     adds: Terms = ANCHORED,
     keys: npt.NDArray[np.uint64] | None = None,
+    sums: npt.NDArray[np.uint64] | None = None,
 ) -> F64:
     """``kernels.exchange``, and its bits, of any number of rows that do not overlap."""
     squares = np.empty(len(ys))
@@ -48,5 +49,6 @@ def exchange(
             row=row,
             adds=adds,
             keys=None if keys is None else keys[some],
+            sums=None if sums is None else sums[some],
         )
     return squares

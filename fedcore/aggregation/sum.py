@@ -132,13 +132,16 @@ class Sum:
         """Stage the replies' rows, and add what they change, or all that A adds, to a sum over the parameters."""
         p, row = self._layout.n_parameters, self._algorithm.row
         old, new, anchors = self._old_rows(replies), self._staged_rows(replies), self._anchors(replies)
-        keys, squares = self._keys(replies), np.zeros(len(replies))
+        keys, squares, sums = self._keys(replies), np.zeros(len(replies)), None
         for span, bases, ys in self._spans(replies, p):
             rows, at, rows_out = (
                 (old, anchors, new) if span == slice(0, p) else (_cut(old, span), _cut(anchors, span), _cut(new, span))
             )
             arguments = acc[span], bases, ys, replies.scales, weights, rows, at, rows_out
-            squares += exchange(*arguments, out=out[span], row=row, adds=adds, keys=keys)
+            sums = self._opened.store.sums_of(len(replies)) if span == slice(0, p) else None
+            squares += exchange(*arguments, out=out[span], row=row, adds=adds, keys=keys, sums=sums)
+        if sums is not None:
+            self._opened.store.summed(replies.clients, sums)
         return squares
 
     def _anchors(self, replies: Replies) -> list[F32 | None]:

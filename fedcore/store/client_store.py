@@ -1,10 +1,13 @@
 """One row per client: its last mean gradient, in memory or in files, changed by whole rounds."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
 
 from fedcore.arguments import whole
 from fedcore.clients.registry import ClientId, Registry
@@ -159,6 +162,28 @@ class ClientStore(CommittedRows):
             self._residency.use(slot)
         return self._content.form.row(rows.slots.memory(slot))
 
+    def sums_of(self, rows: int) -> npt.NDArray[np.uint64] | None:
+        """Memory for the checksums of so many rows' blocks, for ``kernels.exchange`` and then for ``summed``.
+
+        None where nobody needs them: a store in memory keeps none, and rows through a codec are summed at the commit.
+        """
+        slots, form = self._content.rows.slots, self._content.form
+        if self._folder is None or form.codec != "f32":
+            return None
+        return np.empty((rows, slots.geometry.blocks), np.uint64)
+
+    def summed(self, clients: Sequence[object], sums: npt.NDArray[np.uint64]) -> None:
+        """Note the checksums of staged rows that were just written, so that ``commit`` reads these rows no more.
+
+        Whoever writes to such a row afterwards stages it anew before, which forgets them.
+
+        Args:
+            clients: whose.
+            sums: uint64[k, blocks], as ``sums_of`` made them and ``kernels.exchange`` filled them.
+        """
+        for client, row in zip(clients, sums, strict=True):
+            self._content.rows.note_sums(self._number(client), row)
+
     def unstage(self, client: object) -> None:
         """Forget the client's staged row, if there is one."""
         self._content.rows.unstage(self._number(client))
@@ -183,8 +208,8 @@ class ClientStore(CommittedRows):
             StoreError: the disk is full, say. The last committed round is as it was, the rows stay staged, and it
                 may be tried again unless the message says otherwise.
 
-        Cost: reads each new row and vector once; with durability="round" writes them to the disk, waits for it, and
-            then for the index.
+        Cost: reads each new vector once, and each new row whose checksums nobody has noted (``summed``); with
+            durability="round" writes them to the disk, waits for it, and then for the index.
         """
         self._session.require_right()
         self._commits.commit(whole("round", round, 0, 2**63 - 1), vectors, state_text(state))
