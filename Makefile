@@ -6,6 +6,9 @@ SIMULATOR := $(VENV)/.simulator
 INSTALLED := $(VENV)/.installed
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc fedcore -type f -not -name '*.pyc')
 CORES := $(shell nproc)
+# Processes of tests or of mypy: each takes up to a GB.
+WORKERS := $(shell nproc | awk '{ print $$1 < 16 ? $$1 : 16 }')
+LEVELS := native
 CXX_FILES := $(shell find csrc tests/native bench -name '*.cpp' -o -name '*.h' -o -name '*.inl')
 
 .PHONY: help quickstart test lint format sanitize aarch64-check bench bench-gate wheel-check clean
@@ -17,16 +20,16 @@ help:
 quickstart: $(SIMULATOR)
 	$(BIN)/fedcore run quickstart
 
-## make test          install the rest (every framework and linter), then lint and run all tests
+## make test          install the rest (every framework and linter), then lint and run all tests, one process a core
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10
 
 ## make lint          ruff, mypy, stubtest and clang-format, as `make test` runs them
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers $(WORKERS)
 	$(BIN)/python -m mypy.stubtest fedcore._core --allowlist tests/architecture/stubtest.txt
 
 ## make format        rewrite the sources as lint wants them
@@ -57,9 +60,9 @@ bench-gate: $(INSTALLED)
 ## make wheel-check   build the wheel, install it beside numpy alone, and run a round
 wheel-check: $(INSTALLED)
 	rm -rf build/wheel build/wheel-env
-	$(BIN)/pip wheel -q --no-deps -w build/wheel .
-	$(PYTHON) -m venv build/wheel-env
-	build/wheel-env/bin/pip install -q build/wheel/*.whl
+	$(BIN)/pip wheel -q --no-deps --no-build-isolation -C cmake.define.FEDCORE_LEVELS=all -w build/wheel .
+	$(PYTHON) -m venv --without-pip build/wheel-env
+	$(BIN)/pip --python build/wheel-env/bin/python install -q --no-compile build/wheel/*.whl
 	cd build && wheel-env/bin/python ../tests/architecture/core_alone.py
 
 ## make clean         remove the environment and everything built
@@ -67,7 +70,7 @@ clean:
 	rm -rf $(VENV) build dist
 
 # The build tools go in first and the package is built with them, not in isolation, so that a rebuild compiles only
-# what changed. The quickstart compiles this machine's level of instructions alone, the tests all of them. An
+# what changed. The quickstart compiles this machine's level of instructions alone, the tests all of them, at once. An
 # environment of before holds the package under its old name, fedcore, which would be in the way. Bytecode is made
 # where it is imported: of all of torch and SciPy it takes longer than the quickstart, of pip itself four seconds, which
 # the pip that is there saves. The pip of Python 3.11 takes twice as long as later ones.
@@ -79,13 +82,14 @@ $(SIMULATOR): $(SOURCES)
 	@$(BIN)/pip install -q --no-compile -c constraints.txt "pip>=25" "scikit-build-core>=0.10" "pybind11>=2.13" cmake ninja
 	@! ls -d $(VENV)/lib/python*/site-packages/fedcore-*.dist-info >/dev/null 2>&1 || $(BIN)/pip uninstall -qq -y fedcore
 	@$(BIN)/pip install -q --no-compile -c constraints.txt --no-build-isolation \
-		-C cmake.define.FEDCORE_LEVELS=native -e ".[sim]"
+		-C cmake.define.FEDCORE_LEVELS=$(LEVELS) -e ".[sim]"
 	@touch $@
 
 # FedLab comes as source, which takes setuptools and wheel to build.
+$(INSTALLED): LEVELS := all
 $(INSTALLED): $(SIMULATOR)
 	@echo "Installing what the tests need (Flower, NVFlare, pfl, FedLab, the linters): another GB. Only this once."
 	@$(BIN)/pip install -q -c constraints.txt setuptools wheel
 	@$(BIN)/pip install -q -c constraints.txt --no-build-isolation \
-		-C cmake.define.FEDCORE_LEVELS=all -e ".[dev]"
+		-C cmake.define.FEDCORE_LEVELS=$(LEVELS) -e ".[dev]"
 	@touch $@

@@ -7,6 +7,7 @@ from fedcore.network import Network, NetworkReport, NetworkRound
 from fedcore.runtime import __version__, build_info, isa, set_threads, threads
 from fedcore.server import Broadcast, Round, RoundReport, Server, Update
 from fedcore.store import ClientStore
+from fedcore.tracing import profile, trace
 
 __all__ = [
     "Broadcast",
@@ -31,4 +32,8 @@ __all__ = [
     "set_threads",
     "threads",
     "topology",
+    "trace",
 ]
+
+profile()
+del profile

@@ -1,5 +1,6 @@
 """Checks of a caller's arguments: of a number, and of a list of arrays, in one wording."""
 
+from functools import lru_cache
 from numbers import Real
 from operator import index
 from reprlib import repr as short_repr
@@ -32,10 +33,25 @@ def inside(value: Any, interval: str) -> bool:
     """
     if not is_real(value):
         return False
-    low, high = (float(end) for end in interval[1:-1].split(","))
+    low, high = _ends(interval)
     above = value >= low if interval[0] == "[" else value > low
     below = value <= high if interval[-1] == "]" else value < high
-    return bool(above and below)  # as a NaN is not
+    return bool(above and below) and _is_float(value)  # as a NaN is not
+
+
+def _is_float(value: float) -> bool:
+    """Tell whether a number has a float near it, as an integer of 400 digits has not."""
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
+
+
+@lru_cache(64)  # the same few, and those that a server's limits make
+def _ends(interval: str) -> tuple[float, float]:
+    low, high = interval[1:-1].split(",")
+    return float(low), float(high)
 
 
 @ieee
@@ -69,11 +85,16 @@ def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
     return index(value)
 
 
+def integral(value: object) -> Any:
+    """A float that is an integer as that, as a message may carry a count; anything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def due_in(interval: str) -> str:
     """An interval in words: ``a finite number > 0`` for ``"(0, inf)"``."""
-    low, _, high = interval[1:-1].partition(", ")
+    low, high = (end.removesuffix(".0") for end in interval[1:-1].split(", "))
     if high != "inf":
-        return f"a number in {interval}"
+        return f"a number in {interval[0]}{low}, {high}{interval[-1]}"
     return f"a finite number {'>=' if interval[0] == '[' else '>'} {low}"
 
 

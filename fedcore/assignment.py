@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 
 from fedcore import local_rules
-from fedcore.algorithms import MEAN_GRADIENT
+from fedcore.algorithms import MEAN_GRADIENT, is_made_here
 from fedcore.arguments import is_real, is_whole
 from fedcore.errors import ArrayError, ConfigError, RangeError
 from fedcore.local_rules import LocalRule, Sgd
@@ -128,7 +128,7 @@ class Assignment(Represented):
             raise RangeError(
                 "keeps_row: expected false, got an order to keep one's own row, which is left to a loop of one's own"
             )
-        if self.second_vector not in (None, MEAN_GRADIENT):
+        if not is_made_here(self.second_vector):
             raise RangeError(
                 f"second_vector: expected {MEAN_GRADIENT!r}, got an order to send back {self.second_vector!r}, which"
                 " is left to a loop of one's own"

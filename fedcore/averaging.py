@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.arguments import numbers
+from fedcore.arguments import numbers, real
 from fedcore.errors import ArrayError, DtypeError, RangeError, ShapeError
 from fedcore.float_mode import ieee
 
@@ -75,8 +75,7 @@ def _shares(weights: Any, k: int) -> npt.NDArray[np.float64]:
     if given.shape != (k,):
         raise ShapeError(f"weights: expected {k} numbers, one for each model, got shape {given.shape}")
     for client, weight in enumerate(given.tolist()):
-        if not 0 <= weight < np.inf:
-            raise RangeError(f"weights: expected finite numbers >= 0, got {weight!r} for client {client}")
+        real(f"weights[{client}]", weight, "[0, inf)")
     if not given.any():
         raise RangeError("weights: expected one > 0, got zeros")
     given = given / given.max()  # so that no sum of them overflows

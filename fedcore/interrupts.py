@@ -5,6 +5,7 @@ import _signal  # type: ignore[import-not-found]
 import signal
 import threading
 from collections.abc import Callable
+from itertools import compress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -32,7 +33,8 @@ class uninterrupted:  # noqa: N801  # it is used as contextlib's functions are
         if threading.current_thread() is not threading.main_thread():
             return
         try:
-            for number in _ALL:
+            # Few signals have a handler in Python: which, is asked in one go, since it is asked in every round.
+            for number in compress(_ALL, map(callable, map(_signal.getsignal, _ALL))):
                 handler = _signal.getsignal(number)
                 if callable(handler):
                     self._before[number] = handler

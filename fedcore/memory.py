@@ -120,6 +120,17 @@ class Recycled:
             memory = Memory(vector, vector.__array_interface__)
         return np.asarray(_Lent(memory, self._spares))
 
+    def lent(self, vector: Any) -> bool:
+        """Tell whether a vector was taken here, or is a view of one that was.
+
+        >>> vectors = Recycled(3)
+        >>> vectors.lent(vectors.take()[1:]), vectors.lent(empty(3))
+        (True, False)
+        """
+        while isinstance(vector, np.ndarray):
+            vector = vector.base
+        return isinstance(vector, _Lent) and vector._spares is self._spares
+
 
 class Memory(NamedTuple):
     """A vector that is never shown itself, and how NumPy describes it, which takes as long to ask as to make one."""

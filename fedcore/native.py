@@ -5,6 +5,7 @@ With FEDCORE_ISA=reference nothing native is called, nor loaded: a tree that was
 """
 
 import os
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 ON_REFERENCE = os.environ.get("FEDCORE_ISA") == "reference"
@@ -15,4 +16,12 @@ if ON_REFERENCE and not TYPE_CHECKING:
 else:
     from fedcore import _core as core
 
-__all__ = ["ON_REFERENCE", "core"]
+
+def add_twins(room: ModuleType) -> None:
+    """Have ``core`` call, with FEDCORE_ISA=reference, what a room's ``reference`` defines of its names."""
+    if ON_REFERENCE:
+        defined = {name: twin for name, twin in vars(room).items() if getattr(twin, "__module__", "") == room.__name__}
+        vars(core).update({name: twin for name, twin in defined.items() if not name.startswith("_")})
+
+
+__all__ = ["ON_REFERENCE", "add_twins", "core"]

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 
-from fedcore.errors import RangeError
+from fedcore.arguments import whole
 from fedcore.native import core
 
 __version__ = core.version
@@ -31,9 +31,7 @@ def set_threads(count: int) -> None:
     Raises:
         RangeError: ``count`` is not in 1..4096.
     """
-    if not isinstance(count, int) or not 1 <= count <= 4096:
-        raise RangeError(f"count: expected 1..4096 threads, got {count!r}")
-    core.set_threads(count)
+    core.set_threads(whole("count", count, 1, 4096))
 
 
 def isa() -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedcore.algorithms import Algorithm, Claims, check_table
-from fedcore.algorithms.saved import describe
+from fedcore.algorithms.descriptions import describe
 from fedcore.assignment import Assignment
 from fedcore.errors import AlgorithmError
 from fedcore.rates import Exponential

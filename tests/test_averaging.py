@@ -113,8 +113,8 @@ def test_a_bad_model_is_named(bad, error, message):
     [
         ([], None, errors.RangeError, "at least one"),
         ([GOOD], [1, 2], errors.ShapeError, "expected 1 numbers"),
-        ([GOOD] * 2, [1, -1], errors.RangeError, "got -1.0 for client 1"),
-        ([GOOD] * 2, [1, float("nan")], errors.RangeError, "got nan for client 1"),
+        ([GOOD] * 2, [1, -1], errors.RangeError, "weights.1.: expected a finite number >= 0, got -1.0"),
+        ([GOOD] * 2, [1, float("nan")], errors.RangeError, "weights.1.: expected a finite number >= 0, got nan"),
         ([GOOD] * 2, [0, 0], errors.RangeError, "got zeros"),
         ([GOOD] * 2, ["x", 1], errors.DtypeError, "weights"),
         ([{"z": np.ones(2, np.complex64)}], None, errors.DtypeError, "client 0, z: .* got complex64"),

@@ -3,6 +3,7 @@
 # -ffp-contract=off everywhere: a contracted multiply-add rounds once where the others round twice, and the levels
 # would no longer be bit-equal.
 set(FEDCORE_LEVELS all CACHE STRING "Levels to compile: all, or native for this machine's highest alone")
+set(FEDCORE_LEVELS_OF "" CACHE PATH "Another build of the same sources, whose levels' objects are taken, not compiled again")
 
 function(fedcore_add_isa_levels target csrc)
   set(levels baseline)
@@ -16,6 +17,14 @@ function(fedcore_add_isa_levels target csrc)
   set(flags_avx2 -mavx2 -mf16c)
   set(flags_avx512 -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
   foreach(level IN LISTS levels)
+    string(TOUPPER FEDCORE_HAS_${level} has)
+    target_compile_definitions(${target} PRIVATE ${has})
+    if(FEDCORE_LEVELS_OF)
+      file(GLOB_RECURSE objects CONFIGURE_DEPENDS ${FEDCORE_LEVELS_OF}/CMakeFiles/fedcore_${level}.dir/*.o)
+      set_source_files_properties(${objects} PROPERTIES EXTERNAL_OBJECT ON)
+      target_sources(${target} PRIVATE ${objects})
+      continue()
+    endif()
     add_library(fedcore_${level} OBJECT
       ${csrc}/base/isa_level.cpp ${csrc}/kernels/isa_level.cpp ${csrc}/store/isa_level.cpp)
     target_include_directories(fedcore_${level} PRIVATE ${csrc})
@@ -24,8 +33,6 @@ function(fedcore_add_isa_levels target csrc)
     set_target_properties(fedcore_${level} PROPERTIES
       POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden)
     target_sources(${target} PRIVATE $<TARGET_OBJECTS:fedcore_${level}>)
-    string(TOUPPER FEDCORE_HAS_${level} has)
-    target_compile_definitions(${target} PRIVATE ${has})
   endforeach()
 endfunction()
 

@@ -15,8 +15,8 @@ from fedcore.adapters.open_server import open_server
 from fedcore.adapters.order import with_plain_steps
 from fedcore.adapters.refusals import refusal_line, silence
 from fedcore.algorithms import Algorithm
-from fedcore.arguments import shown
-from fedcore.errors import ArrayError, FedcoreError, RangeError, RoundError
+from fedcore.arguments import integral, shown, whole
+from fedcore.errors import ArrayError, FedcoreError, RoundError
 from fedcore.server import Round, RoundReport, Server, Update
 
 
@@ -251,10 +251,8 @@ class ServerManager(SynchronousServerManager):  # type: ignore[misc, unused-igno
         self._senders: dict[int, Sender] = {}
         first = 0
         for rank, number in self.coordinator.map.items():
-            if not 1 <= number <= self._most:
-                due = f"expected 1 .. {self._most} (max_clients)"
-                raise RangeError(f"clients of process {rank}: {due}, got {shown(number)}")
-            self.coordinator.map[rank] = number = int(number)
+            number = whole(f"clients of process {rank} (max_clients)", integral(number), 1, self._most)
+            self.coordinator.map[rank] = number
             self._senders[rank] = Sender(rank, range(first, first + number), self.mode == "LOCAL")
             first += number
         self._handler.num_clients = first

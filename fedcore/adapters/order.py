@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedcore.algorithms import Algorithm, Direction, named
-from fedcore.arguments import is_whole
+from fedcore.arguments import due_whole, integral, is_whole
 from fedcore.errors import RangeError
 from fedcore.local_rules import name_of
 from fedcore.rates import Rate
@@ -79,12 +79,12 @@ def steps_of(said: object, metrics: Mapping[str, Any], told: int | str | None, s
         value = metrics.get(told)
         if value is None:
             raise RangeError(f"{due}: no metric {told[:40]!r}")
-        return int(value) if isinstance(value, float) and value.is_integer() else value
+        return integral(value)
     if told is not None:
         return told
     if server.averages_models and not algorithm.needs_shares:  # FlexibleFedAvg weighs by the steps
         return 1
-    other = ', or take units="update"' if hasattr(algorithm, "units") else ""
+    other = f", or take {option}" if (option := algorithm.averaging_option) else ""
     raise RangeError(f"{due}: {by}, or tell the strategy steps= (a number, or a metric's name){other}")
 
 
@@ -97,6 +97,6 @@ def require_steps(steps: int | str | None, algorithm: Algorithm) -> None:
     if steps is None:
         return
     if not (is_whole(steps, 1, 2**53) or (isinstance(steps, str) and steps)):
-        raise RangeError(f"steps: expected an integer >= 1, or a metric's name, got {steps!r}")
+        raise RangeError(f"steps: expected {due_whole(1, 2**53)}, or a metric's name, got {steps!r}")
     if more := beyond_plain_steps(algorithm):
         raise RangeError(f"steps: expected None, since {type(algorithm).__name__} is a method {more}, got {steps!r}")

@@ -1,7 +1,6 @@
 """The contract of an aggregator: the seam for rules that hold the cohort, wrap another, or live elsewhere."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 from fedcore.aggregation.replies import Replies
@@ -9,8 +8,7 @@ from fedcore.store import ClientStore
 from fedcore.typing import F32, F64, Bools, Floats
 
 
-@dataclass(frozen=True)
-class Opened:
+class Opened(NamedTuple):
     """The facts of a round that opens, as an aggregator is told them."""
 
     round: int
@@ -35,12 +33,11 @@ class Lengths(NamedTuple):
     """|control_i|^2, where clients send a second vector."""
 
 
-Judge: TypeAlias = Callable[[Lengths], Bools | None]
+Admission: TypeAlias = Callable[[Lengths], Bools | None]
 """Says which of the replies that a fold has measured count, bool[k]; None for all. It may change their weights."""
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """The result of a cohort: the paper's sums. Views of the aggregator's memory, until its next ``begin``."""
 
     A: Floats
@@ -67,7 +64,7 @@ class Aggregator(Protocol):
         """Forget the round before."""
         ...
 
-    def fold(self, replies: Replies, judge: Judge) -> F64:
+    def fold(self, replies: Replies, judge: Admission) -> F64:
         """Take the replies in, in their order, and stage their rows; those that the judge leaves out never came.
 
         Returns:

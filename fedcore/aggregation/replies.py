@@ -1,7 +1,7 @@
 """The replies of a cohort, as one table of columns: read, folded, counted and seen by the method."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from fedcore.clients import ClientId
 from fedcore.typing import F32, F64, Bools
 
 Counters = dict[str, npt.NDArray[np.integer[Any]]]
+
+NONE: F64 = np.empty(0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,22 +38,21 @@ class Replies:
     counters: Sequence[Counters]
     controls: list[Any]
     """floating[n_parameters], the second vectors; None where there are none, and once folded."""
-    weights: F64 = field(default_factory=lambda: np.empty(0))
+    weights: F64 = field(default_factory=lambda: NONE)
     """w_i, once the method has weighed the claims."""
-    squares: F64 = field(default_factory=lambda: np.empty(0))
+    squares: F64 = field(default_factory=lambda: NONE)
     """|h_i|^2, once folded."""
 
     @classmethod
     def none(cls) -> "Replies":
         """No replies."""
-        empty = np.empty(0)
         return cls(
             clients=[],
             vectors=[],
             bases=[],
-            scales=empty,
-            claims=Claims(empty, empty, empty),
-            eta_steps=empty,
+            scales=NONE,
+            claims=Claims(NONE, NONE, NONE),
+            eta_steps=NONE,
             has_buffers=np.empty(0, np.bool_),
             counters=[],
             controls=[],
@@ -81,14 +82,14 @@ class Replies:
         at = np.flatnonzero(which).tolist()
         return Replies(**{column.name: _chosen(getattr(self, column.name), which, at) for column in fields(self)})
 
-    def counted(self, squares: F64) -> "Replies":
-        """The replies once they are folded: their vectors are let go.
+    def count(self, squares: F64) -> None:
+        """Count the replies, which are folded: their vectors are let go.
 
         Args:
             squares: float64[k], |h_i|^2.
         """
-        k = len(self)
-        return replace(self, vectors=[None] * k, bases=[None] * k, controls=[None] * k, squares=squares)
+        nothing = [None] * len(self)
+        self.vectors, self.bases, self.controls, self.squares = nothing, nothing, nothing, squares
 
     def longest(self) -> str:
         """The client whose update is the longest, as the end of a message; empty if none was heard."""

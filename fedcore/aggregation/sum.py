@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.aggregation.aggregator import Judge, Lengths, Opened, Result
+from fedcore.aggregation.aggregator import Admission, Lengths, Opened, Result
 from fedcore.aggregation.replies import Replies
 from fedcore.aggregation.row_exchange import exchange
 from fedcore.algorithms import Algorithm
@@ -73,7 +73,7 @@ class Sum:
             self._changes[:] = 0
         self._weight = self._buffer_weight = 0.0
 
-    def fold(self, replies: Replies, judge: Judge) -> F64:
+    def fold(self, replies: Replies, judge: Admission) -> F64:
         """See ``Aggregator``. The replies are folded in one pass, and those that count once more if some do not."""
         lengths = self._write(replies)
         accepted = judge(lengths)
@@ -124,14 +124,14 @@ class Sum:
         none, minus, ones = [None] * k, -np.ones(k), np.ones(k)
         if not self._algorithm.keeps_rows:
             return kernels.accumulate(self._changes, none, replies.controls, minus, ones, out=self._spare_changes)
-        old, new = self._old_rows(replies), self._staged_rows(replies)
+        old, new = self._rows(replies)
         arguments = self._changes, none, replies.controls, minus, ones, old, none, new
         return exchange(*arguments, out=self._spare_changes, keys=self._keys(replies))
 
     def _exchange(self, acc: Floats, out: Floats, replies: Replies, weights: F64, adds: Terms) -> F64:
         """Stage the replies' rows, and add what they change, or all that A adds, to a sum over the parameters."""
         p, row = self._layout.n_parameters, self._algorithm.row
-        old, new, anchors = self._old_rows(replies), self._staged_rows(replies), self._anchors(replies)
+        (old, new), anchors = self._rows(replies), self._anchors(replies)
         keys, squares, sums = self._keys(replies), np.zeros(len(replies)), None
         for span, bases, ys in self._spans(replies, p):
             rows, at, rows_out = (
@@ -146,7 +146,7 @@ class Sum:
 
     def _anchors(self, replies: Replies) -> list[F32 | None]:
         if self._algorithm.keeps_history:
-            return [self._opened.direction_of(self._opened.store.round_of(client)) for client in replies.clients]
+            return list(map(self._opened.direction_of, self._opened.store.rounds_of(replies.clients)))
         return [self._opened.offset if self._algorithm.reads_offset else None] * len(replies)
 
     def _accumulate(self, replies: Replies, span: slice, scales: F64) -> F64:
@@ -170,10 +170,13 @@ class Sum:
             self._value[:] = 0
             self._begun = True
 
-    def _spans(self, replies: Replies, stop: int) -> Iterator[tuple[slice, list[Any], list[Any]]]:
+    def _spans(self, replies: Replies, stop: int) -> Iterator[tuple[slice, Sequence[Any], Sequence[Any]]]:
         """The bases and ys over the parameters: all at once, or tensor by tensor if some lie apart."""
         if not any(isinstance(y, list) for y in replies.vectors):
             span = slice(0, stop)
+            if stop == self._layout.n:  # nothing to cut
+                yield span, replies.bases, replies.vectors
+                return
             yield span, _cut(replies.bases, span), [y[span] for y in replies.vectors]
             return
         for index, piece in enumerate(self._layout.slices):
@@ -185,11 +188,10 @@ class Sum:
                     [y[index] if isinstance(y, list) else y[span] for y in replies.vectors],
                 )
 
-    def _old_rows(self, replies: Replies) -> list[Any]:
-        return [self._opened.store.row(client) for client in replies.clients]
-
-    def _staged_rows(self, replies: Replies) -> list[Any]:
-        return [self._opened.store.stage(client) for client in replies.clients]
+    def _rows(self, replies: Replies) -> tuple[list[Any], list[Any]]:
+        """The rows as they are, and those that are staged."""
+        store, clients = self._opened.store, replies.clients
+        return store.rows_of(clients), store.stage_all(clients)
 
     def _keys(self, replies: Replies) -> npt.NDArray[np.uint64] | None:
         return rounding_keys(self._opened.store, "a reply", self._opened.round, replies.clients)

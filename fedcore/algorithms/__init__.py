@@ -10,6 +10,7 @@ from fedcore.algorithms.algorithm import (
     Direction,
     Placement,
     Step,
+    is_made_here,
 )
 from fedcore.algorithms.checks import check_step, check_table, check_weights
 from fedcore.algorithms.cohort import Claims, Cohort
@@ -106,5 +107,6 @@ __all__ = [
     "check_step",
     "check_table",
     "check_weights",
+    "is_made_here",
     "named",
 ]

@@ -44,6 +44,7 @@ __all__ = [
     "Terms",
     "Unit",
     "choose",
+    "is_made_here",
 ]
 
 Anchor: TypeAlias = Literal["v[t]", "offset"]
@@ -60,6 +61,11 @@ ROW_CHANGE = "change of the row"
 """The second vector that is r_i' - r_i, from a client that keeps its own row."""
 
 
+def is_made_here(second_vector: str | None) -> bool:
+    """Tell whether fedcore's own loops make that second vector: there is none, or it is ``MEAN_GRADIENT``."""
+    return second_vector in (None, MEAN_GRADIENT)
+
+
 @dataclass(frozen=True)
 class Direction:
     """The coefficients of what a client steps along."""
@@ -70,6 +76,10 @@ class Direction:
     from_row: float = 0.0
     from_mean: float = 0.0
     from_momentum: float = 0.0
+
+
+GRADIENT, SGD = Direction(), Sgd()
+"""Plain steps of SGD."""
 
 
 @dataclass(frozen=True)
@@ -127,18 +137,24 @@ class Algorithm(ABC):
     @property
     def direction(self) -> Direction:
         """The direction of a client's steps."""
-        return Direction()
+        return GRADIENT
 
     @property
     def local_rule(self) -> LocalRule:
         """The rule by which a client steps along its minibatches (``fedcore.local_rules``)."""
-        return Sgd()
+        return SGD
 
     @property
     def unit(self) -> Unit:
         """The unit of h without a server rate: "gradient", and gamma is the mean of eta_i K_i; or "model", the
         difference x - y, and gamma is 1 (averaging)."""
         return "gradient"
+
+    @property
+    def averaging_option(self) -> str | None:
+        """The option with which the method averages models, so that nobody need say numbers of steps, as it is
+        written; None for none."""
+        return None
 
     @property
     def takes_server_rate(self) -> bool:

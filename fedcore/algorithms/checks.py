@@ -25,6 +25,7 @@ from fedcore.algorithms.algorithm import (
     Unit,
 )
 from fedcore.algorithms.cohort import EXAMPLE, Claims
+from fedcore.arguments import due_in
 from fedcore.errors import AlgorithmError, UnknownNameError
 from fedcore.local_rules import LocalRule
 from fedcore.typing import F64
@@ -92,7 +93,7 @@ def check_weights(algorithm: Algorithm, weights: Any, claims: Claims) -> F64:
     """
     k = len(claims.steps)
     if isinstance(weights, np.ndarray) and weights.dtype == np.float64 and weights.shape == (k,):
-        if np.isfinite(weights).all() and (weights >= 0).all():
+        if weights.min(initial=0.0) >= 0 and weights.max(initial=0.0) < math.inf:  # as a NaN is not
             return weights
         got = f"{weights[~(np.isfinite(weights) & (weights >= 0))][0]:g}"
     else:
@@ -115,19 +116,19 @@ def check_step(algorithm: Algorithm, step: Any) -> Step:
     if not (_are_finite(step.v) and _are_finite(step.T) and _is_finite(step.lookahead)):
         raise AlgorithmError(f"{method}: expected finite numbers, got {step}")
     if not (step.gamma is None or (_is_finite(step.gamma) and step.gamma > 0)):
-        raise AlgorithmError(f"{method}: expected gamma to be None or a finite number > 0, got {step.gamma!r}")
+        raise AlgorithmError(f"{method}: expected gamma to be None or {due_in('(0, inf)')}, got {step.gamma!r}")
     if step.v.v:
         raise AlgorithmError(f"{method}: expected v to be a form over A, B, T and g, got {step.v}")
     if not algorithm.keeps_total and (step.v.T or Linear(T=1) != step.T):
         raise AlgorithmError(
             f"{method}: expected no total, since keeps_total is False, got {step}: say keeps_total = True"
         )
-    for said, announced, entry in (
-        (step.v.g or step.T.g, algorithm.keeps_momentum, "keeps_momentum"),
-        (step.gamma is not None, algorithm.says_gamma, "says_gamma"),
-        (step.lookahead, algorithm.looks_ahead, "looks_ahead"),
+    for said, entry in (
+        (step.v.g or step.T.g, "keeps_momentum"),
+        (step.gamma is not None, "says_gamma"),
+        (step.lookahead, "looks_ahead"),
     ):
-        if said and not announced:
+        if said and not getattr(algorithm, entry):
             raise AlgorithmError(
                 f"{method}: expected what a first step of two clients showed, got {step}: say {entry} = True"
             )
@@ -141,7 +142,8 @@ def _are_finite(numbers: Terms | Linear | Direction) -> bool:
 
 
 def _is_finite(number: object) -> bool:
-    return isinstance(number, Real) and not isinstance(number, bool) and math.isfinite(number)
+    known = type(number) is float or (isinstance(number, Real) and not isinstance(number, bool))
+    return known and math.isfinite(number)  # type: ignore[arg-type]  # a float or a Real
 
 
 def _try(call: Callable[[], Result], check: Callable[[Result], object]) -> None:

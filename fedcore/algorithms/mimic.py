@@ -61,6 +61,11 @@ class MimiC(Algorithm):
         return "model" if self.units == "update" else "gradient"
 
     @property
+    def averaging_option(self) -> str:
+        """Units of updates."""
+        return 'units="update"'
+
+    @property
     def takes_server_rate(self) -> bool:
         """Not in units of updates."""
         return self.units == "gradient"

@@ -64,6 +64,8 @@ def _run(group: Group) -> None:
     _imports(parser)
     words = "threads of fedcore's kernels in each process"
     parser.add_argument("--threads", type=whole(1), metavar="N", help=words)
+    words = "show where the rounds' time went, and write trace.json, which chrome://tracing shows, into the folder"
+    parser.add_argument("--profile", action="store_true", help=words)
 
 
 def _sweep(group: Group) -> None:

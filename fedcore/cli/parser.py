@@ -9,6 +9,7 @@ from functools import partial
 from inspect import cleandoc
 from typing import Any, NoReturn
 
+from fedcore.arguments import due_whole, is_whole, shown
 from fedcore.cli.work import work
 from fedcore.errors import ConfigError
 
@@ -75,8 +76,9 @@ def whole(least: int) -> Callable[[str], int]:
     """A type of argument: a whole number from ``least`` on."""
 
     def read(text: str) -> int:
-        if not re.fullmatch(r"[+-]?\d+", text) or int(text) < least:
-            raise argparse.ArgumentTypeError(f"expected a whole number, at least {least}, got {text!r}")
-        return int(text)
+        number = int(text) if re.fullmatch(r"[+-]?\d{1,4000}", text) else None
+        if not is_whole(number, least):
+            raise argparse.ArgumentTypeError(f"expected {due_whole(least)}, got {shown(text)}")
+        return number
 
     return read

@@ -1,6 +1,7 @@
 """``fedcore run``."""
 
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,9 @@ from fedcore.experiment import load_preset, run_experiment
 from fedcore.experiment.run_folder import CONFIG, default_folder
 from fedcore.experiment.trial import trials
 from fedcore.registries import load_module
+from fedcore.tracing import trace
+
+TRACE = "trace.json"
 
 
 def run(
@@ -27,6 +31,7 @@ def run(
     jobs: int | None,
     threads: int | None,
     imports: list[str],
+    profile: bool,
 ) -> None:
     """Run an experiment."""
     load_all(imports)
@@ -42,9 +47,14 @@ def run(
     total = experiment.rounds * len(trials(experiment))
     there = f"the finished rounds are in {folder / 'records'}: fedcore report {folder}"
     go_on = f"{there}, or go on: {shlex.join(['fedcore', 'run', str(folder), '--resume', *flags(imports)])}"
-    with interruptible(console, go_on), RunProgress(console, total) as progress:
+    traced = trace() if profile else None
+    with interruptible(console, go_on), RunProgress(console, total) as progress, traced or nullcontext():
         failed = run_experiment(experiment, folder, resume=resume, jobs=jobs, imports=imports, on_event=progress.show)
     show_report(console, folder)
+    if traced is not None:
+        traced.save(folder / TRACE)
+        console.print(traced.table(), markup=False, highlight=False, soft_wrap=True)
+        console.print(f"wrote {folder / TRACE}", markup=False, highlight=False, soft_wrap=True)
     exit_on_failures(console, [(event.trial.name, event) for event in failed])
 
 

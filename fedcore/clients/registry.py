@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arguments import is_whole, shown
-from fedcore.clients.backend import implementation
+from fedcore.arguments import is_whole, shown, whole
 from fedcore.errors import RangeError, ShapeError, UnknownClientError
+from fedcore.native import core
 from fedcore.representation import Represented, first
 
 ClientId: TypeAlias = int | str
@@ -56,14 +56,12 @@ class Registry(Represented):
         listed: Iterable[ClientId] = ()
         count = 0
         if is_whole(clients):
-            count = int(clients)
+            count = whole("clients", clients, 0, MOST)
         elif isinstance(clients, Iterable) and not isinstance(clients, str | bytes):
             listed = clients
         else:
             raise RangeError(f"clients: expected a count or the ids, got {shown(clients)}")
-        if not 0 <= count <= MOST:
-            raise RangeError(f"clients: expected a count in 0..2**62, got {shown(clients)}")
-        self._index = implementation.ClientIndex(_KEY, count)
+        self._index = core.ClientIndex(_KEY, count)
         # The number of a client that is exactly an int or a str, else -1; looked up here once, not in each call.
         self._find: Callable[[object], int] = self._index.number
         self._whole = count  # the ids below it are registered, each its own number: nobody need look them up
@@ -84,8 +82,7 @@ class Registry(Represented):
         registry = cls(count)
         pairs = list(listed)
         for number, _ in pairs:
-            if not is_whole(number) or not 0 <= number < 2**63:
-                raise RangeError(f"listed: expected numbers in 0..2**63 - 1, got {shown(number)}")
+            whole("listed", number, 0, 2**63 - 1)
         numbers, ids, before = [], [], -1
         for number, client in sorted(pairs, key=itemgetter(0)):
             if number == before:
@@ -201,7 +198,7 @@ class Registry(Represented):
         Raises:
             RangeError: it is no registered client's number.
         """
-        if is_whole(number) and 0 <= number < self.capacity:
+        if is_whole(number, 0, self.capacity - 1):
             client: ClientId | None = self._index.id_of(int(number))
             if client is not None:
                 return client

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.algorithms import MEAN_GRADIENT, Algorithm
+from fedcore.algorithms import MEAN_GRADIENT, Algorithm, is_made_here
 from fedcore.clients import ClientId
 from fedcore.errors import RangeError
 from fedcore.local_rules import LocalRule
@@ -66,7 +66,7 @@ def check_asked(keeps_row: bool, second: str | None) -> None:
         raise RangeError(
             "placement: expected 'server', which goes the same way: simulated clients keep nothing, got 'client'"
         )
-    if second not in (None, MEAN_GRADIENT):
+    if not is_made_here(second):
         raise RangeError(
             f"second_vector: expected None or {MEAN_GRADIENT!r}, all that simulated clients can send beside y, got "
             f"{second!r}: train in a loop of your own"

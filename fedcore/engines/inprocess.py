@@ -19,7 +19,7 @@ from fedcore.data import Dataset
 from fedcore.engines.engine import Evaluation, check_asked
 from fedcore.errors import RangeError, UnknownClientError
 from fedcore.local import FlatModel, LocalOptions, Work, seeded, sgd
-from fedcore.local.batched import MOST_PARAMETERS, batched_sgd, in_groups
+from fedcore.local.batched_sgd import MOST_PARAMETERS, batched_sgd, in_groups
 from fedcore.local.perceptron import Perceptron
 from fedcore.local_rules import Indices, LocalRule, Sgd, Table, minibatch_table, minibatches
 from fedcore.participation import Active
@@ -42,7 +42,8 @@ class InProcess:
     """The engine that trains the clients of a round in this process, on their parts of a data set.
 
     Clients of a perceptron (``local.perceptron.Perceptron.of`` says what is one) of at most
-    ``local.batched.MOST_PARAMETERS`` parameters are trained together, many in one call; of any other model one by one.
+    ``local.batched_sgd.MOST_PARAMETERS`` parameters are trained together, many in one call; of any other model one by
+    one.
 
     Args:
         module: the model, on the CPU; it is taken over (see ``FlatModel``).

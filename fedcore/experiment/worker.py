@@ -15,6 +15,7 @@ from fedcore.experiment.records import RoundRecord
 from fedcore.experiment.trial import Trial
 from fedcore.registries import load_module
 from fedcore.runtime import hide_warnings_of_others, set_threads, threads
+from fedcore.tracing import Recorded, absorb, longest_timeline, trace
 
 _GUARD = (
     " before its first round; a program of one's own is imported by each process: begin runs below "
@@ -52,14 +53,17 @@ class Worker:
         self.alive, self._is_new = True, True
 
     def start(self, trial: Trial, folder: Path) -> None:
-        """Begin a trial that is recorded in ``folder``."""
+        """Begin a trial that is recorded in ``folder``; the traces that are open are told of it when it is over."""
         with suppress(BrokenPipeError):  # a process that is gone shows when its messages are received
-            self.pipe.send((trial, folder))
+            self.pipe.send((trial, folder, longest_timeline()))
 
     def receive(self) -> RoundRecord | Ended:
         """The next message about the trial: its rounds, and at last one ``Ended``, whatever happens."""
         try:
-            message: RoundRecord | Ended = self.pipe.recv()
+            message: RoundRecord | Ended | Recorded = self.pipe.recv()
+            while isinstance(message, Recorded):
+                absorb(message)
+                message = self.pipe.recv()
         except (EOFError, ConnectionResetError):  # killed, by the system's memory guard for instance
             self.alive = False
             self.process.join()
@@ -93,7 +97,7 @@ def run_here(trial: Trial, folder: Path, tell: Callable[[RoundRecord | Ended], N
 def _work(pipe: Connection, imports: Sequence[str]) -> None:
     hide_warnings_of_others()
 
-    def tell(message: RoundRecord | Ended) -> None:
+    def tell(message: RoundRecord | Ended | Recorded) -> None:
         try:
             pipe.send(message)
         except (BrokenPipeError, ConnectionResetError):
@@ -101,8 +105,30 @@ def _work(pipe: Connection, imports: Sequence[str]) -> None:
 
     with suppress(EOFError, ConnectionResetError, _RunIsGoneError):
         while True:
-            received: tuple[Trial, Path] = pipe.recv()
-            _run(*received, tell, imports)
+            received: tuple[Trial, Path, int | None] = pipe.recv()
+            trial, folder, timeline = received
+            if timeline is None:
+                _run(trial, folder, tell, imports)
+            else:
+                _run_traced(trial, folder, tell, imports, timeline)
+
+
+def _run_traced(
+    trial: Trial,
+    folder: Path,
+    tell: Callable[[RoundRecord | Ended | Recorded], None],
+    imports: Sequence[str],
+    timeline: int,
+) -> None:
+    """Run a trial for a run whose process is traced, which takes this one's part in before it hears of the end."""
+    with trace(timeline=timeline) as own:
+
+        def tell_of_both(message: RoundRecord | Ended) -> None:
+            if isinstance(message, Ended):
+                tell(own.recorded())
+            tell(message)
+
+        _run(trial, folder, tell_of_both, imports)
 
 
 def _run(trial: Trial, folder: Path, tell: Callable[[RoundRecord | Ended], None], imports: Sequence[str] = ()) -> None:

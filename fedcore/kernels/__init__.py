@@ -16,6 +16,9 @@ from fedcore.kernels.norms import all_finite, squared_norms
 from fedcore.kernels.optimizer import optimizer_step
 from fedcore.kernels.quantise import Codes, dequantise, quantise
 from fedcore.kernels.summed import Summed
+from fedcore.native import add_twins
+
+add_twins(reference)
 
 __all__ = [
     "Codes",

@@ -9,9 +9,9 @@ import numpy.typing as npt
 from fedcore.arguments import length, listed, numbers
 from fedcore.errors import ShapeError, UnknownNameError
 from fedcore.float_mode import ieee
-from fedcore.kernels.backend import implementation
 from fedcore.kernels.forms import Linear
 from fedcore.kernels.summed import Summed
+from fedcore.native import core
 
 Sum: TypeAlias = npt.NDArray[np.floating[Any]]
 Accumulate: TypeAlias = Literal["float32", "float64"]
@@ -159,7 +159,7 @@ def _sum_rows(
         if not rows:
             raise ShapeError("rows: expected at least one row when there is no out, got none")
         out = np.empty(length("rows[0]", rows[0]), _sum_dtype(rows[0], float64))
-    squares = implementation.weighted_sum(rows, weights, out, base=base, float64=float64, norms=norms)
+    squares = core.weighted_sum(rows, weights, out, base=base, float64=float64, norms=norms)
     return out, squares, weights
 
 
@@ -172,7 +172,7 @@ def _sum_models(
         if not models:
             raise ShapeError("models: expected at least one when there are no outs, got none")
         outs = [np.empty(np.shape(tensor), _sum_dtype(tensor, float64)) for tensor in listed("models[0]", models[0])]
-    squares = implementation.weighted_sum_segments(models, weights, outs, base=base, float64=float64, norms=norms)
+    squares = core.weighted_sum_segments(models, weights, outs, base=base, float64=float64, norms=norms)
     return outs, squares, weights
 
 
@@ -226,7 +226,7 @@ def accumulate(
         one, in batches, on every ISA level and thread count.
     Cost: reads the ys once (4 k n bytes in float32), 4 n bytes, reads ``acc`` and writes ``out`` once.
     """
-    norms: npt.NDArray[np.float64] = implementation.accumulate(acc, out, bases, ys, scales, weights)
+    norms: npt.NDArray[np.float64] = core.accumulate(acc, out, bases, ys, scales, weights)
     return norms
 
 
@@ -270,7 +270,7 @@ def server_step(
         v and x' rounded once to float32; T' sees v as it was rounded.
     Cost: reads 12 n bytes (8 n more with a total, 4 n with a momentum, 8 n with a control), writes 8 n (16 n).
     """
-    v_square, x_square = implementation.server_step(
+    v_square, x_square = core.server_step(
         sum,
         total,
         momentum,

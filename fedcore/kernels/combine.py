@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from fedcore import memory
 from fedcore.arguments import length, listed, numbers
 from fedcore.errors import ShapeError
 from fedcore.float_mode import ieee
-from fedcore.kernels.backend import implementation
+from fedcore.native import core
 
 
 @ieee
@@ -56,8 +57,8 @@ def combine(terms: Sequence[Any], coefficients: Sequence[float], out: Any = None
         terms = listed("terms", terms)
         if not terms:
             raise ShapeError("terms: expected at least one vector, got none")
-        out = np.empty(length("terms[0]", terms[0]), np.float32)
-    implementation.combine(terms, numbers("coefficients", coefficients, np.float64), out)
+        out = memory.empty(length("terms[0]", terms[0]))
+    core.combine(terms, numbers("coefficients", coefficients, np.float64), out)
     return out
 
 
@@ -74,4 +75,4 @@ def combined_square(terms: Sequence[Any], coefficients: Sequence[float]) -> floa
     >>> combined_square([np.float64([6, 8]), np.float32([3, 4])], [1, -1])
     25.0
     """
-    return implementation.combined_square(terms, numbers("coefficients", coefficients, np.float64))
+    return core.combined_square(terms, numbers("coefficients", coefficients, np.float64))

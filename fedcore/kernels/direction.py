@@ -3,7 +3,7 @@
 from typing import Any
 
 from fedcore.float_mode import ieee
-from fedcore.kernels.backend import implementation
+from fedcore.native import core
 
 
 @ieee
@@ -51,4 +51,4 @@ def direction_step(
     >>> y
     array([0.5, 0.5], dtype=float32)
     """
-    implementation.direction_step(y, grad, grad_prev, offset, x, lr, a, b, mu, weight_decay)
+    core.direction_step(y, grad, grad_prev, offset, x, lr, a, b, mu, weight_decay)

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.float_mode import ieee
-from fedcore.kernels.backend import implementation
 from fedcore.kernels.forms import Terms
+from fedcore.native import core
 
 REPLACED, CHANGE = Terms(h=1), Terms(row=1, r=-1)
 """A row becomes h, and the sum sees by how much a row changed: the usual forms."""
@@ -84,7 +84,7 @@ def exchange(
     >>> total, row
     (array([2., 3.]), array([3., 4.], dtype=float32))
     """
-    norms: npt.NDArray[np.float64] = implementation.exchange(
+    norms: npt.NDArray[np.float64] = core.exchange(
         acc, out, bases, ys, scales, weights, old_rows, anchors, new_rows, row=row, adds=adds, keys=keys, sums=sums
     )
     return norms

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from fedcore.arguments import listed, numbers
 from fedcore.errors import DtypeError, RangeError, ShapeError
 from fedcore.float_mode import ieee
-from fedcore.kernels.backend import implementation
+from fedcore.native import core
 
 
 @ieee
@@ -40,7 +40,7 @@ def mix(models: Sequence[Any], W: Any) -> None:
     [array([1., 2.], dtype=float32), array([1.5, 1. ], dtype=float32)]
     """
     each = listed("models", models)
-    implementation.mix(each, *compressed_rows(W, len(each)))
+    core.mix(each, *compressed_rows(W, len(each)))
 
 
 def compressed_rows(W: Any, p: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]:

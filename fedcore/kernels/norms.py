@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.float_mode import ieee
-from fedcore.kernels.backend import implementation
+from fedcore.native import core
 
 
 @ieee
@@ -29,7 +29,7 @@ def squared_norms(rows: Sequence[Any]) -> npt.NDArray[np.float64]:
     >>> squared_norms([np.float32([3, 4])])
     array([25.])
     """
-    norms: npt.NDArray[np.float64] = implementation.squared_norms(rows)
+    norms: npt.NDArray[np.float64] = core.squared_norms(rows)
     return norms
 
 

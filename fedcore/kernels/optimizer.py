@@ -1,7 +1,7 @@
 """optimizer: a server optimiser's step along the round's direction, with its moments, in one pass."""
 
 from fedcore.float_mode import ieee
-from fedcore.kernels.backend import implementation
+from fedcore.native import core
 from fedcore.typing import F32
 
 
@@ -55,7 +55,7 @@ def optimizer_step(
     >>> x, m, s
     (array([0.5, 0.5], dtype=float32), array([3., 4.], dtype=float32), array([ 9., 16.], dtype=float32))
     """
-    return implementation.optimizer_step(
+    return core.optimizer_step(
         v,
         m,
         s,

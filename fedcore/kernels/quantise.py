@@ -4,11 +4,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedcore.arguments import length
+from fedcore.arguments import length, whole
 from fedcore.errors import DtypeError, RangeError, UnknownNameError
 from fedcore.float_mode import ieee
-from fedcore.kernels.backend import implementation
 from fedcore.kernels.norms import all_finite
+from fedcore.native import core
 
 BLOCK = 64  # elements of an int8 row that share a scale
 DTYPES: dict[str, type] = {"bf16": np.uint16, "f16": np.uint16, "int8": np.int8}
@@ -63,15 +63,15 @@ def quantise(x: Any, codec: str, out: Codes | None = None, *, seed: int | None =
     if codec not in DTYPES:
         raise UnknownNameError.of("codec", codec, DTYPES)
     for name, number in (("seed", seed), ("row", row)):
-        if number is not None and not 0 <= number < 1 << 64:
-            raise RangeError(f"{name}: expected 0..2^64-1, got {number}")
+        if number is not None:
+            whole(name, number, 0, 2**64 - 1)
     if out is None:
         n = length("x", x)
         scales = np.empty(-(-n // BLOCK), np.float32) if codec == "int8" else None
         out = Codes(codec, np.empty(n, DTYPES[codec]), scales)
     elif out.codec != codec:
         raise DtypeError(f"out: expected codes of {codec}, got codes of {out.codec}")
-    implementation.quantise(x, codec, out.codes, out.scales, seed, row)
+    core.quantise(x, codec, out.codes, out.scales, seed, row)
     if out.scales is not None and not all_finite([out.scales]):
         first = np.flatnonzero(~np.isfinite(dequantise(out)))[0] // BLOCK * BLOCK
         raise RangeError(f"x: expected finite numbers for int8, got another among the 64 from {first} on")
@@ -103,5 +103,5 @@ def dequantise(coded: Codes, out: Any = None) -> Any:
         raise UnknownNameError.of("codec", coded.codec, DTYPES)
     if out is None:
         out = np.empty(length("codes", coded.codes), np.float32)
-    implementation.dequantise(coded.codes, coded.scales, coded.codec, out)
+    core.dequantise(coded.codes, coded.scales, coded.codec, out)
     return out

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
-from fedcore.algorithms.saved import check_rate, describe, next_rate, revive
+from fedcore.algorithms.descriptions import check_rate, describe, next_rate, revive
 from fedcore.arguments import is_whole, whole
 from fedcore.errors import ArrayError, CheckpointError, DtypeError, FedcoreError, RangeError, RoundError, ShapeError
 from fedcore.float_mode import ieee

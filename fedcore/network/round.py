@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.aggregation.sum import LONGEST
-from fedcore.arguments import is_whole
+from fedcore.arguments import due_whole, is_whole, shown
 from fedcore.errors import (
     DivergedError,
     DuplicateUpdateError,
@@ -203,7 +203,7 @@ class NetworkRound(Represented):
         """The node; raises for what is the caller's mistake, not the node's."""
         p = len(self._W)
         if not is_whole(update.client, 0, p - 1):
-            raise UnknownClientError(f"node: expected an integer in 0..{p - 1}, got {update.client!r}")
+            raise UnknownClientError(f"node: expected {due_whole(0, p - 1)}, got {shown(update.client)}")
         node = int(update.client)
         if node in self._heard:
             raise DuplicateUpdateError(

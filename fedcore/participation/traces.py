@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fedcore.arguments import inside, real
+from fedcore.arguments import due_in, inside, real
 from fedcore.errors import MissingDataError, RangeError, UnknownNameError
 from fedcore.float_mode import ieee
 from fedcore.typing import F64
@@ -54,7 +54,7 @@ class Generated:
         widest = math.sqrt((self.mean - least) * (1 - self.mean))
         if not (inside(self.stdev, "[0, 1]") and (self.stdev == 0 or self.stdev < widest)):
             raise RangeError(
-                f"trace {self.name!r}: stdev: expected a number in [0, {widest:.4g}), all that shares in "
+                f"trace {self.name!r}: stdev: expected {due_in(f'[0, {widest:.4g})')}, all that shares in "
                 f"[{least:g}, 1] of mean {self.mean:g} can have, got {self.stdev!r}"
             )
         object.__setattr__(self, "_normal", _normal_behind(self.mean, self.stdev, least))

@@ -8,6 +8,7 @@ changes from step to step (``InverseStep``).
 from inspect import isclass
 from typing import Any, SupportsFloat
 
+from fedcore.arguments import due_in
 from fedcore.errors import RangeError
 from fedcore.float_mode import ieee
 from fedcore.rates.constant import Constant
@@ -48,7 +49,7 @@ def as_rate(rate: float | Rate) -> Rate:
     if callable(rate):
         return rate
     if isinstance(rate, bool) or not isinstance(rate, SupportsFloat):
-        raise RangeError(f"rate: expected a finite number > 0 or a function of the round, got {rate!r}")
+        raise RangeError(f"rate: expected {due_in('(0, inf)')} or a function of the round, got {rate!r}")
     return Constant(float(rate))
 
 

@@ -1,11 +1,13 @@
 """The contract of a rate, and its value in a round."""
 
-import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from fedcore.arguments import due_in, inside
 from fedcore.errors import RangeError
 from fedcore.float_mode import ieee
+
+POSITIVE = "(0, inf)"
 
 
 class Rate(Protocol):
@@ -24,8 +26,8 @@ def rate_at(rate: Rate, round: int) -> float:
         RangeError: it is no finite number > 0, as at the end of a long decay.
     """
     value = float(rate(round))
-    if not 0 < value < float("inf"):
-        raise RangeError(f"rate: expected a finite number > 0 in round {round}, got {value!r}")
+    if not inside(value, POSITIVE):
+        raise RangeError(f"rate: expected {due_in(POSITIVE)} in round {round}, got {value!r}")
     return value
 
 
@@ -44,8 +46,8 @@ class StepRates:
     def __call__(self, step: int) -> float:
         """The rate of that step."""
         value = float(self.rate.of_step(self.round, step))
-        if not 0 < value < math.inf:
-            raise RangeError(f"rate: expected a finite number > 0 in step {step} of round {self.round}, got {value!r}")
+        if not inside(value, POSITIVE):
+            raise RangeError(f"rate: expected {due_in(POSITIVE)} in step {step} of round {self.round}, got {value!r}")
         return value
 
 

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedcore.arguments import is_whole, real
-from fedcore.errors import RangeError
+from fedcore.arguments import real, whole
 
 
 @dataclass(frozen=True)
@@ -31,9 +30,9 @@ class Staircase:
 
     def __post_init__(self) -> None:
         real("initial", self.initial, "(0, inf)")
-        if isinstance(self.restarts, str) or not all(is_whole(round, 0) for round in self.restarts):
-            raise RangeError(f"restarts: expected rounds, each an integer >= 0, got {self.restarts!r}")
-        object.__setattr__(self, "restarts", tuple(sorted(set(self.restarts))))
+        given = [self.restarts] if isinstance(self.restarts, str) else self.restarts  # a str's signs are no rounds
+        rounds = {whole("restarts", round, 0) for round in given}
+        object.__setattr__(self, "restarts", tuple(sorted(rounds)))
 
     def __call__(self, round: int) -> float:
         """The rate of that round."""

@@ -6,9 +6,12 @@ by integer arithmetic (Threefry4x64-20), weights are added and compared by basic
 exponential is taken.
 """
 
+from fedcore.native import add_twins
 from fedcore.sampling import reference
 from fedcore.sampling.uniform import bernoulli, permutation, without_replacement
 from fedcore.sampling.weighted import weighted_without_replacement, with_replacement
+
+add_twins(reference)
 
 __all__ = [
     "bernoulli",

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arguments import numbers, real, whole
+from fedcore.arguments import due_in, inside, numbers, real, whole
 from fedcore.errors import RangeError
 from fedcore.float_mode import ieee
-from fedcore.sampling.backend import implementation
+from fedcore.native import core
 from fedcore.sampling.key import LONGEST, key
 
 Clients = npt.NDArray[np.int64]
@@ -43,7 +43,7 @@ def without_replacement(population: int, k: int, *, seed: int, round: int, purpo
     """
     population = whole("population", population, 1, LONGEST)
     k = whole("k", k, 0, population)
-    drawn: Clients = implementation.without_replacement(population, k, key(seed, round, purpose))
+    drawn: Clients = core.without_replacement(population, k, key(seed, round, purpose))
     return drawn
 
 
@@ -76,11 +76,10 @@ def bernoulli(population: int, p: Any, *, seed: int, round: int, purpose: str = 
         p = real("p", p, "[0, 1]")
     elif isinstance(p, list | tuple):
         p = numbers("p", p, np.float64)
-    drawn: Clients | None = implementation.bernoulli(population, p, key(seed, round, purpose))
+    drawn: Clients | None = core.bernoulli(population, p, key(seed, round, purpose))
     if drawn is None:
-        chances = np.asarray(p)
-        bad = int(np.flatnonzero(~((chances >= 0) & (chances <= 1)))[0])
-        raise RangeError(f"p[{bad}]: expected a number in [0, 1], got {float(chances[bad])!r}")
+        bad, chance = next((i, chance) for i, chance in enumerate(map(float, p)) if not inside(chance, "[0, 1]"))
+        raise RangeError(f"p[{bad}]: expected {due_in('[0, 1]')}, got {chance!r}")
     return drawn
 
 
@@ -122,5 +121,5 @@ def permutation(
     population = whole("population", population, 1, LONGEST)
     stop = population if stop is None else whole("stop", stop, 0, population)
     start = whole("start", start, 0, stop)
-    places: Clients = implementation.permutation(population, start, stop - start, key(seed, round, purpose))
+    places: Clients = core.permutation(population, start, stop - start, key(seed, round, purpose))
     return places

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.arguments import numbers, whole
+from fedcore.arguments import due_in, numbers, whole
 from fedcore.errors import RangeError
 from fedcore.float_mode import ieee
-from fedcore.sampling.backend import implementation
+from fedcore.native import core
 from fedcore.sampling.key import LONGEST, Key, key
 
 Clients = npt.NDArray[np.int64]
@@ -48,7 +48,7 @@ def weighted_without_replacement(weights: Any, k: int, *, seed: int, round: int,
     array([2, 0])
     """
     k, weights = whole("k", k, 0, LONGEST), _listed(weights)
-    return _draw(implementation.weighted_without_replacement, weights, k, k, seed, round, purpose)
+    return _draw(core.weighted_without_replacement, weights, k, k, seed, round, purpose)
 
 
 @ieee
@@ -75,7 +75,7 @@ def with_replacement(weights: Any, k: int, *, seed: int, round: int, purpose: st
     array([2, 2, 0, 2, 2])
     """
     k, weights = whole("k", k, 0, LONGEST), _listed(weights)
-    return _draw(implementation.with_replacement, weights, k, min(k, 1), seed, round, purpose)
+    return _draw(core.with_replacement, weights, k, min(k, 1), seed, round, purpose)
 
 
 def _draw(
@@ -99,7 +99,7 @@ def _refusal(weights: Any, needed: int) -> RangeError:
     w = np.asarray(weights)
     bad = np.flatnonzero(~((w >= 0) & np.isfinite(w)))
     if len(bad):
-        return RangeError(f"weights[{bad[0]}]: expected a finite number >= 0, got {float(w[bad[0]])!r}")
+        return RangeError(f"weights[{bad[0]}]: expected {due_in('[0, inf)')}, got {float(w[bad[0]])!r}")
     positive = int(np.count_nonzero(w))
     if positive < needed:
         return RangeError(f"weights: expected at least {needed} that are positive, got {positive}")

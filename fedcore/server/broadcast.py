@@ -15,7 +15,7 @@ from fedcore.local_rules import LocalRule
 from fedcore.pickling import Unpicklable
 from fedcore.rates import rate_at, rate_of_steps
 from fedcore.representation import Represented
-from fedcore.server.sent import as_sent
+from fedcore.server.rounded_model import as_sent
 from fedcore.server.settings import Settings
 from fedcore.server.state import State
 from fedcore.typing import F32

@@ -64,9 +64,9 @@ class ClaimWindow:
             return
         if self._count == WINDOW and self._range[0] == self._range[1] and (claims == self._range[0]).all():
             return
-        last = np.concatenate([self._heard, claims])[-WINDOW:]
-        self.packed = np.full(WINDOW, np.nan)
-        self.packed[: len(last)] = last
+        kept = self.packed[max(0, self._count + len(claims) - WINDOW) : self._count]
+        last = np.concatenate([kept, claims[-WINDOW:]])
+        self.packed = np.concatenate([last, _NONE[len(last) :]])
         self._count, self._range = len(last), _range(last)
 
     @property

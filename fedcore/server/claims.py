@@ -2,7 +2,7 @@
 
 import math
 
-from fedcore.arguments import is_real, is_whole, shown
+from fedcore.arguments import is_whole, real, shown, whole
 from fedcore.errors import RangeError
 from fedcore.rates import Rate, rate_at, rate_of_steps
 from fedcore.server.limits import Limits
@@ -21,10 +21,8 @@ def check_claims(update: Update, limits: Limits, rounds: range) -> None:
     Raises:
         RangeError: one cannot.
     """
-    if not is_whole(update.steps, 1, limits.steps):
-        raise RangeError(f"steps: expected an integer in 1..{limits.steps}, got {shown(update.steps)}")
-    if not is_whole(update.examples, 1, limits.examples):
-        raise RangeError(f"examples: expected an integer in 1..{limits.examples}, got {shown(update.examples)}")
+    whole("steps", update.steps, 1, limits.steps)
+    whole("examples", update.examples, 1, limits.examples)
     if update.round is not None and not is_whole(update.round, rounds[0], rounds[-1]):
         earlier = f", or one since {rounds[0]}" if len(rounds) > 1 else ""
         raise RangeError(f"round: expected {rounds[-1]}, the open one{earlier}, got {shown(update.round)}")
@@ -61,16 +59,15 @@ class SentRates:
         if said is None:
             return sent
         most = self._limits.lr if self._limits.own_rates else max(self._limits.lr, 2 * sent)
-        if not is_real(said) or not 0 < said <= most:
-            raise RangeError(f"lr: expected a number in (0, {most:g}], got {shown(said)}")
+        rate = real("lr", said, f"(0, {most!r}]")
         if self._limits.own_rates:
-            return float(said)
-        if _is_near(said, sent):
+            return rate
+        if _is_near(rate, sent):
             return sent
-        if _is_near(said, mean := self._mean(started, int(update.steps))):
+        if _is_near(rate, mean := self._mean(started, int(update.steps))):
             return mean
         due = {sent, mean}
-        rates = " or ".join(f"{rate:g}" for rate in sorted(due))
+        rates = " or ".join(f"{one:g}" for one in sorted(due))
         raise RangeError(
             f"lr: expected {rates}, as it was sent, got {shown(said)}: a server whose clients have rates of their own "
             "needs own_rates=True"
@@ -91,7 +88,7 @@ class SentRates:
 
 
 def _is_near(said: float, due: float) -> bool:
-    return abs(float(said) - due) <= EXACT * due
+    return abs(said - due) <= EXACT * due
 
 
 def check_distance(lr: float, steps: int, said: object) -> float:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -98,7 +99,7 @@ class Diagnosis:
         mean = self._mean_of_sums()
         return None if mean is None else _length(mean) ** 2
 
-    @property
+    @cached_property
     def _form(self) -> Terms:
         """The terms of h, r and q in A, the row's form put in: sum_i w_i (form.h h_i + form.r r_i + form.q q_i)."""
         adds, row = self.settings.algorithm.adds, self.settings.algorithm.row
@@ -130,7 +131,7 @@ class Diagnosis:
 
     def _mean_anchor(self) -> Combination:
         """sum_i (w_i / W) v[t_i], over the clients whose row refers to a round: one vector a round."""
-        rounds = [self.store.round_of(client) for client in self.heard.clients]
+        rounds = self.store.rounds_of(self.heard.clients)
         weights: dict[int, float] = {}
         for round, weight in zip(rounds, self.heard.weights.tolist(), strict=True):
             if round is not None:

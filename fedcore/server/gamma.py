@@ -28,6 +28,9 @@ def believed_steps(settings: Settings, heard: Replies, lately: ClaimWindow) -> t
     steps, counts, eta_steps = heard.claims.steps, heard.claims.counts, heard.eta_steps
     if settings.server_lr is not None or settings.averages_models or not len(heard):
         return steps, eta_steps, None
+    if lately.agree(steps):
+        lately.add(steps)
+        return steps, eta_steps, None
     most = lately.most(_NONE) if len(lately) else 0.0
     if counts.sum() >= FEW or not len(lately):
         most = max(most, MEDIANS * _median(steps, counts))

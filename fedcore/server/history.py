@@ -118,9 +118,9 @@ def fold_history(
         for start in range(0, len(clients), at_once):
             some = clients[start : start + at_once]
             k = len(some)
-            old = [store.row(client) for client in some]
+            old = store.rows_of(some)
             rows = old if store.codec == "f32" else [store.read(client) for client in some]
-            new = [store.stage(client, round=t) for client in some]
+            new = store.stage_all(some, round=t)
             # One step from r to v, of length 1: h = r - v.
             arguments = total, rows, [v] * k, np.ones(k), -np.ones(k), old, [v] * k, new
             keys = rounding_keys(store, "a history that is folded", round, some)

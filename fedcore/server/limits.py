@@ -1,13 +1,9 @@
 """Limits of a client's claims and of the lengths of its vectors."""
 
-import sys
 from dataclasses import dataclass
 
-from fedcore.arguments import is_real, whole
-from fedcore.errors import RangeError
-from fedcore.rates import as_rate
-
-LARGEST = sys.float_info.max
+from fedcore.arguments import real, whole
+from fedcore.rates import as_rate, rate_at
 
 MEDIANS = 10
 """Times the median of what others claim, of steps, examples and a counter's growth, up to which a claim counts."""
@@ -68,19 +64,12 @@ class Limits:
         Raises:
             RangeError: one is not what is said there.
         """
-        for name, count in (("max_steps", steps), ("max_examples", examples)):
-            whole(name, count, 1, 2**53)
-        if norm is not None and not (is_real(norm) and 0 < norm <= LARGEST):
-            raise RangeError(f"max_norm: expected None or a finite number > 0, got {norm!r}")
-        for name, ratio in (("max_norm_ratio", norm_ratio), ("max_examples_ratio", examples_ratio)):
-            if ratio is not None and not (is_real(ratio) and 1 <= ratio <= LARGEST):
-                raise RangeError(f"{name}: expected None or a finite number >= 1, got {ratio!r}")
         return cls(
-            int(steps),
-            int(examples),
-            as_rate(lr)(0),
-            None if norm is None else float(norm),
-            None if norm_ratio is None else float(norm_ratio),
+            whole("max_steps", steps, 1, 2**53),
+            whole("max_examples", examples, 1, 2**53),
+            rate_at(as_rate(lr), 0),
+            None if norm is None else real("max_norm", norm, "(0, inf)"),
+            None if norm_ratio is None else real("max_norm_ratio", norm_ratio, "[1, inf)"),
             bool(own_rates),
-            None if examples_ratio is None else float(examples_ratio),
+            None if examples_ratio is None else real("max_examples_ratio", examples_ratio, "[1, inf)"),
         )

@@ -84,7 +84,7 @@ class ModelStep:
                 f"round {now.round_number}: the step gamma = {gamma:g} along v, |v| = {v_square**0.5:g}, would make "
                 f"x infinite or NaN; x stays, lower the rates{heard.longest()}"
             )
-        x.flags.writeable = False
+        x.setflags(write=False)
         made: dict[str, Any] = {"x": x if gamma else now.x, "ahead": ahead, "moments": moments}
         return made | {"momentum": self.spare_v, "total": self.spare_total}, v_square
 

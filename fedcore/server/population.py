@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.arguments import whole
 from fedcore.clients import ClientId, Registry
 from fedcore.errors import RangeError, UnknownClientError
 from fedcore.store import ClientStore
@@ -169,7 +170,7 @@ def checked_sizes(clients: Sequence[ClientId], client_sizes: Sizes | None, *, si
     if len(given) != len(clients):
         raise RangeError(f"client_sizes: expected a size for each of {len(clients)} clients, got {len(given)}")
     if sized:
-        return [_checked(client, size) for client, size in zip(clients, given, strict=True)]
+        return [_size(client, size) for client, size in zip(clients, given, strict=True)]
     for client, size in zip(clients, given, strict=True):
         if size is not None:
             raise RangeError(f"client_sizes: expected None for client {client!r}, as for all others, got {size!r}")
@@ -181,13 +182,11 @@ def _listed(registry: Registry, client_sizes: Sizes) -> tuple[list[ClientId], li
     named = client_sizes if isinstance(client_sizes, Mapping) else dict(zip(registry, client_sizes, strict=True))
     if strangers := [client for client in named if client not in registry]:
         raise UnknownClientError(f"client_sizes: expected registered ids, got {strangers[0]!r}")
-    return list(named), [_checked(client, size) for client, size in named.items()]
+    return list(named), [_size(client, size) for client, size in named.items()]
 
 
-def _checked(client: ClientId, size: object) -> int:
-    if isinstance(size, bool) or not isinstance(size, int | np.integer) or not 1 <= size <= MOST:
-        raise RangeError(f"client_sizes: expected an integer in 1..2^53 for client {client!r}, got {size!r}")
-    return int(size)
+def _size(client: ClientId, size: object) -> int:
+    return whole(f"client_sizes[{client!r}]", size, 1, MOST)
 
 
 def _of(column: Column, numbers: npt.NDArray[np.int64], absent: int) -> npt.NDArray[np.int64]:

@@ -1,14 +1,13 @@
 """A round's step before it counts: what it would make of the server, and what it came from."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fedcore.aggregation import Result
 from fedcore.algorithms import Cohort, Step
 from fedcore.server.snapshot import Snapshot
 
 
-@dataclass(frozen=True)
-class PreparedStep:
+class PreparedStep(NamedTuple):
     """A step of which nothing has changed yet: before ``State.accept`` a vote, noise or a measurement fits."""
 
     before: Snapshot

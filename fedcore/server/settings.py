@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from fedcore.aggregation.sum import Precision
 from fedcore.algorithms import Algorithm, check_table
-from fedcore.algorithms.saved import check_rate, describe, next_rate, revive
+from fedcore.algorithms.descriptions import check_rate, describe, next_rate, revive
 from fedcore.arguments import whole
 from fedcore.errors import RangeError, UnknownNameError
 from fedcore.layout import Layout
@@ -43,7 +43,7 @@ class Settings:
         most = self.algorithm.most_steps
         return self.limits if most is None else replace(self.limits, steps=min(most, self.limits.steps))
 
-    @property
+    @cached_property
     def counts_steps(self) -> bool:
         """Tell whether it matters how many steps a client says that it did."""
         return not self.averages_models or self.algorithm.needs_shares
@@ -53,7 +53,7 @@ class Settings:
         """Tell whether a step is made of the updates' squares: an optimiser's, or one whose length the method says."""
         return self.optimizer is not None or self.algorithm.says_gamma
 
-    @property
+    @cached_property
     def averages_models(self) -> bool:
         """Tell whether h is x - y and gamma 1, so that the step is the plain average of the clients' models."""
         return self.server_lr is None and self.algorithm.averages

@@ -47,6 +47,7 @@ class State:
         self._shared: F32 | None = None
         self._zeros: F32 | None = None
         self._offsets = Recycled(p)
+        self.lent = Recycled(settings.layout.n, most=settings.fold)  # to clients' replies: ``Round.buffer``
         self.waiting = AwaitedClients()
         self.claimed = ClaimWindows()
         self.buffers = Buffers(settings.layout, settings.nonnegative)
@@ -63,8 +64,11 @@ class State:
         now, offset = self.snapshot, self.shared_offset()  # c as it was sent: of those who were there before newcomers
         longest = longest_update(farthest_gamma(self.settings, now), squared=self.settings.takes_squares)
         self._aggregator.begin(Opened(now.round_number, self.store, now.history.get, offset, longest))
-        ids, sizes = list(newcomers), newcomers if isinstance(newcomers, Mapping) else None
-        self.newcomers.admit(ids, checked_sizes(ids, sizes, sized=self._is_sized(sizes is not None)), now)
+        sizes = None
+        if ids := list(newcomers):
+            given = newcomers if isinstance(newcomers, Mapping) else None
+            sizes = checked_sizes(ids, given, sized=self._is_sized(given is not None))
+        self.newcomers.admit(ids, sizes, now)
         return self._aggregator
 
     @property
@@ -142,7 +146,7 @@ class State:
         steps, eta_steps, most_steps = believed
         rows, algorithm = len(self.store), self.settings.algorithm
         if algorithm.keeps_rows:
-            rows += sum(self.store.row(client) is None for client in heard.clients)
+            rows += self.store.rounds_of(heard.clients).count(None)
         N = len(self.store.registry)
         return Cohort(
             S=len(heard),
@@ -182,26 +186,28 @@ class State:
         changes: dict[str, Any] = {"round_number": number + 1, "past": past, "norms": norms, "population": population}
         waits = not moves and algorithm.keeps_rows and algorithm.moves(replace(cohort, rows=cohort.N))
         awaited = cohort.N - cohort.rows if waits else 0
-        prepared = PreparedStep(now, result, cohort, now, most_steps=believed[-1], awaited=awaited)
+        step, v_square, gamma = None, 0.0, 0.0
         if (
             cohort.W > 0 or moves or (len(heard) and algorithm.keeps_rows)
         ):  # rows that changed are in T whatever they weigh
             step = check_step(algorithm, algorithm.step(cohort))
-            gamma, share = step_length(self.settings, now, cohort, step.gamma), self.newcomers.share_of_total
-            step = replace(step, v=step.v._replace(A=step.v.A * share), T=step.T._replace(A=step.T.A * share))
-            prepared = replace(prepared, step=step, gamma=gamma if moves else 0.0)
-            vectors, v_square = self._model.take(now, result, step, prepared.gamma, heard)
-            prepared, changes = replace(prepared, v_square=v_square), changes | vectors
-            changes["gamma"] = gamma  # also of a round in which x waits: one without clients may come next, and step
+            if (share := self.newcomers.share_of_total) != 1:
+                step = replace(step, v=step.v._replace(A=step.v.A * share), T=step.T._replace(A=step.T.A * share))
+            # Kept also of a round in which x waits: one without clients may come next, and step.
+            changes["gamma"] = step_length(self.settings, now, cohort, step.gamma)
+            gamma = changes["gamma"] if moves else 0.0
+            vectors, v_square = self._model.take(now, result, step, gamma, heard)
+            changes |= vectors
             if moves:
                 counters = grown(now.counters, heard.counters)
                 x_prev = now.sent if algorithm.direction.b else changes["x"]  # not kept for those who never send it
                 changes |= {"x_prev": x_prev, "counters": counters}
             if algorithm.keeps_history and len(heard):
-                before = [self.store.round_of(client) for client in heard.clients]
+                before = self.store.rounds_of(heard.clients)
                 history = now.history.after(number, changes["momentum"], len(heard), before)
                 changes["history"] = self._bounded(history, changes["total"], number, heard.clients)
-        return replace(prepared, after=replace(now, **changes))
+        after = replace(now, **changes)
+        return PreparedStep(now, result, cohort, after, step, v_square, gamma, awaited, most_steps=believed[-1])
 
     def accept(self, prepared: PreparedStep) -> None:
         """Make everything that the round changed count.
@@ -358,7 +364,7 @@ class State:
             if now.total is not None:
                 total = copied(now.total)
                 if algorithm.keeps_rows:
-                    new = [self.store.stage(client) for client in clients]
+                    new = self.store.stage_all(clients)
                     keys = rounding_keys(self.store, "a warm start", now.round_number, clients)
                     exchange(total, none, ys, minus, ones, none, none, new, out=total, keys=keys)
                 else:

@@ -37,8 +37,8 @@ class Update(NamedTuple):
         delta: the difference y - x, in the forms of a model.
         gradient: float32[n_parameters], the mean gradient of the client's steps.
         keep: the caller promises not to change the vectors until the round is finished, so that the round may hold them
-            and fold several in one pass. ``bytes``, and arrays over ``bytes``, are held without the promise; any
-            other buffer is folded at once and may then be used again.
+            and fold several in one pass. ``bytes``, arrays over ``bytes``, and what ``Round.buffer`` lent are held
+            without the promise; any other buffer is folded at once and may then be used again.
     """
 
     client: ClientId

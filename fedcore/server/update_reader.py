@@ -12,10 +12,10 @@ from fedcore.errors import DtypeError, RangeError
 from fedcore.native import core
 from fedcore.server.buffers import check_counters
 from fedcore.server.claims import SentRates, check_claims, check_distance
-from fedcore.server.sent import as_sent
+from fedcore.server.rounded_model import as_sent
 from fedcore.server.settings import Settings
 from fedcore.server.state import State
-from fedcore.server.update import Update, as_vector, read_counters, read_vector
+from fedcore.server.update import Update, as_vector, is_immutable, read_counters, read_vector
 from fedcore.typing import F32
 
 NO_COUNTERS: Counters = {}
@@ -31,7 +31,7 @@ class UpdateReader:
         self._lr = self._rates.sent(state.snapshot.round_number)
 
     def read(self, update: Update, client: ClientId) -> tuple[Replies, bool]:
-        """The update as a table of one reply, and whether nobody can change its y.
+        """The update as a table of one reply, and whether nobody will change its vectors.
 
         Raises:
             FedcoreError: what the client sent cannot be believed.
@@ -57,6 +57,8 @@ class UpdateReader:
         # Where models are averaged, clients need not know how many steps they did.
         most = int(update.steps) if settings.counts_steps else settings.asked.steps
         check_counters(counters, self._state.snapshot.counters, most)
+        control = self._read_control(update.control)
+        fixed = fixed or self._state.lent.lent(y)
         reply = Replies(
             clients=[client],
             vectors=[y],
@@ -66,9 +68,9 @@ class UpdateReader:
             eta_steps=np.array([distance]),
             has_buffers=np.array([kind != "gradient"]),
             counters=[counters],
-            controls=[self._read_control(update.control)],
+            controls=[control],
         )
-        return reply, fixed
+        return reply, fixed and (control is None or is_immutable(control))
 
     def read_all(self, updates: list[Update]) -> Replies | None:
         """The updates as columns, if all are what nearly all are: flat float32 models, once each; else None."""
@@ -91,7 +93,7 @@ class UpdateReader:
             vectors=ys,
             bases=[self._start_of(self._state.snapshot.round_number)] * k,
             scales=ones if settings.averages_models else 1 / distances,
-            claims=Claims(steps, examples, ones),
+            claims=Claims(steps, examples, ones, None, None, clients),
             eta_steps=distances,
             has_buffers=ones > 0,
             counters=[NO_COUNTERS] * k,

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.arguments import whole
-from fedcore.store.backend import implementation
+from fedcore.native import core
 
 BLOCK = 1 << 20  # bytes
 
@@ -36,5 +36,5 @@ def checksums(buffer: Any, block: int = BLOCK) -> npt.NDArray[np.uint64]:
     >>> checksums(b"fedcore"), checksums(b"fedcorf")
     (array([9472247094406915468], dtype=uint64), array([15834520062922671200], dtype=uint64))
     """
-    sums: npt.NDArray[np.uint64] = implementation.checksum(buffer, whole("block", block, 1, 2**63 - 1))
+    sums: npt.NDArray[np.uint64] = core.checksum(buffer, whole("block", block, 1, 2**63 - 1))
     return sums

@@ -1,5 +1,6 @@
 """One row per client: its last mean gradient, in memory or in files, changed by whole rounds."""
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,8 +15,7 @@ from fedcore.clients.registry import ClientId, Registry
 from fedcore.errors import RangeError, StoreError
 from fedcore.store.committed_rows import CommittedRows
 from fedcore.store.content import Content
-from fedcore.store.files.atomic_folder import draft
-from fedcore.store.files.index_head import state_text
+from fedcore.store.files.atomic_folder import replacing
 from fedcore.store.files.store_folder import Folder
 from fedcore.store.row_format import Codec, Row, RowFormat
 from fedcore.store.session import Durability, Medium, Session, require_names
@@ -85,7 +85,7 @@ class ClientStore(CommittedRows):
             return
         if path is None:
             raise RangeError("path: expected a folder for medium='mmap', got None")
-        with draft(Path(path), form, registry, replacing=False):
+        with replacing(Path(path), form, registry, existing=False):
             pass
         folder = Folder(Path(path), readonly=False, durable=durability != "none")
         self._begin(Content(form, registry, folder), durability, resident_rows)
@@ -150,17 +150,24 @@ class ClientStore(CommittedRows):
             UnknownClientError: no such client is registered.
             StoreError: there is no room for one more, or the store cannot be written to.
         """
-        rows = self._content.rows
+        return self._stage([self._number(client)], round)[0]
+
+    def stage_all(self, clients: Sequence[ClientId], round: int | None = None) -> list[Row]:
+        """``stage`` for many clients, in their order; after an error some are staged, which ``discard`` forgets."""
+        return self._stage(self._numbers(clients).tolist(), round)
+
+    def _stage(self, numbers: Sequence[int], round: int | None) -> list[Row]:
+        rows, form = self._content.rows, self._content.form
         if rows.staged:
             self._session.require_writer()
         else:
             self._session.require_right()  # asked once a round
-        number = self._number(client)
-        rows.make_room(number, self.registry.capacity)
-        slot = rows.stage(number, round)
+        rows.make_room(max(numbers, default=-1), self.registry.capacity)
+        slots = [rows.stage(number, round) for number in numbers]
         if self._residency is not None:
-            self._residency.use(slot)
-        return self._content.form.row(rows.slots.memory(slot))
+            for slot in slots:
+                self._residency.use(slot)
+        return [form.row(rows.slots.memory(slot)) for slot in slots]
 
     def sums_of(self, rows: int) -> npt.NDArray[np.uint64] | None:
         """Memory for the checksums of so many rows' blocks, for ``kernels.exchange`` and then for ``summed``.
@@ -212,7 +219,7 @@ class ClientStore(CommittedRows):
             durability="round" writes them to the disk, waits for it, and then for the index.
         """
         self._session.require_right()
-        self._commits.commit(whole("round", round, 0, 2**63 - 1), vectors, state_text(state))
+        self._commits.commit(whole("round", round, 0, 2**63 - 1), vectors, _text(state))
         self._session.after_commit()
 
     def checkpoint(self) -> None:
@@ -284,7 +291,7 @@ class ClientStore(CommittedRows):
         Cost: reads and writes every row once.
         """
         self._session.require_whole()
-        self._content.save(Path(path), vectors, state_text(state))
+        self._content.save(Path(path), vectors, _text(state))
 
     def compact(self) -> None:
         """Move the highest rows to free slots and give back what is behind the last, in memory or on the disk.
@@ -315,3 +322,17 @@ class ClientStore(CommittedRows):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _text(state: Mapping[str, Any] | None) -> str | None:
+    """A caller's state as JSON; None for none.
+
+    Raises:
+        RangeError: JSON cannot hold it.
+    """
+    if state is None:
+        return None
+    try:
+        return json.dumps(dict(state))
+    except (TypeError, ValueError) as error:
+        raise RangeError(f"state: expected what JSON can hold: {error}") from None

@@ -1,7 +1,7 @@
 """The committed content of a store: rows, vectors, clients, as they were committed last."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -99,17 +99,13 @@ class CommittedRows(Represented, Unpicklable):
             UnknownClientError: no such client is registered.
             CorruptionError: the row is not what was written.
         """
-        rows, number = self._content.rows, self._number(client)
-        slot = rows.slot_of(number)
-        if slot == 0:
-            return None
-        if self._residency is not None:
-            if not rows.trusted[number]:
-                self._content.check(number)
-            self._residency.use(slot)
-        memory = rows.slots.memory(slot)
-        memory.flags.writeable = False
-        return self._content.form.row(memory)
+        number = self._number(client)
+        return self._row(number, self._content.rows.slot_of(number))
+
+    def rows_of(self, clients: Sequence[ClientId]) -> list[Row | None]:
+        """``row`` of many clients, in their order; errors are those of row."""
+        numbers = self._numbers(clients)
+        return list(map(self._row, numbers.tolist(), self._content.rows.slots_of(numbers)))
 
     def read(self, client: object) -> npt.NDArray[np.float32]:
         """A decoded copy of the client's row, float32[n]; zeros if it was never written. Errors are those of row."""
@@ -119,6 +115,14 @@ class CommittedRows(Represented, Unpicklable):
         """The round of the client's row, which wrote it as a rule, or None."""
         number = self._number(client)
         return int(self._content.rows.round[number]) if self._content.rows.slot_of(number) else None
+
+    def rounds_of(self, clients: Sequence[ClientId]) -> list[int | None]:
+        """``round_of`` many clients, in their order."""
+        rows, numbers = self._content.rows, self._numbers(clients)
+        slots = rows.slots_of(numbers)
+        written = [number for number, slot in zip(numbers.tolist(), slots, strict=True) if slot]
+        rounds = iter(rows.round[written].tolist())
+        return [next(rounds) if slot else None for slot in slots]
 
     def without_row(self, most: int) -> list[ClientId]:
         """The clients that have no row, at most so many of them.
@@ -189,6 +193,23 @@ class CommittedRows(Represented, Unpicklable):
         """
         self._session.require_open()
         return self._content.problems()
+
+    def _row(self, number: int, slot: int) -> Row | None:
+        """The row in a slot, None for slot 0."""
+        if slot == 0:
+            return None
+        rows = self._content.rows
+        if self._residency is not None:
+            if not rows.trusted[number]:
+                self._content.check(number)
+            self._residency.use(slot)
+        memory = rows.slots.memory(slot)
+        memory.setflags(write=False)
+        return self._content.form.row(memory)
+
+    def _numbers(self, clients: Sequence[ClientId]) -> npt.NDArray[np.int64]:
+        self._session.require_open()
+        return self._content.registry.numbers(clients)
 
     def _number(self, client: object) -> int:
         self._session.require_open()

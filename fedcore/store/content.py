@@ -10,7 +10,7 @@ import numpy as np
 
 from fedcore.clients.registry import Registry
 from fedcore.errors import CorruptionError, StoreError
-from fedcore.store.files.atomic_folder import draft
+from fedcore.store.files.atomic_folder import replacing
 from fedcore.store.files.index import RowEntries
 from fedcore.store.files.store_folder import Folder
 from fedcore.store.files.stored_ids import StoredId, restored
@@ -140,7 +140,7 @@ class Content:
             raise StoreError(
                 f"{path}: expected another folder than the store's own, which every commit writes, got that one"
             )
-        with draft(path, self.form, self.registry, replacing=True) as folder:
+        with replacing(path, self.form, self.registry, existing=True) as folder:
             copy = Content.read(folder)
             entries = self.copy_to(copy, vectors)
             state = self.state if state is None else state

@@ -5,7 +5,8 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.errors import RangeError, UnknownNameError
+from fedcore.arguments import whole
+from fedcore.errors import UnknownNameError
 from fedcore.kernels import Codes, dequantise
 from fedcore.kernels.quantise import BLOCK
 from fedcore.memory import Recycled, zeros
@@ -15,7 +16,9 @@ from fedcore.store.slots import Memory
 Codec = Literal["f32", "bf16", "int8"]
 Row: TypeAlias = npt.NDArray[np.float32] | Codes
 
-_CODES: dict[str, Any] = {"f32": np.float32, "bf16": np.uint16, "int8": np.int8}
+# As dtypes, not as classes that a call would first look one up for: on small rows that takes as long as the view.
+_FLOAT = np.dtype(np.float32)
+_CODES: dict[str, np.dtype[Any]] = {"f32": _FLOAT, "bf16": np.dtype(np.uint16), "int8": np.dtype(np.int8)}
 
 
 class RowFormat:
@@ -36,11 +39,9 @@ class RowFormat:
     def __init__(self, codec: Codec, n: int) -> None:
         if codec not in get_args(Codec):
             raise UnknownNameError.of("codec", codec, get_args(Codec))
-        if n < 1:
-            raise RangeError(f"n: expected a row of at least 1 element, got {n}")
         self.codec = codec
-        self.n = int(n)
-        self._codes = self.n * np.dtype(_CODES[codec]).itemsize
+        self.n = whole("n", n, 1)
+        self._codes = self.n * _CODES[codec].itemsize
         self._scales_at = padded(self._codes, LINE)
         self._decoded = Recycled(self.n)
         self.payload = self._scales_at + 4 * -(-self.n // BLOCK) if codec == "int8" else self._codes
@@ -48,9 +49,9 @@ class RowFormat:
     def row(self, memory: Memory) -> Row:
         """The row that lies in a slot's payload, as float32[n] or as Codes; a view."""
         if self.codec == "f32":
-            return memory.view(np.float32)
+            return memory.view(_FLOAT)
         codes = memory[: self._codes].view(_CODES[self.codec])
-        scales = memory[self._scales_at :].view(np.float32) if self.codec == "int8" else None
+        scales = memory[self._scales_at :].view(_FLOAT) if self.codec == "int8" else None
         return Codes(self.codec, codes, scales)
 
     def decoded(self, row: Row | None) -> npt.NDArray[np.float32]:

@@ -42,6 +42,13 @@ class Rows:
         """The slot of the client's row, or 0."""
         return int(self.slot[number]) if number < len(self.slot) else 0
 
+    def slots_of(self, numbers: I64) -> list[int]:
+        """``slot_of`` many clients, in their order."""
+        if numbers.max(initial=-1) < len(self.slot):
+            slots: list[int] = self.slot[numbers].tolist()
+            return slots
+        return list(map(self.slot_of, numbers.tolist()))
+
     def make_room(self, number: int, capacity: int) -> None:
         """Make room for a number, and where memory allows it at once for every other below ``capacity``.
 

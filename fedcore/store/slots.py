@@ -57,7 +57,7 @@ class Slots:
 
     def memory(self, slot: int) -> Memory:
         """The payload, uint8[payload]."""
-        return self._whole(slot)[: self.payload]
+        return self._bytes(slot, self.payload)
 
     def take(self) -> int:
         """A slot of undefined content that nobody else has."""
@@ -152,12 +152,16 @@ class Slots:
         self._chunks.clear()
 
     def _whole(self, slot: int) -> Memory:
+        return self._bytes(slot, self.stride)
+
+    def _bytes(self, slot: int, count: int) -> Memory:
+        """The first bytes of a slot."""
         number, place = divmod(slot - 1, self._per_chunk)
         chunk = self._chunks.get(number)
         if chunk is None:
             chunk = self._chunks[number] = self._open_chunk(number)
         start = place * self.stride
-        return chunk[start : start + self.stride]
+        return chunk[start : start + count]
 
     def _cut(self, chunks: int) -> None:
         """Let go of all but the first chunks."""

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 
 from fedcore.arguments import real, whole
-from fedcore.errors import RangeError
 from fedcore.float_mode import ieee
 
 
@@ -48,10 +47,8 @@ def largest_full_gradient_rate(L: float, mu: float, E: int, diversity: float) ->
     >>> largest_full_gradient_rate(L=1.0, mu=1.0, E=1, diversity=2.0)
     0.1
     """
-    real("L", L, "(0, inf)")
-    real("mu", mu, "(0, inf)")
-    if mu > L:
-        raise RangeError(f"mu: expected a number in (0, L] = (0, {L:g}], got {mu!r}")
+    L = real("L", L, "(0, inf)")
+    mu = real("mu", real("mu", mu, "(0, inf)"), f"(0, {L!r}]")
     whole("E", E, 1)
     real("diversity", diversity, "[1, inf)")
 

@@ -94,7 +94,7 @@ class Topology:
                 raise UnknownNameError.of(f"option of {name}", option, [parameter.name for parameter in known])
         for parameter in known:
             if parameter.default is parameter.empty and parameter.name not in options:
-                raise RangeError(f"{parameter.name}: expected a number, since the graph is {name}, got none")
+                raise RangeError(f"{parameter.name}: expected a value, since the graph is {name}, got none")
         graph, said = GRAPHS[name](nodes, **options)
         return cls(graph, name=said, dtype=dtype)
 

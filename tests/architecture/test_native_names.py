@@ -60,7 +60,7 @@ def faced():
         def walk(node, stack=stack):
             named = isinstance(node, ast.FunctionDef | ast.ClassDef)
             stack += [node.name] if named else []
-            if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") in ("core", "implementation"):
+            if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "core":
                 found.setdefault(node.attr, set()).update(stack)
             for child in ast.iter_child_nodes(node):
                 walk(child)

@@ -7,25 +7,16 @@ the linker keeps one, perhaps the AVX-512 copy, for all.
 import re
 import shutil
 import subprocess
-from importlib import metadata
-from pathlib import Path
 
 import pytest
 
 import fedcore
-from tests.native.build import native_tests
+from tests.native.build import editable_build, native_tests
 
-BUILDS = Path(fedcore.layout.__file__).parent.parent / "build"
 ARITHMETIC = {"baseline": "", "avx2": "ymm", "avx512": "zmm"}  # what a level's objects must hold, or they are others
 FROM_C = {"memcpy", "memmove", "memset", "_GLOBAL_OFFSET_TABLE_", "__stack_chk_fail"}
 AVX512 = re.compile(r"%zmm|%k[1-7]|%[xy]mm(?:1[6-9]|2\d|3[01])")
 AVX = re.compile(r"%ymm")
-
-
-def editable_build():
-    """Where scikit-build-core built the editable install: build/{wheel_tag}."""
-    wheel = metadata.distribution("fedcore-fl").read_text("WHEEL") or ""
-    return BUILDS / re.search(r"^Tag: (\S+)$", wheel, re.MULTILINE)[1]
 
 
 @pytest.fixture(scope="module")

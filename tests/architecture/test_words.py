@@ -135,3 +135,47 @@ def test_except_is_not_but_for_and_consecutive_not_on_end(folder):
         for bad in re.findall(r"\bbut\s+(?:[#/]+\s+)?for\b|\bon\s+(?:[#/]+\s+)?end\b", file.read_text())
     ]
     assert found == []
+
+
+RANGE_IN_OWN_WORDS = re.compile(
+    r"expected (None or )?an? (finite |whole )?(integer|int|number|count)( in|,? at least|,? at most| >=?| <=?) "
+    r"(?!.* or a str)"
+)
+
+
+def spoken(tree):
+    """The strings of a module, each with what stands for its holes, except docstrings and parts of one another."""
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
+    loose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        whole = isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and id(node) not in parts)
+        if whole and id(node) not in loose:
+            yield template(node, {})
+
+
+@pytest.mark.parametrize(
+    ("source", "own"),
+    [
+        ('f(f"steps: expected an integer in 1..{most}, got {steps}")', True),
+        ('f("expected a whole number, at least 1, got 0")', True),
+        ('f("x: expected None or a finite number > 0, got 0")', True),
+        ('f(f"steps: expected {due_whole(1)}, got {steps}")', False),
+        ('f("client: expected an int in 0..2**64 - 1 or a str, got 1.5")', False),
+        ('def f():\n    """One: expected a number in (0, 1], got 2"""', False),
+        ('f("x: expected a number or a table, got 2")', False),
+    ],
+)
+def test_a_range_in_own_words_is_found(source, own):
+    assert any(RANGE_IN_OWN_WORDS.search(text) for text in spoken(ast.parse(source))) == own
+
+
+def test_ranges_of_numbers_are_said_in_one_wording():
+    """By ``fedcore.arguments``: ``whole``, ``real``, or their words, ``due_whole`` and ``due_in``."""
+    found = [
+        f"{file.relative_to(ROOT)}: {text}"
+        for file in FILES
+        if file.name != "arguments.py"
+        for text in spoken(ast.parse(file.read_text()))
+        if RANGE_IN_OWN_WORDS.search(text)
+    ]
+    assert found == []

@@ -54,7 +54,7 @@ def test_the_quickstart_from_end_to_end(tmp_path):
         (["report", "nowhere"], "nowhere: expected records"),
         (["rnu"], "invalid choice: 'rnu' (choose from 'run', "),
         (["run"], "required: PRESET (see fedcore run --help)"),
-        (["run", "quickstart", "--jobs", "-1"], "--jobs: expected a whole number, at least 0, got '-1'"),
+        (["run", "quickstart", "--jobs", "-1"], "--jobs: expected an integer >= 0, got '-1'"),
         (["run", "quickstart", "--round", "3"], "unrecognized arguments: --round"),
         (["store", "verify"], "required: PATH (see fedcore store verify --help)"),
     ],

@@ -172,8 +172,8 @@ def test_a_number_and_its_text_and_its_bytes_are_different_clients():
 @pytest.mark.parametrize(
     ("clients", "error", "message"),
     [
-        (-1, errors.RangeError, r"clients: expected a count in 0\.\.2\*\*62, got -1"),
-        (2**62 + 1, errors.RangeError, r"clients: expected a count in 0\.\.2\*\*62, got"),
+        (-1, errors.RangeError, r"clients: expected an integer in 0\.\.2\*\*62, got -1"),
+        (2**62 + 1, errors.RangeError, r"clients: expected an integer in 0\.\.2\*\*62, got"),
         pytest.param(10**5000, errors.RangeError, r"clients: .* got an unprintable int", id="unprintable"),
         (True, errors.RangeError, "clients: expected a count or the ids, got True"),
         (2.0, errors.RangeError, "clients: expected a count or the ids, got 2.0"),
@@ -290,13 +290,13 @@ def test_a_state_lists_who_is_not_where_the_count_says():
         ((3, [(2, "a")]), errors.RangeError, "listed: expected number 2 for client 2 alone, got 'a'"),
         ((3, [(4, "a"), (3, "a")]), errors.RangeError, "listed: expected each client once, .* got 4 for 'a'"),
         ((3, [(1, None), (3, 1)]), errors.RangeError, r"each client once, those below 3 in .* got 3 for 1"),
-        ((3, [(2**63, "a")]), errors.RangeError, r"expected numbers in 0\.\.2\*\*63 - 1, got 9223372036854775808"),
-        ((3, [(-1, "a")]), errors.RangeError, "listed: expected numbers in .* got -1"),
-        ((3, [(4.0, "a")]), errors.RangeError, "listed: expected numbers in .* got 4.0"),
-        ((3, [("a", 4), (4, "a")]), errors.RangeError, "listed: expected numbers in .* got 'a'"),
+        ((3, [(2**63, "a")]), errors.RangeError, r"expected an integer in 0\.\.2\*\*63 - 1, got 9223372036854775808"),
+        ((3, [(-1, "a")]), errors.RangeError, "listed: expected an integer in .* got -1"),
+        ((3, [(4.0, "a")]), errors.RangeError, "listed: expected an integer in .* got 4.0"),
+        ((3, [("a", 4), (4, "a")]), errors.RangeError, "listed: expected an integer in .* got 'a'"),
         ((3, [(3, -1)]), errors.UnknownClientError, "client: expected an int in"),
         ((3, [(3, None)]), errors.UnknownClientError, "client: expected an int in"),
-        ((-1, []), errors.RangeError, "clients: expected a count"),
+        ((-1, []), errors.RangeError, "clients: expected an integer in"),
     ],
 )
 def test_a_state_that_contradicts_itself_is_refused(state, error, message):

@@ -25,11 +25,11 @@ class Histories(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.before = registry.implementation
-        registry.implementation = self.implementation
+        self.before = registry.core
+        registry.core = self.implementation
 
     def teardown(self):
-        registry.implementation = self.before
+        registry.core = self.before
 
     @initialize(clients=st.one_of(st.integers(0, 6), st.lists(IDS, max_size=30, unique=True)))
     def start(self, clients):

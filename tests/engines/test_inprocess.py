@@ -14,8 +14,8 @@ from fedcore.engines import InProcess, inprocess
 from fedcore.errors import RangeError, ShapeError, UnknownClientError
 from fedcore.layout import Layout
 from fedcore.local import FlatModel, LocalOptions, build, sgd
-from fedcore.local import batched as together_module
-from fedcore.local.batched import MOST_PARAMETERS
+from fedcore.local import batched_sgd as together_module
+from fedcore.local.batched_sgd import MOST_PARAMETERS
 from fedcore.local_rules import OneMinibatch, minibatches
 from fedcore.participation import Active
 from fedcore.rates import InverseStep

@@ -202,8 +202,8 @@ def codes(codec, n, scales=None):
     [
         (dict(codec="int4"), errors.UnknownNameError, "codec: 'int4' is unknown.*bf16, f16, int8"),
         (dict(x=np.zeros(4)), errors.DtypeError, r"x: expected float32\[n\], got float64\[4\]"),
-        (dict(seed=-1), errors.RangeError, r"seed: expected 0\.\.2\^64-1, got -1"),
-        (dict(row=2**64), errors.RangeError, r"row: expected 0\.\.2\^64-1, got 18446744073709551616"),
+        (dict(seed=-1), errors.RangeError, r"seed: expected an integer in 0\.\.2\*\*64 - 1, got -1"),
+        (dict(row=2**64), errors.RangeError, r"row: expected an integer in 0\.\.2\*\*64 - 1, got 18446744073709551616"),
         (dict(out=codes("f16", 4)), errors.DtypeError, "out: expected codes of bf16, got codes of f16"),
         (dict(out=codes("bf16", 5)), errors.ShapeError, r"codes: expected uint16 or bfloat16\[4\], got uint16\[5\]"),
         (dict(out=Codes("bf16", np.zeros(4, np.int16))), errors.DtypeError, r"codes: .* got int16\[4\]"),

@@ -6,7 +6,9 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <map>
 #include <utility>
+#include <vector>
 
 #include "check.h"
 
@@ -28,6 +30,33 @@ struct Place {
     }
 };
 
+// Stretches of pages that nobody may read. One that is given back is forbidden again, and taken again later with what
+// it held: pages of zeros from the system for every array take as long as the tests themselves.
+class Guarded {
+  public:
+    static char* take(std::size_t length) {
+        std::vector<char*>& free = free_of(length);
+        if (!free.empty()) {
+            char* start = free.back();
+            free.pop_back();
+            return start;
+        }
+        void* memory = mmap(nullptr, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        CHECK(memory != MAP_FAILED);
+        return static_cast<char*>(memory);
+    }
+    static void give_back(char* start, std::size_t length) {
+        CHECK(mprotect(start, length, PROT_NONE) == 0);
+        free_of(length).push_back(start);
+    }
+
+  private:
+    static std::vector<char*>& free_of(std::size_t length) {
+        static std::map<std::size_t, std::vector<char*>> free;
+        return free[length];
+    }
+};
+
 // n elements of T, as fill() leaves them; before that undefined.
 template <class T>
 class Array {
@@ -46,9 +75,7 @@ class Array {
         const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
         const std::size_t used = (bytes + page - 1) / page * page;
         length_ = used + 2 * page;
-        void* memory = mmap(nullptr, length_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        CHECK(memory != MAP_FAILED);
-        start_ = static_cast<char*>(memory);
+        start_ = Guarded::take(length_);
         CHECK(used == 0 || mprotect(start_ + page, used, PROT_READ | PROT_WRITE) == 0);
         data_ = reinterpret_cast<T*>(start_ + page + (kind_ == Place::before_guard ? used - bytes : 0));
     }
@@ -64,7 +91,7 @@ class Array {
         if (kind_ == Place::heap)
             std::free(start_);
         else
-            munmap(start_, length_);
+            Guarded::give_back(start_, length_);
     }
 
     T* data() { return data_; }

@@ -2,10 +2,40 @@
 
 import os
 
-from tests.native.build import native_tests, run, tool
+import pytest
+
+from tests.native.build import LEVELS, is_current, native_tests, run, tool
 
 
 def test_the_core_without_python():
     """At every level; arrays end at pages that nobody may read, and the code is what the package runs."""
     options = ["--parallel", len(os.sched_getaffinity(0)), "--output-on-failure", "--no-tests=error"]
     run(tool("ctest"), "--test-dir", native_tests(), *options)
+
+
+@pytest.fixture
+def build(tmp_path):
+    """A build of every level from one source, source.h."""
+    (tmp_path / "source.h").write_text("")
+    made = [f"build {level}.o: copy source.h\nbuild fedcore_{level}: phony {level}.o\n" for level in LEVELS]
+    (tmp_path / "build.ninja").write_text("rule copy\n  command = cp $in $out\n" + "".join(made))
+    run(tool("ninja"), "-C", tmp_path)
+    return tmp_path
+
+
+def test_a_build_is_current_until_a_source_changes(build):
+    assert is_current(build)
+    built = (build / f"{LEVELS[-1]}.o").stat().st_mtime
+    os.utime(build / "source.h", (built + 1, built + 1))
+    assert not is_current(build)
+
+
+def test_a_build_of_other_levels_is_not_current(build):
+    described = (build / "build.ninja").read_text()
+    (build / "build.ninja").write_text(described.replace(f"fedcore_{LEVELS[-1]}:", "fedcore_native:"))
+    assert not is_current(build)
+
+
+def test_a_folder_without_a_build_is_not_current(tmp_path):
+    assert not is_current(tmp_path)
+    assert not is_current(tmp_path / "missing")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -72,8 +73,7 @@ def test_by_dotted_names_in_spawned_workers(straight):
 
 
 def test_a_run_that_was_stopped_goes_on(straight, tmp_path):
-    folder = tmp_path / "run"
-    assert fedcore("run", HOUSE / "experiment.toml", "--jobs", 2, "--out", folder).returncode == 0
+    folder = shutil.copytree(straight, tmp_path / "run")
     for record in (folder / "records").glob("*.jsonl"):
         lines = record.read_text().splitlines(keepends=True)
         record.write_text("".join(lines[: 3 if "fedvarp" in record.name else 1]))

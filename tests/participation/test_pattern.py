@@ -36,7 +36,7 @@ OPTIONS = {
     "Weighted": {"k": 6, "weights": list(range(20)), "replacement": True},
 }
 NOT_RANDOM = {"Always", "Schedule"}
-RANDOM = OPTIONS.keys() - NOT_RANDOM
+RANDOM = [name for name in OPTIONS if name not in NOT_RANDOM]
 
 
 def make(name: str, **options: object) -> Participation:

@@ -171,7 +171,7 @@ def test_an_objective_that_all_have_left_can_be_joined(known):
     server.depart(0)
     server.depart(1)
     if known:
-        with pytest.raises(RangeError, match=r"client_sizes: expected an integer in 1..2\^53 for client 5, got None"):
+        with pytest.raises(RangeError, match=r"client_sizes\[5\]: expected an integer in 1..2\*\*53, got None"):
             server.arrive(5)
     server.arrive(5, client_sizes=3)
     server.round([Update(5, vector(6), steps=1)])

@@ -211,7 +211,7 @@ def test_an_empty_cohort_is_recorded_counts_and_moves_nothing(name):
         (dict(x0=np.zeros(0, np.float32)), errors.ShapeError, "x0: expected at least one parameter"),
         (dict(x0=np.float32([np.nan])), errors.ArrayError, "x0: expected finite numbers"),
         (dict(clients=0), errors.RangeError, "clients: expected at least one, got none"),
-        (dict(clients=-1), errors.RangeError, "clients: expected a count in 0..2\\*\\*62, got -1"),
+        (dict(clients=-1), errors.RangeError, "clients: expected an integer in 0..2\\*\\*62, got -1"),
         (dict(clients=["a", "a"]), errors.RangeError, "each once, got 'a'"),
         (dict(clients=[2**64]), errors.UnknownClientError, "client: expected an int in"),
         (dict(clients=None), errors.RangeError, "clients: expected a count or the ids"),

@@ -208,3 +208,12 @@ def test_steps_that_an_aborted_round_heard_are_forgotten():
         reports = [each.round([Update(i, each.x + 1, 5 + i) for i in range(t + 1)]) for each in (server, without)]
         assert reports[0].gamma == reports[1].gamma
         assert server._state.snapshot.norms["steps"].tobytes() == without._state.snapshot.norms["steps"].tobytes()
+
+
+def test_a_largest_rate_in_numpy_s_own_floats():
+    server = Server("FedAvg", np.zeros(3, np.float32), 2, lr=0.1, own_rates=True, max_lr=lambda round: np.float64(3))
+    with server.open_round() as round:
+        round.add(0, np.ones(3, np.float32), steps=1, lr=5.0)
+        round.add(1, np.ones(3, np.float32), steps=1, lr=2.0)
+    assert round.report.heard == (1,)
+    assert round.report.refused == ((0, "lr: expected a number in (0, 3], got 5.0"),)

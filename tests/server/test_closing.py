@@ -161,7 +161,7 @@ def test_a_locked_folder_says_what_every_caller_can_do(tmp_path):
         assert 'readonly=True of ClientStore.open, medium="ram" of Server.load' in str(e.value)
     program = "import sys; from fedcore import Server; Server.load(sys.argv[1])"
     other = subprocess.run(
-        [sys.executable, "-c", program, tmp_path / "run"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program, tmp_path / "run"], capture_output=True, text=True, timeout=300
     )
     assert f"got process {os.getpid()}: close() the server or store there, or look without writing" in other.stderr
     assert Server.load(tmp_path / "run", medium="ram").round_number == 0

@@ -362,13 +362,13 @@ def test_without_the_ratio_no_norm_is_remembered():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(max_norm=0), "max_norm: expected None or a finite number > 0, got 0"),
-        (dict(max_norm=float("nan")), "max_norm: expected None or a finite number > 0, got nan"),
-        (dict(max_norm=True), "max_norm: expected None or a finite number > 0, got True"),
-        (dict(max_norm=10**400), "max_norm: expected None or a finite number > 0, got 1000"),
-        (dict(max_norm="5"), "max_norm: expected None or a finite number > 0, got '5'"),
-        (dict(max_norm_ratio=0.99), "max_norm_ratio: expected None or a finite number >= 1, got 0.99"),
-        (dict(max_norm_ratio=float("inf")), "max_norm_ratio: expected None or a finite number >= 1, got inf"),
+        (dict(max_norm=0), "max_norm: expected a finite number > 0, got 0"),
+        (dict(max_norm=float("nan")), "max_norm: expected a finite number > 0, got nan"),
+        (dict(max_norm=True), "max_norm: expected a finite number > 0, got True"),
+        (dict(max_norm=10**400), "max_norm: expected a finite number > 0, got 1000"),
+        (dict(max_norm="5"), "max_norm: expected a finite number > 0, got '5'"),
+        (dict(max_norm_ratio=0.99), "max_norm_ratio: expected a finite number >= 1, got 0.99"),
+        (dict(max_norm_ratio=float("inf")), "max_norm_ratio: expected a finite number >= 1, got inf"),
     ],
 )
 def test_a_limit_that_is_none(change, message):

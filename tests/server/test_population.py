@@ -67,12 +67,12 @@ def test_many_arrivals_are_what_they_are_one_by_one():
     [
         (["a", 3], [1, 2], RangeError, "3, which is registered already"),
         (["a", "b"], [1], RangeError, "a size for each of 2 clients, got 1"),
-        (["a", "b"], [1, 0], RangeError, "'b', got 0"),
-        (["a", "b"], {"a": 1}, RangeError, "'b', got None"),
+        (["a", "b"], [1, 0], RangeError, r"\['b'\].*got 0"),
+        (["a", "b"], {"a": 1}, RangeError, r"\['b'\].*got None"),
         (["a"], {"a": 1, "c": 1}, UnknownClientError, "got 'c'"),
         (["a"], [2**53 + 1], RangeError, "1..2"),
         (["a", 1.5], [1, 1], UnknownClientError, "1.5"),
-        (["a"], None, RangeError, "'a', got None"),
+        (["a"], None, RangeError, r"\['a'\].*got None"),
     ],
 )
 def test_if_one_arrival_is_refused_nobody_came(clients, examples, error, match):

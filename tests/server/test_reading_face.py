@@ -22,7 +22,18 @@ def public(of):
 
 
 def test_nothing_that_changes_rows_or_clients_is_reachable(server):
-    changing = {"stage", "unstage", "discard", "commit", "checkpoint", "add", "add_all", "forget", "rollback"}
+    changing = {
+        "stage",
+        "stage_all",
+        "unstage",
+        "discard",
+        "commit",
+        "checkpoint",
+        "add",
+        "add_all",
+        "forget",
+        "rollback",
+    }
     changing |= {"save", "compact", "refresh", "close", "open"}
     assert changing <= public(ClientStore)
     assert public(server.store) == public(ClientStore) - changing - {"commits", "is_ahead", "durability"}

@@ -79,6 +79,15 @@ def within_a_message(server, updates):
             round.add(update.client, message[1:], steps=update.steps, examples=update.examples)
 
 
+def lent(server, updates):
+    """Into the server's own buffers, which are lent again once they are folded; views of them will do."""
+    with server.open_round() as round:
+        for i, update in enumerate(updates):
+            buffer = round.buffer()
+            buffer[:] = update.model
+            round.add(update.client, buffer[:] if i % 2 else buffer, steps=update.steps, examples=update.examples)
+
+
 def as_tensors(server, updates):
     server.round([Update(u.client, torch.from_numpy(u.model), u.steps, u.examples) for u in updates])
 
@@ -95,12 +104,66 @@ def test_every_way_of_delivery_gives_the_same_bits(name, fold):
         one_by_one(keep=True),
         as_bytes,
         within_a_message,
+        lent,
         as_tensors,
     ):
         server = run(name, deliver, fold=fold)
         np.testing.assert_array_equal(server.x, due.x)
         for client in range(N):
             np.testing.assert_array_equal(server.store.read(client), due.store.read(client))
+
+
+def test_lent_buffers_come_back_when_they_are_folded():
+    server, addresses = Server("FedAvg", np.zeros(n, np.float32), clients=40, lr=0.1, fold=4), set()
+    for _ in range(2):
+        with server.open_round() as round:
+            for client in range(20):
+                buffer = round.buffer()
+                addresses.add(buffer.ctypes.data)
+                buffer[:] = client
+                round.add(client, buffer, steps=1)
+                del buffer
+    assert len(addresses) == 4  # a fold's, used over and over
+
+
+def test_a_lent_buffer_that_the_caller_still_has_is_lent_to_nobody_else():
+    server = Server("FedAvg", np.zeros(n, np.float32), clients=40, lr=0.1, fold=1)
+    with server.open_round() as round:
+        mine = round.buffer()
+        mine[:] = 1
+        round.add(0, mine, steps=1)
+        for client in range(1, 20):
+            buffer = round.buffer()
+            assert not np.shares_memory(buffer, mine)
+            buffer[:] = 1
+            round.add(client, buffer, steps=1)
+    np.testing.assert_array_equal(server.x, np.ones(n, np.float32))
+
+
+def test_a_lent_buffer_outlives_its_round():
+    server = Server("FedAvg", np.zeros(n, np.float32), clients=2, lr=0.1)
+    with server.open_round() as round:
+        buffer = round.buffer()
+        buffer[:] = 3
+        round.abort()
+    with pytest.raises(fedcore.errors.RoundError, match="finished or aborted"):
+        round.buffer()
+    assert (buffer == 3).all()
+
+
+def test_a_control_that_may_change_is_folded_with_its_vector():
+    """A y that nobody can change does not speak for the second vector beside it."""
+    rows = []
+    for again in (False, True):
+        server = Server(fedcore.algorithms.SCAFFOLDMVR(), np.zeros(n, np.float32), 2, lr=0.1)
+        control = np.ones(n, np.float32)
+        with server.open_round() as round:
+            round.add(0, np.ones(n, np.float32).tobytes(), steps=1, control=control)
+            if again:
+                control[:] = 7
+            round.add(1, np.ones(n, np.float32).tobytes(), steps=1, control=control)
+        rows.append(server.store.read(0))
+    np.testing.assert_array_equal(*rows)
 
 
 def test_no_more_than_fold_kept_updates_are_held():

@@ -184,7 +184,7 @@ def test_a_copy_that_is_being_replaced_cannot_be_opened_for_writing(tmp_path, mo
     def attempt(act):
         def acting(*arguments):
             program = [sys.executable, "-c", OPENER, copy]
-            tried.append(subprocess.run(program, capture_output=True, text=True, timeout=60, check=True).stdout)
+            tried.append(subprocess.run(program, capture_output=True, text=True, timeout=300, check=True).stdout)
             return act(*arguments)
 
         return acting

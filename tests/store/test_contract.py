@@ -273,5 +273,5 @@ def test_it_behaves_like_a_dictionary(kind, tmp_path_factory, durability, action
 def test_what_a_store_cannot_be(options, error, message):
     with pytest.raises(error, match=message):
         ClientStore(2, 2, **options)
-    with pytest.raises(errors.RangeError, match="n: expected a row of at least 1 element, got 0"):
+    with pytest.raises(errors.RangeError, match="n: expected an integer >= 1, got 0"):
         ClientStore(2, 0)

@@ -228,7 +228,7 @@ with ClientStore(5, 10, medium="mmap", path={str(tmp_path / "store")!r}) as stor
     store.stage(1)
     print("well")
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert run.stdout == f"StoreError {tmp_path / 'store' / 'rows.slots'}: growing failed: File too large\nwell\n"
 
 
@@ -266,7 +266,7 @@ print("well")
 def test_a_log_that_may_not_grow(tmp_path):
     """As at a quota: the write was refused, so that it is certain that nothing was committed."""
     run = subprocess.run(
-        [sys.executable, "-c", LIMITED, tmp_path / "store"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", LIMITED, tmp_path / "store"], capture_output=True, text=True, timeout=300
     )
     assert run.returncode == 0, run.stderr
     assert "index.sqlite: writing failed, at a quota or a limit of the file's size, say (disk I/O error)" in run.stdout
@@ -283,7 +283,7 @@ def test_a_disk_that_is_really_full(tmp_path):
         env=os.environ | {"PYTHONPATH": str(PROGRAM.parents[2])},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert run.returncode == 0, run.stderr
     assert "No space left on device" in run.stdout

@@ -62,7 +62,7 @@ store.commit(0)
 store.checkpoint()
 store.prefetch([0])
 """
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
     with ClientStore.open(tmp_path / "store") as store:
         assert store.round == 0
@@ -131,7 +131,7 @@ begun.wait()
 def test_a_thread_is_in_a_round_when_the_program_ends(tmp_path, call):
     """Its files stay as they are until the process ends, which is as a kill: nobody closes them under its hands."""
     command = [sys.executable, "-c", AT_EXIT, tmp_path / "run", call]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (ended.returncode, ended.stderr) == (0, "")
     with Server.load(tmp_path / "run") as server:
         assert server.round_number == 1

@@ -94,7 +94,7 @@ def test_a_second_writer_is_told_who_the_first_is(store):
     with pytest.raises(errors.LockedError, match=rf"got this very process \({os.getpid()}\): close\(\) the se"):
         ClientStore.open(store.path)
     program = "import sys; from fedcore import ClientStore; ClientStore.open(sys.argv[1])"
-    other = subprocess.run([sys.executable, "-c", program, store.path], capture_output=True, text=True, timeout=60)
+    other = subprocess.run([sys.executable, "-c", program, store.path], capture_output=True, text=True, timeout=300)
     assert other.returncode == 1
     assert f"LockedError: {store.path}: expected no other writer, got process {os.getpid()}: close()" in other.stderr
     commit(store, 1, "a")
@@ -372,7 +372,7 @@ store.commit(1, dict(x=store.vector("x")), dict(round=1))
 print(store.round)
 """
     store.close()
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert (run.stdout, run.stderr) == ("1\n", "")
     with ClientStore.open(store.path) as again:
         assert again.round == 1

@@ -32,22 +32,22 @@ def clients():
 )
 def test_with_one_step_mifa_and_mimic_reach_the_optimum(clients, algorithm):
     server = server_of(algorithm, clients, lr=0.1)
-    run(server, clients, 1500, cohort=unequal_dropouts, steps=lambda t, i: 1)
+    run(server, clients, 500, cohort=unequal_dropouts, steps=lambda t, i: 1)
     assert distance(server.x, clients.optimum()) < 1e-6
 
 
 def test_with_one_step_fedavg_stalls(clients):
     server = server_of(algorithms.FedAvg("uniform"), clients, lr=0.1)
-    run(server, clients, 1500, cohort=unequal_dropouts, steps=lambda t, i: 1)
+    run(server, clients, 500, cohort=unequal_dropouts, steps=lambda t, i: 1)
     assert distance(server.x, clients.optimum()) > 0.05
 
 
 @pytest.mark.parametrize("method", ["MIFA", "MimiC"])
 def test_with_more_steps_they_end_where_fedavg_ends_with_everybody(clients, method):
     full = server_of(algorithms.FedAvg("uniform"), clients, lr=0.05)
-    run(full, clients, 600, cohort=everybody, steps=lambda t, i: 5)
+    run(full, clients, 200, cohort=everybody, steps=lambda t, i: 5)
     server = server_of(method, clients, lr=0.05)
-    run(server, clients, 1500, cohort=unequal_dropouts, steps=lambda t, i: 5)
+    run(server, clients, 500, cohort=unequal_dropouts, steps=lambda t, i: 5)
     assert distance(server.x, full.x) < 2e-6
     assert distance(server.x, clients.optimum()) > 1e-3  # which is not the optimum
 

@@ -14,7 +14,7 @@ def clients():
     return Clients(N, n, seed=2)
 
 
-def limit(algorithm, clients, lr=LR, rounds=1200):
+def limit(algorithm, clients, lr=LR, rounds=300):
     server = server_of(algorithm, clients, lr)
     run(server, clients, rounds, cohort=lambda t: range(N), steps=lambda t, i: K)
     return server.x
@@ -42,7 +42,7 @@ def test_fedavg_does_not(clients):
 def test_fedavg_m_ends_where_fedavg_ends_with_beta_times_the_rate(clients):
     """Its theorem lets eta or beta shrink with the horizon, and says nothing of a constant one."""
     m = limit(algorithms.FedAvgM(BETA), clients)
-    assert distance(m, limit(algorithms.FedAvg("uniform"), clients, lr=BETA * LR, rounds=3000)) < 1e-5
+    assert distance(m, limit(algorithms.FedAvg("uniform"), clients, lr=BETA * LR, rounds=600)) < 1e-5
     assert distance(m, clients.optimum()) > 1e-4
 
 

@@ -22,6 +22,6 @@ def test_scheme_c_converges_and_a_and_b_stall(scheme):
         rng = np.random.default_rng([t, i])
         return E if rng.random() < (2 / 3 if i < N / 2 else 1 / 3) else int(rng.integers(1, E))
 
-    run(server, clients, 4000, cohort=lambda t: range(N), steps=steps)
+    run(server, clients, 1000, cohort=lambda t: range(N), steps=steps)
     far = distance(server.x, clients.optimum(np.array(sizes) / sum(sizes)))
     assert far < 0.01 if scheme == "C" else far > 0.03

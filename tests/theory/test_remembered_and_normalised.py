@@ -32,7 +32,7 @@ def clients():
 @pytest.mark.parametrize("algorithm", [algorithms.FedVARP(), algorithms.FedStale(1.0, chances=CHANCES)], ids=repr)
 def test_they_reach_the_optimum_under_uneven_dropouts(clients, algorithm):
     server = server_of(algorithm, clients, lr=0.1)
-    run(server, clients, 2500, cohort=dropouts, steps=one_step)
+    run(server, clients, 400, cohort=dropouts, steps=one_step)
     assert distance(server.x, clients.optimum()) < 1e-6
 
 
@@ -40,7 +40,7 @@ def test_fedstale_is_right_in_the_mean_where_fedavg_is_not(clients):
     """With a constant rate and beta < 1 the model moves about the optimum, in the mean of which it stands."""
     found = {}
     for algorithm in (algorithms.FedStale(0.8, chances=CHANCES), algorithms.FedAvg("uniform")):
-        server, mean, rounds = server_of(algorithm, clients, lr=0.02), np.zeros(n), 4000
+        server, mean, rounds = server_of(algorithm, clients, lr=0.02), np.zeros(n), 2000
         for t in range(rounds):
             run(server, clients, 1, cohort=lambda _, t=t: dropouts(t), steps=one_step)
             mean += server.x * (t >= rounds // 2) / (rounds // 2)
@@ -52,7 +52,7 @@ def test_fedstale_is_right_in_the_mean_where_fedavg_is_not(clients):
 def test_with_a_minimiser_that_all_share_every_beta_reaches_it():
     clients = Clients(N, n, seed=0, shared=True)
     server = server_of(algorithms.FedStale(0.5, chances=CHANCES), clients, lr=0.1)
-    run(server, clients, 1500, cohort=dropouts, steps=one_step)
+    run(server, clients, 400, cohort=dropouts, steps=one_step)
     assert distance(server.x, clients.optimum()) < 1e-6
 
 
@@ -81,7 +81,7 @@ def test_fedstales_two_ends(clients):
 def test_feddyns_fixed_point_is_stationary_and_its_rows_are_the_gradients_there(clients):
     alpha = 0.5
     server = server_of(algorithms.FedDyn(alpha), clients, lr=0.1)
-    run(server, clients, 3000, cohort=lambda t: dropouts(t) or [0], steps=lambda t, i: 10)
+    run(server, clients, 600, cohort=lambda t: dropouts(t) or [0], steps=lambda t, i: 10)
     optimum = clients.optimum()
     assert distance(server.x, optimum) < 1e-5
     for i in range(N):
@@ -116,7 +116,7 @@ def test_fednova_does_not_prefer_those_who_do_more_steps(clients):
     ends = {}
     for algorithm in (algorithms.FedNova(), algorithms.FedAvg()):
         server = server_of(algorithm, clients, lr=0.001)
-        run(server, clients, 3000, cohort=everybody, steps=lambda t, i: 1 + 2 * i)
+        run(server, clients, 750, cohort=everybody, steps=lambda t, i: 1 + 2 * i)
         ends[type(algorithm).__name__] = distance(server.x, clients.optimum())
     assert ends["FedNova"] < 0.1 * ends["FedAvg"]
 

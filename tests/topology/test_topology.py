@@ -135,7 +135,7 @@ def test_a_random_graph_has_each_edge_with_its_probability():
         (lambda: Topology.named("torus", 7), "nodes: expected rows x columns with at least two of each, got 7"),
         (lambda: Topology.named("torus", 12, rows=5), r"rows: expected one of \[2, 3, 4, 6\], which divide 12, got 5"),
         (lambda: Topology.named("torus", 12, rows=12), "rows: expected one of"),
-        (lambda: Topology.named("erdos-renyi", 5), "probability: expected a number, since the graph is erdos-renyi"),
+        (lambda: Topology.named("erdos-renyi", 5), "probability: expected a value, since the graph is erdos-renyi"),
         (lambda: Topology.named("erdos-renyi", 5, probability=1.5), r"probability: expected a number in \[0, 1\]"),
         (lambda: Topology.named("erdos-renyi", 5, probability="x"), "probability: expected"),
         (lambda: Topology.named("erdos-renyi", 5, probability=1, seed=-1), "seed: expected"),

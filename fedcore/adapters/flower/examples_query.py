@@ -8,10 +8,10 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedcore.adapters.flower.metrics import MOST, Refused, only_record, whole, within_medians
+from fedcore.adapters.flower.metrics import MOST, Refused, only_record, within_medians
 from fedcore.adapters.refusals import refusals
-from fedcore.arguments import is_whole, shown
-from fedcore.errors import FedcoreError, RangeError
+from fedcore.arguments import integral, whole
+from fedcore.errors import FedcoreError
 from fedcore.server.limits import MEDIANS
 
 Sizes: TypeAlias = Mapping[int, int] | Callable[[int], int] | None
@@ -50,10 +50,7 @@ def ask_sizes(
         if node is None or reply.has_error():
             continue
         try:
-            size = whole(only_record(reply.content).get(EXAMPLES))
-            if not is_whole(size, 1, MOST):
-                raise RangeError(f"{EXAMPLES}: expected an integer in 1..{MOST}, got {shown(size)}")
-            sizes[node] = int(size)
+            sizes[node] = whole(EXAMPLES, integral(only_record(reply.content).get(EXAMPLES)), 1, MOST)
         except FedcoreError as error:
             refused.append((node, str(error)))
     if refused:

@@ -19,7 +19,7 @@ from fedcore.adapters.open_server import load_server, newcomers, open_server
 from fedcore.adapters.order import beyond_plain_steps, require_rate_of_rounds, require_steps, steps_of
 from fedcore.adapters.refusals import refusal_line, refusals
 from fedcore.algorithms import Algorithm, named
-from fedcore.arguments import is_whole, shown
+from fedcore.arguments import whole
 from fedcore.errors import ArrayError, DuplicateUpdateError, FedcoreError, RangeError
 from fedcore.server import Broadcast, Round, RoundReport, Server
 from fedcore.server.limits import MEDIANS
@@ -200,8 +200,7 @@ def _usable(results: list[tuple[ClientProxy, R]], where: str, ratio: float | Non
 
 
 def _require_usable(result: FitRes | EvaluateRes) -> None:
-    if not is_whole(result.num_examples, 1, MOST):
-        raise RangeError(f"num_examples: expected an integer in 1..{MOST}, got {shown(result.num_examples)}")
+    whole("num_examples", result.num_examples, 1, MOST)
     for name, value in (("loss", getattr(result, "loss", None)), *result.metrics.items()):
         require_finite(name, value)
 

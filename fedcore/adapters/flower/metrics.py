@@ -3,14 +3,14 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from logging import WARNING
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from flwr.app import MetricRecord, RecordDict
 from flwr.common.logger import log
 
-from fedcore.arguments import is_whole, shown
-from fedcore.errors import ArrayError, FedcoreError, RangeError
+from fedcore.arguments import integral, shown, whole
+from fedcore.errors import ArrayError, FedcoreError
 from fedcore.server.claim_window import median
 from fedcore.server.limits import MEDIANS
 
@@ -38,11 +38,6 @@ def only_record(content: RecordDict) -> MetricRecord:
     if len(records) != 1:
         raise ArrayError(f"metrics: expected one record, got {len(records)}")
     return next(iter(records.values()))
-
-
-def whole(value: object) -> Any:
-    """A float that is an integer as that, as stock ClientApps send their counts; anything else as it is."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def within_medians(
@@ -115,7 +110,7 @@ class Collected:
                 refused.append((node, "metrics: expected those that most replies have, got other names or lengths"))
         chosen = [node for node, form in forms.items() if form == usual]
         records = {node: only_record(self._contents[node]) for node in chosen}
-        claims = {node: whole(record[weight]) for node, record in records.items()}
+        claims = {node: integral(record[weight]) for node, record in records.items()}
         for node, most in within_medians(claims, where, ratio).items():
             if records[node][weight] != most:
                 records[node][weight] = most
@@ -144,8 +139,7 @@ def _bytes_of(records: Iterable[MetricRecord]) -> int:
 
 def _form(content: RecordDict, weight: str) -> Form:
     record = only_record(content)
-    if not is_whole(whole(record.get(weight)), 1, MOST):
-        raise RangeError(f"{weight}: expected an integer in 1..{MOST}, got {shown(record.get(weight))}")
+    whole(weight, integral(record.get(weight)), 1, MOST)
     form = []
     for name, value in record.items():
         require_finite(name, value)

@@ -6,10 +6,11 @@ from typing import Any
 from flwr.app import ArrayRecord, RecordDict
 
 from fedcore.adapters.flower.instructions import METHOD
-from fedcore.adapters.flower.metrics import only_record, whole
+from fedcore.adapters.flower.metrics import only_record
 from fedcore.adapters.flower.pending import Asked
 from fedcore.adapters.flower.records import CONTROL, Wire, read_vector
 from fedcore.adapters.order import steps_of
+from fedcore.arguments import integral
 from fedcore.errors import ArrayError, DuplicateUpdateError, FedcoreError
 from fedcore.server import Round, Server
 from fedcore.typing import F32
@@ -58,7 +59,7 @@ class Reader:
         return {
             "model": self._wire.read(models[0]),
             "steps": steps_of(done.get("steps"), metrics, self._steps, self._server, by="answer by Task.reply"),
-            "examples": whole(metrics.get(self._weight)),
+            "examples": integral(metrics.get(self._weight)),
             "lr": done.get("lr"),
             "control": read_vector(CONTROL, controls[CONTROL]) if CONTROL in controls else None,
         }

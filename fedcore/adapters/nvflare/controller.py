@@ -20,7 +20,7 @@ from fedcore.server import Round, RoundReport, Server
 class Controller(ModelController):
     """Rounds of any method of ``fedcore.algorithms``, over NVFlare's clients by their names.
 
-    Each client gets the model and, in ``FLModel.meta``, what its steps are (``terms``); what it answers (``reply``)
+    Each client gets the model and, in ``FLModel.meta``, what its steps are (``order``); what it answers (``reply``)
     is folded in as it arrives. A client that fails, or sends what cannot be believed, is left out, by name and reason
     in ``reports``, and the round goes on with the others. Clients count from their first answer that does: one that
     is connected and never answers is none of the server's, and nobody waits for it. On an "mmap:PATH" store every

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from nvflare.app_common.abstract.fl_model import FLModel
 
-from fedcore.adapters.nvflare.wire import reply, terms
+from fedcore.adapters.nvflare.wire import order, reply
 from fedcore.layout import Layout
 from fedcore.local import FlatModel, LocalOptions, sgd
 from fedcore.typing import F32
@@ -45,7 +45,7 @@ class Trainer:
                 keep their own rows, which is left to a loop of one's own; or a minibatch is not of all examples.
             UnknownNameError: there is no such local rule.
         """
-        told, layout = terms(received), self.model.layout
+        told, layout = order(received), self.model.layout
         told.require_followed(plain=self._options is None or self._options.plain)
         self.model.load(layout.flatten(received.params))
         self.model.module.train()

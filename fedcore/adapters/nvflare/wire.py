@@ -19,7 +19,7 @@ KEY = "fedcore"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Terms(Assignment):
+class Order(Assignment):
     """The order of a client's steps: an assignment, and the layout of the parameters that it came with.
 
     Attributes:
@@ -34,8 +34,8 @@ class Terms(Assignment):
         return {piece.name: vector[piece.start : piece.stop].reshape(piece.shape) for piece in pieces}  # type: ignore[index]
 
 
-def terms(model: FLModel) -> Terms:
-    """The terms in what ``flare.receive()`` returned.
+def order(model: FLModel) -> Order:
+    """The order in what ``flare.receive()`` returned.
 
     Raises:
         ArrayError: there are none; the model is not of a fedcore ``Controller``.
@@ -46,7 +46,7 @@ def terms(model: FLModel) -> Terms:
         raise ArrayError(f"model: expected meta[{KEY!r}], as fedcore's Controller sends it, got none")
     vectors = {name: sent.get(name) for name in VECTORS}
     numbers = {name: value for name, value in sent.items() if name not in VECTORS}
-    return Terms.read(numbers, vectors, layout=Layout.of(model.params))
+    return Order.read(numbers, vectors, layout=Layout.of(model.params))
 
 
 def reply(
@@ -59,7 +59,7 @@ def reply(
         steps: K_i, those steps.
         examples: n_i, its number of examples.
         lr: the rate of its steps, if it is not the one that it was told.
-        control: float32[n_parameters], the mean of its raw gradients, where ``Terms.second`` is set.
+        control: float32[n_parameters], the mean of its raw gradients, where ``Order.second`` is set.
         more: ``metrics``, say, and FLModel's other arguments.
     """
     said = {"examples": examples, "lr": lr, "control": control}
@@ -77,7 +77,7 @@ def model_of(server: Server, sent: Broadcast, client: ClientId | None) -> FLMode
 
 
 def knows_the_order(model: FLModel) -> bool:
-    """Tell whether a client answered by ``reply``; one that did not has not looked at the terms either."""
+    """Tell whether a client answered by ``reply``; one that did not has not looked at the order either."""
     return isinstance(model.meta, Mapping) and isinstance(model.meta.get(KEY), Mapping)
 
 

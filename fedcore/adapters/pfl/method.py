@@ -12,6 +12,7 @@ from pfl.metrics import Metrics
 from pfl.postprocessor.base import Postprocessor
 from pfl.stats import MappedVectorStatistics
 
+from fedcore import kernels
 from fedcore.adapters.open_server import open_server
 from fedcore.adapters.order import with_plain_steps
 from fedcore.adapters.refusals import refusal_line
@@ -105,6 +106,6 @@ class Method(Postprocessor, SumAggregator):
         self.reports.append(report := opened.finish())
         if line := refusal_line(report):
             LOGGER.warning(line)
-        step = self.server.layout.unflatten(self.server.x - before)
+        step = self.server.layout.unflatten(kernels.combine([self.server.x, before], [1.0, -1.0]))
         to_tensor = get_default_framework_module().to_tensor
         return MappedVectorStatistics({name: to_tensor(view) for name, view in step.items()}, weight=1.0), Metrics()

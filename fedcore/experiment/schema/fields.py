@@ -6,7 +6,7 @@ from unicodedata import category
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
-from fedcore.arguments import inside
+from fedcore.arguments import due_in, inside
 
 
 def within(interval: str) -> AfterValidator:
@@ -14,9 +14,7 @@ def within(interval: str) -> AfterValidator:
 
     def check(number: float) -> float:
         if not inside(number, interval):
-            raise PydanticCustomError(
-                "range", "expected a number in {due}, got {came}", {"due": interval, "came": number}
-            )
+            raise PydanticCustomError("range", "expected {due}, got {came}", {"due": due_in(interval), "came": number})
         return number
 
     return AfterValidator(check)

@@ -6,11 +6,13 @@ from typing import Any
 from pydantic import field_validator, model_validator
 
 from fedcore import optimizers, rates
+from fedcore.arguments import due_in, inside, is_real
 from fedcore.experiment.schema.section import FromRegistry, Section, problems
 from fedcore.registries import Registry
 
 LARGEST_STEP = 100.0
 """What a server lets a client claim as its rate, unless it is told otherwise."""
+STEPS = f"(0, {LARGEST_STEP!r}]"
 
 
 class LearningRate(FromRegistry):
@@ -19,9 +21,9 @@ class LearningRate(FromRegistry):
     @model_validator(mode="before")
     @classmethod
     def _number_is_constant(cls, value: Any) -> Any:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            if not 0 < value <= LARGEST_STEP:
-                raise problems({"": f"expected a number in (0, {LARGEST_STEP:g}], got {value!r}"})
+        if is_real(value):
+            if not inside(value, STEPS):
+                raise problems({"": f"expected {due_in(STEPS)}, got {value!r}"})
             return {"name": "Constant", "options": {"value": value}}
         if not isinstance(value, Mapping | LearningRate):
             raise problems({"": f"expected a number or a table, got {value!r}"})
@@ -39,8 +41,8 @@ class LearningRate(FromRegistry):
     def _try(self) -> None:
         rate = self.make()
         first = rate(0, 1) if self.per_cohort else rate(0)
-        if not 0 < first <= LARGEST_STEP:
-            raise problems({"": f"expected a number in (0, {LARGEST_STEP:g}] in round 0, got {first!r}"})
+        if not inside(first, STEPS):
+            raise problems({"": f"expected {due_in(STEPS)} in round 0, got {first!r}"})
 
     @property
     def per_cohort(self) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from fedcore.errors import RangeError
+from fedcore.arguments import whole
 
 
 class MLP(nn.Sequential):
@@ -21,9 +21,8 @@ class MLP(nn.Sequential):
     """
 
     def __init__(self, inputs: int = 64, hidden: Sequence[int] = (64,), classes: int = 10) -> None:
-        sizes = [inputs, *hidden, classes]
-        if min(sizes) < 1:
-            raise RangeError(f"inputs, hidden, classes: expected ints >= 1, got {inputs}, {list(hidden)}, {classes}")
+        named = [("inputs", inputs), *(("hidden", units) for units in hidden), ("classes", classes)]
+        sizes = [whole(name, size, 1) for name, size in named]
         layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
         for number in range(1, len(sizes)):
             layers[f"fc{number}"] = nn.Linear(sizes[number - 1], sizes[number])

@@ -21,7 +21,7 @@ from fedcore.store.row_format import RowFormat
 
 
 @contextmanager
-def draft(path: Path, form: RowFormat, registry: Registry, *, replacing: bool) -> Iterator[Folder]:
+def replacing(path: Path, form: RowFormat, registry: Registry, *, existing: bool) -> Iterator[Folder]:
     """A new store in a folder beside ``path``, open for writing; it takes its place when the block is done.
 
     A crash, or an error, leaves what was at ``path``. A link is followed, and stays.
@@ -30,7 +30,7 @@ def draft(path: Path, form: RowFormat, registry: Registry, *, replacing: bool) -
         path: where it will be.
         form: of the rows.
         registry: the clients.
-        replacing: whether ``path`` may be a store already; nobody can open it for writing meanwhile.
+        existing: whether ``path`` may be a store already; nobody can open it for writing meanwhile.
 
     Raises:
         StoreError: ``path`` is taken by something else, or cannot be written to, or not commit by commit.
@@ -38,9 +38,9 @@ def draft(path: Path, form: RowFormat, registry: Registry, *, replacing: bool) -
     """
     with disk.explained("making a store", path), ExitStack() as locks:
         path = Path(os.path.realpath(path))
-        if not replacing:  # it will be written to in its place, and is no copy
+        if not existing:  # it will be written to in its place, and is no copy
             file_system.require_local(path)
-        old = _old(path, replacing)
+        old = _old(path, existing)
         if old is not None:
             locks.callback(old.close)
         _sweep(path)
@@ -117,11 +117,11 @@ def _make_files(place: Path, form: RowFormat, registry: Registry) -> None:
     Index.create(place / INDEX, head, [(number, stored(client)) for number, client in listed])
 
 
-def _old(path: Path, replacing: bool) -> WriterLock | None:
+def _old(path: Path, existing: bool) -> WriterLock | None:
     """The lock of the store that is there and may be replaced; None if nothing is there."""
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return None
-    if not replacing:
+    if not existing:
         raise StoreError(f"{path}: expected a new or empty folder, got one in use; ClientStore.open opens a store")
     if not (path / INDEX).exists() or not (path / ROWS).exists():
         raise StoreError(f"{path}: expected a store, an empty folder or nothing, got something else: it stays")

@@ -2,13 +2,13 @@
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
-from fedcore.errors import CorruptionError, RangeError
+from fedcore.arguments import whole
+from fedcore.errors import CorruptionError
 from fedcore.store.files.slot_file_header import digest
 from fedcore.store.row_format import Codec
 
@@ -34,11 +34,11 @@ class StoredVector:
         dtype = np.dtype(self.dtype)
         if dtype.kind not in "biufc" or dtype.str != self.dtype:
             raise ValueError(f"vectors: expected the dtype of numbers, got {self.dtype!r}")
-        _require_int("payload", self.payload, 1, _MOST)
-        _require_int("slot", self.slot, 1, _MOST)
-        _require_int("seal", self.seal, 0, _SUMS)
+        whole("payload", self.payload, 1, _MOST)
+        whole("slot", self.slot, 1, _MOST)
+        whole("seal", self.seal, 0, _SUMS)
         for length in self.shape:
-            _require_int("shape", length, 0, _MOST)
+            whole("shape", length, 0, _MOST)
         if self.payload != max(1, dtype.itemsize * math.prod(self.shape)):
             raise ValueError(f"vectors: expected {self.payload} bytes, got {dtype}{list(self.shape)}")
 
@@ -105,35 +105,13 @@ class Head:
             raise ValueError(f"store: expected 16 bytes, got {self.store!r}")
         if self.codec not in get_args(Codec):
             raise ValueError(f"codec: expected one of {get_args(Codec)}, got {self.codec!r}")
-        for name, value, low, high in (
-            ("n", self.n, 1, _MOST),
-            ("clients", self.clients, 0, _MOST),
-            ("sequence", self.sequence, 0, _MOST),
-            ("round", 0 if self.round is None else self.round, 0, _MOST),
-            ("rows_sum", self.rows_sum, 0, _SUMS),
-            ("clients_sum", self.clients_sum, 0, _SUMS),
-        ):
-            _require_int(name, value, low, high)
+        whole("n", self.n, 1, _MOST)
+        whole("clients", self.clients, 0, _MOST)
+        whole("sequence", self.sequence, 0, _MOST)
+        whole("round", 0 if self.round is None else self.round, 0, _MOST)
+        whole("rows_sum", self.rows_sum, 0, _SUMS)
+        whole("clients_sum", self.clients_sum, 0, _SUMS)
         if self.state is not None:
             json.loads(self.state)
         for vector in self.vectors.values():
             vector.check()
-
-
-def state_text(state: Mapping[str, Any] | None) -> str | None:
-    """A caller's state as JSON; None for none.
-
-    Raises:
-        RangeError: JSON cannot hold it.
-    """
-    if state is None:
-        return None
-    try:
-        return json.dumps(dict(state))
-    except (TypeError, ValueError) as error:
-        raise RangeError(f"state: expected what JSON can hold: {error}") from None
-
-
-def _require_int(name: str, value: object, low: int, high: int) -> None:
-    if type(value) is not int or not low <= value <= high:
-        raise ValueError(f"{name}: expected an integer in {low}..{high}, got {value!r}")

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from fedcore import Server
-from fedcore.adapters.nvflare import Trainer, reply, terms
+from fedcore.adapters.nvflare import Trainer, order, reply
 from fedcore.algorithms import REGISTRY, named
 from fedcore.data import Dataset
 from fedcore.engines import InProcess
@@ -40,7 +40,7 @@ def sites(names=NAMES):
         inputs, labels = torch.from_numpy(X[part]), torch.from_numpy(Y[part])
 
         def train(received):
-            batch = terms(received).local_rule.batch(8)
+            batch = order(received).local_rule.batch(8)
             batches = minibatches(len(part), batch, steps=3, seed=0, round=received.current_round, client=client)
             return trainer.train(received, inputs, labels, batches)
 

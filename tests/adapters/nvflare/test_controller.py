@@ -4,7 +4,7 @@ import torch
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from fedcore import Server, Update, errors
-from fedcore.adapters.nvflare import Trainer, reply, terms
+from fedcore.adapters.nvflare import Trainer, order, reply
 from fedcore.algorithms import MIFA, SCAFFOLD, FedAvg, FlexibleFedAvg, MimiC
 from fedcore.local_rules import minibatches
 from tests.adapters import corrections
@@ -95,7 +95,7 @@ def with_corrections(algorithm, placement):
 
     def site(i):
         def answer(received):
-            told = terms(received)
+            told = order(received)
             if i in corrections.AWAY.get(received.current_round, []):
                 return None
             y, control = workers[i].work(received.params["w"], told.offset)
@@ -257,7 +257,7 @@ def test_terms_by_name():
     seen = {}
 
     def look(received):
-        told = terms(received)
+        told = order(received)
         seen["offset"], seen["lr"] = told.named(told.offset), told.lr
         return reply(received.params, steps=1)
 
@@ -268,4 +268,4 @@ def test_terms_by_name():
 
 def test_a_model_of_somebody_else_has_no_terms():
     with pytest.raises(errors.ArrayError, match="fedcore's Controller"):
-        terms(FLModel(params=x0()))
+        order(FLModel(params=x0()))

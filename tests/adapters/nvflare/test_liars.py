@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedcore.adapters.nvflare import Aggregator, reply, terms
+from fedcore.adapters.nvflare import Aggregator, order, reply
 from tests.adapters.liars import KINDS, PLAIN, ROUNDS, assert_bounded, options, plain, said
 from tests.adapters.nvflare.local import LocalController, wired
 from tests.server.liars import LR, METHODS, MODEL, N, made
@@ -17,7 +17,7 @@ def answer(update):
 
 def site_of(method, kind, client):
     def work(received):
-        told = terms(received)
+        told = order(received)
         return answer(said(method, kind, told, received.params, told.offset, client))
 
     return work

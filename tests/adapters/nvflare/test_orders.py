@@ -6,7 +6,7 @@ import torch
 from nvflare.app_common.abstract.fl_model import FLModel
 
 from fedcore import errors
-from fedcore.adapters.nvflare import Aggregator, Controller, Trainer, reply, terms
+from fedcore.adapters.nvflare import Aggregator, Controller, Trainer, order, reply
 from fedcore.adapters.nvflare.wire import KEY
 from fedcore.algorithms import MBSTORM, SCAFFOLD, LocalDescent, MimiC
 from fedcore.local import LocalOptions
@@ -23,7 +23,7 @@ def test_every_field_crosses(name):
 
     def site(client):
         def work(received):
-            told = terms(received)
+            told = order(received)
             assert_crossed(controller.server.broadcast([client], newcomers=[client]), client, told)
             seen.append(client)
             number = np.float32(client[-1])

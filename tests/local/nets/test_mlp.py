@@ -33,5 +33,5 @@ def test_widths_that_no_paper_gives_are_arguments(make):
 
 @pytest.mark.parametrize("sizes", [{"inputs": 0}, {"hidden": [3, 0]}, {"classes": -1}])
 def test_sizes_below_one(sizes):
-    with pytest.raises(RangeError, match="inputs, hidden, classes: expected ints >= 1"):
+    with pytest.raises(RangeError, match=f"{next(iter(sizes))}: expected an integer >= 1"):
         MLP(**sizes)

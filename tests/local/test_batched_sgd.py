@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedcore.errors import ShapeError
 from fedcore.local import FlatModel, LocalOptions, build, sgd
-from fedcore.local.batched import BYTES, CLIENTS, INDICES, batched_sgd, in_groups
+from fedcore.local.batched_sgd import BYTES, CLIENTS, INDICES, batched_sgd, in_groups
 from fedcore.local.perceptron import Linear, Perceptron
 from fedcore.local_rules import Table, minibatch_table, minibatches
 from tests.local.asked import asked
