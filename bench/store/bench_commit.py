@@ -22,9 +22,9 @@ def bench_commit(versus, size, tmp_path):
             kernels.exchange(acc, [x] * S, ys, ones, ones, old, none, new, out=spare, sums=sums)
 
         def with_commit():
-            sums = store.sums_of(S)
+            sums = store.room_for_checksums(S)
             exchange(sums)
-            store.summed(range(S), sums)
+            store.note_checksums(range(S), sums)
             store.commit(next(rounds))
 
         def sealed_at_the_commit():

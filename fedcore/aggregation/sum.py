@@ -9,7 +9,7 @@ import numpy.typing as npt
 from fedcore import kernels
 from fedcore.aggregation.aggregator import Admission, Lengths, Opened, Result
 from fedcore.aggregation.replies import Replies
-from fedcore.aggregation.row_exchange import exchange
+from fedcore.aggregation.row_exchange import exchange, exchange_whole
 from fedcore.algorithms import Algorithm
 from fedcore.algorithms.algorithm import NOTHING, H
 from fedcore.kernels import Terms
@@ -126,22 +126,20 @@ class Sum:
             return kernels.accumulate(self._changes, none, replies.controls, minus, ones, out=self._spare_changes)
         old, new = self._rows(replies)
         arguments = self._changes, none, replies.controls, minus, ones, old, none, new
-        return exchange(*arguments, out=self._spare_changes, keys=self._keys(replies))
+        options = dict(out=self._spare_changes, keys=self._keys(replies))
+        return exchange_whole(self._opened.store, replies.clients, *arguments, **options)
 
     def _exchange(self, acc: Floats, out: Floats, replies: Replies, weights: F64, adds: Terms) -> F64:
         """Stage the replies' rows, and add what they change, or all that A adds, to a sum over the parameters."""
         p, row = self._layout.n_parameters, self._algorithm.row
         (old, new), anchors = self._rows(replies), self._anchors(replies)
-        keys, squares, sums = self._keys(replies), np.zeros(len(replies)), None
+        keys, squares = self._keys(replies), np.zeros(len(replies))
         for span, bases, ys in self._spans(replies, p):
-            rows, at, rows_out = (
-                (old, anchors, new) if span == slice(0, p) else (_cut(old, span), _cut(anchors, span), _cut(new, span))
-            )
-            arguments = acc[span], bases, ys, replies.scales, weights, rows, at, rows_out
-            sums = self._opened.store.sums_of(len(replies)) if span == slice(0, p) else None
-            squares += exchange(*arguments, out=out[span], row=row, adds=adds, keys=keys, sums=sums)
-        if sums is not None:
-            self._opened.store.summed(replies.clients, sums)
+            given, options = (bases, ys, replies.scales, weights), dict(out=out[span], row=row, adds=adds, keys=keys)
+            if span == slice(0, p):
+                arguments = acc[span], *given, old, anchors, new
+                return exchange_whole(self._opened.store, replies.clients, *arguments, **options)
+            squares += exchange(acc[span], *given, _cut(old, span), _cut(anchors, span), _cut(new, span), **options)
         return squares
 
     def _anchors(self, replies: Replies) -> list[F32 | None]:

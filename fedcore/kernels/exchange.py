@@ -56,7 +56,6 @@ def exchange(
         adds: what the sum sees.
         keys: uint64[k, 2], the seed and the row with which ``quantise`` rounds r_i' stochastically: the codes are those
             of ``quantise(r_i', codec, seed=keys[i, 0], row=keys[i, 1])``. May be None where all new rows are float32.
-
         sums: uint64[k, ceil(n / 16,384)], written: the checksums of each new row's blocks of 64 KiB, those that
             ``fedcore.store.checksums`` gives, made while the block is at hand. None where a new row is not float32.
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-import fedcore
-from fedcore import ClientStore, memory
+from fedcore import ClientStore, errors, kernels
 from fedcore.store import checksums
 from tests.store.contents import content, write
 
@@ -27,7 +26,7 @@ def reopened(store):
 
 
 def note(store, client, values):
-    store.summed([client], np.array([checksums(values, BLOCK)]))
+    store.note_checksums([client], np.array([checksums(values, BLOCK)]))
 
 
 def test_a_commit_reads_no_row_whose_checksums_are_known(store):
@@ -79,26 +78,92 @@ def test_checksums_of_a_row_that_is_staged_no_more_are_of_nothing(store):
 def test_nobody_sums_rows_that_are_sealed_otherwise(tmp_path, medium, codec):
     path = tmp_path / "store" if medium == "mmap" else None
     with ClientStore(2, N, medium=medium, codec=codec, path=path) as store:
-        assert store.sums_of(2) is None
+        assert store.room_for_checksums(2) is None
 
 
-@pytest.mark.parametrize("codec", ["f32", "int8"])
-@pytest.mark.parametrize("apart", [False, True], ids=["vectors", "tensors"])
-@pytest.mark.parametrize("method", ["MIFA", "MimiC", "SCAFFOLD", "SCAFFOLDM"])
-def test_every_row_of_rounds_is_sealed_as_it_lies(tmp_path, method, apart, codec):
-    """Some replies are left out by the judge, so that the others are folded twice."""
-    sizes, rng = (30_000, N - 30_000), np.random.default_rng(0)
-    with ClientStore(8, N, medium="mmap", codec=codec, path=tmp_path / "store") as store:
-        tensors = {"a": np.zeros(sizes[0], np.float32), "b": np.zeros(sizes[1], np.float32)}
-        x = tensors if apart else memory.zeros(N)
-        server = fedcore.Server(method, x, store=store, lr=0.1)
-        for _ in range(3):
-            with server.open_round() as round:
-                for client in range(8):
-                    y = rng.normal(size=N).astype(np.float32)
-                    y[7] = np.nan if client == 5 else y[7]
-                    sent = dict(zip(tensors, np.split(y, sizes[:1]), strict=True)) if apart else y
-                    round.add(client, sent, steps=3)
-            assert [client for client, _ in round.report.refused] == [5]
-            assert store.verify() == []
-            assert len(store) == 7
+def test_a_row_that_is_written_anew_after_a_commit_that_failed_is_summed_anew(store):
+    for client, key in (("a", 1), ("b", 2)):
+        write(store, client, content(N, key))
+        note(store, client, content(N, key))
+    with pytest.raises(errors.DtypeError):
+        store.commit(round=0, vectors={"v": np.array(["no number"])})
+    write(store, "b", content(N, 3))
+    store.commit(round=0)
+    problems, rows = reopened(store)
+    assert problems == []
+    np.testing.assert_array_equal(rows["a"], content(N, 1))
+    np.testing.assert_array_equal(rows["b"], content(N, 3))
+
+
+def test_a_slot_and_a_number_that_somebody_else_gets_bring_no_checksums_along(store):
+    write(store, "a", content(N, 1))
+    note(store, "a", content(N, 1))
+    store.unstage("a")
+    write(store, "b", content(N, 2))  # into the slot that "a" had
+    store.commit(round=0)
+    write(store, "a", content(N, 3))
+    note(store, "a", content(N, 3))
+    store.forget("a")
+    store.commit(round=1)
+    store.add("c")  # with the number that "a" had
+    write(store, "c", content(N, 4))
+    store.commit(round=2)
+    problems, rows = reopened(store)
+    assert problems == []
+    np.testing.assert_array_equal(rows["b"], content(N, 2))
+    np.testing.assert_array_equal(rows["c"], content(N, 4))
+
+
+def test_noted_checksums_are_a_copy(store):
+    write(store, "a", content(N, 1))
+    sums = np.array([checksums(content(N, 1), BLOCK)])
+    store.note_checksums(["a"], sums)
+    sums[:] = 0
+    store.commit(round=0)
+    assert reopened(store)[0] == []
+
+
+@pytest.mark.parametrize(
+    ("sums", "got"),
+    [
+        (np.zeros((1, 2), np.uint64), r"uint64\[1, 2\]"),
+        (np.zeros((2, 3), np.uint64), r"uint64\[2, 3\]"),
+        (np.zeros(3, np.uint64), r"uint64\[3\]"),
+        (np.zeros((1, 3), np.int64), r"int64\[1, 3\]"),
+    ],
+)
+def test_checksums_of_another_shape_are_refused(store, sums, got):
+    write(store, "a", content(N, 1))
+    with pytest.raises(errors.ShapeError, match=rf"checksums: expected uint64\[1, 3\], got {got}"):
+        store.note_checksums(["a"], sums)
+    store.commit(round=0)
+    assert reopened(store)[0] == []
+
+
+def test_nothing_is_noted_where_one_client_is_unknown(store):
+    write(store, "a", content(N, 1))
+    wrong = np.zeros((2, 3), np.uint64)
+    with pytest.raises(errors.UnknownClientError):
+        store.note_checksums(["a", "nobody"], wrong)
+    store.commit(round=0)
+    assert reopened(store)[0] == []
+
+
+@pytest.mark.parametrize("n", [1, 15, 16, 17, 16_383, 16_384, 16_385, 32_768])
+def test_an_exchange_gives_what_a_commit_would_find_at_each_end_of_a_block(tmp_path, n):
+    """Twice into one slot, of which the second counts; the first is of other numbers."""
+    rng, ones = np.random.default_rng(n), np.ones(2)
+    with ClientStore(2, n, medium="mmap", path=tmp_path / "store") as store:
+        for round in range(3):
+            ys = rng.normal(size=(2, 2, n)).astype(np.float32)
+            for some in ys:
+                old, new, sums = store.rows_of([0, 1]), store.stage_all([0, 1]), store.room_for_checksums(2)
+                total = np.zeros(n)
+                kernels.exchange(
+                    total, [None] * 2, list(some), ones, ones, old, [None] * 2, new, out=total, sums=sums
+                )
+                store.note_checksums([0, 1], sums)
+            store.commit(round)
+        problems, rows = reopened(store)
+        assert problems == []
+        np.testing.assert_array_equal(list(rows.values()), -ys[1])
