@@ -26,7 +26,7 @@ constexpr std::int64_t kAhead = 512;      // elements to prefetch ahead of a str
 // clang-format off
 #include "base/checksum_lanes.inl"
 #include "kernels/cpu/simd.inl"
-#include "kernels/cpu/past_caches.inl"
+#include "base/past_caches.inl"
 #include "kernels/cpu/norms.inl"
 #include "kernels/cpu/quantise.inl"
 #include "kernels/cpu/half_floats.inl"

@@ -33,8 +33,8 @@ inline void put_line(const char* from, char* to) {
 #endif
 }
 
-// Copies a stage to where it belongs, past the caches but for the lines at its ends that it has only a part of. Before
-// each line, ahead(bytes before it) may fetch what comes next.
+// Copies a stage to where it belongs, past the caches except for the lines at its ends that it has only a part of.
+// Before each line, ahead(bytes before it) may fetch what comes next.
 template <class Value, class Ahead>
 inline void put(const Value* stage, std::int64_t count, Value* out, const Ahead& ahead) {
     const char* const from = reinterpret_cast<const char*>(stage);
