@@ -70,6 +70,7 @@ inline void feed(std::uint64_t* lanes, const char* data, std::int64_t lines, con
         l2 = sum_step(l2, word_at(line + 16));
         l3 = sum_step(l3, word_at(line + 24));
 #    if defined(__AVX2__)
+        asm("" : "+r"(l0), "+r"(l1), "+r"(l2), "+r"(l3));  // else GCC has these in a vector too, which takes longer
         const Words t = lane + times(*reinterpret_cast<const WordsAt*>(line + 32), kQ);
         lane = times(t << 31 | t >> 33, kP);
 #    else
