@@ -56,15 +56,13 @@ def exchange(
     return squares
 
 
-def exchange_whole(
-    store: ClientStore, clients: Sequence[ClientId], acc: npt.NDArray[np.floating[Any]], *arguments: Any, **options: Any
-) -> F64:
+def exchange_whole(store: ClientStore, clients: Sequence[ClientId], *arguments: Any, **options: Any) -> F64:
     """``exchange`` of whole rows into those that are staged for the clients: a commit does not read them again.
 
     Rows that are made a tensor at a time are no such: a tensor's end is none of a checksum's blocks.
     """
     sums = store.room_for_checksums(len(clients))
-    squares = exchange(acc, *arguments, **options, sums=sums)
+    squares = exchange(*arguments, **options, sums=sums)
     if sums is not None:
         store.note_checksums(clients, sums)
     return squares

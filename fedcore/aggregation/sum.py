@@ -126,8 +126,8 @@ class Sum:
             return kernels.accumulate(self._changes, none, replies.controls, minus, ones, out=self._spare_changes)
         old, new = self._rows(replies)
         arguments = self._changes, none, replies.controls, minus, ones, old, none, new
-        options = dict(out=self._spare_changes, keys=self._keys(replies))
-        return exchange_whole(self._opened.store, replies.clients, *arguments, **options)
+        store, keys = self._opened.store, self._keys(replies)
+        return exchange_whole(store, replies.clients, *arguments, out=self._spare_changes, keys=keys)
 
     def _exchange(self, acc: Floats, out: Floats, replies: Replies, weights: F64, adds: Terms) -> F64:
         """Stage the replies' rows, and add what they change, or all that A adds, to a sum over the parameters."""
@@ -135,11 +135,12 @@ class Sum:
         (old, new), anchors = self._rows(replies), self._anchors(replies)
         keys, squares = self._keys(replies), np.zeros(len(replies))
         for span, bases, ys in self._spans(replies, p):
-            given, options = (bases, ys, replies.scales, weights), dict(out=out[span], row=row, adds=adds, keys=keys)
+            given, to = (acc[span], bases, ys, replies.scales, weights), out[span]
             if span == slice(0, p):
-                arguments = acc[span], *given, old, anchors, new
-                return exchange_whole(self._opened.store, replies.clients, *arguments, **options)
-            squares += exchange(acc[span], *given, _cut(old, span), _cut(anchors, span), _cut(new, span), **options)
+                store, rows = self._opened.store, (old, anchors, new)
+                return exchange_whole(store, replies.clients, *given, *rows, out=to, row=row, adds=adds, keys=keys)
+            rows = _cut(old, span), _cut(anchors, span), _cut(new, span)
+            squares += exchange(*given, *rows, out=to, row=row, adds=adds, keys=keys)
         return squares
 
     def _anchors(self, replies: Replies) -> list[F32 | None]:

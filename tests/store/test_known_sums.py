@@ -159,9 +159,7 @@ def test_an_exchange_gives_what_a_commit_would_find_at_each_end_of_a_block(tmp_p
             for some in ys:
                 old, new, sums = store.rows_of([0, 1]), store.stage_all([0, 1]), store.room_for_checksums(2)
                 total = np.zeros(n)
-                kernels.exchange(
-                    total, [None] * 2, list(some), ones, ones, old, [None] * 2, new, out=total, sums=sums
-                )
+                kernels.exchange(total, [None] * 2, list(some), ones, ones, old, [None] * 2, new, out=total, sums=sums)
                 store.note_checksums([0, 1], sums)
             store.commit(round)
         problems, rows = reopened(store)
