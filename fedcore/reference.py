@@ -7,15 +7,24 @@ runs on these, and on the twins in its rooms, alone.
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as _version_of
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
 from fedcore.errors import DISTRIBUTION
-from fedcore.typing import F64
+from fedcore.typing import F64, I64
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class ClientIndex(Protocol):
+    """Numbers of clients; ``fedcore.clients.reference`` has the twin."""
+
+    def numbers(self, clients: Any) -> I64:
+        """int64[k], -1 for what is no registered client."""
+        ...
+
 
 try:
     version = _version_of(DISTRIBUTION)
@@ -51,9 +60,22 @@ def joined_bytes(heads: Sequence[Any], payloads: Sequence[Any]) -> list[bytes]:
     return [bytes(head) + bytes(payload) for head, payload in zip(heads, payloads, strict=True)]
 
 
+def column_range(column: F64) -> tuple[float, float]:
+    """The least and the greatest of a column; NaN if it holds one, and inf and -inf if it holds nothing."""
+    return float(column.min(initial=np.inf)), float(column.max(initial=-np.inf))
+
+
+def column_sum(total: float, column: F64, times: F64 | None) -> float:
+    """total + sum_i column[i] times[i], one after another; ``times`` of None is 1."""
+    for value in (column if times is None else column * times).tolist():  # sum() and numpy.sum add otherwise
+        total += value
+    return total
+
+
 def read_plain_updates(
     updates: Sequence[Any],
     type: type,
+    index: ClientIndex,
     n: int,
     lr: float,
     max_steps: float,
@@ -63,9 +85,14 @@ def read_plain_updates(
 ) -> tuple[list[Any], list[Any], F64, F64, F64] | None:
     """Clients, ys, steps, examples and lr * steps, if each update is of that type and what nearly all are; else None.
 
-    That is: a float32 vector of n elements by an int, as a model, of the open round, from one draw, without a control.
+    That is: a float32 vector of n elements, as a model, of the open round, from one draw of a registered client that
+    sent no other, without a control.
     """
     if not all(isinstance_exactly(update, type) and _is_plain(update, n) for update in updates):
+        return None
+    clients, ys = [update.client for update in updates], [update.model for update in updates]
+    numbers = index.numbers(clients).tolist()
+    if -1 in numbers or len({*numbers}) != len(numbers):
         return None
     steps = [_whole(update.steps, max_steps) for update in updates]
     examples = [_whole(update.examples, max_examples) for update in updates]
@@ -75,7 +102,6 @@ def read_plain_updates(
         plain = np.isfinite(1 / distances)
     if not (all(steps) and all(examples) and all(rates) and plain.all()):
         return None
-    clients, ys = [update.client for update in updates], [update.model for update in updates]
     return clients, ys, np.array(steps, np.float64), np.array(examples, np.float64), distances
 
 
@@ -90,7 +116,6 @@ def _is_plain(update: Any, n: int) -> bool:
         _whole(update.count, 1) == 1
         and update.control is None
         and update.round is None
-        and update.client.__class__ is int
         and update.delta is None
         and update.gradient is None
         and y.__class__ is np.ndarray

@@ -1,9 +1,12 @@
 #include <pybind11/numpy.h>
 
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
+#include "bindings/client_id.h"
 
 namespace fedcore::bindings {
 namespace {
@@ -28,11 +31,18 @@ double rate(PyObject* object, double sent, bool own, double most) {
     return value > 0 && value <= most ? value : 0;
 }
 
+// Whether no number comes twice; it leaves them in any order.
+bool are_different(std::vector<std::int64_t>& numbers) {
+    if (!std::is_sorted(numbers.begin(), numbers.end())) std::sort(numbers.begin(), numbers.end());
+    return std::adjacent_find(numbers.begin(), numbers.end()) == numbers.end();
+}
+
 // A list of updates read at once, if each is what nearly all are: a model as a float32 vector of n elements, from one
-// draw, in the open round, without a control. Anything else gives None, and Python reads them one by one, with the
-// errors. It only saves time: on a small model that reading is most of a round.
-py::object read_plain_updates(const py::object& updates, const py::handle& type, std::int64_t n, double lr,
-                              double max_steps, double max_examples, bool own_rates, double max_lr) {
+// draw of a registered client that sent no other, in the open round, without a control. Anything else gives None, and
+// Python reads them one by one, with the errors. It only saves time: on a small model that reading is most of a round.
+py::object read_plain_updates(const py::object& updates, const py::handle& type, const ClientIndex& index,
+                              std::int64_t n, double lr, double max_steps, double max_examples, bool own_rates,
+                              double max_lr) {
     const bool named = PyType_Check(type.ptr()) &&
                        PyType_HasFeature(reinterpret_cast<PyTypeObject*>(type.ptr()), Py_TPFLAGS_TUPLE_SUBCLASS);
     if (!named) raise("ArrayError", "type: expected a type of named tuples");
@@ -40,6 +50,9 @@ py::object read_plain_updates(const py::object& updates, const py::handle& type,
     const auto k = static_cast<py::ssize_t>(listed.size());
     py::list clients(k), ys(k);
     py::array_t<double> steps(k), examples(k), distances(k);
+    double *const step = steps.mutable_data(), *const example = examples.mutable_data(),
+                  *const distance = distances.mutable_data();
+    std::vector<std::int64_t> numbers(static_cast<std::size_t>(k));
     for (py::ssize_t i = 0; i < k; ++i) {
         PyObject* update = PyTuple_GET_ITEM(listed.ptr(), i);
         if (reinterpret_cast<PyObject*>(Py_TYPE(update)) != type.ptr() || PyTuple_GET_SIZE(update) != kFields)
@@ -49,23 +62,26 @@ py::object read_plain_updates(const py::object& updates, const py::handle& type,
         const double rate_used = rate(field(kLr), lr, own_rates, max_lr);
         const bool plain = done > 0 && held > 0 && rate_used > 0 && std::isfinite(1 / (rate_used * done)) &&
                            whole(field(kCount), 1) == 1 && field(kControl) == Py_None && field(kRound) == Py_None &&
-                           field(kDelta) == Py_None && field(kGradient) == Py_None &&
-                           PyLong_CheckExact(field(kClient)) && is_plain_vector(field(kModel), n);
+                           field(kDelta) == Py_None && field(kGradient) == Py_None && is_plain_vector(field(kModel), n);
         if (!plain) return py::none();
-        clients[i] = py::reinterpret_borrow<py::object>(field(kClient));
-        ys[i] = py::reinterpret_borrow<py::object>(field(kModel));
-        steps.mutable_data()[i] = done;
-        examples.mutable_data()[i] = held;
-        distances.mutable_data()[i] = rate_used * done;
+        numbers[i] = number_of(index, field(kClient));
+        if (numbers[i] == kNone) return py::none();
+        PyList_SET_ITEM(clients.ptr(), i, Py_NewRef(field(kClient)));
+        PyList_SET_ITEM(ys.ptr(), i, Py_NewRef(field(kModel)));
+        step[i] = done;
+        example[i] = held;
+        distance[i] = rate_used * done;
     }
+    if (!are_different(numbers)) return py::none();
     return py::make_tuple(clients, ys, steps, examples, distances);
 }
 
 }  // namespace
 
 void bind_plain_updates(py::module_& module) {
-    module.def("read_plain_updates", &read_plain_updates, py::arg("updates"), py::arg("type"), py::arg("n"),
-               py::arg("lr"), py::arg("max_steps"), py::arg("max_examples"), py::arg("own_rates"), py::arg("max_lr"));
+    module.def("read_plain_updates", &read_plain_updates, py::arg("updates"), py::arg("type"), py::arg("index"),
+               py::arg("n"), py::arg("lr"), py::arg("max_steps"), py::arg("max_examples"), py::arg("own_rates"),
+               py::arg("max_lr"));
 }
 
 }  // namespace fedcore::bindings

@@ -28,6 +28,7 @@ from fedcore.algorithms.cohort import EXAMPLE, Claims
 from fedcore.arguments import due_in
 from fedcore.errors import AlgorithmError, UnknownNameError
 from fedcore.local_rules import LocalRule
+from fedcore.native import core
 from fedcore.typing import F64
 
 FLAGS = ("keeps_total", "sums_changes", "takes_server_rate", "steps_without_clients", "needs_shares")
@@ -93,7 +94,8 @@ def check_weights(algorithm: Algorithm, weights: Any, claims: Claims) -> F64:
     """
     k = len(claims.steps)
     if isinstance(weights, np.ndarray) and weights.dtype == np.float64 and weights.shape == (k,):
-        if weights.min(initial=0.0) >= 0 and weights.max(initial=0.0) < math.inf:  # as a NaN is not
+        least, most = core.column_range(weights if weights.flags.c_contiguous else weights.copy())
+        if least >= 0 and most < math.inf:  # as a NaN is not
             return weights
         got = f"{weights[~(np.isfinite(weights) & (weights >= 0))][0]:g}"
     else:
