@@ -238,6 +238,17 @@ class Algorithm(ABC):
         return self.anchor == "offset" and bool(self.row.q or self.adds.q)
 
     @cached_property
+    def sums(self) -> Terms:
+        """The terms of h, r and q in A, the row's form put in: sum_i w_i (sums.h h_i + sums.r r_i + sums.q q_i)."""
+        adds, row = self.adds, self.row
+        return Terms(h=adds.h + adds.row * row.h, r=adds.r + adds.row * row.r, q=adds.q + adds.row * row.q)
+
+    @cached_property
+    def hides_mean(self) -> bool:
+        """Tell whether the cohort's mean of h does not follow from A and the offset."""
+        return not self.sums.h or bool(self.sums.r) or bool(self.sums.q and self.keeps_history)
+
+    @cached_property
     def needs_plain_steps(self) -> bool:
         """Tell whether the client's mean gradient follows from y, which local momentum and clipping would falsify."""
         return self.reads_offset

@@ -34,6 +34,9 @@ from fedcore.typing import F64
 FLAGS = ("keeps_total", "sums_changes", "takes_server_rate", "steps_without_clients", "needs_shares")
 CHOICES = (("anchor", get_args(Anchor)), ("placement", get_args(Placement)), ("unit", get_args(Unit)))
 
+PLAIN = frozenset((float, int))
+"""What nearly all numbers of a table are; others are looked at one by one."""
+
 Result = TypeVar("Result")
 
 
@@ -140,7 +143,10 @@ def check_step(algorithm: Algorithm, step: Any) -> Step:
 
 
 def _are_finite(numbers: Terms | Linear | Direction) -> bool:
-    return all(map(_is_finite, numbers if isinstance(numbers, tuple) else astuple(numbers)))
+    listed = numbers if isinstance(numbers, tuple) else astuple(numbers)
+    if PLAIN.issuperset(map(type, listed)):
+        return all(map(math.isfinite, listed))
+    return all(map(_is_finite, listed))
 
 
 def _is_finite(number: object) -> bool:
