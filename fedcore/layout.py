@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from fedcore.errors import ArrayError, DtypeError, ShapeError, UnknownNameError
 from fedcore.libraries import NARROW, Library, as_array, as_tensor, copy_into, dtype_name, library_of
+from fedcore.native import core
 from fedcore.representation import Represented
 
 Vector = npt.NDArray[np.float32]
@@ -73,6 +74,8 @@ class Layout(Represented):
                 self.n_parameters = start
         self.n = start
         self.narrow = tuple(piece for piece in self.slices if piece.dtype in NARROW)
+        self._shapes = [piece.shape for piece in self.slices]
+        self._all = {piece.name: piece for piece in self.slices + self.counters}
 
     @classmethod
     def of(cls, x: Any, *, buffers: Sequence[str] = BUFFERS) -> "Layout":
@@ -211,6 +214,12 @@ class Layout(Represented):
         Raises:
             Those of ``flatten``.
         """
+        if isinstance(x, Mapping) and x.keys() == self._all.keys():
+            plain = core.read_plain_tensors([x[piece.name] for piece in self.slices], self._shapes)
+            if plain is not None:  # nearly always
+                for piece in self.counters:
+                    _check_tensor(piece, x[piece.name])
+                return plain
         named = self._check(x)
         pieces = []
         for piece in self.slices:
@@ -287,23 +296,28 @@ class Layout(Represented):
     def _check(self, x: Any, *, any_float: bool = False) -> dict[str, Any]:
         """The model's tensors by name, each with the shape and kind of dtype that the layout says."""
         named = {name: leaf for name, leaf in _named(x).items() if name not in self.aliases}
-        pieces = {piece.name: piece for piece in self.slices + self.counters}
-        if named.keys() != pieces.keys():
-            missing = [name for name in pieces if name not in named]
-            extra = [name for name in named if name not in pieces]
-            raise ArrayError(f"model: expected the tensors {list(pieces)}; missing {missing}, unexpected {extra}")
+        if named.keys() != self._all.keys():
+            missing = [name for name in self._all if name not in named]
+            extra = [name for name in named if name not in self._all]
+            due = f"model: expected the tensors {list(self._all)}"
+            raise ArrayError(f"{due}; missing {missing}, unexpected {extra}")
         for name, leaf in named.items():
-            piece, dtype = pieces[name], _dtype(name, leaf)
-            as_due = dtype == piece.dtype or (dtype == "float32" and piece.dtype in NARROW)
-            if not as_due and not (any_float and piece.kind != "counter" and dtype in (*FLOATS, "float64")):
-                raise DtypeError(f"{name}: expected {piece.dtype}, got {dtype}")
-            try:
-                shape = tuple(leaf.shape)
-            except RuntimeError:  # a nested tensor has none
-                raise ShapeError(f"{name}: expected shape {piece.shape}, got a tensor without a shape") from None
-            if shape != piece.shape:
-                raise ShapeError(f"{name}: expected shape {piece.shape}, got {shape}")
+            _check_tensor(self._all[name], leaf, any_float=any_float)
         return named
+
+
+def _check_tensor(piece: Slice, leaf: Any, *, any_float: bool = False) -> None:
+    """Refuse a tensor of another shape or kind of dtype than a layout says."""
+    name, dtype = piece.name, _dtype(piece.name, leaf)
+    as_due = dtype == piece.dtype or (dtype == "float32" and piece.dtype in NARROW)
+    if not as_due and not (any_float and piece.kind != "counter" and dtype in (*FLOATS, "float64")):
+        raise DtypeError(f"{name}: expected {piece.dtype}, got {dtype}")
+    try:
+        shape = tuple(leaf.shape)
+    except RuntimeError:  # a nested tensor has none
+        raise ShapeError(f"{name}: expected shape {piece.shape}, got a tensor without a shape") from None
+    if shape != piece.shape:
+        raise ShapeError(f"{name}: expected shape {piece.shape}, got {shape}")
 
 
 def _named(x: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, Literal
 
@@ -22,7 +23,13 @@ def library_of(leaves: Iterable[Any]) -> Library:
 
 def dtype_name(leaf: Any) -> str:
     """A tensor's dtype by the name that the libraries share: ``"float32"``."""
-    return str(leaf.dtype).removeprefix("torch.")
+    return _name(leaf.dtype)
+
+
+@lru_cache(maxsize=64)
+def _name(dtype: Any) -> str:
+    """A dtype's name, which NumPy puts together anew each time: 3 us."""
+    return str(dtype).removeprefix("torch.")
 
 
 def as_array(name: str, leaf: Any) -> npt.NDArray[Any]:
@@ -56,6 +63,15 @@ def as_tensor(array: npt.NDArray[Any], dtype: str, library: Library) -> Any:
         return array.astype(dtype, copy=False) if has_dtype else array
     torch = _torch()
     return torch.from_numpy(np.array(array)).to(getattr(torch, dtype))
+
+
+def tensor_over(memory: npt.NDArray[np.uint8], like: Any) -> Any:
+    """A tensor like another, of its library, dtype and shape, in some memory: a view, whatever its numbers are."""
+    name, shape = dtype_name(like), tuple(like.shape)
+    if library_of([like]) == "numpy":
+        return memory.view(like.dtype).reshape(shape)
+    tensor = _torch().from_numpy(memory.view("int16" if name == "bfloat16" else name).reshape(shape))
+    return tensor.view(like.dtype) if name == "bfloat16" else tensor
 
 
 def copy_into(name: str, leaf: Any, array: npt.NDArray[Any]) -> None:

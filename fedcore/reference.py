@@ -4,12 +4,14 @@ Same names, arguments and results as in ``fedcore._core``, without its checks. W
 runs on these, and on the twins in its rooms, alone.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as _version_of
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from fedcore.errors import DISTRIBUTION
 from fedcore.typing import F64, I64
@@ -70,6 +72,50 @@ def column_sum(total: float, column: F64, times: F64 | None) -> float:
     for value in (column if times is None else column * times).tolist():  # sum() and numpy.sum add otherwise
         total += value
     return total
+
+
+def read_npy(datas: Sequence[Any], heads: Sequence[Any], shapes: Sequence[Any]) -> list[npt.NDArray[Any]] | None:
+    """Read-only views of some bytes as float32 of those shapes, if each is its head and so many elements; else None.
+
+    A shape without elements is read by whoever looks at heads, for NumPy has no place at the very end of bytes.
+    """
+    views = []
+    for data, head, shape in zip(datas, heads, shapes, strict=True):
+        if data.__class__ is not bytes or head.__class__ is not bytes or (elements := _elements(shape)) <= 0:
+            return None
+        if len(data) - len(head) != 4 * elements or not data.startswith(head):
+            return None
+        views.append(np.ndarray(shape, np.float32, data, len(head)))
+    return views
+
+
+def _elements(shape: Any) -> int:
+    """The elements of a shape, a tuple of ints; -1 where it is none, or of more than memory holds."""
+    if not isinstance(shape, tuple) or any(extent.__class__ is not int or extent < 0 for extent in shape):
+        return -1
+    elements = math.prod(shape)
+    return elements if elements < 2**61 else -1
+
+
+def read_plain_tensors(tensors: Sequence[Any], shapes: Sequence[Any]) -> list[npt.NDArray[Any]] | None:
+    """Float32 vectors over tensors, if each is NumPy's own array of that shape, aligned and in C order; else None."""
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        if tensor.__class__ is not np.ndarray or tensor.dtype != np.float32 or tensor.shape != shape:
+            return None
+        if not (tensor.flags.c_contiguous and tensor.flags.aligned):
+            return None
+    return [tensor.reshape(-1) for tensor in tensors]
+
+
+def are_immutable(arrays: Sequence[Any]) -> bool:
+    """Tell whether the chain of what each array is a view of ends in bytes, so that nobody can change its memory."""
+    for array in arrays:
+        base: Any = array
+        while isinstance(base, np.ndarray | memoryview):
+            base = base.base if isinstance(base, np.ndarray) else base.obj
+        if not isinstance(base, bytes):
+            return False
+    return True
 
 
 def read_plain_updates(

@@ -124,3 +124,33 @@ def test_a_bad_model_is_named(bad, error, message):
 def test_bad_arguments(models, weights, error, message):
     with pytest.raises(error, match=message):
         fedcore.aggregate(models, weights)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("weights", [[1, 0], [1, 1]])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_is_named_whatever_its_weight(dtype, weights, bad):
+    good = {"a": torch.ones(3).to(dtype), "w": torch.ones(70_000).to(dtype)}
+    spoilt = {name: tensor.clone() for name, tensor in good.items()}
+    spoilt["w"][69_999] = bad
+    with pytest.raises(errors.ArrayError, match="client 1, w: expected finite numbers"):
+        fedcore.aggregate([good, spoilt], weights)
+
+
+def test_infinities_that_cancel_are_not_finite():
+    models = [{"w": np.float32([1, sign * np.inf])} for sign in (1, -1)]
+    with pytest.raises(errors.ArrayError, match="client 0, w: expected finite numbers"):
+        fedcore.aggregate(models)
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_the_average_s_tensors_are_independent_of_each_other(library):
+    arrays = {"a": np.ones(5, np.float32), "b": np.ones((1000, 1000), np.float32), "c": np.float32(1)}
+    models = [arrays if library == "numpy" else {name: torch.tensor(one) for name, one in arrays.items()}] * 2
+    averaged = fedcore.aggregate(models)
+    averaged["a"][:] = 7
+    kept = averaged.pop("b")
+    del averaged
+    assert kept.sum() == 1_000_000
+    if library == "torch":
+        assert kept.untyped_storage().nbytes() == 4_000_000, "to save one tensor is not to save all"

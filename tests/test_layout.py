@@ -137,3 +137,27 @@ def test_a_server_averages_buffers_never_corrects_them_and_keeps_counters_whole(
     with server.open_round() as round:
         round.add(0, gradient=np.ones(p, np.float32), steps=1)
     np.testing.assert_array_equal(server.x[p:n], before)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "error"),
+    [
+        ("w", np.zeros((3, 2), np.float32), errors.ShapeError),
+        ("w", np.zeros((2, 3)), errors.DtypeError),
+        ("w", [1.0], errors.ArrayError),
+        ("seen", np.zeros((), np.float32), errors.DtypeError),
+        ("seen", np.zeros(2, np.int64), errors.ShapeError),
+        ("more", np.zeros(2, np.int64), errors.ArrayError),
+    ],
+)
+def test_pieces_are_the_model_s_memory_or_refused(name, tensor, error):
+    model = {"w": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32), "seen": np.array(3)}
+    layout = Layout.of(model)
+    w, b = layout.pieces(model)
+    w[4], b[0] = 7, 8
+    assert model["w"][1, 1] == 7
+    assert model["b"][0] == 8
+    for turned in (model, {**model, "w": np.asfortranarray(model["w"])}, dict(reversed(model.items()))):
+        assert [piece.tolist() for piece in layout.pieces(turned)] == [[1, 1, 1, 1, 7, 1], [8, 1, 1]]
+    with pytest.raises(error, match=name):
+        layout.pieces({**model, name: tensor})

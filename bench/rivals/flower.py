@@ -34,6 +34,11 @@ class Fixed(Grid):
 
     def __init__(self, records):
         self.records, self.asked = records, {}
+        rest = [{"metrics": MetricRecord({"num-examples": 10 + node % 3})} for node in self.get_node_ids()]
+        said = ConfigRecord({"steps": 4})
+        self.contents = [
+            RecordDict({"arrays": record, **more, "fedcore": said}) for record, more in zip(records, rest, strict=True)
+        ]
 
     def get_node_ids(self):
         return list(range(1, len(self.records) + 1))
@@ -54,9 +59,7 @@ class Fixed(Grid):
         return self.pull_messages(self.push_messages(messages))
 
     def reply(self, message):
-        node = message.metadata.dst_node_id
-        content = {"arrays": self.records[node - 1], "metrics": MetricRecord({"num-examples": 10 + node % 3})}
-        return Message(RecordDict({**content, "fedcore": ConfigRecord({"steps": 4})}), reply_to=message)
+        return Message(self.contents[message.metadata.dst_node_id - 1], reply_to=message)
 
 
 class NoOp(Fixed):
@@ -66,12 +69,10 @@ class NoOp(Fixed):
         super().__init__([model] * clients)
 
     def reply(self, message):
-        message = super().reply(message)
-        copies = ArrayRecord()
-        for name, array in message.content["arrays"].items():
+        content, copies = self.contents[message.metadata.dst_node_id - 1], ArrayRecord()
+        for name, array in content["arrays"].items():
             copies[name] = Array(array.dtype, array.shape, array.stype, bytes(bytearray(array.data)))
-        message.content["arrays"] = copies
-        return message
+        return Message(RecordDict({**content, "arrays": copies}), reply_to=message)
 
 
 def flower_fedavg(records):

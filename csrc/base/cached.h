@@ -5,7 +5,7 @@
 
 namespace fedcore {
 
-// A call that moves more bytes than this stores results elsewhere than in place past the caches (cpu/past_caches.inl),
+// A call that moves more bytes than this stores results elsewhere than in place past the caches (past_caches.inl),
 // where they would not stay: the bytes of the last cache, as far as the system tells them. One that moves less is
 // slower that way. 8 clients' rows to other rows, plain time over that past the caches, two cores of a Zen 3 with 32
 // MiB:

@@ -6,13 +6,22 @@
 #include <algorithm>
 #include <cstring>
 
+#if defined(__SSE2__)
+#    include <emmintrin.h>
+#endif
+
 #include "base/blocks.h"
+#include "base/cached.h"
 
 namespace fedcore {
 namespace {
 
 constexpr std::int64_t kStretch = 256 << 10;  // consecutive bytes that one thread copies
 constexpr std::int64_t kLarge = 4 << 20;      // bytes from which NumPy, too, asks for huge pages
+
+namespace past_caches {
+#include "base/past_caches.inl"
+}
 
 }  // namespace
 
@@ -24,9 +33,15 @@ void copy_all(const std::vector<Copy>& copies) {
             stretches.push_back({copy.to + at, copy.from + at, std::min(kStretch, copy.bytes - at)});
         total += copy.bytes;
     }
+    const bool leaves_caches = past_caches::kHasPastCaches && 2 * total > cached_bytes();
     for_pieces(static_cast<std::int64_t>(stretches.size()), 2 * total, [&](std::int64_t piece) {
         const Copy& copy = stretches[piece];
-        std::memcpy(copy.to, copy.from, static_cast<std::size_t>(copy.bytes));
+        if (leaves_caches) {
+            past_caches::put(copy.from, copy.bytes, copy.to);
+            past_caches::fence();
+        } else {
+            std::memcpy(copy.to, copy.from, static_cast<std::size_t>(copy.bytes));
+        }
     });
 }
 

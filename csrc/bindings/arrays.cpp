@@ -12,19 +12,22 @@ const Dtypes& dtype_of() {
     return due;
 }
 
-// The common case, without a string or an allocation: a NumPy vector of T that is just what is due; else null.
+// The common case, without a string or an allocation: a NumPy array of T that is just what is due; else null.
 template <class T>
-T* plain_vector(py::handle object, bool writable, std::int64_t* n) {
+T* plain_vector(py::handle object, bool writable, std::int64_t* n, Axes axes = Axes::one) {
     if (Py_TYPE(object.ptr()) != py::detail::npy_api::get().PyArray_Type_) return nullptr;
     const auto* array = py::detail::array_proxy(object.ptr());
     const auto* dtype = py::detail::array_descriptor_proxy(array->descr);
     const int due = sizeof(T) == 4 ? py::detail::npy_api::NPY_FLOAT_ : py::detail::npy_api::NPY_DOUBLE_;
     const int flags = py::array::c_style | py::detail::npy_api::NPY_ARRAY_ALIGNED_ |
                       (writable ? py::detail::npy_api::NPY_ARRAY_WRITEABLE_ : 0);
-    if (dtype->type_num != due || dtype->byteorder != '=' || (array->flags & flags) != flags || array->nd != 1 ||
-        (*n != kAnyLength && array->dimensions[0] != *n))
+    if (dtype->type_num != due || dtype->byteorder != '=' || (array->flags & flags) != flags ||
+        (array->nd != 1 && axes == Axes::one))
         return nullptr;
-    *n = array->dimensions[0];
+    std::int64_t size = 1;
+    for (int axis = 0; axis < array->nd; ++axis) size *= array->dimensions[axis];
+    if (*n != kAnyLength && size != *n) return nullptr;
+    *n = size;
     return reinterpret_cast<T*>(array->data);
 }
 
@@ -80,7 +83,8 @@ std::size_t Arrays::add_output(const void* data, std::int64_t bytes, Name name, 
 
 AnySpan Arrays::input(py::handle object, Name name, const Dtypes& due, std::int64_t n, Axes axes) {
     std::int64_t length = n;
-    const float* plain = std::strcmp(due[0], "float32") == 0 ? plain_vector<float>(object, false, &length) : nullptr;
+    const float* plain =
+        std::strcmp(due[0], "float32") == 0 ? plain_vector<float>(object, false, &length, axes) : nullptr;
     AnySpan found;
     if (plain != nullptr) {
         keep_.objects.push_back(py::reinterpret_borrow<py::object>(object));
@@ -101,7 +105,7 @@ AnySpan Arrays::output(py::handle object, Name name, const Dtypes& due, std::int
 
 template <class T>
 Span<const T> Arrays::input(py::handle object, Name name, std::int64_t n, Axes axes) {
-    const T* data = plain_vector<T>(object, false, &n);
+    const T* data = plain_vector<T>(object, false, &n, axes);
     if (data != nullptr) {
         keep_.objects.push_back(py::reinterpret_borrow<py::object>(object));
     } else {
@@ -114,7 +118,7 @@ Span<const T> Arrays::input(py::handle object, Name name, std::int64_t n, Axes a
 
 template <class T>
 Span<T> Arrays::output(py::handle object, Name name, std::int64_t n, std::size_t replaces, Axes axes) {
-    T* data = plain_vector<T>(object, true, &n);
+    T* data = plain_vector<T>(object, true, &n, axes);
     if (data != nullptr) {
         keep_.objects.push_back(py::reinterpret_borrow<py::object>(object));
     } else {

@@ -18,6 +18,7 @@ void bind_exchange(py::module_& module);
 void bind_mix(py::module_& module);
 void bind_norms(py::module_& module);
 void bind_optimizer(py::module_& module);
+void bind_plain_tensors(py::module_& module);
 void bind_plain_updates(py::module_& module);
 void bind_quantise(py::module_& module);
 void bind_runtime(py::module_& module);

@@ -36,4 +36,12 @@ struct ManagedVersioned {  // capsule "dltensor_versioned"
     Tensor tensor;
 };
 
+// What a type offers to C, from 1.2 on, in the capsule "dlpack_exchange_api" of its `__dlpack_c_exchange_api__`.
+struct Exchange {
+    std::uint32_t major, minor;
+    const Exchange* of_before;
+    void* allocate;
+    int (*managed_of)(void* object, ManagedVersioned** out);  // 0, or -1 and an error of Python's is set
+};
+
 }  // namespace fedcore::bindings::dlpack

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "bindings/dlpack_abi.h"
-
 namespace fedcore::bindings {
 
 void raise(const char* kind, const std::string& message) {
@@ -90,22 +88,9 @@ std::vector<std::int64_t> shape_of(const dlpack::Tensor& tensor, Name name) {
     return shape;
 }
 
-ExportedArray from_dlpack(const py::capsule& capsule, Name name) {
-    const dlpack::Tensor* tensor;
+ExportedArray from_tensor(const dlpack::Tensor* tensor, bool writable, Name name) {
     ExportedArray found;
-    const char* kind = capsule.name() == nullptr ? "" : capsule.name();
-    if (std::strcmp(kind, "dltensor_versioned") == 0) {
-        const auto* managed = capsule.get_pointer<dlpack::ManagedVersioned>();
-        if (managed->major != 1)
-            raise("ArrayError", name.text() + ": expected DLPack 1, got " + std::to_string(managed->major));
-        // What is written to a copy never reaches the array.
-        found.writable = (managed->flags & (dlpack::kReadOnly | dlpack::kCopied)) == 0;
-        tensor = &managed->tensor;
-    } else if (std::strcmp(kind, "dltensor") == 0) {
-        tensor = &capsule.get_pointer<dlpack::Managed>()->tensor;
-    } else {
-        raise("ArrayError", name.text() + ": expected a DLPack capsule that nobody used, got '" + kind + "'");
-    }
+    found.writable = writable;
     if (tensor->device_type != dlpack::kCpu)
         raise("ArrayError", name.text() + ": expected an array in CPU memory, got one on another device");
     const char* code = tensor->type_code == dlpack::kFloat      ? "float"
@@ -126,6 +111,50 @@ ExportedArray from_dlpack(const py::capsule& capsule, Name name) {
                                 " at no address");
     found.data = empty ? static_cast<void*>(&nothing) : static_cast<char*>(tensor->data) + tensor->byte_offset;
     return found;
+}
+
+ExportedArray from_versioned(const dlpack::ManagedVersioned& managed, Name name) {
+    if (managed.major != 1)
+        raise("ArrayError", name.text() + ": expected DLPack 1, got " + std::to_string(managed.major));
+    // What is written to a copy never reaches the array.
+    return from_tensor(&managed.tensor, (managed.flags & (dlpack::kReadOnly | dlpack::kCopied)) == 0, name);
+}
+
+ExportedArray from_dlpack(const py::capsule& capsule, Name name) {
+    const char* kind = capsule.name() == nullptr ? "" : capsule.name();
+    if (std::strcmp(kind, "dltensor_versioned") == 0)
+        return from_versioned(*capsule.get_pointer<dlpack::ManagedVersioned>(), name);
+    if (std::strcmp(kind, "dltensor") != 0)
+        raise("ArrayError", name.text() + ": expected a DLPack capsule that nobody used, got '" + kind + "'");
+    return from_tensor(&capsule.get_pointer<dlpack::Managed>()->tensor, true, name);
+}
+
+// How a type exports without Python, which takes torch 8 us a tensor; null if it does not. Types below one that does
+// may have an export of their own.
+const dlpack::Exchange* exchange_of(PyTypeObject* type) {
+    static PyTypeObject* known = nullptr;  // the one of the last array, nearly always
+    static const dlpack::Exchange* offered = nullptr;
+    if (type == known) return offered;
+    constexpr const char* kOffer = "__dlpack_c_exchange_api__";
+    const py::object members = py::handle(reinterpret_cast<PyObject*>(type)).attr("__dict__");
+    if (!members.contains(kOffer)) return nullptr;
+    const py::object offer = members[kOffer];
+    if (PyCapsule_IsValid(offer.ptr(), "dlpack_exchange_api") == 0) return nullptr;
+    const auto* exchange = py::reinterpret_borrow<py::capsule>(offer).get_pointer<const dlpack::Exchange>();
+    if (exchange->major != 1 || exchange->managed_of == nullptr) return nullptr;
+    Py_INCREF(type);  // for good, as its library is loaded for good
+    known = type, offered = exchange;
+    return offered;
+}
+
+// The tensor as its type's C export gives it; null where only the export by Python says what is to be said.
+std::unique_ptr<dlpack::ManagedVersioned, GiveBack> export_directly(py::handle object) {
+    const dlpack::Exchange* const exchange = exchange_of(Py_TYPE(object.ptr()));
+    if (exchange == nullptr || py::bool_(py::getattr(object, "requires_grad", py::bool_(true)))) return nullptr;
+    dlpack::ManagedVersioned* managed = nullptr;
+    const bool failed = exchange->managed_of(object.ptr(), &managed) != 0;
+    if (failed) PyErr_Clear();
+    return std::unique_ptr<dlpack::ManagedVersioned, GiveBack>(failed ? nullptr : managed);
 }
 
 // "ValueError: what it says" of an error that an exporter raised; what is no Exception, as Ctrl-C is none, goes on.
@@ -204,6 +233,10 @@ ExportedArray open_array(py::handle object, Name name, Keep& keep) {
     if (py::isinstance<py::array>(object)) {
         keep.objects.push_back(py::reinterpret_borrow<py::object>(object));
         return from_numpy(py::reinterpret_borrow<py::array>(object), name);
+    }
+    if (auto tensor = export_directly(object)) {
+        keep.tensors.push_back(std::move(tensor));
+        return from_versioned(*keep.tensors.back(), name);
     }
     if (py::hasattr(object, "__dlpack__")) {
         // Not consumed: the capsule's own destructor gives the tensor back.

@@ -5,8 +5,11 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
+
+#include "bindings/dlpack_abi.h"
 
 namespace fedcore::bindings {
 
@@ -38,10 +41,17 @@ struct ExportedArray {
     bool writable = true;
 };
 
+struct GiveBack {
+    void operator()(dlpack::ManagedVersioned* managed) const {
+        if (managed->deleter != nullptr) managed->deleter(managed);
+    }
+};
+
 // What keeps found arrays alive.
 struct Keep {
     std::vector<py::object> objects;
     std::vector<py::buffer_info> buffers;
+    std::vector<std::unique_ptr<dlpack::ManagedVersioned, GiveBack>> tensors;
 };
 
 // Raises ArrayError or ShapeError if object is no array in CPU memory.

@@ -14,6 +14,7 @@ PYBIND11_MODULE(_core, module) {
     bind_mix(module);
     bind_norms(module);
     bind_optimizer(module);
+    bind_plain_tensors(module);
     bind_plain_updates(module);
     bind_quantise(module);
     bind_runtime(module);

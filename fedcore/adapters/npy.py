@@ -72,6 +72,25 @@ def read(data: bytes, *, bfloat16: bool = False) -> npt.NDArray[Any]:
     return np.empty(shape, dtype)  # NumPy takes no offset at the very end of a buffer
 
 
+def read_known(
+    datas: Sequence[Any], heads: Sequence[bytes], shapes: Sequence[tuple[int, ...]]
+) -> list[npt.NDArray[Any]] | None:
+    """Float32 arrays in the bytes of `.npy` files, if each begins with a head that ``read`` took before.
+
+    Args:
+        datas: read-only; bytes, or anything else that is not to be believed.
+        heads: of each, the bytes up to the payload of a float32 array in C order.
+        shapes: of each, the shape that the head says.
+
+    Returns:
+        Read-only views of ``datas``; None if one has another head, another length or no elements: ``read`` says what
+        is wrong with it, or reads it.
+
+    Cost: compares the heads; no Python for an array.
+    """
+    return core.read_npy(datas, heads, shapes)
+
+
 def as_float32(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Floats as float32, themselves or a copy, beyond its range an infinity; integers as they are."""
     if values.dtype == np.float32 or values.dtype.kind != "f":

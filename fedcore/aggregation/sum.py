@@ -10,7 +10,7 @@ import numpy.typing as npt
 from fedcore import kernels
 from fedcore.aggregation.aggregator import Admission, Lengths, Opened, Result
 from fedcore.aggregation.replies import Replies
-from fedcore.aggregation.row_exchange import exchange
+from fedcore.aggregation.row_exchange import exchange, exchange_whole
 from fedcore.algorithms import Algorithm
 from fedcore.algorithms.algorithm import NOTHING, H
 from fedcore.kernels import Terms
@@ -131,7 +131,8 @@ class Sum:
             return kernels.accumulate(self._changes, none, replies.controls, minus, ones, out=self._spare_changes)
         old, new = self._rows(replies)
         arguments = self._changes, none, replies.controls, minus, ones, old, none, new
-        return exchange(*arguments, out=self._spare_changes, keys=self._keys(replies))
+        store, keys = self._opened.store, self._keys(replies)
+        return exchange_whole(store, replies.clients, *arguments, out=self._spare_changes, keys=keys)
 
     def _exchange(self, acc: Floats, out: Floats, replies: Replies, weights: F64, adds: Terms) -> F64:
         """Stage the replies' rows, and add what they change, or all that A adds, to a sum over the parameters."""
@@ -139,11 +140,12 @@ class Sum:
         (old, new), anchors = self._rows(replies), self._anchors(replies)
         keys, squares = self._keys(replies), np.zeros(len(replies))
         for span, bases, ys in self._spans(replies, p):
-            rows, at, rows_out = (
-                (old, anchors, new) if span == slice(0, p) else (_cut(old, span), _cut(anchors, span), _cut(new, span))
-            )
-            arguments = acc[span], bases, ys, replies.scales, weights, rows, at, rows_out
-            squares += exchange(*arguments, out=out[span], row=row, adds=adds, keys=keys)
+            given, to = (acc[span], bases, ys, replies.scales, weights), out[span]
+            if span == slice(0, p):
+                store, rows = self._opened.store, (old, anchors, new)
+                return exchange_whole(store, replies.clients, *given, *rows, out=to, row=row, adds=adds, keys=keys)
+            rows = _cut(old, span), _cut(anchors, span), _cut(new, span)
+            squares += exchange(*given, *rows, out=to, row=row, adds=adds, keys=keys)
         return squares
 
     def _anchors(self, replies: Replies) -> list[F32 | None]:

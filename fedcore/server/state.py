@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedcore import kernels
-from fedcore.aggregation import Aggregator, Opened, Replies, Result, Sum, exchange, longest_update
+from fedcore.aggregation import Aggregator, Opened, Replies, Result, Sum, exchange_whole, longest_update
 from fedcore.algorithms import Cohort, check_step
 from fedcore.clients import ClientId
 from fedcore.errors import ArrayError, CorruptionError, RangeError, RoundError, StoreError
@@ -366,7 +366,8 @@ class State:
                 if algorithm.keeps_rows:
                     new = self.store.stage_all(clients)
                     keys = rounding_keys(self.store, "a warm start", now.round_number, clients)
-                    exchange(total, none, ys, minus, ones, none, none, new, out=total, keys=keys)
+                    arguments = total, none, ys, minus, ones, none, none, new
+                    exchange_whole(self.store, clients, *arguments, out=total, keys=keys)
                 else:
                     kernels.accumulate(total, none, ys, minus, ones, out=total)
                 after, mean, share = after._replace(total=total), total, 1 / len(self.store.registry)

@@ -11,6 +11,7 @@ from fedcore.clients import ClientId
 from fedcore.errors import ArrayError, DtypeError, RangeError, ShapeError
 from fedcore.layout import Layout
 from fedcore.memory import copied
+from fedcore.native import core
 from fedcore.representation import shown
 
 Kind = Literal["model", "delta", "gradient"]
@@ -109,10 +110,10 @@ def read_vector(update: Update, layout: Layout, *, apart: bool) -> tuple[Any, bo
         if not apart:
             return layout.flatten(y), True
         pieces = layout.pieces(y)
-        return pieces, all(is_immutable(piece) for piece in pieces)
+        return pieces, core.are_immutable(pieces)
     if isinstance(vector, np.ndarray) and not vector.flags.aligned:
         return copied(vector), True
-    return vector, is_immutable(vector)
+    return vector, core.are_immutable([vector])
 
 
 def as_vector(name: str, y: Any, n: int, shape: tuple[int, ...] | None = None) -> Any:
@@ -194,18 +195,10 @@ def bytes_of(y: Any) -> int:
         return 0
 
 
-def is_immutable(y: Any) -> bool:
-    """Tell whether nobody can change the memory: the chain of what y is a view of ends in bytes."""
-    base: Any = y
-    while isinstance(base, np.ndarray | memoryview):
-        base = base.base if isinstance(base, np.ndarray) else base.obj
-    return isinstance(base, bytes)
-
-
 def lasting(y: Any) -> Any:
     """A vector that ``read_vector`` gave, or tensors, or None: itself where nobody can change it, else a copy."""
     if y is None:
         return None
     if isinstance(y, list):
         return [lasting(piece) for piece in y]
-    return y if is_immutable(y) else deepcopy(y)
+    return y if core.are_immutable([y]) else deepcopy(y)

@@ -15,7 +15,7 @@ from fedcore.server.claims import SentRates, check_claims, check_distance
 from fedcore.server.rounded_model import as_sent
 from fedcore.server.settings import Settings
 from fedcore.server.state import State
-from fedcore.server.update import Update, as_vector, is_immutable, read_counters, read_vector
+from fedcore.server.update import Update, as_vector, read_counters, read_vector
 from fedcore.typing import F32
 
 NO_COUNTERS: Counters = {}
@@ -70,7 +70,7 @@ class UpdateReader:
             counters=[counters],
             controls=[control],
         )
-        return reply, fixed and (control is None or is_immutable(control))
+        return reply, fixed and (control is None or core.are_immutable([control]))
 
     def read_all(self, updates: list[Update]) -> Replies | None:
         """The updates as columns, if all are what nearly all are: flat float32 models, once each; else None."""

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fedcore import errors, kernels, memory
 from fedcore.kernels import Codes, Linear, Terms, reference
+from fedcore.store import checksums
 from tests.kernels.forms import FORMS
 
 CODECS = ["f32", "bf16", "f16", "int8"]
@@ -116,6 +117,36 @@ def test_rows_too_many_for_the_caches_have_the_bits_of_the_reference(form, offse
     norms = kernels.exchange(acc, *rest, new, out=out, **FORMS[form])
     due_norms = reference.exchange(acc, due_out, *rest, due, **FORMS[form], keys=None)
     assert_equal((out, new, norms), (due_out, due, due_norms))
+
+
+@pytest.mark.parametrize("n", [0, 1, 15, 16, 511, 513, 16_383, 16_384, 16_385, 40_001, 262_147])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("place", ["other rows", "a line's middle", "in place"])
+def test_checksums_are_those_of_the_new_rows(n, form, place):
+    """Also past the caches, where the longest go: 80 MB and more, in whole lines or not."""
+    k = 25 if n > 10**5 else 5
+    acc, bases, ys, scales, weights, old, anchors = problem(k, n, 2, dtypes=[np.float32, np.float16])
+    offset = 3 if place == "a line's middle" else 0
+    new = [memory.empty(n + 16)[offset:][:n] for _ in range(k)]
+    if place == "in place":
+        new = [row if row is not None else other for row, other in zip(old, new, strict=True)]
+    sums, due = np.zeros((2, k, -(-n // 16_384)), np.uint64)
+    before = [None if row is None else row.copy() for row in old]
+    arguments = bases, ys, scales, weights
+    kernels.exchange(acc, *arguments, old, anchors, new, out=np.empty_like(acc), **FORMS[form], sums=sums)
+    np.testing.assert_array_equal(sums, [checksums(row, 65_536) for row in new])
+    if n < 10**5:
+        rows = [np.empty(n, np.float32) for _ in range(k)]
+        reference.exchange(acc, acc.copy(), *arguments, before, anchors, rows, **FORMS[form], keys=None, sums=due)
+        np.testing.assert_array_equal(sums, due)
+
+
+def test_rows_through_a_codec_have_no_checksums():
+    acc, *rest = problem(2, 100, 0)
+    new = [empty("f32", 100), empty("bf16", 100)]
+    with pytest.raises(errors.ArrayError, match=r"sums: expected None, because new_rows\[1\] is not float32"):
+        kernels.exchange(acc, *rest, new, out=acc, keys=random_keys(2, 0), sums=np.zeros((2, 1), np.uint64))
+    assert np.isnan(new[0]).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -6,7 +6,9 @@ from fedcore.errors import ArrayError
 from fedcore.native import core
 
 
-@pytest.mark.parametrize("sizes", [[], [(0, 0)], [(3, 0), (0, 5)], [(7, 1), (64, 3 << 20), (1, (256 << 10) + 1)]])
+@pytest.mark.parametrize(
+    "sizes", [[], [(0, 0)], [(3, 0), (0, 5)], [(7, 1), (64, 3 << 20), (1, (256 << 10) + 1)], [(61, 17 << 20), (9, 70)]]
+)
 def test_joined_bytes_are_those_of_the_twin(sizes):
     random = np.random.default_rng(0)
     heads, payloads = [], []

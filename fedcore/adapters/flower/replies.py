@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedcore.adapters.flower.instructions import METHOD
-from fedcore.adapters.flower.metrics import only_record
+from fedcore.adapters.flower.metrics import only_record, records_of
 from fedcore.adapters.flower.pending import Asked
 from fedcore.adapters.flower.records import CONTROL, Wire, read_vector
 from fedcore.adapters.order import steps_of
@@ -50,12 +50,12 @@ class Reader:
         return rest
 
     def _read(self, content: RecordDict, rest: RecordDict) -> dict[str, Any]:
-        controls = content.array_records
+        controls = records_of(content, ArrayRecord)
         models = [record for name, record in controls.items() if name != CONTROL]
         if len(models) != 1:
             raise ArrayError(f"arrays: expected one record of the model, got {len(models)}")
         metrics = only_record(rest)
-        done: Mapping[str, Any] = rest.config_records.get(METHOD, {})
+        done: Mapping[str, Any] = records_of(rest, ConfigRecord).get(METHOD, {})
         return {
             "model": self._wire.read(models[0]),
             "steps": steps_of(done.get("steps"), metrics, self._steps, self._server, by="answer by Task.reply"),
