@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.errors import DISTRIBUTION
-from fedcore.typing import F64, I64
+from fedcore.typing import F32, F64, I64
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -131,12 +131,14 @@ def read_plain_updates(
 ) -> tuple[list[Any], list[Any], F64, F64, F64] | None:
     """Clients, ys, steps, examples and lr * steps, if each update is of that type and what nearly all are; else None.
 
-    That is: a float32 vector of n elements, as a model, of the open round, from one draw of a registered client that
-    sent no other, without a control.
+    That is: a float32 vector of n elements, of NumPy or torch, as a model of the open round, from one draw of a
+    registered client that sent no other, without a control.
     """
-    if not all(isinstance_exactly(update, type) and _is_plain(update, n) for update in updates):
+    if not all(isinstance_exactly(update, type) and _is_plain(update) for update in updates):
         return None
-    clients, ys = [update.client for update in updates], [update.model for update in updates]
+    clients, ys = [update.client for update in updates], [_plain_model(update.model, n) for update in updates]
+    if any(y is None for y in ys):
+        return None
     numbers = index.numbers(clients).tolist()
     if -1 in numbers or len({*numbers}) != len(numbers):
         return None
@@ -156,20 +158,26 @@ def isinstance_exactly(value: object, kind: type) -> bool:
     return value.__class__ is kind
 
 
-def _is_plain(update: Any, n: int) -> bool:
-    y = update.model
+def _is_plain(update: Any) -> bool:
     return (
         _whole(update.count, 1) == 1
         and update.control is None
         and update.round is None
         and update.delta is None
         and update.gradient is None
-        and y.__class__ is np.ndarray
-        and y.dtype == np.float32
-        and y.shape == (n,)
-        and bool(y.flags.c_contiguous)
-        and bool(y.flags.aligned)
     )
+
+
+def _plain_model(y: Any, n: int) -> F32 | None:
+    """A model as a plain NumPy vector of n float32: itself, or the view that torch has of a tensor; else None."""
+    if y.__class__.__module__ == "torch":
+        try:
+            y = y.detach().numpy()
+        except Exception:  # it lies elsewhere, say
+            return None
+    if y.__class__ is not np.ndarray or y.dtype != np.float32 or y.shape != (n,):
+        return None
+    return y if y.flags.c_contiguous and y.flags.aligned else None
 
 
 def _whole(value: object, most: float) -> float:

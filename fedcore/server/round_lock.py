@@ -16,6 +16,12 @@ class RoundLock:
         # Weak, so that a round that was dropped does not stay open for ever.
         self._last: Callable[[], Round | None] = lambda: None  # came before the first
 
+    def __deepcopy__(self, memo: dict[int, object]) -> "RoundLock":
+        """A copy with a turn of its own, since nobody can copy a lock; the last round is the same."""
+        copied = RoundLock()
+        copied._last = self._last
+        return copied
+
     @property
     def opened(self) -> Round | None:
         """The round that is open, if there is one."""

@@ -70,3 +70,17 @@ def test_the_figures_of_a_column_are_its_twins(numbers):
         assert str(core.column_range(column)) == str(reference.column_range(column))
         for by in (None, times):
             assert str(core.column_sum(0.2, column, by)) == str(reference.column_sum(0.2, column, by))
+
+
+def test_tensors_of_torch_are_plain_where_numpy_can_see_them():
+    torch = pytest.importorskip("torch")
+    plain = torch.arange(3, dtype=torch.float32)
+    trained = plain.clone().requires_grad_()
+    odd = [plain.double(), plain[None], torch.zeros(6)[::2], plain.to_sparse(), plain.to(torch.bfloat16)]
+    for read, index in READERS:
+        for y in (plain, trained, torch.zeros(4)[1:]):
+            [view] = read([Update(1, y, 2)], Update, index, *LIMITS)[1]
+            assert type(view) is np.ndarray
+            assert view.ctypes.data == y.data_ptr()
+        for y in odd:
+            assert read([Update(0, plain, 2), Update(1, y, 2)], Update, index, *LIMITS) is None
