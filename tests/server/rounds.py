@@ -1,6 +1,7 @@
 """Servers of every method, and rounds that are a pure function of their state: for tests that stop one and go on.
 
-As a program, ``python -m tests.server.rounds FOLDER ROUNDS`` goes on with the server of a folder, and says so of each round.
+As a program, ``python -m tests.server.rounds FOLDER ROUNDS`` goes on with the server of a folder, and
+says so of each round.
 """
 
 import json
