@@ -77,10 +77,11 @@ class InProcess:
             of range.
         DtypeError, ArrayError: the module is none that ``FlatModel`` takes.
 
-    Determinism: an update depends on the seed, the broadcast and the client alone, not on who trained before or
-    beside it, nor on ``threads``, as long as the module has no integer counters and draws random numbers in its dropout
-    layers only. Which way it is trained is a matter of the model and of ``together`` alone, and the two differ in
-    rounding.
+    Determinism: on one thread of torch's an update depends on the seed, the broadcast and the client alone, not on who
+    trained before or beside it, nor on ``threads``, as long as the module has no integer counters and draws random
+    numbers in its dropout layers only. On several, torch adds up clients that are trained together in an order that
+    depends on how many there are. Which way it is trained is a matter of the model and of ``together`` alone, and the
+    two differ in rounding.
     """
 
     def __init__(
@@ -263,7 +264,7 @@ class InProcess:
             len(part),
             size,
             steps=steps,
-            width=min(size, power),
+            width=max(2, min(size, power)),  # one column of one client is another product to torch
             seed=self._seed,
             round=broadcast.round,
             client=client,

@@ -76,7 +76,7 @@ def batched_sgd(
         ShapeError: the tables are not as many as the models, or of several widths.
 
     Determinism: a client's result does not depend on the others, as far as torch's batched products do not: on one
-        thread it has the same bits whoever is beside it.
+        thread, and with tables of at least two columns, it has the same bits whoever is beside it.
     Cost: 8 n bytes a client, 4 n more for each of offsets, second, momentum and mu, 8 n more for b; and 12 bytes for
         each example of each step.
     """

@@ -227,6 +227,24 @@ def test_threads_are_no_matter_of_the_result(
     np.testing.assert_array_equal(ends[1], ends[0])
 
 
+@pytest.mark.parametrize("module", [None, convolution])
+def test_clients_of_single_examples_have_their_bits_whoever_is_beside_them(
+    dataset: Dataset, parts: list[np.ndarray], module: Callable[[], nn.Module] | None
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        ends = [
+            models(work, sent(work, *cohort))[0]
+            for threads, cohort in ((1, [0, 1, 2, 3]), (4, [0, 1, 2, 3]), (1, [0]))
+            for work in [engine(dataset, parts, module=module, threads=threads, batch=1)]
+        ]
+    finally:
+        torch.set_num_threads(before)
+    np.testing.assert_array_equal(ends[1], ends[0])
+    np.testing.assert_array_equal(ends[2], ends[0])
+
+
 def test_threads_end_when_nobody_asks_for_more(dataset: Dataset, parts: list[np.ndarray]) -> None:
     work, before = engine(dataset, parts, threads=2), threading.active_count()
     updates = work.updates(sent(work, 0, 1, 2, 3))
