@@ -25,6 +25,14 @@ def reopened(store):
         return problems, {} if problems else {client: other.read(client) for client in other.registry}
 
 
+def assert_sound(store, **keys):
+    """No row is damaged, and those of some clients have the contents of these keys."""
+    problems, rows = reopened(store)
+    assert problems == []
+    for client, key in keys.items():
+        np.testing.assert_array_equal(rows[client], content(N, key))
+
+
 def note(store, client, values):
     store.note_checksums([client], np.array([checksums(values, BLOCK)]))
 
@@ -89,10 +97,7 @@ def test_a_row_that_is_written_anew_after_a_commit_that_failed_is_summed_anew(st
         store.commit(round=0, vectors={"v": np.array(["no number"])})
     write(store, "b", content(N, 3))
     store.commit(round=0)
-    problems, rows = reopened(store)
-    assert problems == []
-    np.testing.assert_array_equal(rows["a"], content(N, 1))
-    np.testing.assert_array_equal(rows["b"], content(N, 3))
+    assert_sound(store, a=1, b=3)
 
 
 def test_a_slot_and_a_number_that_somebody_else_gets_bring_no_checksums_along(store):
@@ -108,10 +113,7 @@ def test_a_slot_and_a_number_that_somebody_else_gets_bring_no_checksums_along(st
     store.add("c")  # with the number that "a" had
     write(store, "c", content(N, 4))
     store.commit(round=2)
-    problems, rows = reopened(store)
-    assert problems == []
-    np.testing.assert_array_equal(rows["b"], content(N, 2))
-    np.testing.assert_array_equal(rows["c"], content(N, 4))
+    assert_sound(store, b=2, c=4)
 
 
 def test_noted_checksums_are_a_copy(store):

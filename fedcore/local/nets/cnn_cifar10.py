@@ -1,10 +1,9 @@
 """The convolutional network that frameworks' examples have for CIFAR-10."""
 
-from collections import OrderedDict
-
 from torch import nn
 
 from fedcore.arguments import whole
+from fedcore.local.nets.lenet import lenet_layers
 
 
 class CNNCIFAR10(nn.Sequential):
@@ -22,19 +21,4 @@ class CNNCIFAR10(nn.Sequential):
 
     def __init__(self, classes: int = 10) -> None:
         whole("classes", classes, 1)
-        super().__init__(
-            OrderedDict(
-                conv1=nn.Conv2d(3, 6, 5),
-                relu1=nn.ReLU(),
-                pool1=nn.MaxPool2d(2),
-                conv2=nn.Conv2d(6, 16, 5),
-                relu2=nn.ReLU(),
-                pool2=nn.MaxPool2d(2),
-                flatten=nn.Flatten(),
-                fc1=nn.Linear(16 * 5 * 5, 120),
-                relu3=nn.ReLU(),
-                fc2=nn.Linear(120, 84),
-                relu4=nn.ReLU(),
-                fc3=nn.Linear(84, classes),
-            )
-        )
+        super().__init__(lenet_layers(channels=3, side=32, classes=classes))
