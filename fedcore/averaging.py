@@ -138,6 +138,8 @@ def _as_they_lie(models: Sequence[Any], plan: Mapping[str, Due]) -> list[list[An
         if not isinstance(model, Mapping) or model.keys() != plan.keys():
             return None
         rows.append([model[name] for name in floats])
+        if any(due.has_c_export and _is_negated(tensor) for due, tensor in zip(floats.values(), rows[-1], strict=True)):
+            return None
         if [getattr(tensor, "shape", None) for tensor in rows[-1]] != shapes:
             return None
         if others:
@@ -167,9 +169,15 @@ def _row(leaf: Any, due: Due) -> Any:
     if not hasattr(leaf, "requires_grad"):
         return leaf
     leaf = leaf.detach() if leaf.requires_grad else leaf
+    leaf = leaf.resolve_neg() if _is_negated(leaf) else leaf
     leaf = leaf if leaf.is_contiguous() else leaf.contiguous()
     # Of older torch quicker by 8 us a tensor than DLPack, which is the way for its bfloat16.
     return leaf if due.has_c_export or due.dtype == "bfloat16" or not hasattr(leaf, "numpy") else leaf.numpy()
+
+
+def _is_negated(tensor: Any) -> bool:
+    """Tell whether torch has the numbers in memory with the other sign, of which its exports say nothing."""
+    return hasattr(tensor, "is_neg") and bool(tensor.is_neg())
 
 
 def _new(plan: Mapping[str, Due]) -> tuple[dict[str, Any], npt.NDArray[np.uint8]]:

@@ -8,16 +8,25 @@ import math
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as _version_of
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from fedcore.errors import DISTRIBUTION
-from fedcore.typing import F64
+from fedcore.typing import F32, F64, I64
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class ClientIndex(Protocol):
+    """Numbers of clients; ``fedcore.clients.reference`` has the twin."""
+
+    def numbers(self, clients: Any) -> I64:
+        """int64[k], -1 for what is no registered client."""
+        ...
+
 
 try:
     version = _version_of(DISTRIBUTION)
@@ -51,6 +60,18 @@ def in_ieee_mode(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs)
 def joined_bytes(heads: Sequence[Any], payloads: Sequence[Any]) -> list[bytes]:
     """bytes(heads[i]) + bytes(payloads[i]) for each i."""
     return [bytes(head) + bytes(payload) for head, payload in zip(heads, payloads, strict=True)]
+
+
+def column_range(column: F64) -> tuple[float, float]:
+    """The least and the greatest of a column; NaN if it holds one, and inf and -inf if it holds nothing."""
+    return float(column.min(initial=np.inf)), float(column.max(initial=-np.inf))
+
+
+def column_sum(total: float, column: F64, times: F64 | None) -> float:
+    """total + sum_i column[i] times[i], one after another; ``times`` of None is 1."""
+    for value in (column if times is None else column * times).tolist():  # sum() and numpy.sum add otherwise
+        total += value
+    return total
 
 
 def read_npy(datas: Sequence[Any], heads: Sequence[Any], shapes: Sequence[Any]) -> list[npt.NDArray[Any]] | None:
@@ -100,6 +121,7 @@ def are_immutable(arrays: Sequence[Any]) -> bool:
 def read_plain_updates(
     updates: Sequence[Any],
     type: type,
+    index: ClientIndex,
     n: int,
     lr: float,
     max_steps: float,
@@ -109,9 +131,16 @@ def read_plain_updates(
 ) -> tuple[list[Any], list[Any], F64, F64, F64] | None:
     """Clients, ys, steps, examples and lr * steps, if each update is of that type and what nearly all are; else None.
 
-    That is: a float32 vector of n elements by an int, as a model, of the open round, from one draw, without a control.
+    That is: a float32 vector of n elements, of NumPy or torch, as a model of the open round, from one draw of a
+    registered client that sent no other, without a control.
     """
-    if not all(isinstance_exactly(update, type) and _is_plain(update, n) for update in updates):
+    if not all(isinstance_exactly(update, type) and _is_plain(update) for update in updates):
+        return None
+    clients, ys = [update.client for update in updates], [_plain_model(update.model, n) for update in updates]
+    if any(y is None for y in ys):
+        return None
+    numbers = index.numbers(clients).tolist()
+    if -1 in numbers or len({*numbers}) != len(numbers):
         return None
     steps = [_whole(update.steps, max_steps) for update in updates]
     examples = [_whole(update.examples, max_examples) for update in updates]
@@ -121,7 +150,6 @@ def read_plain_updates(
         plain = np.isfinite(1 / distances)
     if not (all(steps) and all(examples) and all(rates) and plain.all()):
         return None
-    clients, ys = [update.client for update in updates], [update.model for update in updates]
     return clients, ys, np.array(steps, np.float64), np.array(examples, np.float64), distances
 
 
@@ -130,21 +158,26 @@ def isinstance_exactly(value: object, kind: type) -> bool:
     return value.__class__ is kind
 
 
-def _is_plain(update: Any, n: int) -> bool:
-    y = update.model
+def _is_plain(update: Any) -> bool:
     return (
         _whole(update.count, 1) == 1
         and update.control is None
         and update.round is None
-        and update.client.__class__ is int
         and update.delta is None
         and update.gradient is None
-        and y.__class__ is np.ndarray
-        and y.dtype == np.float32
-        and y.shape == (n,)
-        and bool(y.flags.c_contiguous)
-        and bool(y.flags.aligned)
     )
+
+
+def _plain_model(y: Any, n: int) -> F32 | None:
+    """A model as a plain NumPy vector of n float32: itself, or the view that torch has of a tensor; else None."""
+    if y.__class__.__module__ == "torch":
+        try:
+            y = y.detach().numpy()
+        except Exception:  # it lies elsewhere, say
+            return None
+    if y.__class__ is not np.ndarray or y.dtype != np.float32 or y.shape != (n,):
+        return None
+    return y if y.flags.c_contiguous and y.flags.aligned else None
 
 
 def _whole(value: object, most: float) -> float:

@@ -154,3 +154,10 @@ def test_the_average_s_tensors_are_independent_of_each_other(library):
     assert kept.sum() == 1_000_000
     if library == "torch":
         assert kept.untyped_storage().nbytes() == 4_000_000, "to save one tensor is not to save all"
+
+
+def test_a_tensor_that_torch_negates_as_it_is_read_has_its_own_sign():
+    negated = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64).conj().imag
+    assert negated.is_neg()
+    made = fedcore.aggregate([{"w": negated}, {"w": torch._neg_view(torch.tensor([2.0, -4.0]))}])
+    assert made["w"].tolist() == [-2.0, 4.0]

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 LR = 0.01
+SHAPES = {"lenet": (1, 28, 28), "cnn-cifar10": (3, 32, 32), "mlp": (1, 8, 8), "logistic": (60,)}
 
 
 def problem(model, clients, examples, batch, epochs, rounds):
@@ -14,9 +15,7 @@ def problem(model, clients, examples, batch, epochs, rounds):
     Their values are noise: how long a step takes does not depend on them.
     """
     rng = np.random.default_rng(0)
-    x = rng.random(
-        (clients * examples, *{"lenet": (1, 28, 28), "mlp": (1, 8, 8), "logistic": (60,)}[model]), np.float32
-    )
+    x = rng.random((clients * examples, *SHAPES[model]), np.float32)
     return x, rng.integers(10, size=len(x)), [model, clients, batch, epochs, rounds]
 
 
@@ -26,9 +25,10 @@ def module(model):
         return nn.Sequential(nn.Linear(60, 10))
     if model == "mlp":
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    channels, features = {"lenet": (1, 256), "cnn-cifar10": (3, 400)}[model]
     return nn.Sequential(
-        *(nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
+        *(nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(features, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Clients trained together against one by one: what ``local.together.MOST_PARAMETERS`` and ``BYTES`` were chosen by."""
+"""Clients trained together against one by one: what ``MOST_PARAMETERS`` and ``BYTES`` were chosen by."""
 
 import numpy as np
 import pytest
@@ -12,6 +12,8 @@ from fedcore.local import build
 STEPS = 10
 # model, an example's shape, batch
 CASES = {
+    "lenet": ("lenet", (1, 28, 28), 16, {}),
+    "cnn-cifar10": ("cnn-cifar10", (3, 32, 32), 16, {}),
     "logistic": ("logistic", (60,), 20, {}),
     "mlp": ("mlp", (1, 8, 8), 16, {}),
     "784-64-10": ("relu-mnist", (1, 28, 28), 32, {"hidden": [64]}),

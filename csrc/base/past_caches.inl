@@ -11,6 +11,11 @@ constexpr bool kHasPastCaches = false;
 
 constexpr std::int64_t kLine = 64;  // bytes of a cache line
 
+// Bytes from there to where a line starts.
+inline std::int64_t to_line(const void* at) {
+    return static_cast<std::int64_t>(-reinterpret_cast<std::uintptr_t>(at) % kLine);
+}
+
 // `to` starts a line.
 inline void put_line(const char* from, char* to) {
 #if defined(__AVX512F__)
@@ -35,8 +40,7 @@ inline void put(const Value* stage, std::int64_t count, Value* out, const Ahead&
     const char* const from = reinterpret_cast<const char*>(stage);
     char* const to = reinterpret_cast<char*>(out);
     const std::int64_t bytes = count * static_cast<std::int64_t>(sizeof(Value));
-    const std::int64_t rest = static_cast<std::int64_t>(-reinterpret_cast<std::uintptr_t>(to) % kLine);
-    std::int64_t at = rest < bytes ? rest : bytes;
+    std::int64_t at = to_line(to) < bytes ? to_line(to) : bytes;
     __builtin_memcpy(to, from, static_cast<std::size_t>(at));
     for (; at + kLine <= bytes; at += kLine) {
         ahead(at);

@@ -58,6 +58,11 @@ AnySpan Arrays::open(py::handle object, Name name, bool writable, const Dtypes& 
     raise("ArrayError", expected + " to write to, got a read-only array");
 }
 
+void Arrays::reserve(std::size_t count) {
+    keep_.objects.reserve(count);
+    regions_.reserve(count);
+}
+
 std::size_t Arrays::add_input(const void* data, std::int64_t bytes, Name name) {
     const auto* begin = static_cast<const char*>(data);
     regions_.push_back({begin, begin + bytes, name});

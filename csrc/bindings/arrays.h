@@ -42,6 +42,9 @@ enum class Axes { one, any };
 // ask for all inputs before the outputs, so that an output can be held against every input.
 class Arrays {
   public:
+    // So many arrays will come: a vector that grows costs a small call more than they do.
+    void reserve(std::size_t count);
+
     // T is float or double: the dtype that is due. n: the length that is due.
     template <class T>
     Span<const T> input(py::handle object, Name name, std::int64_t n = kAnyLength, Axes axes = Axes::one);

@@ -10,6 +10,7 @@ namespace py = pybind11;
 void bind_aggregate(py::module_& module);
 void bind_checksum(py::module_& module);
 void bind_client_index(py::module_& module);
+void bind_columns(py::module_& module);
 void bind_combine(py::module_& module);
 void bind_copy(py::module_& module);
 void bind_direction(py::module_& module);

@@ -1,7 +1,5 @@
 #include <pybind11/numpy.h>
-#include <pybind11/stl.h>
 
-#include <array>
 #include <vector>
 
 #include "base/blocks.h"
@@ -164,8 +162,14 @@ py::array_t<double> accumulate(const py::object& acc, const py::object& out, con
 }
 
 // The coefficients, in the order of the face's Linear: A, B, T, g, v.
-Linear read_linear(const std::array<double, 5>& form) {
-    return {form[0], form[1], form[2], form[3], form[4]};
+Linear read_linear(const py::object& form, const char* name) {
+    const py::tuple listed = items_of(form, {name}, 5);
+    double numbers[5];
+    for (std::size_t i = 0; i < 5; ++i) {
+        numbers[i] = PyFloat_AsDouble(PyTuple_GET_ITEM(listed.ptr(), i));
+        if (numbers[i] == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+    }
+    return {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]};
 }
 
 template <class Sum>
@@ -214,10 +218,11 @@ void bind_aggregate(py::module_& module) {
         "server_step",
         [](const py::object& sum, const py::object& total, const py::object& momentum, const py::object& control,
            const py::object& x, const py::object& v, const py::object& total_out, const py::object& x_out,
-           const std::array<double, 5>& v_of, const std::array<double, 5>& total_of, double gamma) {
-            return (is_float32(sum, "sum") ? server_step<float>
-                                           : server_step<double>)(sum, total, momentum, control, x, v, total_out, x_out,
-                                                                  {read_linear(v_of), read_linear(total_of), gamma});
+           const py::object& v_of, const py::object& total_of, double gamma) {
+            return (is_float32(sum, "sum")
+                        ? server_step<float>
+                        : server_step<double>)(sum, total, momentum, control, x, v, total_out, x_out,
+                                               {read_linear(v_of, "v_of"), read_linear(total_of, "total_of"), gamma});
         },
         py::arg("sum"), py::arg("total"), py::arg("momentum"), py::arg("control"), py::arg("x"), py::arg("v"),
         py::arg("total_out"), py::arg("x_out"), py::kw_only(), py::arg("v_of"), py::arg("total_of"), py::arg("gamma"));

@@ -8,6 +8,7 @@
 #include "base/little_endian.h"
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
+#include "bindings/client_id.h"
 #include "clients/client_index.h"
 
 namespace fedcore::bindings {
@@ -17,36 +18,6 @@ constexpr std::int64_t kMostCounted = std::int64_t{1} << 62;
 
 // Every call holds the GIL, so that an index is used by one thread at a time.
 using Numbers = py::array_t<std::int64_t>;
-
-// A client's id as Python holds it: an int in 0 .. 2^64 - 1 or a str of Unicode characters, exactly; the face makes
-// others into these, and refuses what is none: a str with lone surrogates is no text that a file could hold.
-class ReadId {
-  public:
-    explicit ReadId(py::handle object) {
-        if (PyLong_CheckExact(object.ptr())) {
-            id_.number = PyLong_AsUnsignedLongLong(object.ptr());
-            valid_ = id_.number != static_cast<std::uint64_t>(-1) || PyErr_Occurred() == nullptr;
-            if (!valid_) PyErr_Clear();
-        } else if (PyUnicode_CheckExact(object.ptr())) {
-            Py_ssize_t size = 0;
-            const char* bytes = PyUnicode_AsUTF8AndSize(object.ptr(), &size);
-            valid_ = bytes != nullptr;
-            if (!valid_) {
-                if (!PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) throw py::error_already_set();
-                PyErr_Clear();
-                return;
-            }
-            id_.is_text = true;
-            id_.text = {bytes, static_cast<std::size_t>(size)};
-        }
-    }
-    explicit operator bool() const { return valid_; }
-    const ClientId& operator*() const { return id_; }
-
-  private:
-    ClientId id_{false, 0, {}};
-    bool valid_ = false;
-};
 
 py::object made(const ClientId& id) {
     if (!id.is_text) return py::reinterpret_steal<py::object>(PyLong_FromUnsignedLongLong(id.number));
@@ -59,11 +30,6 @@ SipKey read_key(const py::bytes& key) {
     const std::string_view bytes = key;
     if (bytes.size() != 16) raise("RangeError", "key: expected 16 bytes, got " + std::to_string(bytes.size()));
     return {little_endian(bytes.data()), little_endian(bytes.data() + 8)};
-}
-
-std::int64_t number(const ClientIndex& index, py::handle object) {
-    const ReadId id(object);
-    return id ? index.number(*id) : kNone;
 }
 
 // An array that owns what the vector held.
@@ -85,7 +51,7 @@ Numbers numbers(const ClientIndex& index, const py::object& clients) {
     }
     const py::tuple listed = items_of(clients, "clients");
     Numbers out(static_cast<py::ssize_t>(listed.size()));
-    for (py::ssize_t i = 0; i < out.size(); ++i) out.mutable_data()[i] = number(index, py::object(listed[i]));
+    for (py::ssize_t i = 0; i < out.size(); ++i) out.mutable_data()[i] = number_of(index, py::object(listed[i]));
     return out;
 }
 
@@ -229,7 +195,7 @@ void bind_client_index(py::module_& module) {
         .def_property_readonly("count", &ClientIndex::count)
         .def_property_readonly("whole", &ClientIndex::whole)
         .def_property_readonly("capacity", &ClientIndex::capacity)
-        .def("number", &number, py::arg("client"))
+        .def("number", &number_of, py::arg("client"))
         .def("numbers", &numbers, py::arg("clients"))
         .def("id_of", &id_of, py::arg("number"))
         .def("ids", &ids, py::arg("start"), py::arg("stop"))

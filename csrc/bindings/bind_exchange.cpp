@@ -80,6 +80,19 @@ void read_keys(Arrays& arrays, const py::object& keys, std::vector<RowExchange>&
     for (std::int64_t i = 0; i < k; ++i) rows[i].key = {key[2 * i], key[2 * i + 1]};
 }
 
+// uint64[k, block_count(n)], written: the checksums of the new rows' blocks, of float32 rows alone; or None.
+void writable_sums(Arrays& arrays, const py::object& sums, std::int64_t n, std::vector<RowExchange>& rows) {
+    if (sums.is_none()) return;
+    const auto k = static_cast<std::int64_t>(rows.size()), blocks = block_count(n);
+    auto* const sum =
+        static_cast<std::uint64_t*>(arrays.output(sums, {"sums"}, {"uint64"}, k * blocks, kNothing, Axes::any).data);
+    for (std::int64_t i = 0; i < k; ++i) {
+        if (rows[i].new_row.codec != Codec::f32)
+            raise("ArrayError", "sums: expected None, because " + Name{"new_rows", i}.text() + " is not float32");
+        rows[i].sums = sum + i * blocks;
+    }
+}
+
 // The coefficients, as the face's Terms hold them: (h, r, q, row) each.
 using Coefficients = std::array<double, 4>;
 
@@ -91,7 +104,8 @@ Forms read_forms(const Coefficients& row, const Coefficients& adds) {
 py::array_t<double> exchange(const py::object& acc, const py::object& out, const py::object& bases,
                              const py::object& ys, const py::object& scales, const py::object& weights,
                              const py::object& old_rows, const py::object& anchors, const py::object& new_rows,
-                             const Coefficients& row, const Coefficients& adds, const py::object& keys) {
+                             const Coefficients& row, const Coefficients& adds, const py::object& keys,
+                             const py::object& sums) {
     Forms forms = read_forms(row, adds);
     Arrays arrays;
     const auto sum = arrays.input<double>(acc, {"acc"});
@@ -112,6 +126,7 @@ py::array_t<double> exchange(const py::object& acc, const py::object& out, const
     for (std::int64_t i = 0; i < k; ++i)
         rows[i].new_row = writable_row(arrays, new_row[i], {"new_rows", i}, sum.n, replaced[i]);
     read_keys(arrays, keys, rows);
+    writable_sums(arrays, sums, sum.n, rows);
     const auto result = arrays.output<double>(out, {"out"}, sum.n, sum.number);
     py::array_t<double> norms(k);
     double* norm = norms.mutable_data();
@@ -128,7 +143,7 @@ py::array_t<double> exchange(const py::object& acc, const py::object& out, const
 void bind_exchange(py::module_& module) {
     module.def("exchange", &exchange, py::arg("acc"), py::arg("out"), py::arg("bases"), py::arg("ys"),
                py::arg("scales"), py::arg("weights"), py::arg("old_rows"), py::arg("anchors"), py::arg("new_rows"),
-               py::kw_only(), py::arg("row"), py::arg("adds"), py::arg("keys"));
+               py::kw_only(), py::arg("row"), py::arg("adds"), py::arg("keys"), py::arg("sums"));
 }
 
 }  // namespace fedcore::bindings

@@ -1,9 +1,13 @@
 #include <pybind11/numpy.h>
 
+#include <algorithm>
 #include <cmath>
+#include <utility>
+#include <vector>
 
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
+#include "bindings/client_id.h"
 
 namespace fedcore::bindings {
 namespace {
@@ -28,18 +32,53 @@ double rate(PyObject* object, double sent, bool own, double most) {
     return value > 0 && value <= most ? value : 0;
 }
 
-// A list of updates read at once, if each is what nearly all are: a model as a float32 vector of n elements, from one
-// draw, in the open round, without a control. Anything else gives None, and Python reads them one by one, with the
-// errors. It only saves time: on a small model that reading is most of a round.
-py::object read_plain_updates(const py::object& updates, const py::handle& type, std::int64_t n, double lr,
-                              double max_steps, double max_examples, bool own_rates, double max_lr) {
+// A model as a plain NumPy vector of n float32: itself, or the view that torch has of a tensor; else nothing.
+py::object plain_model(PyObject* model, std::int64_t n) {
+    if (is_plain_vector(model, n)) return py::reinterpret_borrow<py::object>(model);
+    const py::handle y = model;
+    try {
+        const py::object module = py::type::handle_of(y).attr("__module__");
+        if (!PyUnicode_Check(module.ptr()) || PyUnicode_CompareWithASCIIString(module.ptr(), "torch") != 0) return {};
+        py::object view = y.attr("detach")().attr("numpy")();
+        return is_plain_vector(view, n) ? view : py::object();
+    } catch (const py::error_already_set& error) {  // it lies elsewhere, say
+        if (!error.matches(PyExc_Exception)) throw;
+        return {};
+    }
+}
+
+py::list list_of(std::vector<py::object>& objects) {
+    py::list list(objects.size());
+    for (std::size_t i = 0; i < objects.size(); ++i)
+        PyList_SET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i), objects[i].release().ptr());
+    return list;
+}
+
+// Whether no number comes twice; it leaves them in any order.
+bool are_different(std::vector<std::int64_t>& numbers) {
+    if (!std::is_sorted(numbers.begin(), numbers.end())) std::sort(numbers.begin(), numbers.end());
+    return std::adjacent_find(numbers.begin(), numbers.end()) == numbers.end();
+}
+
+// A list of updates read at once, if each is what nearly all are: a model as a float32 vector of n elements, NumPy's or
+// torch's, from one draw of a registered client that sent no other, in the open round, without a control. Anything else
+// gives None, and Python reads them one by one, with the errors. It only saves time: on a small model that reading is
+// most of a round.
+py::object read_plain_updates(const py::object& updates, const py::handle& type, const ClientIndex& index,
+                              std::int64_t n, double lr, double max_steps, double max_examples, bool own_rates,
+                              double max_lr) {
     const bool named = PyType_Check(type.ptr()) &&
                        PyType_HasFeature(reinterpret_cast<PyTypeObject*>(type.ptr()), Py_TPFLAGS_TUPLE_SUBCLASS);
     if (!named) raise("ArrayError", "type: expected a type of named tuples");
     const py::tuple listed = items_of(updates, "updates");
     const auto k = static_cast<py::ssize_t>(listed.size());
-    py::list clients(k), ys(k);
+    std::vector<py::object> clients, ys;
+    clients.reserve(static_cast<std::size_t>(k));
+    ys.reserve(static_cast<std::size_t>(k));
     py::array_t<double> steps(k), examples(k), distances(k);
+    double *const step = steps.mutable_data(), *const example = examples.mutable_data(),
+                  *const distance = distances.mutable_data();
+    std::vector<std::int64_t> numbers(static_cast<std::size_t>(k));
     for (py::ssize_t i = 0; i < k; ++i) {
         PyObject* update = PyTuple_GET_ITEM(listed.ptr(), i);
         if (reinterpret_cast<PyObject*>(Py_TYPE(update)) != type.ptr() || PyTuple_GET_SIZE(update) != kFields)
@@ -49,23 +88,28 @@ py::object read_plain_updates(const py::object& updates, const py::handle& type,
         const double rate_used = rate(field(kLr), lr, own_rates, max_lr);
         const bool plain = done > 0 && held > 0 && rate_used > 0 && std::isfinite(1 / (rate_used * done)) &&
                            whole(field(kCount), 1) == 1 && field(kControl) == Py_None && field(kRound) == Py_None &&
-                           field(kDelta) == Py_None && field(kGradient) == Py_None &&
-                           PyLong_CheckExact(field(kClient)) && is_plain_vector(field(kModel), n);
+                           field(kDelta) == Py_None && field(kGradient) == Py_None;
         if (!plain) return py::none();
-        clients[i] = py::reinterpret_borrow<py::object>(field(kClient));
-        ys[i] = py::reinterpret_borrow<py::object>(field(kModel));
-        steps.mutable_data()[i] = done;
-        examples.mutable_data()[i] = held;
-        distances.mutable_data()[i] = rate_used * done;
+        py::object model = plain_model(field(kModel), n);
+        if (!model) return py::none();
+        numbers[i] = number_of(index, field(kClient));
+        if (numbers[i] == kNone) return py::none();
+        clients.push_back(py::reinterpret_borrow<py::object>(field(kClient)));
+        ys.push_back(std::move(model));
+        step[i] = done;
+        example[i] = held;
+        distance[i] = rate_used * done;
     }
-    return py::make_tuple(clients, ys, steps, examples, distances);
+    if (!are_different(numbers)) return py::none();
+    return py::make_tuple(list_of(clients), list_of(ys), steps, examples, distances);
 }
 
 }  // namespace
 
 void bind_plain_updates(py::module_& module) {
-    module.def("read_plain_updates", &read_plain_updates, py::arg("updates"), py::arg("type"), py::arg("n"),
-               py::arg("lr"), py::arg("max_steps"), py::arg("max_examples"), py::arg("own_rates"), py::arg("max_lr"));
+    module.def("read_plain_updates", &read_plain_updates, py::arg("updates"), py::arg("type"), py::arg("index"),
+               py::arg("n"), py::arg("lr"), py::arg("max_steps"), py::arg("max_examples"), py::arg("own_rates"),
+               py::arg("max_lr"));
 }
 
 }  // namespace fedcore::bindings

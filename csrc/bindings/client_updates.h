@@ -23,6 +23,9 @@ struct ClientTensors {
     std::vector<ClientUpdate> sent;
 };
 
+// Arrays of a call beside those of its clients.
+constexpr std::size_t kOthers = 8;
+
 inline bool is_apart(py::handle y) {
     return PyList_Check(y.ptr()) || PyTuple_Check(y.ptr());
 }
@@ -57,11 +60,16 @@ inline ClientTensors read_client_updates(Arrays& arrays, const py::object& bases
     ClientTensors read{k, first < k ? read_starts(of_first, first, n) : std::vector<std::int64_t>{0, n}, {}};
     const auto count = static_cast<std::int64_t>(read.starts.size()) - 1;
     read.sent.resize(count * k);
+    arrays.reserve((count + 1) * k + kOthers);
+    const py::tuple none;
+    const float* x = nullptr;
     for (std::int64_t i = 0; i < k; ++i) {
-        const py::object y = listed[i], from = base[i];
-        const float* const x = from.is_none() ? nullptr : arrays.input<float>(from, {"bases", i}, n).data;
+        const py::handle y = PyTuple_GET_ITEM(listed.ptr(), i), from = PyTuple_GET_ITEM(base.ptr(), i);
+        // Clients of one round start from one model, which is looked at once.
+        if (i == 0 || from.ptr() != PyTuple_GET_ITEM(base.ptr(), i - 1))
+            x = from.is_none() ? nullptr : arrays.input<float>(from, {"bases", i}, n).data;
         const bool in_tensors = apart && is_apart(y);
-        const py::tuple tensors = i == first ? of_first : in_tensors ? items_of(y, {"ys", i}, count) : py::tuple();
+        const py::tuple tensors = i == first ? of_first : in_tensors ? items_of(y, {"ys", i}, count) : none;
         AnySpan all;
         if (!in_tensors) all = arrays.input(y, {"ys", i}, update_dtypes(), n);
         const std::int64_t size = n > 0 ? all.bytes / n : 0;

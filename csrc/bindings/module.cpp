@@ -6,6 +6,7 @@ PYBIND11_MODULE(_core, module) {
     bind_aggregate(module);
     bind_checksum(module);
     bind_client_index(module);
+    bind_columns(module);
     bind_combine(module);
     bind_copy(module);
     bind_direction(module);

@@ -7,6 +7,8 @@
 
 namespace fedcore {
 
+static_assert(kSummed == kBlock, "a block has a checksum of its own");
+
 void exchange(const double* acc, double* out, const ClientUpdate* sent, const RowExchange* rows, const Forms& forms,
               std::int64_t k, std::int64_t n, double* scratch, double* squared_norms) {
     const Table& loops = table();

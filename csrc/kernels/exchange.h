@@ -16,12 +16,15 @@ struct Row {
     float* scales;  // int8's, else null
 };
 
+inline constexpr std::int64_t kSummed = 16384;  // elements of a float32 row under one checksum: a block, 64 KiB
+
 // One client's row before and after.
 struct RowExchange {
-    Row old_row;          // r, only read
-    const float* anchor;  // q, float32[n] or null, as where no form has it: MimiC's v[t_i], SCAFFOLD's offset
-    Row new_row;          // of any codec; may lie where old_row does, element by element
-    DitherKey key;        // of the rounding, where the new row is coded
+    Row old_row;                    // r, only read
+    const float* anchor;            // q, float32[n] or null, as where no form has it: MimiC's v[t_i], SCAFFOLD's offset
+    Row new_row;                    // of any codec; may lie where old_row does, element by element
+    DitherKey key;                  // of the rounding, where the new row is coded
+    std::uint64_t* sums = nullptr;  // the checksums of the new row's blocks (store/checksum.h), uint64[block_count(n)]
 };
 
 // What a row becomes, and what the sum sees of it: with ~ for what is stored, that is decoded(encoded(.)),
@@ -50,9 +53,10 @@ struct Forms {
 
 // The sum follows exactly what is stored. squared_norms[i] = |h_i|^2 before encoding; not finite too where row'~_i is
 // not.
-//   The promises of `accumulate` on order, aliasing and scratch hold here too.
-//   Moves (4 + 2 b .. 8 + 2 b) k n + (4 + 16) n bytes, b = 4, 2 or 1 + 1/16 the bytes of a row's element: y, r and
-//   perhaps the anchor read, the new row written.
+//   Checksums may be asked for where all new rows are float32. They are those of what is stored, made while it is in
+//   L1. The promises of `accumulate` on order, aliasing and scratch hold here too. Moves (4 + 2 b .. 8 + 2 b) k n + (4
+//   + 16) n bytes, b = 4, 2 or 1 + 1/16 the bytes of a row's element: y, r and perhaps the anchor read, the new row
+//   written.
 void exchange(const double* acc, double* out, const ClientUpdate* sent, const RowExchange* rows, const Forms& forms,
               std::int64_t k, std::int64_t n, double* scratch, double* squared_norms);
 

@@ -18,12 +18,14 @@ constexpr std::int64_t kChunk = 512;  // elements that are converted at once: th
 static_assert(kTile % kChunk == 0, "lanes go from chunk to chunk of a tile");
 constexpr std::int64_t kRun =
     16384;  // elements of a row that are read consecutively, their sum in L2: it suits the memory
+static_assert(kRun == kSummed, "a run is what lies under one checksum");
 constexpr std::int64_t kCodedRun = 4096;  // the same of codes, whose loops feel it if the sum comes from far
 constexpr std::int64_t kAhead = 512;      // elements to prefetch ahead of a stream
 
 #define FEDCORE_SCALAR inline
 // Each uses those before it, so their order is no sorter's business.
 // clang-format off
+#include "base/checksum_lanes.inl"
 #include "kernels/cpu/simd.inl"
 #include "kernels/scalar/norms.inl"
 #include "base/past_caches.inl"

@@ -2,7 +2,7 @@
 
 from fedcore.aggregation.aggregator import Admission, Aggregator, Lengths, Opened, Result
 from fedcore.aggregation.replies import Counters, Replies
-from fedcore.aggregation.row_exchange import exchange
+from fedcore.aggregation.row_exchange import exchange_whole
 from fedcore.aggregation.sum import Precision, Sum, longest_update
 
 __all__ = [
@@ -15,6 +15,6 @@ __all__ = [
     "Replies",
     "Result",
     "Sum",
-    "exchange",
+    "exchange_whole",
     "longest_update",
 ]

@@ -1,4 +1,4 @@
-"""The exchange of many clients' rows, some at a time."""
+"""The exchange of many clients' rows, some at a time, and the checksums of those that are made whole."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,8 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
+from fedcore.clients.registry import ClientId
 from fedcore.kernels import Terms
 from fedcore.kernels.exchange import ANCHORED, REPLACED
+from fedcore.store import ClientStore
 from fedcore.typing import F64
 
 PART = 256
@@ -30,6 +32,7 @@ def exchange(
     row: Terms = REPLACED,
     adds: Terms = ANCHORED,
     keys: npt.NDArray[np.uint64] | None = None,
+    sums: npt.NDArray[np.uint64] | None = None,
 ) -> F64:
     """``kernels.exchange``, and its bits, of any number of rows that do not overlap."""
     squares = np.empty(len(ys))
@@ -48,5 +51,18 @@ def exchange(
             row=row,
             adds=adds,
             keys=None if keys is None else keys[some],
+            sums=None if sums is None else sums[some],
         )
+    return squares
+
+
+def exchange_whole(store: ClientStore, clients: Sequence[ClientId], *arguments: Any, **options: Any) -> F64:
+    """``exchange`` of whole rows into those that are staged for the clients: a commit does not read them again.
+
+    Rows that are made a tensor at a time are no such: a tensor's end is none of a checksum's blocks.
+    """
+    sums = store.room_for_checksums(len(clients))
+    squares = exchange(*arguments, **options, sums=sums)
+    if sums is not None:
+        store.note_checksums(clients, sums)
     return squares

@@ -1,5 +1,6 @@
 """Sums: every update is folded in as it comes, and forgotten."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -9,13 +10,14 @@ import numpy.typing as npt
 from fedcore import kernels
 from fedcore.aggregation.aggregator import Admission, Lengths, Opened, Result
 from fedcore.aggregation.replies import Replies
-from fedcore.aggregation.row_exchange import exchange
+from fedcore.aggregation.row_exchange import exchange, exchange_whole
 from fedcore.algorithms import Algorithm
 from fedcore.algorithms.algorithm import NOTHING, H
 from fedcore.kernels import Terms
 from fedcore.kernels.exchange import CHANGE
 from fedcore.layout import Layout
 from fedcore.memory import empty, zeros
+from fedcore.native import core
 from fedcore.store.rounding import rounding_keys
 from fedcore.typing import F32, F64, Floats
 
@@ -62,6 +64,8 @@ class Sum:
         self._changes = zeros(layout.n_parameters, np.float64) if algorithm.sums_changes else None
         self._spare_changes = empty(layout.n_parameters, np.float64) if algorithm.sums_changes else None
         self._begun = True  # whether the value is a sum; else it is to be zero
+        self._has_buffers = layout.n > layout.n_parameters
+        self._alone = abs(algorithm.adds.h) if algorithm.row == NOTHING else 1.0
         self._n_tensors = sum(piece.kind == "parameter" for piece in layout.slices)
         self._opened: Opened
         self._weight = self._buffer_weight = 0.0
@@ -86,8 +90,11 @@ class Sum:
         if len(replies):
             self._value, self._spare, self._begun = self._spare, self._value, True
             self._changes, self._spare_changes = self._spare_changes, self._changes
-            self._weight = _added(self._weight, replies.weights)
-            self._buffer_weight = _added(self._buffer_weight, replies.weights[replies.has_buffers])
+            # One after another: fractions too have the same bits however many come at once.
+            self._weight = core.column_sum(self._weight, replies.weights, None)
+            if self._has_buffers:
+                with_buffers = replies.weights[replies.has_buffers]
+                self._buffer_weight = core.column_sum(self._buffer_weight, with_buffers, None)
         return lengths.parameters
 
     def result(self) -> Result:
@@ -98,10 +105,8 @@ class Sum:
 
     def _write(self, replies: Replies) -> Lengths:
         """The sums with the replies into the spares, and the replies' rows into staged ones."""
-        has_buffers = self._layout.n > self._layout.n_parameters
-        alone = abs(self._algorithm.adds.h) if self._algorithm.row == NOTHING else 1.0
-        lengths = self._held(self._fold_parameters(replies), replies.weights * alone)
-        buffers = self._fold_buffers(replies) if has_buffers else None
+        lengths = self._held(self._fold_parameters(replies), replies.weights, self._alone)
+        buffers = self._fold_buffers(replies) if self._has_buffers else None
         if self._changes is None:
             return Lengths(lengths, buffers)
         controls = self._held(self._fold_changes(replies), np.ones(len(replies)))
@@ -126,7 +131,8 @@ class Sum:
             return kernels.accumulate(self._changes, none, replies.controls, minus, ones, out=self._spare_changes)
         old, new = self._rows(replies)
         arguments = self._changes, none, replies.controls, minus, ones, old, none, new
-        return exchange(*arguments, out=self._spare_changes, keys=self._keys(replies))
+        store, keys = self._opened.store, self._keys(replies)
+        return exchange_whole(store, replies.clients, *arguments, out=self._spare_changes, keys=keys)
 
     def _exchange(self, acc: Floats, out: Floats, replies: Replies, weights: F64, adds: Terms) -> F64:
         """Stage the replies' rows, and add what they change, or all that A adds, to a sum over the parameters."""
@@ -134,11 +140,12 @@ class Sum:
         (old, new), anchors = self._rows(replies), self._anchors(replies)
         keys, squares = self._keys(replies), np.zeros(len(replies))
         for span, bases, ys in self._spans(replies, p):
-            rows, at, rows_out = (
-                (old, anchors, new) if span == slice(0, p) else (_cut(old, span), _cut(anchors, span), _cut(new, span))
-            )
-            arguments = acc[span], bases, ys, replies.scales, weights, rows, at, rows_out
-            squares += exchange(*arguments, out=out[span], row=row, adds=adds, keys=keys)
+            given, to = (acc[span], bases, ys, replies.scales, weights), out[span]
+            if span == slice(0, p):
+                store, rows = self._opened.store, (old, anchors, new)
+                return exchange_whole(store, replies.clients, *given, *rows, out=to, row=row, adds=adds, keys=keys)
+            rows = _cut(old, span), _cut(anchors, span), _cut(new, span)
+            squares += exchange(*given, *rows, out=to, row=row, adds=adds, keys=keys)
         return squares
 
     def _anchors(self, replies: Replies) -> list[F32 | None]:
@@ -201,18 +208,14 @@ class Sum:
         squares[replies.has_buffers] = self._held(folded, chosen.weights)
         return squares
 
-    def _held(self, squares: F64, weights: F64) -> F64:
+    def _held(self, squares: F64, weights: F64, times: float = 1.0) -> F64:
         """The squares; infinite for an update so long that it could carry a sum or the step past float32's range."""
+        most, heaviest = core.column_range(squares)[1], core.column_range(weights)[1]
+        if most >= 0 and (norm := math.sqrt(most)) < self._opened.longest and norm * (heaviest * times) < LONGEST:
+            return squares  # since the longest is held, were it the heaviest too
         norms = np.sqrt(squares)
-        squares[~((norms * weights < LONGEST) & (norms < self._opened.longest))] = np.inf  # as a NaN is not
+        squares[~((norms * (weights * times) < LONGEST) & (norms < self._opened.longest))] = np.inf  # as a NaN is not
         return squares
-
-
-def _added(total: float, weights: F64) -> float:
-    """A sum and weights, added one after another: fractions too have the same bits however many come at once."""
-    for weight in weights.tolist():  # sum() and numpy.sum add otherwise
-        total += weight
-    return total
 
 
 def _cut(vectors: Sequence[Any], span: slice) -> list[Any]:

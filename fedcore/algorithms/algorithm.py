@@ -107,66 +107,66 @@ class Algorithm(ABC):
         options = ", ".join(f"{name}={getattr(self, name, None)!r}" for name in signature(type(self)).parameters)
         return f"{type(self).__name__}({options})"
 
-    @property
+    @cached_property
     def row(self) -> Terms:
         """The client's new row; all zero where no row follows from what is sent as y."""
         return NOTHING
 
-    @property
+    @cached_property
     def adds(self) -> Terms:
         """The terms that one update adds to A."""
         return H
 
-    @property
+    @cached_property
     def anchor(self) -> Anchor | None:
         """The meaning of q: v[t_i] of the round in which the client was last heard; or the offset that all were sent,
         without the row's part; or nothing."""
         return None
 
-    @property
+    @cached_property
     def second_vector(self) -> str | None:
         """The vector that clients send beside y, as ``control``: it becomes the row. None for no such vector,
         ``MEAN_GRADIENT`` or ``ROW_CHANGE``; or words of one's own for a vector that only one's own clients can make."""
         return None
 
-    @property
+    @cached_property
     def placement(self) -> Placement:
         """The keeper of the rows. Where clients do, B sums what they send as it is."""
         return "server"
 
-    @property
+    @cached_property
     def direction(self) -> Direction:
         """The direction of a client's steps."""
         return GRADIENT
 
-    @property
+    @cached_property
     def local_rule(self) -> LocalRule:
         """The rule by which a client steps along its minibatches (``fedcore.local_rules``)."""
         return SGD
 
-    @property
+    @cached_property
     def unit(self) -> Unit:
         """The unit of h without a server rate: "gradient", and gamma is the mean of eta_i K_i; or "model", the
         difference x - y, and gamma is 1 (averaging)."""
         return "gradient"
 
-    @property
+    @cached_property
     def averaging_option(self) -> str | None:
         """The option with which the method averages models, so that nobody need say numbers of steps, as it is
         written; None for none."""
         return None
 
-    @property
+    @cached_property
     def takes_server_rate(self) -> bool:
         """Tell whether ``Server(server_lr=)`` may be given: not where h is x - y whatever the server's rate."""
         return True
 
-    @property
+    @cached_property
     def keeps_total(self) -> bool:
         """Tell whether there is a running total T: float64[n], zero at first."""
         return False
 
-    @property
+    @cached_property
     def sums_changes(self) -> bool:
         """Tell whether B is summed: by default where clients send second vectors.
 
@@ -174,12 +174,12 @@ class Algorithm(ABC):
         """
         return self.second_vector is not None
 
-    @property
+    @cached_property
     def steps_without_clients(self) -> bool:
         """Tell whether x moves in a round that heard nobody."""
         return False
 
-    @property
+    @cached_property
     def needs_shares(self) -> bool:
         """Tell whether ``weigh`` reads the shares, for which the server must know its clients' numbers of examples."""
         return False
@@ -201,54 +201,65 @@ class Algorithm(ABC):
 
     # What follows from the entries; where the inference is wrong for a method, the method says it itself.
 
-    @property
+    @cached_property
     def keeps_rows(self) -> bool:
         """Tell whether the server has a row for each client."""
         return self.placement == "server" and (self.row != NOTHING or self.second_vector is not None)
 
-    @property
+    @cached_property
     def rows_at_clients(self) -> bool:
         """Tell whether each client keeps its own row."""
         return self.placement == "client"
 
-    @property
+    @cached_property
     def averages(self) -> bool:
         """Tell whether models are averaged, where no server rate is given."""
         return self.unit == "model"
 
-    @property
+    @cached_property
     def hears_once(self) -> bool:
         """Tell whether a client has one reply in a round, so that it cannot have been drawn twice."""
         return self.keeps_rows or self.second_vector is not None or self.needs_shares
 
-    @property
+    @cached_property
     def weighs_claims(self) -> bool:
         """Tell whether ``weigh`` may read the examples that clients claim, which the server then bounds: by what it
         knows, or by what others claim. So of each ``weigh`` of one's own that does not say otherwise."""
         return type(self).weigh is not Algorithm.weigh
 
-    @property
+    @cached_property
     def most_steps(self) -> int | None:
         """The most local steps that it has a client do in a round; None where that is the clients' own affair."""
         return self.local_rule.most_steps
 
-    @property
+    @cached_property
     def reads_offset(self) -> bool:
         """Tell whether the offset is part of what a row becomes or an update adds."""
         return self.anchor == "offset" and bool(self.row.q or self.adds.q)
 
-    @property
+    @cached_property
+    def sums(self) -> Terms:
+        """The terms of h, r and q in A, the row's form put in: sum_i w_i (sums.h h_i + sums.r r_i + sums.q q_i)."""
+        adds, row = self.adds, self.row
+        return Terms(h=adds.h + adds.row * row.h, r=adds.r + adds.row * row.r, q=adds.q + adds.row * row.q)
+
+    @cached_property
+    def hides_mean(self) -> bool:
+        """Tell whether the cohort's mean of h does not follow from A and the offset."""
+        return not self.sums.h or bool(self.sums.r) or bool(self.sums.q and self.keeps_history)
+
+    @cached_property
     def needs_plain_steps(self) -> bool:
         """Tell whether the client's mean gradient follows from y, which local momentum and clipping would falsify."""
         return self.reads_offset
 
-    @property
+    @cached_property
     def takes_warm_start(self) -> bool:
         """Tell whether rows that are gradients, or a momentum at x_{t-1}, can start from the clients'."""
         starts = not self.keeps_history and (self.total_sums_rows or not self.keeps_rows)
         return starts and self.unit == "gradient" and (self.keeps_total or self.direction.b != 0)
 
-    @property
+    @cached_property
     def total_sums_rows(self) -> bool:
         """Tell whether T sums all rows, or all corrections v[t_i] - r_i: one who departs is taken out of it."""
         if not self.keeps_rows or not self.keeps_total:
@@ -263,19 +274,19 @@ class Algorithm(ABC):
             return plain and self.adds == Terms(row=1, r=-1, q=1) and form == Linear(T=1, A=-1, v=EXAMPLE.S)
         return plain and self.adds == Terms(row=1, r=-1) and form == Linear(T=1, A=1)
 
-    @property
+    @cached_property
     def folds_history(self) -> bool:
         """Tell whether a row r with the anchor v[t] may become r - v[t] with none, so that few v[t] need be kept."""
         row, adds = self.row, self.adds
         return self.keeps_history and adds.q == -adds.r and row.q == -row.r and self.total_sums_rows
 
-    @property
+    @cached_property
     def says_gamma(self) -> bool:
         """Tell whether ``step`` says gamma."""
         step = self._tried
         return step is not None and step.gamma is not None
 
-    @property
+    @cached_property
     def looks_ahead(self) -> bool:
         """Tell whether clients are sent more than x."""
         step = self._tried
@@ -289,23 +300,23 @@ class Algorithm(ABC):
         except Exception:
             return None
 
-    @property
+    @cached_property
     def uploads(self) -> int:
         """Vectors that a client sends in a round, the "model uploadings" of Sun et al. 2023: y, and a second vector."""
         return 1 if self.second_vector is None else 2
 
-    @property
+    @cached_property
     def sends_offset(self) -> bool:
         """Tell whether the server sends clients an offset beside x."""
         d = self.direction
         return bool(d.from_mean or d.from_momentum or (d.from_row and self.keeps_rows))
 
-    @property
+    @cached_property
     def keeps_history(self) -> bool:
         """Tell whether the directions v[t] are kept while a row refers to them."""
         return self.anchor == "v[t]" and bool(self.row.q or self.adds.q)
 
-    @property
+    @cached_property
     def keeps_momentum(self) -> bool:
         """Tell whether g, the last direction, is part of what clients step along, or of how a round ends."""
         step = self._tried

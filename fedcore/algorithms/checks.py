@@ -28,10 +28,14 @@ from fedcore.algorithms.cohort import EXAMPLE, Claims
 from fedcore.arguments import due_in
 from fedcore.errors import AlgorithmError, UnknownNameError
 from fedcore.local_rules import LocalRule
+from fedcore.native import core
 from fedcore.typing import F64
 
 FLAGS = ("keeps_total", "sums_changes", "takes_server_rate", "steps_without_clients", "needs_shares")
 CHOICES = (("anchor", get_args(Anchor)), ("placement", get_args(Placement)), ("unit", get_args(Unit)))
+
+PLAIN = frozenset((float, int))
+"""What nearly all numbers of a table are; others are looked at one by one."""
 
 Result = TypeVar("Result")
 
@@ -93,7 +97,8 @@ def check_weights(algorithm: Algorithm, weights: Any, claims: Claims) -> F64:
     """
     k = len(claims.steps)
     if isinstance(weights, np.ndarray) and weights.dtype == np.float64 and weights.shape == (k,):
-        if weights.min(initial=0.0) >= 0 and weights.max(initial=0.0) < math.inf:  # as a NaN is not
+        least, most = core.column_range(weights if weights.flags.c_contiguous else weights.copy())
+        if least >= 0 and most < math.inf:  # as a NaN is not
             return weights
         got = f"{weights[~(np.isfinite(weights) & (weights >= 0))][0]:g}"
     else:
@@ -138,7 +143,10 @@ def check_step(algorithm: Algorithm, step: Any) -> Step:
 
 
 def _are_finite(numbers: Terms | Linear | Direction) -> bool:
-    return all(map(_is_finite, numbers if isinstance(numbers, tuple) else astuple(numbers)))
+    listed = numbers if isinstance(numbers, tuple) else astuple(numbers)
+    if PLAIN.issuperset(map(type, listed)):
+        return all(map(math.isfinite, listed))
+    return all(map(_is_finite, listed))
 
 
 def _is_finite(number: object) -> bool:

@@ -62,8 +62,10 @@ def _run(group: Group) -> None:
     parser.add_argument("--resume", action="store_true", help=words)
     _jobs(parser)
     _imports(parser)
-    words = "threads of fedcore's kernels in each process"
+    words = "threads of each process, for fedcore's kernels and for clients that are trained together"
     parser.add_argument("--threads", type=whole(1), metavar="N", help=words)
+    words = "train clients together where the model can be, or one by one; by default what is measured to be faster"
+    parser.add_argument("--together", choices=("yes", "no"), help=words)
     words = "show where the rounds' time went, and write trace.json, which chrome://tracing shows, into the folder"
     parser.add_argument("--profile", action="store_true", help=words)
 

@@ -30,6 +30,7 @@ def run(
     resume: bool,
     jobs: int | None,
     threads: int | None,
+    together: Literal["yes", "no"] | None,
     imports: list[str],
     profile: bool,
 ) -> None:
@@ -37,6 +38,7 @@ def run(
     load_all(imports)
     overrides = given(changes, rounds, seeds)
     overrides += [f"threads={threads}"] if threads is not None else []
+    overrides += [f"together={str(together == 'yes').lower()}"] if together is not None else []
     if resume and (overrides or out or scale != "full"):
         raise ConfigError(
             "--resume: expected the run's folder alone, since a run goes on as it was begun, got options beside it"

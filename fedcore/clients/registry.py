@@ -108,6 +108,11 @@ class Registry(Represented):
         return self._index.count, left + list(zip(numbers.tolist(), ids, strict=True))
 
     @property
+    def index(self) -> "core.ClientIndex":
+        """The native index, which readers of whole cohorts look clients up in; it changes with the registry alone."""
+        return self._index
+
+    @property
     def capacity(self) -> int:
         """Every number is below it: it is one past the highest in use, and at least the count."""
         capacity: int = self._index.capacity

@@ -1,11 +1,14 @@
 """Client work in this process: one client after another on one model, or many small models at once."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +17,16 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedcore.algorithms import MEAN_GRADIENT, Direction
+from fedcore.arguments import whole
+from fedcore.assignment import Assignment
 from fedcore.clients import ClientId
 from fedcore.data import Dataset
 from fedcore.engines.engine import Evaluation, check_asked
 from fedcore.errors import RangeError, UnknownClientError
 from fedcore.local import FlatModel, LocalOptions, Work, seeded, sgd
-from fedcore.local.batched_sgd import MOST_PARAMETERS, batched_sgd, in_groups
-from fedcore.local.perceptron import Perceptron
+from fedcore.local.batched_sgd import batched_sgd, in_groups
+from fedcore.local.layers import Net
+from fedcore.local.together import net_of
 from fedcore.local_rules import Indices, LocalRule, Sgd, Table, minibatch_table, minibatches
 from fedcore.participation import Active
 from fedcore.server import Broadcast, Update
@@ -34,6 +40,10 @@ NO_ROUND = 2**32 - 1
 
 Trained = tuple[int, npt.NDArray[np.float32], Work]
 """A client, its y, and what it did."""
+Group = list[tuple[int, Table, Assignment]]
+"""Clients that share a call, with their minibatches and what each is asked to do."""
+A = TypeVar("A")
+B = TypeVar("B")
 
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
@@ -41,9 +51,9 @@ DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
 class InProcess:
     """The engine that trains the clients of a round in this process, on their parts of a data set.
 
-    Clients of a perceptron (``local.perceptron.Perceptron.of`` says what is one) of at most
-    ``local.batched_sgd.MOST_PARAMETERS`` parameters are trained together, many in one call; of any other model one by
-    one.
+    Clients of a perceptron or a convolutional network (``local.perceptron.Perceptron.of`` and
+    ``local.convnet.ConvNet.of`` say what is one) of at most ``local.batched_sgd.MOST_PARAMETERS`` parameters are
+    trained together, many in one call; of any other model one by one.
 
     Args:
         module: the model, on the CPU; it is taken over (see ``FlatModel``).
@@ -54,7 +64,9 @@ class InProcess:
         steps: local steps. One of the two.
         seed: the run's seed, on which the minibatches depend.
         options: weight decay, momentum and clipping of the local steps.
-        together: False trains one by one whatever the model is.
+        together: False trains one by one whatever the model is. (``local.together.gains`` measures which is faster.)
+        threads: how many calls of clients that are trained together may run at once. Torch's own threads come on top of
+            these, and are best set to 1.
 
     Attributes:
         initial: float32[n], a copy of the module's values as they came: x_0.
@@ -65,9 +77,11 @@ class InProcess:
             of range.
         DtypeError, ArrayError: the module is none that ``FlatModel`` takes.
 
-    Determinism: an update depends on the seed, the broadcast and the client alone, not on who trained before or
-    beside it, as long as the module has no integer counters and draws random numbers in its dropout layers only. Which
-    way it is trained is a matter of the model alone, and the two differ in rounding.
+    Determinism: on one thread of torch's an update depends on the seed, the broadcast and the client alone, not on who
+    trained before or beside it, nor on ``threads``, as long as the module has no integer counters and draws random
+    numbers in its dropout layers only. On several, torch adds up clients that are trained together in an order that
+    depends on how many there are. Which way it is trained is a matter of the model and of ``together`` alone, and the
+    two differ in rounding.
     """
 
     def __init__(
@@ -82,6 +96,7 @@ class InProcess:
         seed: int,
         options: LocalOptions | None = None,
         together: bool = True,
+        threads: int = 1,
     ) -> None:
         if not len(parts):
             raise RangeError("parts: expected at least one client's, got none")
@@ -94,10 +109,11 @@ class InProcess:
                     f"got {part.min()} .. {part.max()} for client {client}"
                 )
         self._model = FlatModel(module)
-        net = Perceptron.of(module, dataset.train_x.shape[1:]) if together else None
-        self._net = net if net is not None and net.n <= MOST_PARAMETERS else None
+        self._net = net_of(module, dataset.train_x.shape[1:]) if together else None
+        self._threads = whole("threads", threads, 1)
         self._drops_out = any(isinstance(layer, DROPOUT) for layer in module.modules())
         self._parts = list(parts)
+        self._largest = max(map(len, parts))
         self._train = torch.from_numpy(dataset.train_x), torch.from_numpy(dataset.train_y)
         self._test = torch.from_numpy(dataset.test_x), torch.from_numpy(dataset.test_y)
         self._previous: FlatModel | None = None
@@ -221,22 +237,23 @@ class InProcess:
             yield client, self._model.flat.numpy(), work
 
     def _in_groups(
-        self, net: Perceptron, broadcast: Broadcast, clients: Sequence[int], steps: Sequence[int]
+        self, net: Net, broadcast: Broadcast, clients: Sequence[int], steps: Sequence[int]
     ) -> Iterator[Trained]:
         pairs = ((client, self._table(broadcast, client, most)) for client, most in zip(clients, steps, strict=True))
-        for group in in_groups(net, pairs):
-            ys = np.tile(broadcast.x, (len(group), 1))
-            works = batched_sgd(
-                net,
-                ys,
-                *self._train,
-                [table for _, table in group],
-                [broadcast.of(client) for client, _ in group],
-                x=broadcast.x,
-                options=self._options,
-            )
-            for (client, _), y, work in zip(group, ys, works, strict=True):
-                yield client, y, work
+        share = max(1, -(-len(clients) // self._threads))  # so that no thread has a call less than another
+        calls = -(-share // net.most_clients(min(broadcast.local_rule.batch(self._batch), self._largest)))
+        groups = (
+            [(client, table, broadcast.of(client)) for client, table in group]
+            for group in in_groups(net, pairs, -(-share // calls))
+        )
+        for trained in _ahead(partial(self._train_group, net, broadcast.x), groups, self._threads):
+            yield from trained
+
+    def _train_group(self, net: Net, x: npt.NDArray[np.float32], group: Group) -> list[Trained]:
+        clients, tables, assignments = zip(*group, strict=True)
+        ys = np.tile(x, (len(group), 1))
+        works = batched_sgd(net, ys, *self._train, tables, assignments, x=x, options=self._options)
+        return list(zip(clients, ys, works, strict=True))
 
     def _table(self, broadcast: Broadcast, client: int, steps: int) -> Table:
         """A client's minibatches; as wide as its own size makes it, so that its bits are no matter of the others."""
@@ -247,7 +264,7 @@ class InProcess:
             len(part),
             size,
             steps=steps,
-            width=min(size, power),
+            width=max(2, min(size, power)),  # one column of one client is another product to torch
             seed=self._seed,
             round=broadcast.round,
             client=client,
@@ -292,3 +309,22 @@ class InProcess:
             round=round,
             client=client,
         )
+
+
+def _ahead(function: Callable[[A], B], items: Iterable[A], threads: int) -> Iterator[B]:
+    """``map``, by so many threads; the items come from the caller's own, each when a thread is about to need it."""
+    if threads == 1:
+        yield from map(function, items)
+        return
+    waiting: deque[Future[B]] = deque()
+    # torch gives a thread its number of threads when it first asks for it; until then MKL takes all cores.
+    with ThreadPoolExecutor(threads, "fedcore clients", initializer=torch.get_num_threads) as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) > threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)

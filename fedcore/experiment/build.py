@@ -91,6 +91,8 @@ def build(trial: Trial, saved: Path | None = None) -> TrialParts:
         steps=experiment.local.steps,
         seed=seed,
         options=LocalOptions(experiment.local.weight_decay, experiment.local.momentum, experiment.local.clip),
+        together=experiment.together is not False,
+        threads=experiment.threads,
     )
     gamma = experiment.rate.server_lr.make() if experiment.rate.server_lr else None
     if isinstance(gamma, PerCohort):

@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedcore.experiment.jobs import Event, Job, find_data, run_jobs
-from fedcore.experiment.run_folder import prepare
+from fedcore.experiment.run_folder import prepare, write_config
 from fedcore.experiment.schema.experiment import Experiment
+from fedcore.experiment.together import settled
 from fedcore.experiment.trial import trials
 
 
@@ -38,8 +39,11 @@ def run_experiment(
         MissingDataError: the data is not there; nothing was made or begun.
         KeyboardInterrupt: after the processes were stopped; the records hold every finished round.
     """
-    work = [Job(trial, folder) for trial in trials(experiment)]
-    find_data(work)
+    find_data([Job(trial, folder) for trial in trials(experiment)])
+    chosen = settled(experiment, folder)
     if not resume:
-        prepare(folder, experiment)
+        prepare(folder, chosen)
+    elif chosen != experiment:
+        write_config(folder, chosen)
+    work = [Job(trial, folder) for trial in trials(chosen)]
     return run_jobs(work, processes=jobs, imports=imports, on_event=on_event)

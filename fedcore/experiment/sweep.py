@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedcore.errors import ConfigError
@@ -11,6 +11,7 @@ from fedcore.experiment.presets.grid import points
 from fedcore.experiment.run_folder import CONFIG, clear_unfinished, prepare, write_config
 from fedcore.experiment.schema.changes import Change, combined
 from fedcore.experiment.schema.experiment import Experiment
+from fedcore.experiment.together import settled
 from fedcore.experiment.trial import trials
 
 
@@ -73,18 +74,26 @@ def run_sweep(
     """
     work = sweep.jobs()
     find_data(work)
-    for folder, experiment in {job.folder: job.trial.experiment for job in work}.items():
-        _prepare(folder, experiment)
+    chosen = {
+        folder: _prepare(folder, experiment)
+        for folder, experiment in {job.folder: job.trial.experiment for job in work}.items()
+    }
+    work = [replace(job, trial=replace(job.trial, experiment=chosen[job.folder])) for job in work]
     return run_jobs(work, processes=jobs, imports=imports, on_event=on_event)
 
 
-def _prepare(folder: Path, experiment: Experiment) -> None:
+def _prepare(folder: Path, experiment: Experiment) -> Experiment:
+    """Make the folder of a point, or see that it is this point's; and say whether its clients are trained together."""
     path = folder / CONFIG
     if not path.exists():
         clear_unfinished(folder)
+        experiment = settled(experiment, folder)
         prepare(folder, experiment)
-        return
-    before = Experiment.model_validate_json(path.read_text(encoding="utf-8"))
+        return experiment
+    read = Experiment.model_validate_json(path.read_text(encoding="utf-8"))
+    before = settled(read, folder)
+    if experiment.together is None:
+        experiment = experiment.model_copy(update={"together": before.together})
     seeds = tuple(dict.fromkeys((*before.seeds, *experiment.seeds)))
     if _figures(before) != _figures(experiment):
         raise ConfigError(
@@ -93,8 +102,14 @@ def _prepare(folder: Path, experiment: Experiment) -> None:
         )
     more = (Change(key="seeds", was=list(experiment.seeds), now=list(seeds)),)
     both = experiment.model_copy(update={"seeds": seeds, "changes": combined(experiment.changes, more)})
-    if (both.seeds, both.pictures, both.changes) != (before.seeds, before.pictures, before.changes):
+    if _besides(both) != _besides(read):
         write_config(folder, both)
+    return experiment
+
+
+def _besides(experiment: Experiment) -> tuple[object, ...]:
+    """The rest of a point's configuration, which may change while it runs."""
+    return experiment.seeds, experiment.pictures, experiment.changes, experiment.together
 
 
 def _figures(experiment: Experiment) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """The kernels on bare arrays; ``fedcore.kernels.reference`` defines each of them in NumPy."""
 
-from fedcore.kernels import reference
+from fedcore.kernels import checksum_reference, reference
 from fedcore.kernels.aggregate import (
     accumulate,
     server_step,
@@ -18,7 +18,8 @@ from fedcore.kernels.quantise import Codes, dequantise, quantise
 from fedcore.kernels.summed import Summed
 from fedcore.native import add_twins
 
-add_twins(reference)
+for twins in (reference, checksum_reference):
+    add_twins(twins)
 
 __all__ = [
     "Codes",

@@ -31,6 +31,7 @@ def exchange(
     row: Terms = REPLACED,
     adds: Terms = ANCHORED,
     keys: npt.NDArray[np.uint64] | None = None,
+    sums: npt.NDArray[np.uint64] | None = None,
 ) -> npt.NDArray[np.float64]:
     """Add each client's news against its row to a sum, and replace the row, in one pass.
 
@@ -55,6 +56,8 @@ def exchange(
         adds: what the sum sees.
         keys: uint64[k, 2], the seed and the row with which ``quantise`` rounds r_i' stochastically: the codes are those
             of ``quantise(r_i', codec, seed=keys[i, 0], row=keys[i, 1])``. May be None where all new rows are float32.
+        sums: uint64[k, ceil(n / 16,384)], written: the checksums of each new row's blocks of 64 KiB, those that
+            ``fedcore.store.checksums`` gives, made while the block is at hand. None where a new row is not float32.
 
     Returns:
         float64[k], the squared norms |h_i|^2 before any rounding. One that is not finite tells what it tells in
@@ -81,6 +84,6 @@ def exchange(
     (array([2., 3.]), array([3., 4.], dtype=float32))
     """
     norms: npt.NDArray[np.float64] = core.exchange(
-        acc, out, bases, ys, scales, weights, old_rows, anchors, new_rows, row=row, adds=adds, keys=keys
+        acc, out, bases, ys, scales, weights, old_rows, anchors, new_rows, row=row, adds=adds, keys=keys, sums=sums
     )
     return norms

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.kernels.checksum_reference import checksum
 from fedcore.kernels.forms import Linear, Terms
 from fedcore.typing import F32, F64
 
@@ -131,6 +132,7 @@ def exchange(
     row: Terms,
     adds: Terms,
     keys: npt.NDArray[np.uint64] | None,
+    sums: npt.NDArray[np.uint64] | None = None,
 ) -> F64:
     """out = acc + sum_i weights[i] (the terms of adds), the new row those of row, as stored.
 
@@ -152,6 +154,8 @@ def exchange(
             new = decoded(new_row, len(h))
         else:
             new_row[:] = new
+            if sums is not None:
+                sums[i] = checksum(new_row, 64 << 10)
         change = adds.row * new.astype(np.float64) + adds.r * old.astype(np.float64)
         for coefficient, term in ((adds.h, h), (adds.q, anchor)):
             if coefficient:

@@ -1,4 +1,4 @@
-"""The local work of many clients at once, where the model is a small perceptron: batched products for all of them."""
+"""The local work of many clients at once, where the model is a small network: batched products for all of them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -9,36 +9,32 @@ from torch import Tensor
 
 from fedcore.assignment import Assignment
 from fedcore.errors import ShapeError
+from fedcore.local.layers import Block, Gradients, Net
 from fedcore.local.local_step import Descent, LocalOptions, mean_rate, rate, rate_of
-from fedcore.local.perceptron import Block, Perceptron, gradients
 from fedcore.local.sgd import Work
 from fedcore.local_rules import Table
 from fedcore.typing import F32
 
 MOST_PARAMETERS = 1_000_000
-"""Larger perceptrons are trained one by one. Time one by one over time together, on one thread, 1 / 8 / 32 clients
-(bench/rounds/bench_together.py): 610 parameters 1.8 / 27 / 10-45, 4,810 1.4-8 / 5-20 / 12-14, 50,890 1.1 / 2.3 / 2.1,
-159,010 1.1 / 1.4 / 1.5, 199,210 1.1 / 1.7 / 1.5, 656,810 1.1 / 1.3 / 1.1. Convolutions do not gain: LeNet by torch's
-vmap takes 2.3 times as long as one by one."""
+"""Larger networks are trained one by one. Perceptrons' time one by one over time together, on one thread, 1 / 8 / 32
+clients (bench/rounds/bench_together.py): 610 parameters 1.8 / 27 / 10-45, 4,810 1.4-8 / 5-20 / 12-14, 50,890
+1.1 / 2.3 / 2.1, 159,010 1.1 / 1.4 / 1.5, 199,210 1.1 / 1.7 / 1.5, 656,810 1.1 / 1.3 / 1.1. Of convolutional networks
+``together.gains`` measures it; EMNIST's, of 1,690,046, takes the same time either way."""
 CLIENTS = 64
 """The most clients in one call."""
-BYTES = 4 << 20
-"""What the models and gradients of one call may weigh, so that they stay in cache from step to step, and what the
-examples of one step may. With 32 clients the time is least at 3 to 6 MiB: 50,890 parameters take 159, 148 and 182 us a
-client and step at 1.5, 3 and 6 MiB; 199,210 take 338, 328 and 380 at 3, 6 and 12 MiB."""
 INDICES = 1 << 22
 """How many examples the steps of one call may visit; each takes 24 bytes."""
 
 
-def in_groups(net: Perceptron, clients: Iterable[tuple[int, Table]]) -> Iterator[list[tuple[int, Table]]]:
-    """Clients and their tables in their order, as many at a time as are to share a call: at least one."""
+def in_groups(net: Net, clients: Iterable[tuple[int, Table]], most: int = CLIENTS) -> Iterator[list[tuple[int, Table]]]:
+    """Clients and their tables in their order, as many at a time as are to share a call: from one to ``most``."""
     group: list[tuple[int, Table]] = []
     visited = 0
     for client, table in clients:
         width = table.indices.shape[1]
-        most = min(CLIENTS, BYTES // (8 * net.n), BYTES // (4 * width * net.layers[0].inputs))
+        limit = min(most, CLIENTS, net.most_clients(width))
         visited += table.indices.size
-        if group and (len(group) >= most or group[0][1].indices.shape[1] != width or visited > INDICES):
+        if group and (len(group) >= limit or group[0][1].indices.shape[1] != width or visited > INDICES):
             yield group
             group, visited = [], table.indices.size
         group.append((client, table))
@@ -49,7 +45,7 @@ def in_groups(net: Perceptron, clients: Iterable[tuple[int, Table]]) -> Iterator
 @torch.no_grad()
 @np.errstate(over="ignore", invalid="ignore")  # as in sgd
 def batched_sgd(
-    net: Perceptron,
+    net: Net,
     models: F32,
     inputs: Tensor,
     labels: Tensor,
@@ -80,7 +76,7 @@ def batched_sgd(
         ShapeError: the tables are not as many as the models, or of several widths.
 
     Determinism: a client's result does not depend on the others, as far as torch's batched products do not: on one
-        thread it has the same bits whoever is beside it.
+        thread, and with tables of at least two columns, it has the same bits whoever is beside it.
     Cost: 8 n bytes a client, 4 n more for each of offsets, second, momentum and mu, 8 n more for b; and 12 bytes for
         each example of each step.
     """
@@ -136,6 +132,11 @@ class _Minibatches:
         self._indices = torch.from_numpy(indices)
         self._weights = torch.from_numpy((counted / sizes).astype(np.float32)).unsqueeze(3)
 
+    @property
+    def width(self) -> int:
+        """The examples of each client in a step."""
+        return self._indices.shape[2]
+
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Inputs float32[m, b, features], labels int64[m, b, 1] and weights float32[m, b, 1] of each step."""
         _, m, b = self._indices.shape
@@ -145,7 +146,7 @@ class _Minibatches:
 
 
 def _phase(
-    net: Perceptron,
+    net: Net,
     ys: Tensor,
     minibatches: _Minibatches,
     rates: Sequence[float],
@@ -173,11 +174,12 @@ def _phase(
         velocity=flat.get("velocity"),
         options=options,
     )
+    gradients: Gradients = net.gradients(m, minibatches.width)
     for minibatch, lr in zip(minibatches, rates, strict=True):
-        gradients(net, y, *minibatch, out=grad)
+        gradients(y, *minibatch, grad)
         _clip(grad, options)
         if grad_prev is not None:
-            gradients(net, of["x_prev"], *minibatch, out=grad_prev)
+            gradients(of["x_prev"], *minibatch, grad_prev)
             _clip(grad_prev, options)
             grad_prev.flat.add_(of["x_prev"].flat, alpha=options.weight_decay)
         descent.step(lr)

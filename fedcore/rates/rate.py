@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from fedcore.arguments import due_in, inside
 from fedcore.errors import RangeError
 from fedcore.float_mode import ieee
+from fedcore.rates.constant import Constant
 
 POSITIVE = "(0, inf)"
 
@@ -18,13 +19,17 @@ class Rate(Protocol):
         ...
 
 
-@ieee
 def rate_at(rate: Rate, round: int) -> float:
     """The rate of that round.
 
     Raises:
         RangeError: it is no finite number > 0, as at the end of a long decay.
     """
+    return float(rate.value) if type(rate) is Constant else _checked_at(rate, round)  # which was checked when made
+
+
+@ieee
+def _checked_at(rate: Rate, round: int) -> float:
     value = float(rate(round))
     if not inside(value, POSITIVE):
         raise RangeError(f"rate: expected {due_in(POSITIVE)} in round {round}, got {value!r}")

@@ -129,8 +129,9 @@ def broadcast(settings: Settings, state: State, ids: Iterable[ClientId], newcome
     """See ``Server.broadcast``."""
     algorithm, layout, now, registry = settings.algorithm, settings.layout, state.snapshot, state.store.registry
     new = {client for client in map(canonical, newcomers) if client not in registry}
-    listed = ids.tolist() if isinstance(ids, np.ndarray) else ids
-    asked = tuple(client if client in new else registry.check(client) for client in listed)
+    asked = tuple(ids.tolist() if isinstance(ids, np.ndarray) else ids)
+    if registry.index.numbers(asked).min(initial=0) < 0:  # ids in another form, of newcomers, or of nobody
+        asked = tuple(client if client in new else registry.check(client) for client in asked)
     if algorithm.keeps_rows:
         state.store.prefetch(client for client in asked if client not in new)
     sent = (1 + bool(algorithm.direction.b)) * layout.n + algorithm.sends_offset * layout.n_parameters

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fedcore.native import core
 from fedcore.server.norm_window import WINDOW
 from fedcore.typing import F64
 
@@ -62,12 +63,14 @@ class ClaimWindow:
         """Take claims in; the oldest ones are forgotten if there are too many."""
         if not len(claims):
             return
-        if self._count == WINDOW and self._range[0] == self._range[1] and (claims == self._range[0]).all():
+        if self._count == WINDOW and self._range[0] == self._range[1] and _range(claims) == self._range:
             return
         kept = self.packed[max(0, self._count + len(claims) - WINDOW) : self._count]
-        last = np.concatenate([kept, claims[-WINDOW:]])
-        self.packed = np.concatenate([last, _NONE[len(last) :]])
-        self._count, self._range = len(last), _range(last)
+        count = min(WINDOW, len(kept) + len(claims))
+        packed = _NONE.copy()
+        packed[: len(kept)], packed[len(kept) : count] = kept, claims[-WINDOW:]
+        self.packed = packed
+        self._count, self._range = count, _range(packed[:count])
 
     @property
     def _heard(self) -> F64:
@@ -89,4 +92,4 @@ class ClaimWindows:
 
 
 def _range(claims: F64) -> tuple[float, float]:
-    return (float(claims.min()), float(claims.max())) if len(claims) else (math.inf, -math.inf)
+    return core.column_range(claims)

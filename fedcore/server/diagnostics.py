@@ -2,15 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from fedcore import kernels
 from fedcore.aggregation import Replies
-from fedcore.kernels import Linear, Terms
+from fedcore.kernels import Linear
 from fedcore.memory import zeros
 from fedcore.server.prepared_step import PreparedStep
 from fedcore.server.settings import Settings
@@ -24,8 +22,7 @@ AT_ONCE = 8
 """Rows that are decoded and summed in one pass."""
 
 
-@dataclass(frozen=True)
-class Diagnostics:
+class Diagnostics(NamedTuple):
     """The measurements of a step that is prepared; see ``RoundReport``."""
 
     correction_norm: float | None = None
@@ -33,8 +30,10 @@ class Diagnostics:
     """|sum_i (w_i / W) h_i|^2, where it is known."""
 
 
-@dataclass(frozen=True)
-class Diagnosis:
+UNKNOWN = Diagnostics()
+
+
+class Diagnosis(NamedTuple):
     """Measures a step that is prepared, while the store still has the rows of before.
 
     Args:
@@ -56,7 +55,7 @@ class Diagnosis:
             of 44,426 parameters: 1 to 3 ms more than the 2 ms of the round).
         """
         if self.prepared.step is None or not self.prepared.result.linear:
-            return Diagnostics()
+            return UNKNOWN
         corrected, square = self._corrections(), self._mean_square()
         return Diagnostics(corrected.correction_norm, corrected.mean_square if square is None else square)
 
@@ -64,13 +63,13 @@ class Diagnosis:
         algorithm, direction = self.settings.algorithm, self.settings.algorithm.direction
         W, after = self.prepared.result.W, self.prepared.after
         if not len(self.heard) or (direction.from_row and not algorithm.keeps_rows):
-            return Diagnostics()
+            return UNKNOWN
         at_clients = self.offset is not None or bool(direction.from_row)
         if at_clients and not direction.from_row:
             assert self.offset is not None
             return Diagnostics(_length([(self.offset, 1.0)]))
         if not algorithm.keeps_rows or not self.settings.diagnostics or not W > 0:
-            return Diagnostics()
+            return UNKNOWN
         if at_clients:
             correction: Combination = [(self._mean_row(), direction.from_row)]
             return Diagnostics(_length(correction if self.offset is None else [*correction, (self.offset, 1.0)]))
@@ -78,7 +77,7 @@ class Diagnosis:
         if mean_h is None:
             mean_h = self._mean_with_rows()
         if mean_h is None:
-            return Diagnostics()
+            return UNKNOWN
         return Diagnostics(_length([*mean_h, (after.momentum, -1.0)]), _length(mean_h) ** 2)
 
     def _mean_square(self) -> float | None:
@@ -86,42 +85,30 @@ class Diagnosis:
 
         Cost: nothing where v is that mean, or a multiple of it, as in most methods; else a pass over A.
         """
-        step, W, form = self.prepared.step, self.prepared.result.W, self._form
+        step, W, form = self.prepared.step, self.prepared.result.W, self.settings.algorithm.sums
         assert step is not None
-        if not W > 0 or self._needs_rows:
+        if not W > 0 or self.settings.algorithm.hides_mean:
             return None
         # v = times (A / W - form.q offset) / form.h, the offset made of T and g?
         d, N, times = self.settings.algorithm.direction, self.prepared.cohort.N, step.v.A * W * form.h
         share = times * form.q / form.h
-        multiple = Linear(A=step.v.A, T=-share * d.from_mean / N, g=-share * d.from_momentum)
-        if times and _alike(step.v, multiple):
+        multiple = Linear(step.v.A, 0.0, -share * d.from_mean / N, -share * d.from_momentum)
+        if times and (step.v == multiple or _alike(step.v, multiple)):
             return self.prepared.v_square / times**2
         mean = self._mean_of_sums()
         return None if mean is None else _length(mean) ** 2
 
-    @cached_property
-    def _form(self) -> Terms:
-        """The terms of h, r and q in A, the row's form put in: sum_i w_i (form.h h_i + form.r r_i + form.q q_i)."""
-        adds, row = self.settings.algorithm.adds, self.settings.algorithm.row
-        return Terms(h=adds.h + adds.row * row.h, r=adds.r + adds.row * row.r, q=adds.q + adds.row * row.q)
-
-    @property
-    def _needs_rows(self) -> bool:
-        """Tell whether the mean of h does not follow from A and the offset."""
-        form = self._form
-        return not form.h or bool(form.r) or bool(form.q and self.settings.algorithm.keeps_history)
-
     def _mean_of_sums(self) -> Combination | None:
         """sum_i (w_i / W) h_i, where it follows from A and the offset; else None."""
-        form = self._form
-        if self._needs_rows:
+        form = self.settings.algorithm.sums
+        if self.settings.algorithm.hides_mean:
             return None
         mean: Combination = [(self.prepared.result.A, 1 / (self.prepared.result.W * form.h))]
         return [*mean, (self.offset, -form.q / form.h)] if form.q and self.offset is not None else mean
 
     def _mean_with_rows(self) -> Combination | None:
         """The same by the rows of before the round; None where A does not tell h at all."""
-        form, W = self._form, self.prepared.result.W
+        form, W = self.settings.algorithm.sums, self.prepared.result.W
         if not form.h:
             return None
         mean: list[tuple[Floats, float]] = [(self.prepared.result.A, 1 / (W * form.h))]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.aggregation.row_exchange import exchange
+from fedcore.aggregation.row_exchange import exchange_whole
 from fedcore.clients import ClientId
 from fedcore.errors import DivergedError
 from fedcore.store import ClientStore
@@ -124,7 +124,7 @@ def fold_history(
             # One step from r to v, of length 1: h = r - v.
             arguments = total, rows, [v] * k, np.ones(k), -np.ones(k), old, [v] * k, new
             keys = rounding_keys(store, "a history that is folded", round, some)
-            squares = exchange(*arguments, out=total, keys=keys)
+            squares = exchange_whole(store, some, *arguments, out=total, keys=keys)
             if not np.isfinite(squares).all():
                 client = some[int(np.flatnonzero(~np.isfinite(squares))[0])]
                 raise DivergedError(

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.aggregation import Lengths
+from fedcore.native import core
 from fedcore.server.claim_window import ClaimWindow
 from fedcore.server.limits import Limits
 from fedcore.server.norm_window import NormWindow
@@ -94,7 +95,7 @@ class Judge:
         """
         limited = self._limits.measures
         columns = [column for column in lengths if column is not None]
-        finite = all(math.isfinite(column.sum()) for column in columns)
+        finite = all(core.column_range(column)[1] < math.inf for column in columns)  # as a NaN is not
         if finite and not limited and (self._examples is None or self._examples.agree(claims)):
             if self._examples is not None:
                 self._examples.add(claims)

@@ -1,5 +1,6 @@
 """The model's step at the end of a round: x', v, T' and the moments, out of the round's sums."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,7 @@ class ModelStep:
         ahead = now.ahead
         if gamma:
             ahead = self._ahead(now, x, step.lookahead) if step.lookahead else None
-        if not np.isfinite(x_square if ahead is None else x_square + kernels.squared_norms([ahead])[0]):
+        if not math.isfinite(x_square if ahead is None else x_square + kernels.squared_norms([ahead])[0]):
             raise DivergedError(
                 f"round {now.round_number}: the step gamma = {gamma:g} along v, |v| = {v_square**0.5:g}, would make "
                 f"x infinite or NaN; x stays, lower the rates{heard.longest()}"

@@ -16,6 +16,7 @@ from fedcore.clients import ClientId
 from fedcore.errors import DuplicateUpdateError, FedcoreError, RangeError, RoundError
 from fedcore.float_mode import ieee
 from fedcore.interrupts import uninterrupted
+from fedcore.native import core
 from fedcore.representation import Represented
 from fedcore.server.call_guard import one_call
 from fedcore.server.diagnostics import Diagnosis, Diagnostics
@@ -362,13 +363,15 @@ class Round(Represented):
     ) -> RoundReport:
         norms, weights, diversity = np.sqrt(heard.squares), heard.weights, None
         if found.mean_square:
-            diversity = float(weights @ heard.squares / weights.sum()) / found.mean_square
+            mean = core.column_sum(0.0, weights, heard.squares) / core.column_sum(0.0, weights, None)
+            diversity = mean / found.mean_square
+        claims = heard.claims
         self._most_steps = prepared.most_steps
         return RoundReport(
             round=prepared.before.round_number,
             heard=tuple(heard.clients),
             refused=tuple(self._refused),
-            steps=int(heard.claims.steps @ heard.claims.counts),
+            steps=int(core.column_sum(0.0, claims.steps, claims.counts)),
             # |h_i| as a gradient, whatever the units that were folded
             norms=norms / heard.eta_steps if self._settings.averages_models else norms,
             diversity=diversity,

@@ -1,7 +1,7 @@
 """One round of a server at a time: which one is open, and who opens the next."""
 
 from collections.abc import Callable
-from operator import itemgetter
+from threading import Lock
 from weakref import ref
 
 from fedcore.errors import RoundError
@@ -9,17 +9,24 @@ from fedcore.server.round import Round
 
 
 class RoundLock:
-    """The last round that was opened, under its number among all openings."""
+    """The last round that was opened, and the turn of whoever opens the next."""
 
     def __init__(self) -> None:
-        # None came before the first. Weak, so that a round that was dropped does not stay open for ever.
-        self._rounds: dict[int, Callable[[], Round | None]] = {0: lambda: None}
+        self._opening = Lock()
+        # Weak, so that a round that was dropped does not stay open for ever.
+        self._last: Callable[[], Round | None] = lambda: None  # came before the first
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "RoundLock":
+        """A copy with a turn of its own, since nobody can copy a lock; the last round is the same."""
+        copied = RoundLock()
+        copied._last = self._last
+        return copied
 
     @property
     def opened(self) -> Round | None:
         """The round that is open, if there is one."""
-        opened = max([*self._rounds.items()], key=itemgetter(0))[1]()
-        return opened if opened is not None and opened.is_open else None
+        last = self._last()
+        return last if last is not None and last.is_open else None
 
     def open(self, round: int, make: Callable[[], Round]) -> Round:
         """Make a round, which is the open one from then on.
@@ -28,15 +35,15 @@ class RoundLock:
             round: its number on the server, for messages.
 
         Raises:
-            RoundError: one is open already, or another thread opens one.
+            RoundError: one is open already, or is just opened: by another thread, or by the call that the handler of a
+                signal has come upon, which cannot wait for it.
         """
-        number = max([*self._rounds]) + 1  # before it is looked whether the one before is over
-        self.require_none(round)
-        opened = make()
-        # Of several threads one is the first with this number, and whoever comes with an old one sees a later.
-        if self._rounds.setdefault(number, mine := ref(opened)) is not mine or max([*self._rounds]) != number:
+        if self._opening.locked():
             raise RoundError(f"round {round}: expected one thread to open it, got two at once")
-        self._rounds.pop(number - 1, None)
+        with self._opening:
+            self.require_none(round)
+            opened = make()
+            self._last = ref(opened)
         return opened
 
     def require_none(self, round: int) -> None:

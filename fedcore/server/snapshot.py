@@ -1,8 +1,9 @@
 """The state of a server between two rounds, as one value: a round makes the next one, or leaves it alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +21,7 @@ from fedcore.typing import F32, F64
 Vector = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """All but the rows, which are the store's. None of its arrays is changed later, except ``total`` and ``momentum``,
     whose memory the round after next uses again.
 
@@ -48,9 +48,9 @@ class Snapshot:
     moments: tuple[F32, ...]
     counters: Counters
     population: Population
-    norms: Mapping[str, Vector] = field(default_factory=dict)
-    past: Mapping[int, F32] = field(default_factory=dict)
-    history: History = field(default_factory=History)
+    norms: Mapping[str, Vector] = MappingProxyType({})
+    past: Mapping[int, F32] = MappingProxyType({})
+    history: History = History()
     round_number: int = 0
     gamma: float = 0.0
     ahead: F32 | None = None
@@ -105,7 +105,7 @@ class Snapshot:
         found = {t: store.vector(f"v/{t}") for t in self.history}
         directions = {t: v for t, v in found.items() if v is not None}
         history = replace(self.history, directions=directions)
-        return replace(self, history=history, population=self.population.on_disk(store))
+        return self._replace(history=history, population=self.population.on_disk(store))
 
     def numbers(self) -> dict[str, Any]:
         """The rest, as JSON holds it."""

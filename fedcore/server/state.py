@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedcore import kernels
-from fedcore.aggregation import Aggregator, Opened, Replies, Result, Sum, exchange, longest_update
+from fedcore.aggregation import Aggregator, Opened, Replies, Result, Sum, exchange_whole, longest_update
 from fedcore.algorithms import Cohort, check_step
 from fedcore.clients import ClientId
 from fedcore.errors import ArrayError, CorruptionError, RangeError, RoundError, StoreError
@@ -206,7 +206,7 @@ class State:
                 before = self.store.rounds_of(heard.clients)
                 history = now.history.after(number, changes["momentum"], len(heard), before)
                 changes["history"] = self._bounded(history, changes["total"], number, heard.clients)
-        after = replace(now, **changes)
+        after = now._replace(**changes)
         return PreparedStep(now, result, cohort, after, step, v_square, gamma, awaited, most_steps=believed[-1])
 
     def accept(self, prepared: PreparedStep) -> None:
@@ -301,7 +301,7 @@ class State:
             numbers = self.store.add_all(clients)
             ids = [self.store.registry.id_of(number) for number in numbers]
             population = now.population.with_clients(numbers, ids, sizes, now.round_number)
-            self._become(replace(now, population=population), now.round_number)
+            self._become(now._replace(population=population), now.round_number)
 
     @ieee
     def depart(self, client: ClientId, from_objective: bool) -> None:
@@ -314,14 +314,14 @@ class State:
         client, now = self.store.registry.check(client), self.snapshot
         number = self.store.registry.number(client)
         population = now.population.without_client(number, client, from_objective=from_objective)
-        after = replace(now, population=population, history=now.history.without([self.store.round_of(client)]))
+        after = now._replace(population=population, history=now.history.without([self.store.round_of(client)]))
         if now.total is not None and self.store.round_of(client) is not None:
             if not self.settings.algorithm.total_sums_rows:
                 raise RangeError(
                     f"client: expected a method whose T is the sum of its rows, of which {client!r} can be taken out, "
                     f"got {self.settings.algorithm}: leave it registered"
                 )
-            after = replace(after, total=self._total_without(client, now.total))
+            after = after._replace(total=self._total_without(client, now.total))
         with self._changing():
             self.store.forget(client)
             self._become(after, now.round_number)
@@ -366,10 +366,11 @@ class State:
                 if algorithm.keeps_rows:
                     new = self.store.stage_all(clients)
                     keys = rounding_keys(self.store, "a warm start", now.round_number, clients)
-                    exchange(total, none, ys, minus, ones, none, none, new, out=total, keys=keys)
+                    arguments = total, none, ys, minus, ones, none, none, new
+                    exchange_whole(self.store, clients, *arguments, out=total, keys=keys)
                 else:
                     kernels.accumulate(total, none, ys, minus, ones, out=total)
-                after, mean, share = replace(after, total=total), total, 1 / len(self.store.registry)
+                after, mean, share = after._replace(total=total), total, 1 / len(self.store.registry)
             if algorithm.direction.b:
-                after = replace(after, momentum=self._combined([(mean, share)], self._model.directions.take()))
+                after = after._replace(momentum=self._combined([(mean, share)], self._model.directions.take()))
             self._become(after, now.round_number)

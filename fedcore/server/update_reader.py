@@ -77,16 +77,14 @@ class UpdateReader:
         settings, limits = self._settings, self._settings.asked
         if settings.algorithm.second_vector is not None or settings.layout.counters or not updates:
             return None
+        index, of_steps, of_lr = self._state.store.registry.index, limits.steps, (limits.own_rates, limits.lr)
         read = core.read_plain_updates(
-            updates, Update, settings.layout.n, self._lr, limits.steps, limits.examples, limits.own_rates, limits.lr
+            updates, Update, index, settings.layout.n, self._lr, of_steps, limits.examples, *of_lr
         )
-        if read is None:
+        if read is None or not self._state.buffers.allow(read[1]):
             return None
         clients, ys, steps, examples, distances = read
         k = len(clients)
-        if len(set(clients)) != k or not self._state.buffers.allow(ys):
-            return None
-        self._state.store.registry.numbers(clients)  # raises for one that is not registered
         ones = np.ones(k)
         return Replies(
             clients=clients,

@@ -1,11 +1,7 @@
 """State that belongs to clients: one row each, and the vectors that go with the rows."""
 
-from fedcore.native import add_twins
-from fedcore.store import reference
 from fedcore.store.checksum import checksums
 from fedcore.store.client_store import ClientStore
 from fedcore.store.session import Durability
-
-add_twins(reference)
 
 __all__ = ["ClientStore", "Durability", "checksums"]

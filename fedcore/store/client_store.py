@@ -7,9 +7,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+import numpy.typing as npt
+
 from fedcore.arguments import whole
 from fedcore.clients.registry import ClientId, Registry
-from fedcore.errors import RangeError, StoreError
+from fedcore.errors import RangeError, ShapeError, StoreError
 from fedcore.store.committed_rows import CommittedRows
 from fedcore.store.content import Content
 from fedcore.store.files.atomic_folder import replacing
@@ -53,7 +56,8 @@ class ClientStore(CommittedRows):
 
     Cost: a row's bytes (4 n, 2 n, or 1.0625 n) for each client that has one and for each of the largest cohort,
         rounded up to 4 KiB from 64 KiB on and to 64 KiB from 1 MiB on; 25 bytes a client, once one has a row; for mmap
-        about 30 bytes a row in the index too. A commit reads each new row once for its checksum.
+        about 30 bytes a row in the index too. A commit reads each new row once for its checksums, unless who
+        wrote it has noted them, as a ``Server``'s rounds do for float32 rows.
 
     >>> store = ClientStore(clients=3, n=2)
     >>> store.stage(1)[:] = [4, 5]
@@ -139,6 +143,8 @@ class ClientStore(CommittedRows):
     def stage(self, client: object, round: int | None = None) -> Row:
         """A slot, float32[n] or Codes of undefined content, that becomes the client's row at ``commit``.
 
+        Whatever checksums were noted of it before are forgotten.
+
         Args:
             client: whose.
             round: of the row, where that is not the commit's: a row that is written anew in another form, say.
@@ -166,6 +172,35 @@ class ClientStore(CommittedRows):
                 self._residency.use(slot)
         return [form.row(rows.slots.memory(slot)) for slot in slots]
 
+    def room_for_checksums(self, rows: int) -> npt.NDArray[np.uint64] | None:
+        """Memory for the checksums of so many rows, for ``kernels.exchange`` and then for ``note_checksums``.
+
+        None where nobody asks for them: a store in memory keeps none, and rows through a codec are read at the commit.
+        """
+        if self._folder is None or self._content.form.codec != "f32":
+            return None
+        return np.empty((rows, self._content.rows.slots.geometry.blocks), np.uint64)
+
+    def note_checksums(self, clients: Sequence[ClientId], checksums: npt.NDArray[np.uint64]) -> None:
+        """Note the checksums of staged rows as they lie now, so that ``commit`` does not read those rows.
+
+        They are believed, and a row that is no longer what they say would be found damaged. ``stage`` forgets them: who
+        writes to a row once more stages it once more, and no longer writes to what ``stage`` returned before.
+
+        Args:
+            clients: whose; a row that is not staged counts for nothing.
+            checksums: uint64[k, blocks], each row's by ``checksums(row, 65536)``. Read-only.
+
+        Raises:
+            ShapeError, UnknownClientError: an argument is not what is said above; nothing was noted.
+        """
+        due, rows = (len(clients), self._content.rows.slots.geometry.blocks), self._content.rows
+        if checksums.dtype != np.uint64 or checksums.shape != due:
+            got = f"{checksums.dtype}{list(checksums.shape)}"
+            raise ShapeError(f"checksums: expected uint64{list(due)}, got {got}")
+        for number, sums in zip(self._numbers(clients).tolist(), checksums.copy(), strict=True):
+            rows.note_sums(number, sums)
+
     def unstage(self, client: object) -> None:
         """Forget the client's staged row, if there is one."""
         self._content.rows.unstage(self._number(client))
@@ -190,8 +225,8 @@ class ClientStore(CommittedRows):
             StoreError: the disk is full, say. The last committed round is as it was, the rows stay staged, and it
                 may be tried again unless the message says otherwise.
 
-        Cost: reads each new row and vector once; with durability="round" writes them to the disk, waits for it, and
-            then for the index.
+        Cost: reads each new vector once, and each new row whose checksums nobody has noted; with durability="round"
+            writes them to the disk, waits for it, and then for the index.
         """
         self._session.require_right()
         self._commits.commit(whole("round", round, 0, 2**63 - 1), vectors, _text(state))

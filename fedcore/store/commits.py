@@ -119,7 +119,7 @@ class Commits:
     def commit(self, round: int, vectors: Mapping[str, Any] | None, state: str | None) -> None:
         """Make what is staged count, together with the vectors and the state (None: as they were)."""
         content, rows = self._content, self._content.rows
-        seals = None if self._folder is None else [rows.slots.seal(slot) for slot in rows.staged.values()]
+        seals = None if self._folder is None else rows.seals()
         entries = rows.proposed(round, seals)
         table, taken = (content.vectors.table, []) if vectors is None else content.vectors.propose(vectors)
         self._change(entries, table, taken, round, state or content.state, published=self._every_commit)

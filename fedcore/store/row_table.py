@@ -24,6 +24,7 @@ class Rows:
         trusted: bool, whether the slot was checked, or written, since the store was opened.
         staged: the slots that become rows with the next commit, by number.
         dated: the rounds of those of them that are not of the commit's round.
+        sums: the checksums of the blocks of those of them that whoever wrote them knows: uint64[blocks], by number.
         written: how many clients have a row.
 
     Cost: 25 bytes for each number up to the highest that was used, and none before that.
@@ -34,6 +35,7 @@ class Rows:
         self.slot, self.round, self.seal, self.trusted = _zeros(0)
         self.staged: dict[int, int] = {}
         self.dated: dict[int, int] = {}
+        self.sums: dict[int, npt.NDArray[np.uint64]] = {}
         self.written = 0
 
     def slot_of(self, number: int) -> int:
@@ -89,8 +91,9 @@ class Rows:
         self.written = len(rows.numbers)
 
     def stage(self, number: int, round: int | None = None) -> int:
-        """The slot that becomes the client's row, of that round or (None) of the commit's."""
+        """The slot that becomes the client's row, of that round or (None) of the commit's: of unknown content."""
         self.dated.pop(number, None)
+        self.sums.pop(number, None)
         if round is not None:
             self.dated[number] = round
         self.make_room(number, number + 1)
@@ -99,10 +102,20 @@ class Rows:
             slot = self.staged[number] = self.slots.take()
         return slot
 
+    def note_sums(self, number: int, sums: npt.NDArray[np.uint64]) -> None:
+        """Note the checksums of what was just written to the client's staged row."""
+        if number in self.staged:
+            self.sums[number] = sums
+
+    def seals(self) -> list[int]:
+        """Write the checksums of the staged rows behind them; the slots' seals, in the order of ``staged``."""
+        return [self.slots.seal(slot, self.sums.get(number)) for number, slot in self.staged.items()]
+
     def unstage(self, number: int) -> None:
         """Forget the client's staged row, if there is one."""
         slot = self.staged.pop(number, None)
         self.dated.pop(number, None)
+        self.sums.pop(number, None)
         if slot is not None:
             self.slots.give([slot])
 
@@ -111,6 +124,7 @@ class Rows:
         self.slots.give(self.staged.values())
         self.staged.clear()
         self.dated.clear()
+        self.sums.clear()
 
     def proposed(self, round: int, seals: Sequence[int] | None) -> RowEntries:
         """The staged rows as entries.
@@ -137,6 +151,7 @@ class Rows:
         for number in entries.numbers.tolist():
             self.staged.pop(number, None)
             self.dated.pop(number, None)
+            self.sums.pop(number, None)
 
     def of_round(self, round: int) -> I64:
         """The numbers of the clients whose rows are of that round."""

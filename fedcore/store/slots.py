@@ -120,9 +120,15 @@ class Slots:
         self._put(copy, self.geometry.sums_at, sums.view(np.uint64))
         return copy
 
-    def seal(self, slot: int) -> int:
-        """Write the checksums of the slot's blocks behind them, and return the checksum of them all."""
-        sums = checksums(self.memory(slot), BLOCK)
+    def seal(self, slot: int, sums: npt.NDArray[np.uint64] | None = None) -> int:
+        """Write the checksums of the slot's blocks behind them, and return the checksum of them all.
+
+        Args:
+            slot: which.
+            sums: uint64[blocks], where they are known; else the payload is read.
+        """
+        if sums is None:
+            sums = checksums(self.memory(slot), BLOCK)
         self._put(slot, self.geometry.sums_at, sums)
         return folded(sums)
 

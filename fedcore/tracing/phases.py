@@ -32,7 +32,7 @@ PHASES: dict[str, tuple[str, ...]] = {
     ),
     "weigh": ("fedcore.server.round:Round._weigh",),
     "fold": ("fedcore.server.round:Round._fold", "fedcore.network.round:NetworkRound._take"),
-    "exchange": ("fedcore.aggregation.sum:exchange",),
+    "exchange": ("fedcore.aggregation.row_exchange:exchange", "fedcore.aggregation.sum:exchange"),
     "step": ("fedcore.server.state:State.prepare",),
     "optimiser": ("fedcore.kernels:optimizer_step",),
     "mix": ("fedcore.kernels:mix",),

@@ -11,12 +11,12 @@ import pytest
 import fedcore
 from fedcore import native, reference
 from fedcore.clients import reference as clients
+from fedcore.kernels import checksum_reference as checksums
 from fedcore.kernels import reference as kernels
 from fedcore.sampling import reference as sampling
-from fedcore.store import reference as store
 
 ROOT = Path(fedcore.layout.__file__).parent.parent
-TWINS = (reference, clients, kernels, sampling, store)
+TWINS = (reference, clients, kernels, checksums, sampling)
 
 EXCEPT = {
     "twin": {"siphash": "a part of ClientIndex, whose twin hashes with Python's dict; held to published vectors"},

@@ -7,12 +7,17 @@ import numpy as np
 import pytest
 
 from fedcore import Update, reference
+from fedcore.clients import reference as clients
 from fedcore.native import core
 
 SOURCE = Path(__file__).parents[2] / "csrc" / "bindings" / "bind_plain_updates.cpp"
 Y = np.ones(3, np.float32)
 PLAIN = {"client": 1, "model": Y, "steps": 2}
-ARGUMENTS = (Update, 3, 0.5, 10, 10, False, 1.0)
+LIMITS = (3, 0.5, 10, 10, False, 1.0)
+READERS = (
+    (core.read_plain_updates, core.ClientIndex(bytes(16), 3)),
+    (reference.read_plain_updates, clients.ClientIndex(bytes(16), 3)),
+)
 
 
 def test_the_native_names_are_the_fields_in_their_order():
@@ -38,7 +43,44 @@ def test_a_field_out_of_the_plain_is_seen_by_both(field):
         "gradient": Y,
         "keep": True,  # says nothing here
     }
-    for read in (core.read_plain_updates, reference.read_plain_updates):
-        assert read([Update(**PLAIN)], *ARGUMENTS) is not None
-        read_odd = read([Update(**PLAIN | {field: odd[field]})], *ARGUMENTS)
+    for read, index in READERS:
+        assert read([Update(**PLAIN)], Update, index, *LIMITS) is not None
+        read_odd = read([Update(**PLAIN | {field: odd[field]})], Update, index, *LIMITS)
         assert (read_odd is None) == (field != "keep")
+
+
+def test_clients_are_registered_and_different():
+    for read, index in READERS:
+        index.add("a")
+        for ids, plain in (([2, 0, "a"], True), ([2, 0, 2], False), ([0, 3], False), ([0, "0"], False), ([], True)):
+            found = read([Update(client, Y, 2) for client in ids], Update, index, *LIMITS)
+            assert (found is not None) == plain
+            assert found is None or found[0] == ids
+
+
+COLUMNS = (
+    [], [1.0], [3.0, -2.0, 5e-324], [np.inf, 1.0], [np.nan, 1.0], [1.0, -np.inf], [1e308, 1e308, -1e308], [0.1] * 9
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("numbers", COLUMNS)
+def test_the_figures_of_a_column_are_its_twins(numbers):
+    column, times = np.array(numbers), np.arange(len(numbers)) + 0.3
+    with np.errstate(all="ignore"):
+        assert str(core.column_range(column)) == str(reference.column_range(column))
+        for by in (None, times):
+            assert str(core.column_sum(0.2, column, by)) == str(reference.column_sum(0.2, column, by))
+
+
+def test_tensors_of_torch_are_plain_where_numpy_can_see_them():
+    torch = pytest.importorskip("torch")
+    plain = torch.arange(3, dtype=torch.float32)
+    trained = plain.clone().requires_grad_()
+    odd = [plain.double(), plain[None], torch.zeros(6)[::2], plain.to_sparse(), plain.to(torch.bfloat16)]
+    for read, index in READERS:
+        for y in (plain, trained, torch.zeros(4)[1:]):
+            [view] = read([Update(1, y, 2)], Update, index, *LIMITS)[1]
+            assert type(view) is np.ndarray
+            assert view.ctypes.data == y.data_ptr()
+        for y in odd:
+            assert read([Update(0, plain, 2), Update(1, y, 2)], Update, index, *LIMITS) is None

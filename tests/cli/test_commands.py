@@ -10,6 +10,7 @@ import pytest
 from fedcore import data
 from fedcore.cli import work
 from fedcore.experiment import presets
+from fedcore.experiment.records import read_folder
 from tests.cli.command import invoke
 
 RUN = [sys.executable, "-m", "fedcore"]
@@ -41,6 +42,15 @@ def test_the_quickstart_from_end_to_end(tmp_path):
     assert (config["rounds"], config["seeds"]) == (2, [0])
 
 
+@pytest.mark.parametrize("together", ["yes", "no"])
+def test_how_clients_are_trained_and_by_how_many_threads(tmp_path, together):
+    options = ["--rounds", 1, "--seeds", 1, "--jobs", 0, "--together", together, "--threads", 2]
+    assert invoke("run", "quickstart", *options, "--out", tmp_path / "run").status == 0
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (config["together"], config["threads"]) == (together == "yes", 2)
+    assert {line.together for record in read_folder(tmp_path / "run") for line in record.rounds} == {together == "yes"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -55,6 +65,7 @@ def test_the_quickstart_from_end_to_end(tmp_path):
         (["rnu"], "invalid choice: 'rnu' (choose from 'run', "),
         (["run"], "required: PRESET (see fedcore run --help)"),
         (["run", "quickstart", "--jobs", "-1"], "--jobs: expected an integer >= 0, got '-1'"),
+        (["run", "quickstart", "--together", "perhaps"], "invalid choice: 'perhaps' (choose from 'yes', 'no')"),
         (["run", "quickstart", "--round", "3"], "unrecognized arguments: --round"),
         (["store", "verify"], "required: PATH (see fedcore store verify --help)"),
     ],

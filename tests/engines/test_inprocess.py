@@ -1,3 +1,4 @@
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from fedcore.data import Dataset, shards
 from fedcore.engines import InProcess, inprocess
 from fedcore.errors import RangeError, ShapeError, UnknownClientError
 from fedcore.layout import Layout
-from fedcore.local import FlatModel, LocalOptions, build, sgd
+from fedcore.local import FlatModel, LocalOptions, build, seeded, sgd
 from fedcore.local import batched_sgd as together_module
 from fedcore.local.batched_sgd import MOST_PARAMETERS
 from fedcore.local_rules import OneMinibatch, minibatches
@@ -44,9 +45,16 @@ def parts(dataset: Dataset) -> list[np.ndarray]:
     return [*shards(dataset.train_y, CLIENTS, 3, seed=0)[:3], np.arange(7)]
 
 
-def engine(dataset: Dataset, parts: list[np.ndarray], **options: Any) -> InProcess:
+def convolution() -> nn.Module:
+    with seeded(1, "tests"):
+        return nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 10))
+
+
+def engine(
+    dataset: Dataset, parts: list[np.ndarray], *, module: Callable[[], nn.Module] | None = None, **options: Any
+) -> InProcess:
     options = {"batch": 8, "epochs": 2, "seed": 5} | options
-    return InProcess(build("mlp", seed=1), dataset, parts, **options)
+    return InProcess(module() if module else build("mlp", seed=1), dataset, parts, **options)
 
 
 def sent(engine: InProcess, *ids: int, round: int = 0, lr: float = 0.1) -> Broadcast:
@@ -177,16 +185,21 @@ METHODS = [
 ]
 
 
+@pytest.mark.parametrize("module", [None, convolution])
 @pytest.mark.parametrize("algorithm", [*map(algorithms.named, METHODS), algorithms.LocalDescent(full_gradient=True)])
 def test_together_goes_the_way_of_one_by_one(
-    dataset: Dataset, parts: list[np.ndarray], algorithm: algorithms.Algorithm
+    dataset: Dataset,
+    parts: list[np.ndarray],
+    algorithm: algorithms.Algorithm,
+    module: Callable[[], nn.Module] | None,
 ) -> None:
     """Every method, with options, shares of the work and clients of different sizes, over some rounds."""
     options = LocalOptions(weight_decay=0.01, clip=None if algorithm.needs_plain_steps else 0.5)
     cohorts = [np.array(cohort) for cohort in ([0, 1, 2, 3], [1, 3], [0, 2, 3], [3])]
     ends = []
     for together in (False, True):
-        work = engine(dataset, parts, together=together, options=options)
+        work = engine(dataset, parts, module=module, together=together, options=options)
+        assert work.together == together
         server = Server(algorithm, work.initial, clients=CLIENTS, lr=0.2)
         for cohort in cohorts:
             active = Active(cohort, shares=np.linspace(0.4, 1, len(cohort)))
@@ -195,6 +208,60 @@ def test_together_goes_the_way_of_one_by_one(
         ends.append(server.x)
     np.testing.assert_allclose(ends[1], ends[0], rtol=1e-3, atol=1e-5)
     assert np.abs(ends[0] - work.initial).max() > 1e-2
+
+
+@pytest.mark.parametrize("module", [None, convolution])
+@pytest.mark.parametrize("threads", [2, 3, 9])
+def test_threads_are_no_matter_of_the_result(
+    dataset: Dataset, parts: list[np.ndarray], threads: int, module: Callable[[], nn.Module] | None
+) -> None:
+    """In a call or in several at once, and in the order of the broadcast; a method whose clients read the server's."""
+    ends = []
+    for work in (engine(dataset, parts, module=module, threads=count) for count in (1, threads)):
+        server = Server("SCAFFOLD", work.initial, clients=CLIENTS, lr=0.2)
+        for cohort in ([0, 1, 2, 3], [3, 1, 0]):
+            updates = list(work.updates(server.broadcast(cohort)))
+            assert [update.client for update in updates] == cohort
+            server.round(updates)
+        ends.append(server.x)
+    np.testing.assert_array_equal(ends[1], ends[0])
+
+
+@pytest.mark.parametrize("module", [None, convolution])
+def test_clients_of_single_examples_have_their_bits_whoever_is_beside_them(
+    dataset: Dataset, parts: list[np.ndarray], module: Callable[[], nn.Module] | None
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        ends = [
+            models(work, sent(work, *cohort))[0]
+            for threads, cohort in ((1, [0, 1, 2, 3]), (4, [0, 1, 2, 3]), (1, [0]))
+            for work in [engine(dataset, parts, module=module, threads=threads, batch=1)]
+        ]
+    finally:
+        torch.set_num_threads(before)
+    np.testing.assert_array_equal(ends[1], ends[0])
+    np.testing.assert_array_equal(ends[2], ends[0])
+
+
+def test_threads_end_when_nobody_asks_for_more(dataset: Dataset, parts: list[np.ndarray]) -> None:
+    work, before = engine(dataset, parts, threads=2), threading.active_count()
+    updates = work.updates(sent(work, 0, 1, 2, 3))
+    assert next(updates).client == 0
+    assert threading.active_count() == before + 2
+    updates.close()
+    assert threading.active_count() == before
+
+
+def test_what_fails_in_a_thread_is_raised(dataset: Dataset, parts: list[np.ndarray], monkeypatch: Any) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise MemoryError("made up")
+
+    work = engine(dataset, parts, threads=2)
+    monkeypatch.setattr(inprocess, "batched_sgd", fails)
+    with pytest.raises(MemoryError, match="made up"):
+        list(work.updates(sent(work, 0, 1, 2, 3)))
 
 
 @pytest.mark.parametrize("together", [False, True])

@@ -78,17 +78,21 @@ def test_a_server_optimiser_is_part_of_the_file():
 WARM = ["algorithms=[{name='SCAFFOLD', warm_start=true}]", "partition.clients=5", "local.weight_decay=0.1"]
 
 
+@pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("model", ["mlp", "convolution"])
-def test_a_warm_start_is_the_clients_mean_gradients_at_the_first_model(model, monkeypatch):
-    """Whether clients are trained together, as a perceptron's are, or one by one."""
+def test_a_warm_start_is_the_clients_mean_gradients_at_the_first_model(model, together, monkeypatch):
 
     def convolution() -> nn.Module:
         return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 10))
 
     monkeypatch.setitem(nets.REGISTRY, "convolution", convolution)
-    trial = Trial(load_preset("quickstart", [*WARM, "local.epochs=1", f"model={model}"]), 0, 3)
+    trial = Trial(
+        load_preset("quickstart", [*WARM, "local.epochs=1", f"model={model}", f"together={str(together).lower()}"]),
+        0,
+        3,
+    )
     parts = build(trial)
-    assert parts.engine.together == (model == "mlp")
+    assert parts.engine.together == together
     dataset, holdings = load_and_partition(trial.experiment, 3)
     module, batch = nets.build(model, seed=3), trial.experiment.local.batch
     rounds_own = next(minibatches(len(holdings[0]), batch, epochs=1, seed=3, round=0, client=0))

@@ -58,8 +58,10 @@ def digest_of(lengths, place=lambda array: array):
         digest.update(kernels.accumulate(acc, [x] * 9, mixed, scales, weights, out=out))
         for form in ("replaced", "control", "stale", "general"):
             given = acc, [x] * 9, ys, scales, weights, old, anchors, new
-            digest.update(kernels.exchange(*given, out=out, **FORMS[form]))
+            sums = np.zeros((9, -(-n // 16_384)), np.uint64)
+            digest.update(kernels.exchange(*given, out=out, **FORMS[form], sums=sums))
             digest.update(out)
+            digest.update(sums)
             for row in new:
                 digest.update(row)
         none = [None] * 9

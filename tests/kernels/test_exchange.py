@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from fedcore import errors, kernels, memory
 from fedcore.kernels import Codes, Linear, Terms, reference
+from fedcore.store import checksums
 from tests.kernels.forms import FORMS
+from tests.kernels.rows import empty, random_keys
 
 CODECS = ["f32", "bf16", "f16", "int8"]
 DTYPES = [np.float32, np.float64, np.float16, torch.bfloat16]
@@ -18,13 +20,6 @@ LENGTHS = [0, 1, 15, 16, 17, 63, 64, 65, 97, 127, 511, 512, 513, 577, 2047, 2048
 
 def sent(y, dtype):
     return torch.from_numpy(y).to(dtype) if isinstance(dtype, torch.dtype) else y.astype(dtype)
-
-
-def empty(codec, n):
-    if codec == "f32":
-        return np.full(n, np.nan, np.float32)
-    scales = np.empty(-(-n // 64), np.float32) if codec == "int8" else None
-    return Codes(codec, np.empty(n, np.int8 if codec == "int8" else np.uint16), scales)
 
 
 def stored(x, codec):
@@ -78,10 +73,6 @@ def assert_equal(ours, due):
     np.testing.assert_allclose(ours[2], due[2], rtol=1e-5)
 
 
-def random_keys(k, seed):
-    return np.random.default_rng(seed).integers(0, 2**64, (k, 2), np.uint64)
-
-
 @settings(max_examples=150)
 @given(
     k=st.integers(0, 9),
@@ -116,6 +107,36 @@ def test_rows_too_many_for_the_caches_have_the_bits_of_the_reference(form, offse
     norms = kernels.exchange(acc, *rest, new, out=out, **FORMS[form])
     due_norms = reference.exchange(acc, due_out, *rest, due, **FORMS[form], keys=None)
     assert_equal((out, new, norms), (due_out, due, due_norms))
+
+
+@pytest.mark.parametrize("n", [0, 1, 15, 16, 511, 513, 16_383, 16_384, 16_385, 40_001, 262_147])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("place", ["other rows", "a line's middle", "in place"])
+def test_checksums_are_those_of_the_new_rows(n, form, place):
+    """Also past the caches, where the longest go: 80 MB and more, in whole lines or not."""
+    k = 25 if n > 10**5 else 5
+    acc, bases, ys, scales, weights, old, anchors = problem(k, n, 2, dtypes=[np.float32, np.float16])
+    offset = 3 if place == "a line's middle" else 0
+    new = [memory.empty(n + 16)[offset:][:n] for _ in range(k)]
+    if place == "in place":
+        new = [row if row is not None else other for row, other in zip(old, new, strict=True)]
+    sums, due = np.zeros((2, k, -(-n // 16_384)), np.uint64)
+    before = [None if row is None else row.copy() for row in old]
+    arguments = bases, ys, scales, weights
+    kernels.exchange(acc, *arguments, old, anchors, new, out=np.empty_like(acc), **FORMS[form], sums=sums)
+    np.testing.assert_array_equal(sums, [checksums(row, 65_536) for row in new])
+    if n < 10**5:
+        rows = [np.empty(n, np.float32) for _ in range(k)]
+        reference.exchange(acc, acc.copy(), *arguments, before, anchors, rows, **FORMS[form], keys=None, sums=due)
+        np.testing.assert_array_equal(sums, due)
+
+
+def test_rows_through_a_codec_have_no_checksums():
+    acc, *rest = problem(2, 100, 0)
+    new = [empty("f32", 100), empty("bf16", 100)]
+    with pytest.raises(errors.ArrayError, match=r"sums: expected None, because new_rows\[1\] is not float32"):
+        kernels.exchange(acc, *rest, new, out=acc, keys=random_keys(2, 0), sums=np.zeros((2, 1), np.uint64))
+    assert np.isnan(new[0]).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -265,106 +286,6 @@ def test_the_control_form_by_hand():
     np.testing.assert_array_equal(new, [4 + 1 - 0.5, 8 + 2 + 0.25])
     np.testing.assert_array_equal(total, [10 + 0.5 * (4.5 - 1), 20 + 0.5 * (10.25 - 2)])
     np.testing.assert_array_equal(norms, [80])
-
-
-def one(**change):
-    """An exchange of one client with 8 elements."""
-    given_ = dict(base=None, y=np.zeros(8, np.float32), old=None, anchor=None, new=np.zeros(8, np.float32))
-    given_ |= dict(form=FORMS["replaced"], keys=random_keys(1, 0)) | change
-    client = (
-        [given_["base"]],
-        [given_["y"]],
-        np.ones(1),
-        np.ones(1),
-        [given_["old"]],
-        [given_["anchor"]],
-        [given_["new"]],
-    )
-    return kernels.exchange(np.zeros(8), *client, out=np.zeros(8), **given_["form"], keys=given_["keys"])
-
-
-BYTES = np.zeros(64, np.uint8)
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        (
-            dict(y=np.zeros(8, np.int8)),
-            errors.DtypeError,
-            r"ys\[0\]: expected float32 or float64 or float16 or bfloat16\[8\]",
-        ),
-        (dict(y=torch.zeros(7).bfloat16()), errors.ShapeError, r"ys\[0\]: .*\[8\], got bfloat16\[7\]"),
-        (dict(base=np.zeros(8)), errors.DtypeError, r"bases\[0\]: expected float32\[8\], got float64\[8\]"),
-        (dict(keys=np.zeros(2)), errors.DtypeError, "keys: expected uint64 of 2 elements, got float64"),
-        (
-            dict(keys=None, new=empty("bf16", 8)),
-            errors.ArrayError,
-            r"keys: expected uint64\[k, 2\], because new_rows\[0\] is rounded stochastically, got None",
-        ),
-        (dict(keys=np.zeros((2, 2), np.uint64)), errors.ShapeError, "keys: expected uint64 of 2 elements, got"),
-        (dict(new=empty("int8", 9)), errors.ShapeError, r"new_rows\[0\]\.codes: expected int8\[8\], got int8\[9\]"),
-        (
-            dict(new=empty("int8", 8)._replace(scales=None)),
-            errors.ArrayError,
-            r"new_rows\[0\]\.scales: expected an array",
-        ),
-        (
-            dict(old=empty("bf16", 8)._replace(scales=np.zeros(1))),
-            errors.ArrayError,
-            r"old_rows\[0\]\.scales: expected an",
-        ),
-        (
-            dict(old=empty("bf16", 8)._replace(codec="int4")),
-            errors.UnknownNameError,
-            "codec: expected bf16, f16 or int8",
-        ),
-        (dict(old=(1, 2)), errors.ArrayError, r"old_rows\[0\]: expected float32\[n\] or Codes, got another tuple"),
-        (dict(old=(1, 2, 3)), errors.ArrayError, r"old_rows\[0\]\.codec: expected a name"),
-        (
-            dict(y=BYTES[:32].view(np.float32), new=empty("int8", 8)._replace(codes=BYTES[8:16].view(np.int8))),
-            errors.ArrayError,
-            r"new_rows\[0\]\.codes: must not overlap ys\[0\]",
-        ),
-        (
-            dict(old=Codes("bf16", BYTES[:16].view(np.uint16)), new=Codes("f16", BYTES[2:18].view(np.uint16))),
-            errors.ArrayError,
-            r"new_rows\[0\]\.codes: must not overlap old_rows\[0\]\.codes",
-        ),
-        (
-            dict(old=Codes("bf16", BYTES[:16].view(np.uint16)), new=BYTES[:32].view(np.float32)),
-            errors.ArrayError,
-            r"new_rows\[0\]: must not overlap old_rows\[0\]\.codes",
-        ),
-    ],
-)
-def test_bad_arguments_are_named(change, error, message):
-    with pytest.raises(error, match=message):
-        one(**change)
-
-
-def test_a_new_row_over_anything_else_is_refused():
-    row = np.zeros(8, np.float32)
-    with pytest.raises(errors.ArrayError, match=r"new_rows\[0\]: must not overlap ys\[0\]"):
-        one(y=row, new=row)
-    with pytest.raises(errors.ArrayError, match=r"new_rows\[1\]: must not overlap new_rows\[0\]"):
-        ys = [np.ones(8, np.float32)] * 2
-        kernels.exchange(
-            np.zeros(8), [None] * 2, ys, np.ones(2), np.ones(2), [None] * 2, [None] * 2, [row] * 2, out=np.zeros(8)
-        )
-    np.testing.assert_array_equal(row, np.zeros(8))
-
-
-def test_only_the_row_that_is_replaced_may_be_overwritten():
-    """A new row over an array that another client still has to read would change that client's gradient."""
-    shared = np.ones(8, np.float32)
-    ys = [np.zeros(8, np.float32), shared]
-    new = [shared, np.empty(8, np.float32)]
-    with pytest.raises(errors.ArrayError, match=r"new_rows\[0\]: must not overlap"):
-        kernels.exchange(
-            np.zeros(8), [None] * 2, ys, np.ones(2), np.ones(2), [shared, None], [None] * 2, new, out=np.zeros(8)
-        )
-    np.testing.assert_array_equal(shared, np.ones(8))
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -5,11 +5,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from fedcore.errors import ShapeError
-from fedcore.local import FlatModel, LocalOptions, build, sgd
-from fedcore.local.batched_sgd import BYTES, CLIENTS, INDICES, batched_sgd, in_groups
-from fedcore.local.perceptron import Linear, Perceptron
+from fedcore.local import FlatModel, LocalOptions, build, seeded, sgd
+from fedcore.local.batched_sgd import CLIENTS, INDICES, batched_sgd, in_groups
+from fedcore.local.layers import Linear
+from fedcore.local.perceptron import BYTES, Perceptron
+from fedcore.local.together import net_of
 from fedcore.local_rules import Table, minibatch_table, minibatches
 from tests.local.asked import asked
 
@@ -32,8 +35,15 @@ OPTIONS = {
 }
 
 
+CONVOLUTION = "convolution"
+
+
 def network(hidden=(7,), seed=1):
-    return build("mlp", seed=seed, inputs=20, hidden=hidden, classes=6)
+    """A perceptron with these hidden layers, or a convolutional network."""
+    if hidden != CONVOLUTION:
+        return build("mlp", seed=seed, inputs=20, hidden=hidden, classes=6)
+    with seeded(seed, "tests"):
+        return nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 6))
 
 
 def table(client, examples, steps, width=8, batch=8):
@@ -49,12 +59,12 @@ def one_by_one(x, table, hidden, assignment, **how):
     return model.flat.numpy().copy(), work
 
 
-@pytest.mark.parametrize("hidden", [(), (7,), (12, 9)], ids=str)
+@pytest.mark.parametrize("hidden", [(), (7,), (12, 9), CONVOLUTION], ids=str)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_equals_one_by_one_but_for_rounding(direction, options, hidden):
     module, how = network(hidden), dict(DIRECTIONS[direction])
-    net, x = Perceptron.of(module, (1, 4, 5)), FlatModel(module).flat.numpy().copy()
+    net, x = net_of(module, (1, 4, 5)), FlatModel(module).flat.numpy().copy()
     rng = np.random.default_rng(0)
     tables = [table(0, 30, 5), table(1, 5, 9), table(2, 41, 9), table(3, 8, 1)]
     offsets = [None, *rng.normal(size=(3, net.n)).astype(np.float32)] if how.pop("offsets", False) else [None] * 4
@@ -78,10 +88,11 @@ def test_equals_one_by_one_but_for_rounding(direction, options, hidden):
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),
     steps=st.lists(st.integers(1, 6), min_size=6, max_size=6),
     alone=st.integers(0, 5),
+    hidden=st.sampled_from([(7,), CONVOLUTION]),
 )
-def test_a_client_is_no_matter_of_the_others(sizes, steps, alone):
-    module, alone = network(), alone % len(sizes)
-    net, x = Perceptron.of(module, (1, 4, 5)), FlatModel(module).flat.numpy().copy()
+def test_a_client_is_no_matter_of_the_others(sizes, steps, alone, hidden):
+    module, alone = network(hidden), alone % len(sizes)
+    net, x = net_of(module, (1, 4, 5)), FlatModel(module).flat.numpy().copy()
     tables = [table(i, size, steps[i]) for i, size in enumerate(sizes)]
     ys, y = np.tile(x, (len(sizes), 1)), x[None].copy()
     batched_sgd(net, ys, INPUTS, LABELS, tables, [asked()] * len(tables))
@@ -89,9 +100,10 @@ def test_a_client_is_no_matter_of_the_others(sizes, steps, alone):
     np.testing.assert_array_equal(ys[alone], y[0])
 
 
-def test_a_client_that_diverges_leaves_the_others_alone():
-    module = network()
-    net, x = Perceptron.of(module, (1, 4, 5)), FlatModel(module).flat.numpy().copy()
+@pytest.mark.parametrize("hidden", [(7,), CONVOLUTION], ids=str)
+def test_a_client_that_diverges_leaves_the_others_alone(hidden):
+    module = network(hidden)
+    net, x = net_of(module, (1, 4, 5)), FlatModel(module).flat.numpy().copy()
     tables = [table(0, 30, 4), table(1, 30, 4)]
     offsets = [np.full(net.n, 3e38, np.float32), None]
     ys, due = np.tile(x, (2, 1)), np.tile(x, (2, 1))

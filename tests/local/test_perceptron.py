@@ -8,7 +8,8 @@ from torch.nn.functional import cross_entropy
 
 from fedcore.layout import Layout
 from fedcore.local import build
-from fedcore.local.perceptron import Block, Perceptron, gradients
+from fedcore.local.layers import Block
+from fedcore.local.perceptron import Perceptron, gradients
 
 SHARED = nn.Linear(4, 4)
 FROZEN = nn.Linear(4, 2)

@@ -183,6 +183,7 @@ constexpr Forms kForms[] = {{{1, 0, 0}, {1, -1, 0, 1}},
 void exchanges(Problem& p, const std::vector<ClientUpdate>& sent, Codec codec, const Forms& forms, int have) {
     std::vector<Coded> old, fresh;
     std::vector<RowExchange> row_exchanges;
+    std::vector<std::uint64_t> checksums(kRows * block_count(p.n));
     for (std::int64_t i = 0; i < kRows; ++i) {
         old.emplace_back(codec, p.olds[i]);
         fresh.emplace_back(codec, p.x);
@@ -191,7 +192,8 @@ void exchanges(Problem& p, const std::vector<ClientUpdate>& sent, Codec codec, c
         row_exchanges.push_back({have > 0 ? old[i].row() : Row{Codec::f32, nullptr, nullptr},
                                  have > 1 ? p.anchors[i].data() : nullptr,
                                  fresh[i].row(),
-                                 {42, static_cast<std::uint64_t>(i)}});
+                                 {42, static_cast<std::uint64_t>(i)},
+                                 codec == Codec::f32 ? checksums.data() + i * block_count(p.n) : nullptr});
     Doubles out(p.n);
     made([&] {
         exchange(p.acc.data(), out.data(), sent.data(), row_exchanges.data(), forms, kRows, p.n, p.scratch.data(),
@@ -199,6 +201,7 @@ void exchanges(Problem& p, const std::vector<ClientUpdate>& sent, Codec codec, c
     });
     show("exchange", out);
     show("  norms", p.norms);
+    show("  checksums", checksums);
     for (const Coded& row : fresh) {
         show("  row", row.codes);
         show("  scales", row.scales);

@@ -10,6 +10,7 @@ from fedcore import Update, _core, errors, sampling
 
 KEY = (1, 2, 3, 4)
 ROW = np.ones(4, np.float32)
+INDEX = _core.ClientIndex(bytes(16), 3)
 
 
 @pytest.mark.parametrize(
@@ -70,8 +71,8 @@ def test_a_key_is_a_list_or_a_tuple_of_ints():
 def test_what_is_no_type_of_updates():
     for named, items in ((int, [5]), (object, [object()]), (str, ["text"]), (7, [Update(0, ROW, 1)])):
         with pytest.raises(errors.ArrayError, match="type: expected a type of named tuples"):
-            _core.read_plain_updates(items, named, 4, 0.1, 10.0, 10.0, False, 10.0)
-    assert _core.read_plain_updates([("too", "short")], tuple, 4, 0.1, 10.0, 10.0, False, 10.0) is None
+            _core.read_plain_updates(items, named, INDEX, 4, 0.1, 10.0, 10.0, False, 10.0)
+    assert _core.read_plain_updates([("too", "short")], tuple, INDEX, 4, 0.1, 10.0, 10.0, False, 10.0) is None
 
 
 def test_numbers_of_clients_are_looked_for_from_zero_on():

@@ -1,6 +1,7 @@
 """Servers of every method, and rounds that are a pure function of their state: for tests that stop one and go on.
 
-As a program, ``python -m tests.server.rounds FOLDER ROUNDS`` goes on with the server of a folder.
+As a program, ``python -m tests.server.rounds FOLDER ROUNDS`` goes on with the server of a folder, and
+says so of each round.
 """
 
 import json
@@ -69,4 +70,6 @@ def everything(server, clients=range(N)):
 if __name__ == "__main__":
     resumed = Server.load(sys.argv[1])
     print("loaded", flush=True)
-    go_on(resumed, int(sys.argv[2]) - resumed.round_number)
+    while resumed.round_number < int(sys.argv[2]):
+        go_on(resumed, 1)
+        print(resumed.round_number, flush=True)

@@ -70,8 +70,11 @@ def test_a_server_killed_at_any_moment_ends_as_the_straight_one(method, tmp_path
         child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ)
         assert child.stdout.readline() == "loaded\n"
         if len(reached) < 10:
-            time.sleep(moments.uniform(0, 0.06))
+            for _ in range(moments.randrange(12)):  # rounds, and then a moment of one
+                child.stdout.readline()
+            time.sleep(moments.uniform(0, 0.006))
             child.send_signal(signal.SIGKILL)
+        child.stdout.read()
         child.stdout.close()
         assert child.wait() in (0, -signal.SIGKILL)
         server = Server.load(tmp_path / "s", medium="ram")

@@ -32,8 +32,8 @@ class Recorder:
         def note(slots, slot):
             self.events.append(("write", slots.path.name, slots._end(slot - 1), bytes(slots._whole(slot))))
 
-        def recorded_seal(slots, slot):
-            result = seal(slots, slot)
+        def recorded_seal(slots, slot, *sums):
+            result = seal(slots, slot, *sums)
             note(slots, slot)
             return result
 

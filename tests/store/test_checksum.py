@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore import errors
-from fedcore.store import reference
+from fedcore.kernels import checksum_reference as reference
 from fedcore.store.checksum import BLOCK, checksums
 
 RAMP = bytes(i * i % 251 for i in range(1000))

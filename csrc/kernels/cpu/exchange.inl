@@ -27,28 +27,46 @@ void exchange_floats(Streams* rows, const Forms& forms, std::int64_t count, doub
     }
 }
 
-// Stores a row's chunk past the caches, and fetches the client's next one meanwhile, or the memory would have nothing
-// to read.
-void put_row(const float* stage, std::int64_t count, float* row, const Chunk& next) {
-    put(stage, count, row, [&](std::int64_t at) {
+// What becomes of a row's chunk that was just made: it is summed, and, where it lies in a stage, stored past the
+// caches. Meanwhile the client's next chunk is fetched, or the memory would have nothing to read.
+void pass_on(const float* made, std::int64_t count, float* row, BlockSum* sum, const Chunk& next) {
+    const auto fetch = [&](std::int64_t at) {
         __builtin_prefetch(next.y.at + at / 4 * next.y.size);
         __builtin_prefetch(next.row.at + at / 4 * next.row.size);
-    });
+    };
+    const char* const from = reinterpret_cast<const char*>(made);
+    char* const to = reinterpret_cast<char*>(row);
+    if (sum == nullptr)
+        put(made, count, row, fetch);
+    else if (made == row)
+        sum->add(made, 4 * count, fetch);
+    else if (to_line(to) != 0 || 4 * count % kLine != 0) {
+        sum->add(made, 4 * count, fetch);
+        put(made, count, row);
+    } else {
+        sum->add(made, 4 * count, [&](std::int64_t at) {
+            fetch(at);
+            put_line(from + at, to + at);
+        });
+    }
 }
 
 // kRows clients of float32 rows, tile by tile of a run; chunk by chunk where something has to be converted, or is
-// stored past the caches.
+// stored past the caches or summed.
 template <int kRows>
 void exchange_floats(const ClientUpdate* sent, const RowExchange* row_exchanges, const Forms& forms, std::int64_t begin,
                      std::int64_t end, double* out, double* squares, bool past_caches) {
     alignas(64) float of_y[kRows][kChunk], of_row[kRows][kChunk], stage[kRows][kChunk];
-    bool converted = false, staged = kHasPastCaches && past_caches && forms.replaces();
+    BlockSum sums[kRows];
+    bool converted = false, summed = false, staged = kHasPastCaches && past_caches && forms.replaces();
     for (int r = 0; r < kRows; ++r) {
         const Row &old_row = row_exchanges[r].old_row, &new_row = row_exchanges[r].new_row;
         converted |= sent[r].dtype != Dtype::float32 || (old_row.data != nullptr && old_row.codec != Codec::f32);
         staged &= old_row.data != new_row.data;
+        summed |= row_exchanges[r].sums != nullptr;
+        sums[r].begin();
     }
-    const std::int64_t stretch = converted || staged ? kChunk : kTile;
+    const std::int64_t stretch = converted || staged || summed ? kChunk : kTile;
     for (std::int64_t tile = begin; tile < end; tile += kTile) {
         const std::int64_t count = end - tile < kTile ? end - tile : kTile;
         float lanes[kRows][kLanes] = {};
@@ -62,10 +80,10 @@ void exchange_floats(const ClientUpdate* sent, const RowExchange* row_exchanges,
                 rows[r].new_row = staged ? stage[r] : static_cast<float*>(row_exchanges[r].new_row.data) + first;
             }
             exchange_floats<kRows>(rows, forms, few, out + first, lanes);
-            if (staged)
+            if (staged || summed)
                 for (int r = 0; r < kRows; ++r)
-                    put_row(stage[r], few, static_cast<float*>(row_exchanges[r].new_row.data) + first,
-                            chunk_of(sent[r], row_exchanges[r].old_row, first + few));
+                    pass_on(rows[r].new_row, few, static_cast<float*>(row_exchanges[r].new_row.data) + first,
+                            summed ? &sums[r] : nullptr, chunk_of(sent[r], row_exchanges[r].old_row, first + few));
         }
         for (int r = 0; r < kRows; ++r) {
             const double square = sum_of_lanes(lanes[r]);
@@ -76,6 +94,8 @@ void exchange_floats(const ClientUpdate* sent, const RowExchange* row_exchanges,
                 squares[r] += is_sound(square) ? square : squares_exactly(sent[r], tile, count);
         }
     }
+    for (int r = 0; r < kRows; ++r)
+        if (row_exchanges[r].sums != nullptr) row_exchanges[r].sums[begin / kSummed] = sums[r].sum();
 }
 
 // What the sum sees of a chunk whose row is stored.

@@ -175,6 +175,9 @@ class Experiment(Section):
     """A comparison of algorithms on one problem, with the same clients active in the same rounds.
 
     ``grid`` is what a sweep tries (``fedcore.experiment.presets.grid``); a run has the values of the other keys.
+    ``threads`` are those of each process, for fedcore's kernels and for clients that are trained together. ``together``
+    says whether they are, where the model can be (``engines.InProcess``); without it the perceptrons are, and for a
+    convolutional network a run measures what is faster and writes it into its configuration.
     ``changes`` is what it has otherwise than the preset whose title it bears (``load_preset`` fills it in).
     """
 
@@ -186,6 +189,7 @@ class Experiment(Section):
     seeds: tuple[Seed, ...] = Field(strict=False)
     algorithms: tuple[Method, ...] = Field(strict=False)
     threads: Threads = 1
+    together: bool | None = None
     data: Data
     partition: Partition
     model: Model

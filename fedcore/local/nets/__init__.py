@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fedcore.errors import RangeError, ShapeError
+from fedcore.local.nets.cnn_cifar10 import CNNCIFAR10
 from fedcore.local.nets.cnn_emnist import CNNEMNIST
 from fedcore.local.nets.lenet import LeNet
 from fedcore.local.nets.mlp import MLP, logistic, mlp_cifar10, mlp_mnist, relu_mnist
@@ -16,6 +17,7 @@ from fedcore.local.seeded import seeded
 from fedcore.registries import Registry
 
 __all__ = [
+    "CNNCIFAR10",
     "CNNEMNIST",
     "MLP",
     "REGISTRY",
@@ -37,6 +39,7 @@ _ROWS: dict[str, Callable[..., nn.Module]] = {
     "mlp": MLP,
     "mlp-mnist": mlp_mnist,
     "cnn-emnist": CNNEMNIST,
+    "cnn-cifar10": CNNCIFAR10,
     "mlp-cifar10": mlp_cifar10,
     "relu-mnist": relu_mnist,
     "resnet18": ResNet18,

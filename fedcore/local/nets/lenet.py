@@ -14,19 +14,23 @@ class LeNet(nn.Sequential):
     """
 
     def __init__(self) -> None:
-        super().__init__(
-            OrderedDict(
-                conv1=nn.Conv2d(1, 6, 5),
-                relu1=nn.ReLU(),
-                pool1=nn.MaxPool2d(2),
-                conv2=nn.Conv2d(6, 16, 5),
-                relu2=nn.ReLU(),
-                pool2=nn.MaxPool2d(2),
-                flatten=nn.Flatten(),
-                fc1=nn.Linear(256, 120),
-                relu3=nn.ReLU(),
-                fc2=nn.Linear(120, 84),
-                relu4=nn.ReLU(),
-                fc3=nn.Linear(84, 10),
-            )
-        )
+        super().__init__(lenet_layers(channels=1, side=28, classes=10))
+
+
+def lenet_layers(*, channels: int, side: int, classes: int) -> OrderedDict[str, nn.Module]:
+    """LeNet's layers by name, for images of so many channels, ``side`` pixels wide and high."""
+    left = ((side - 4) // 2 - 4) // 2  # pixels, behind two convolutions with their pooling
+    return OrderedDict[str, nn.Module](
+        conv1=nn.Conv2d(channels, 6, 5),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(6, 16, 5),
+        relu2=nn.ReLU(),
+        pool2=nn.MaxPool2d(2),
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(16 * left * left, 120),
+        relu3=nn.ReLU(),
+        fc2=nn.Linear(120, 84),
+        relu4=nn.ReLU(),
+        fc3=nn.Linear(84, classes),
+    )

@@ -3,19 +3,21 @@
 #include "base/blocks.h"
 #include "check.h"
 #include "problem.h"
+#include "store/checksum.h"
 
 using namespace fedcore;
 using namespace fedcore::test;
 
 namespace {
 
-void try_exchange(std::int64_t k, bool in_place, std::int64_t n, std::size_t first) {
+void try_exchange(std::int64_t k, bool in_place, bool summed, std::int64_t n, std::size_t first) {
     Arrays make(first);
     const auto x = make.numbers<float>(n);
     const auto ys = make.rows<float>(k, n), anchors = make.rows<float>(k, n);
     auto old_rows = make.rows<float>(k, n), new_rows = make.rows<float>(k, n);
     Array<double> acc = make.numbers<double>(n), out = make.empty<double>(n);
     Array<double> scratch = make.empty<double>(k * block_count(n)), norms = make.empty<double>(k);
+    Array<std::uint64_t> sums = make.empty<std::uint64_t>(k * block_count(n)), due_sums(block_count(n), Place{});
     std::vector<ClientUpdate> sent;
     std::vector<RowExchange> rows;
     std::vector<double> due(acc.begin(), acc.end());
@@ -27,7 +29,8 @@ void try_exchange(std::int64_t k, bool in_place, std::int64_t n, std::size_t fir
         rows.push_back({{Codec::f32, has_old ? old_rows[i].data() : nullptr, nullptr},
                         has_anchor ? anchors[i].data() : nullptr,
                         {Codec::f32, in_place && has_old ? old_rows[i].data() : new_rows[i].data(), nullptr},
-                        {}});
+                        {},
+                        summed ? sums.data() + i * block_count(n) : nullptr});
         for (std::int64_t j = 0; j < n; ++j) {
             const float h = (i % 2 == 0 ? x[j] - ys[i][j] : -ys[i][j]) * sent[i].scale;
             double change = static_cast<double>(h);
@@ -48,6 +51,9 @@ void try_exchange(std::int64_t k, bool in_place, std::int64_t n, std::size_t fir
             square += static_cast<double>(due_rows[i][j]) * static_cast<double>(due_rows[i][j]);
         }
         CHECK(close(norms[i], square));
+        if (!summed) continue;
+        checksum(rows[i].new_row.data, 4 * n, 4 * kSummed, due_sums.data());
+        for (std::int64_t b = 0; b < block_count(n); ++b) CHECK(rows[i].sums[b] == due_sums[b]);
     }
 }
 
@@ -56,6 +62,7 @@ void try_exchange(std::int64_t k, bool in_place, std::int64_t n, std::size_t fir
 TEST(exchanges_of_every_size_and_place) {
     at_edges_and_past_caches([](std::int64_t n, std::size_t first) {
         for (const std::int64_t k : {0, 1, 2, 7})
-            for (const bool in_place : {false, true}) try_exchange(k, in_place, n, first);
+            for (const bool in_place : {false, true})
+                for (const bool summed : {false, true}) try_exchange(k, in_place, summed, n, first);
     });
 }

@@ -1,4 +1,4 @@
-"""The specification of the checksum, in NumPy.
+"""The specification of the checksum, in NumPy: the store's, and of the rows that ``exchange`` writes.
 
 Same name, arguments and result as in ``fedcore._core``, without its checks.
 """
@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 U64 = npt.NDArray[np.uint64]
-Id = int | str
 
 P, Q = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F)
 LANES = 8

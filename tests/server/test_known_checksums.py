@@ -1,0 +1,166 @@
+"""The rows of rounds are sealed as they lie, by checksums that were made while they were written where that can be."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from fedcore import ClientStore, Server, algorithms, memory
+from fedcore.aggregation import row_exchange
+from fedcore.store.slots import Slots
+
+P = 30_000, 10_001  # two tensors: no end is a block's, and the last block is short
+N = sum(P)
+CLIENTS, BAD = 8, 5
+METHODS = {
+    "MIFA": algorithms.MIFA(),
+    "MimiC": algorithms.MimiC(),
+    "SCAFFOLD": algorithms.SCAFFOLD(),
+    "SCAFFOLD, two vectors": algorithms.SCAFFOLD(control="sent"),
+    "SCAFFOLDM": algorithms.SCAFFOLDM(0.3),
+}
+
+
+@pytest.fixture
+def sealed(monkeypatch):
+    """How many rows were sealed by checksums that were known, and how many were read."""
+    counts, seal = Counter(), Slots.seal
+
+    def counted(slots, slot, *sums):
+        if sums:  # vectors come without
+            counts["read" if sums[0] is None else "known"] += 1
+        return seal(slots, slot, *sums)
+
+    monkeypatch.setattr(Slots, "seal", counted)
+    return counts
+
+
+def started(path, method, *, codec="f32", apart=False, clients=CLIENTS, **options):
+    """A server whose rows lie in files, and those files."""
+    store = ClientStore(clients, N, medium="mmap", codec=codec, path=path)
+    x = {"a": np.zeros(P[0], np.float32), "b": np.zeros(P[1], np.float32)} if apart else memory.zeros(N)
+    return Server(METHODS[method], x, store=store, lr=0.1, **options), store
+
+
+def sent(rng, *, bad=False, apart=False):
+    y = rng.normal(size=N).astype(np.float32)
+    y[7] = np.nan if bad else y[7]
+    return dict(zip("ab", np.split(y, P[:1]), strict=True)) if apart else y
+
+
+def add(round, client, y, rng, method):
+    control = rng.normal(size=N).astype(np.float32) if "two vectors" in method else None
+    round.add(client, y, steps=3, control=control)
+
+
+def assert_sealed(store):
+    """Every row is what its checksums say, also for a process that opens the folder."""
+    assert store.verify() == []
+    with ClientStore.open(store.path, readonly=True) as other:
+        assert other.verify() == []
+        assert len(other) == len(store)
+
+
+CASES = [(method, apart) for method in METHODS for apart in (False, True) if not apart or "two vectors" not in method]
+"""Rows that are made of second vectors are made whole."""
+
+
+@pytest.mark.parametrize("codec", ["f32", "bf16", "int8"])
+@pytest.mark.parametrize(("method", "apart"), CASES)
+def test_every_row_of_rounds_is_sealed_as_it_lies(tmp_path, sealed, method, apart, codec):
+    """Some replies are left out by the judge, so that the others are written twice."""
+    rng = np.random.default_rng(0)
+    server, store = started(tmp_path / "store", method, codec=codec, apart=apart)
+    with store:
+        for _ in range(3):
+            with server.open_round() as round:
+                for client in range(CLIENTS):
+                    add(round, client, sent(rng, bad=client == BAD, apart=apart), rng, method)
+            assert [client for client, _ in round.report.refused] == [BAD]
+            assert_sealed(store)
+        known = codec == "f32" and not apart
+        assert sealed == {"known" if known else "read": 3 * (CLIENTS - 1)}
+
+
+def test_a_round_that_is_abandoned_leaves_no_checksums(tmp_path, sealed):
+    rng = np.random.default_rng(1)
+    server, store = started(tmp_path / "store", "MIFA")
+    with store:
+        for left in (True, False, True, False):
+            round = server.open_round()
+            for client in rng.permutation(CLIENTS).tolist():
+                add(round, client, sent(rng), rng, "MIFA")
+            if left:
+                round.abort()
+            else:
+                round.finish()
+            assert_sealed(store)
+        assert sealed == {"known": 2 * CLIENTS}
+
+
+def test_rows_of_several_calls_are_sealed_each_by_its_own(tmp_path, sealed, monkeypatch):
+    monkeypatch.setattr(row_exchange, "PART", 3)
+    rng = np.random.default_rng(2)
+    server, store = started(tmp_path / "store", "SCAFFOLD", fold=CLIENTS)
+    with store:
+        with server.open_round() as round:
+            for client in range(CLIENTS):
+                round.add(client, sent(rng).tobytes(), steps=3)
+        assert_sealed(store)
+        assert sealed == {"known": CLIENTS}
+
+
+class Rewriting:
+    """An outsider's aggregator: what another made of some rows it replaces by zeros, in its own way."""
+
+    def __init__(self, inner, store, clients):
+        self._inner, self._store, self._clients = inner, store, clients
+
+    def begin(self, opened):
+        self._inner.begin(opened)
+
+    def fold(self, replies, judge):
+        squares = self._inner.fold(replies, judge)
+        for client in replies.clients:
+            if client in self._clients:
+                self._store.stage(client)[:] = 0
+        return squares
+
+    def result(self):
+        return self._inner.result()
+
+
+def test_rows_that_somebody_rewrites_are_read_at_the_commit(tmp_path, sealed):
+    rng = np.random.default_rng(3)
+    server, store = started(tmp_path / "store", "MIFA")
+    with store:
+        server._state._aggregator = Rewriting(server._state._aggregator, store, {2, 6})
+        with server.open_round() as round:
+            for client in range(CLIENTS):
+                add(round, client, sent(rng), rng, "MIFA")
+        assert_sealed(store)
+        assert sealed == {"known": CLIENTS - 2, "read": 2}
+        assert not store.read(2).any()
+        assert store.read(3).any()
+
+
+def test_a_history_that_is_folded_into_rows_seals_them(tmp_path, sealed):
+    rng = np.random.default_rng(4)
+    server, store = started(tmp_path / "store", "MimiC", history_rounds=1)
+    with store:
+        for cohort in ([0, 1, 2, 3], [3, 4], [4, 5], [6]):
+            with server.open_round() as round:
+                for client in cohort:
+                    add(round, client, sent(rng), rng, "MimiC")
+            assert_sealed(store)
+        assert sealed["known"] > 9, "rows of replies, and those into which a direction went"
+        assert sealed["read"] == 0
+
+
+def test_a_warm_start_seals_its_rows(tmp_path, sealed):
+    rng = np.random.default_rng(5)
+    server, store = started(tmp_path / "store", "SCAFFOLD")
+    with store:
+        server.warm_start({client: sent(rng) for client in range(CLIENTS)})
+        assert_sealed(store)
+        assert sealed == {"known": CLIENTS}
