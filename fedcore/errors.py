@@ -23,7 +23,7 @@ class DtypeError(FedcoreError, ValueError):
 
 
 class ArrayError(FedcoreError, ValueError):
-    """An object is no CPU array, an output is read-only, or an output overlaps an input."""
+    """An object is no array, or lies where it must not; an output is read-only, or overlaps an input."""
 
 
 class RangeError(FedcoreError, ValueError):
@@ -99,6 +99,14 @@ class MissingDependencyError(FedcoreError, RuntimeError):
         digits: need scikit-learn; pip install 'fedcore-fl[sim]'
         """
         return cls(f"{what}: need {needed}; pip install '{DISTRIBUTION}[{extra}]'{instead and f', or {instead}'}")
+
+
+class DeviceError(FedcoreError, RuntimeError):
+    """There is no CUDA device to be had, for the reason that the message says, or a call of its driver failed."""
+
+
+class DeviceMemoryError(DeviceError, MemoryError):
+    """A CUDA device has no memory for what was asked."""
 
 
 class StoreError(FedcoreError, RuntimeError):

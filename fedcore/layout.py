@@ -14,8 +14,22 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from fedcore import devices
 from fedcore.errors import ArrayError, DtypeError, ShapeError, UnknownNameError
-from fedcore.libraries import NARROW, Library, as_array, as_tensor, copy_into, dtype_name, library_of
+from fedcore.libraries import (
+    NARROW,
+    Library,
+    as_array,
+    as_tensor,
+    copy_into,
+    copy_there,
+    dtype_name,
+    flat_there,
+    here,
+    library_of,
+    write_there,
+)
+from fedcore.memory import to_host
 from fedcore.native import core
 from fedcore.representation import Represented
 
@@ -179,7 +193,7 @@ class Layout(Represented):
         Args:
             x: a model with this layout's names, shapes and dtypes (or float32 in place of 16 bits), in any of the forms
                 ``Layout.of`` takes.
-            out: float32[n], written in place; a new one if None.
+            out: float32[n], written in place; a new one if None. Where it lies on a device, tensors may lie there too.
 
         Returns:
             float32[n], ``out`` if it was given.
@@ -197,15 +211,21 @@ class Layout(Represented):
             raise DtypeError(f"out: expected float32[{self.n}], got {out.dtype}")
         elif out.shape != (self.n,):
             raise ShapeError(f"out: expected float32[{self.n}], got shape {out.shape}")
+        device = devices.of(out)
         for piece in self.slices:
-            out[piece.start : piece.stop] = as_array(piece.name, named[piece.name]).reshape(-1)
+            part, tensor = out[piece.start : piece.stop], named[piece.name]
+            if device == devices.CPU:
+                part[...] = as_array(piece.name, tensor).reshape(-1)
+            else:
+                write_there(piece.name, tensor, part, device)
         return out
 
-    def pieces(self, x: Any) -> list[Vector]:
+    def pieces(self, x: Any, *, device: str = devices.CPU) -> list[Any]:
         """A model's parameters and float buffers as vectors, in the order of ``slices``, without putting them together.
 
         Args:
             x: as for ``flatten``.
+            device: where tensors may lie, if not in host memory.
 
         Returns:
             Views of the model's memory; copies of tensors that are not contiguous, or lie where no float32 may, or of
@@ -221,8 +241,11 @@ class Layout(Represented):
                     _check_tensor(piece, x[piece.name])
                 return plain
         named = self._check(x)
-        pieces = []
+        pieces: list[Any] = []
         for piece in self.slices:
+            if device != devices.CPU and devices.of(named[piece.name]) == device:
+                pieces.append(flat_there(piece.name, named[piece.name]))
+                continue
             tensor = as_array(piece.name, named[piece.name]).reshape(-1)
             pieces.append(tensor if tensor.flags.aligned else tensor.copy())
         return pieces
@@ -245,7 +268,7 @@ class Layout(Represented):
     def read_counters(self, x: Any) -> dict[str, npt.NDArray[np.integer[Any]]]:
         """Copies of a model's integer counters, in their own dtypes."""
         named = self._check(x) if self.counters else {}
-        return {piece.name: as_array(piece.name, named[piece.name]).copy() for piece in self.counters}
+        return {piece.name: as_array(piece.name, here(named[piece.name])).copy() for piece in self.counters}
 
     def tensors(
         self,
@@ -268,6 +291,7 @@ class Layout(Represented):
             UnknownNameError: there is no such library.
             MissingDependencyError: torch is asked for and not installed.
         """
+        flat = to_host(flat)
         library = self.library if library is None else library
         if library not in get_args(Library):
             raise UnknownNameError.of("library", library, get_args(Library))
@@ -287,9 +311,13 @@ class Layout(Represented):
         Raises:
             ArrayError, ShapeError, DtypeError: it is not such a model, and is as it was; or a tensor is read-only.
         """
-        named = self._check(model, any_float=True)
-        for name, array in self.unflatten(flat).items():
-            copy_into(name, named[name], array)
+        named, there = self._check(model, any_float=True), devices.of(flat)
+        if there != devices.CPU and all(devices.of(named[name]) == there for name in self.names):
+            for piece in self.slices:  # on the device, not by way of the host
+                copy_there(piece.name, named[piece.name], flat[piece.start : piece.stop])
+        else:
+            for name, array in self.unflatten(to_host(flat)).items():
+                copy_into(name, named[name], array)
         for piece in self.counters:
             copy_into(piece.name, named[piece.name], counters[piece.name])
 

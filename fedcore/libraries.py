@@ -9,7 +9,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.errors import ArrayError, MissingDependencyError
+from fedcore import devices
+from fedcore.errors import ArrayError, MissingDependencyError, ShapeError
+from fedcore.native import core
 
 Library = Literal["numpy", "torch"]
 NARROW = {"bfloat16": "bf16", "float16": "f16"}
@@ -72,6 +74,57 @@ def tensor_over(memory: npt.NDArray[np.uint8], like: Any) -> Any:
         return memory.view(like.dtype).reshape(shape)
     tensor = _torch().from_numpy(memory.view("int16" if name == "bfloat16" else name).reshape(shape))
     return tensor.view(like.dtype) if name == "bfloat16" else tensor
+
+
+def here(leaf: Any) -> Any:
+    """A small tensor in host memory: itself, or a copy of one on a device."""
+    if devices.of(leaf) == devices.CPU:
+        return leaf
+    return leaf.cpu() if hasattr(leaf, "cpu") else leaf.get() if hasattr(leaf, "get") else leaf
+
+
+def flat_there(name: str, leaf: Any) -> Any:
+    """A tensor in a device's memory as a vector, a view.
+
+    Raises:
+        ShapeError: it is not contiguous.
+    """
+    leaf = leaf.detach() if hasattr(leaf, "detach") else leaf
+    flags = getattr(leaf, "flags", None)
+    if not (leaf.is_contiguous() if hasattr(leaf, "is_contiguous") else flags is None or flags.c_contiguous):
+        raise ShapeError(f"{name}: expected a contiguous tensor, got one that is not")
+    return leaf.reshape(-1) if hasattr(leaf, "reshape") else leaf
+
+
+def write_there(name: str, leaf: Any, part: Any, device: str) -> None:
+    """Copy a tensor, from the host or the device itself, into a float32 vector on a device; 16 bits become 32.
+
+    Raises:
+        ArrayError, ShapeError: it lies elsewhere, or is not contiguous.
+    """
+    if devices.of(leaf) != device:
+        part.copy_from(as_array(name, leaf).reshape(-1))
+        return
+    narrow, leaf = NARROW.get(dtype_name(leaf)), flat_there(name, leaf)
+    if narrow is None:
+        part.copy_from(leaf)
+    else:
+        core.dequantise(leaf, None, narrow, part)
+
+
+def copy_there(name: str, leaf: Any, part: Any) -> None:
+    """Copy a float32 vector on a device into a tensor there, in place, in its own dtype.
+
+    Raises:
+        ArrayError: it cannot be written.
+    """
+    try:
+        if library_of([leaf]) == "torch":
+            leaf.detach().copy_(_torch().from_dlpack(part).reshape(leaf.shape))
+        else:
+            core.combine([part], np.ones(1), flat_there(name, leaf))
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise ArrayError(f"{name}: expected a tensor that can be written: {error}") from None
 
 
 def copy_into(name: str, leaf: Any, array: npt.NDArray[Any]) -> None:

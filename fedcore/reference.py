@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.errors import DISTRIBUTION
+from fedcore.errors import DISTRIBUTION, DeviceError
 from fedcore.typing import F32, F64, I64
 
 P = ParamSpec("P")
@@ -33,6 +33,8 @@ try:
 except PackageNotFoundError:
     version = "not installed"
 compiler = "none"
+cuda_targets = ""
+cuda_missing = "FEDCORE_ISA is reference"
 
 
 def threads() -> int:
@@ -50,6 +52,38 @@ def isa() -> str:
 
 
 best_isa = isa
+
+
+def cuda_reason() -> str:
+    """The reason why there is no CUDA."""
+    return "FEDCORE_ISA=reference: the twins in NumPy compute in the host's memory alone"
+
+
+def await_arrays(arrays: Sequence[Any]) -> None:
+    """Do nothing: no array lies on a device."""
+
+
+def cuda_devices() -> list[tuple[str, int, int]]:
+    """Raise DeviceError: there is none."""
+    raise DeviceError(cuda_reason())
+
+
+def choose_stream(stream: int | None) -> None:
+    """Do nothing: nothing comes on a stream."""
+
+
+class DeviceArray:
+    """An array that cannot be made here."""
+
+    def __init__(self, n: int, dtype: Any, device: int = 0) -> None:
+        raise DeviceError(cuda_reason())
+
+
+class CopyStream:
+    """A stream that cannot be made here."""
+
+    def __init__(self, device: int = 0, buffer_bytes: int = 0) -> None:
+        raise DeviceError(cuda_reason())
 
 
 def in_ieee_mode(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:

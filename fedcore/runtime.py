@@ -46,6 +46,7 @@ def build_info() -> dict[str, str | int]:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "compiler": core.compiler,
+        "cuda_kernels": core.cuda_targets or f"none: {core.cuda_missing}",
         "platform": platform.platform(),
         "isa": isa(),
         "isa_best": core.best_isa(),

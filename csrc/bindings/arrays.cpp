@@ -33,8 +33,19 @@ T* plain_vector(py::handle object, bool writable, std::int64_t* n, Axes axes = A
 
 }  // namespace
 
-AnySpan Arrays::open(py::handle object, Name name, bool writable, const Dtypes& due, Axes axes, std::int64_t n) {
-    const ExportedArray found = open_array(object, name, keep_);
+void Arrays::lie_on(int device, Name name) {
+    if (device_ == kNowhere) {
+        device_ = device, first_ = name;
+    } else if (device_ != device) {
+        const auto place = [](int of) { return of == kHost ? "in CPU memory" : "on cuda:" + std::to_string(of); };
+        raise("ArrayError", name.text() + ": expected an array " + place(device_) + ", where " + first_.text() +
+                                " lies, got one " + place(device));
+    }
+}
+
+AnySpan Arrays::open(py::handle object, Name name, bool writable, const Dtypes& due, Axes axes, std::int64_t n,
+                     Devices devices) {
+    const ExportedArray found = open_array(object, name, keep_, devices == Devices::any ? &streams_ : nullptr);
     std::int64_t size = 1;
     for (const std::int64_t extent : found.shape) size *= extent;
     std::size_t which = 0;
@@ -43,8 +54,14 @@ AnySpan Arrays::open(py::handle object, Name name, bool writable, const Dtypes& 
     // The compiler trusts that a float lies where a float may lie.
     const auto address = reinterpret_cast<std::uintptr_t>(found.data);
     const bool aligned = size == 0 || found.itemsize == 0 || address % found.itemsize == 0;
-    if (which < due.size() && fits && found.contiguous && aligned && (found.writable || !writable))
+    if (which < due.size() && fits && found.contiguous && aligned && (found.writable || !writable)) {
+        if (devices == Devices::any) lie_on(found.device, name);
+        if (found.memory != nullptr && !found.memory->users.empty()) {
+            for (const cuda::Stream user : found.memory->users) streams_.wait_for(user);
+            shown_.push_back(found.memory);
+        }
         return {found.data, size, which, size * found.itemsize};
+    }
     // The message is built only now: a call on a small model would spend its time on it.
     std::string expected = name.text() + ": expected ";
     for (const char* dtype : due) expected += (dtype == due[0] ? "" : " or ") + std::string(dtype);
@@ -56,6 +73,13 @@ AnySpan Arrays::open(py::handle object, Name name, bool writable, const Dtypes& 
     if (!found.contiguous) raise("ShapeError", got + " that is not contiguous");
     if (!aligned) raise("ArrayError", got + " whose address is no multiple of " + std::to_string(found.itemsize));
     raise("ArrayError", expected + " to write to, got a read-only array");
+}
+
+void Arrays::forget_users(const std::vector<cuda::Stream>& gone) {
+    for (cuda::Memory* memory : shown_) {
+        for (const cuda::Stream stream : gone) memory->no_longer_used_by(stream);
+        memory->forget_users();
+    }
 }
 
 void Arrays::reserve(std::size_t count) {
@@ -88,9 +112,10 @@ AnySpan Arrays::input(py::handle object, Name name, const Dtypes& due, std::int6
     AnySpan found;
     if (plain != nullptr) {
         keep_.objects.push_back(py::reinterpret_borrow<py::object>(object));
+        lie_on(kHost, name);
         found = {const_cast<float*>(plain), length, 0, length * static_cast<std::int64_t>(sizeof(float))};
     } else {
-        found = open(object, name, false, due, axes, n);
+        found = open(object, name, false, due, axes, n, devices_);
     }
     found.number = add_input(found.data, found.bytes, name);
     return found;
@@ -98,7 +123,7 @@ AnySpan Arrays::input(py::handle object, Name name, const Dtypes& due, std::int6
 
 AnySpan Arrays::output(py::handle object, Name name, const Dtypes& due, std::int64_t n, std::size_t replaces,
                        Axes axes) {
-    AnySpan found = open(object, name, true, due, axes, n);
+    AnySpan found = open(object, name, true, due, axes, n, devices_);
     found.number = add_output(found.data, found.bytes, name, replaces);
     return found;
 }
@@ -108,8 +133,9 @@ Span<const T> Arrays::input(py::handle object, Name name, std::int64_t n, Axes a
     const T* data = plain_vector<T>(object, false, &n, axes);
     if (data != nullptr) {
         keep_.objects.push_back(py::reinterpret_borrow<py::object>(object));
+        lie_on(kHost, name);
     } else {
-        const AnySpan found = open(object, name, false, dtype_of<T>(), axes, n);
+        const AnySpan found = open(object, name, false, dtype_of<T>(), axes, n, devices_);
         data = static_cast<const T*>(found.data);
         n = found.n;
     }
@@ -121,14 +147,32 @@ Span<T> Arrays::output(py::handle object, Name name, std::int64_t n, std::size_t
     T* data = plain_vector<T>(object, true, &n, axes);
     if (data != nullptr) {
         keep_.objects.push_back(py::reinterpret_borrow<py::object>(object));
+        lie_on(kHost, name);
     } else {
-        const AnySpan found = open(object, name, true, dtype_of<T>(), axes, n);
+        const AnySpan found = open(object, name, true, dtype_of<T>(), axes, n, devices_);
         data = static_cast<T*>(found.data);
         n = found.n;
     }
     return {data, n, add_output(data, n * static_cast<std::int64_t>(sizeof(T)), name, replaces)};
 }
 
+template <class T>
+const T* Arrays::numbers(py::handle object, Name name, std::int64_t n) {
+    const T* const plain = plain_vector<T>(object, false, &n);
+    if (plain == nullptr) return static_cast<const T*>(numbers(object, name, dtype_of<T>(), n).data);
+    keep_.objects.push_back(py::reinterpret_borrow<py::object>(object));
+    add_input(plain, n * static_cast<std::int64_t>(sizeof(T)), name);
+    return plain;
+}
+
+AnySpan Arrays::numbers(py::handle object, Name name, const Dtypes& due, std::int64_t n, Axes axes) {
+    AnySpan found = open(object, name, false, due, axes, n, Devices::none);
+    found.number = add_input(found.data, found.bytes, name);
+    return found;
+}
+
+template const float* Arrays::numbers<float>(py::handle, Name, std::int64_t);
+template const double* Arrays::numbers<double>(py::handle, Name, std::int64_t);
 template Span<const float> Arrays::input<float>(py::handle, Name, std::int64_t, Axes);
 template Span<const double> Arrays::input<double>(py::handle, Name, std::int64_t, Axes);
 template Span<float> Arrays::output<float>(py::handle, Name, std::int64_t, std::size_t, Axes);
@@ -140,7 +184,8 @@ bool is_plain_vector(py::handle object, std::int64_t n) {
 
 std::int64_t length(py::handle object, Name name) {
     Keep keep;
-    const ExportedArray found = open_array(object, name, keep);
+    CallersStreams streams;
+    const ExportedArray found = open_array(object, name, keep, &streams);
     return found.shape.size() == 1 ? found.shape[0] : 0;  // of anything else the array that is due is told of later
 }
 
@@ -149,7 +194,8 @@ bool is_float32(py::handle object, Name name) {
     if (plain_vector<float>(object, false, &n) != nullptr) return true;
     if (plain_vector<double>(object, false, &n) != nullptr) return false;
     Keep keep;
-    return open_array(object, name, keep).dtype == dtype_of<float>()[0];
+    CallersStreams streams;
+    return open_array(object, name, keep, &streams).dtype == dtype_of<float>()[0];
 }
 
 namespace {

@@ -13,6 +13,7 @@ void bind_client_index(py::module_& module);
 void bind_columns(py::module_& module);
 void bind_combine(py::module_& module);
 void bind_copy(py::module_& module);
+void bind_devices(py::module_& module);
 void bind_direction(py::module_& module);
 void bind_exchange(py::module_& module);
 void bind_mix(py::module_& module);

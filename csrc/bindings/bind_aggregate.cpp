@@ -6,8 +6,9 @@
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
 #include "bindings/client_updates.h"
-#include "bindings/without_gil.h"
+#include "bindings/where_arrays_lie.h"
 #include "kernels/aggregate.h"
+#include "kernels/cuda/kernels.h"
 
 namespace fedcore::bindings {
 namespace {
@@ -42,10 +43,10 @@ struct Rows {
 std::vector<double> read_weights(Arrays& arrays, const py::object& weights, std::int64_t k, bool float64) {
     const IeeeMode ieee;  // a subnormal weight is none to a thread that flushes them
     if (!float64) {
-        const float* values = arrays.input<float>(weights, {"weights"}, k).data;
+        const float* values = arrays.numbers<float>(weights, {"weights"}, k);
         return {values, values + k};
     }
-    const AnySpan found = arrays.input(weights, {"weights"}, kOutDtypes[static_cast<int>(Dtype::float64)], k);
+    const AnySpan found = arrays.numbers(weights, {"weights"}, kOutDtypes[static_cast<int>(Dtype::float64)], k);
     if (found.dtype == 0) return {static_cast<const float*>(found.data), static_cast<const float*>(found.data) + k};
     return {static_cast<const double*>(found.data), static_cast<const double*>(found.data) + k};
 }
@@ -60,6 +61,7 @@ void cut(std::int64_t sum, std::int64_t n, std::vector<Piece>& pieces) {
 struct Job {
     std::vector<RowSum> sums;
     std::vector<Piece> pieces;
+    std::vector<std::int64_t> sizes;
 
     void add(Arrays& arrays, const Rows& rows, const void* const* pointers, std::int64_t k, const float* base,
              py::handle out, Name name) {
@@ -69,19 +71,25 @@ struct Job {
         if (to.dtype != 0) sum.out_dtype = k == 0 ? static_cast<Dtype>(to.dtype) : rows.dtype;
         sum.out = to.data;
         cut(static_cast<std::int64_t>(sums.size()), to.n, pieces);
+        sizes.push_back(to.n);
         sums.push_back(sum);
     }
 
     // float64[k + 1] if the norms are asked for, else None
-    py::object run(const std::vector<double>& weights, bool float64, bool norms) const {
+    py::object run(Arrays& arrays, const std::vector<double>& weights, bool float64, bool norms) const {
         const auto k = static_cast<std::int64_t>(weights.size()), count = static_cast<std::int64_t>(pieces.size());
-        std::vector<double> squares(norms ? k + 1 : 0), scratch(norms ? count * (k + 1) : 0);
-        {
-            const WithoutGil scope;  // reads every row once: milliseconds
-            weighted_sums(sums.data(), weights.data(), k, pieces.data(), count,
-                          float64 ? Precision::float64 : Precision::float32, scratch.data(),
-                          norms ? squares.data() : nullptr);
-        }
+        const auto tensors = static_cast<std::int64_t>(sums.size());
+        const Precision precision = float64 ? Precision::float64 : Precision::float32;
+        std::vector<double> squares(norms ? k + 1 : 0), scratch(norms && !arrays.on_device() ? count * (k + 1) : 0);
+        double* const square = norms ? squares.data() : nullptr;
+        run_where_arrays_lie(
+            arrays,
+            [&] {
+                weighted_sums(sums.data(), weights.data(), k, pieces.data(), count, precision, scratch.data(), square);
+            },
+            [&](cuda::Queue& queue) {
+                cuda::weighted_sums(queue, sums.data(), sizes.data(), tensors, weights.data(), k, precision, square);
+            });
         if (!norms) return py::none();
         return py::array_t<double>(k + 1, squares.data());
     }
@@ -91,7 +99,7 @@ py::object weighted_sum(const py::object& rows, const py::object& weights, const
                         const py::object& base, bool float64, bool norms) {
     const py::tuple listed = items_of(rows, "rows");
     const auto k = static_cast<std::int64_t>(listed.size());
-    Arrays arrays;
+    Arrays arrays(Devices::any);
     Rows read{Axes::one};
     std::vector<const void*> pointers;
     for (std::int64_t i = 0; i < k; ++i) pointers.push_back(read.read(arrays, listed[i], {"rows", i}));
@@ -99,7 +107,7 @@ py::object weighted_sum(const py::object& rows, const py::object& weights, const
     const float* x = read.read_base(arrays, base, {"base"});
     Job sums;
     sums.add(arrays, read, pointers.data(), k, x, out, {"out"});
-    return sums.run(weight, float64, norms);
+    return sums.run(arrays, weight, float64, norms);
 }
 
 py::object weighted_sum_segments(const py::object& models, const py::object& weights, const py::object& outs,
@@ -108,7 +116,7 @@ py::object weighted_sum_segments(const py::object& models, const py::object& wei
     const auto k = static_cast<std::int64_t>(listed.size());
     const py::tuple out = items_of(outs, "outs");
     const auto segments = static_cast<std::int64_t>(out.size());
-    Arrays arrays;
+    Arrays arrays(Devices::any);
     const std::vector<double> weight = read_weights(arrays, weights, k, float64);
     std::vector<Rows> read(segments, {Axes::any});
     std::vector<const void*> pointers(segments * k);
@@ -125,7 +133,7 @@ py::object weighted_sum_segments(const py::object& models, const py::object& wei
     Job sums;
     for (std::int64_t s = 0; s < segments; ++s)
         sums.add(arrays, read[s], pointers.data() + s * k, k, bases[s], out[s], {"outs", s});
-    return sums.run(weight, float64, norms);
+    return sums.run(arrays, weight, float64, norms);
 }
 
 // Where a term has no array: of any length, over which nothing can be written.
@@ -137,27 +145,30 @@ Span<const T> optional(Arrays& arrays, const py::object& array, Name name, std::
 template <class Sum>
 py::array_t<double> accumulate(const py::object& acc, const py::object& out, const py::object& bases,
                                const py::object& ys, const py::object& scales, const py::object& weights) {
-    Arrays arrays;
+    Arrays arrays(Devices::any);
     const auto sum = optional<Sum>(arrays, acc, {"acc"}, acc.is_none() ? length(out, {"out"}) : kAnyLength);
     const ClientTensors read = read_client_updates(arrays, bases, ys, scales, weights, sum.n, true);
     const auto result = arrays.output<Sum>(out, {"out"}, sum.n, sum.number);
     const std::int64_t k = read.k;
     std::vector<Fold<Sum>> folds;
     std::vector<Piece> pieces;
+    std::vector<std::int64_t> sizes;
     for (std::size_t s = 0; s + 1 < read.starts.size(); ++s) {
         const std::int64_t start = read.starts[s], n = read.starts[s + 1] - start;
         folds.push_back({sum.data == nullptr ? nullptr : sum.data + start, result.data + start,
                          read.sent.data() + static_cast<std::int64_t>(s) * k});
         cut(static_cast<std::int64_t>(s), n, pieces);
+        sizes.push_back(n);
     }
     const auto count = static_cast<std::int64_t>(pieces.size());
     py::array_t<double> norms(k);
     double* norm = norms.mutable_data();
-    std::vector<double> scratch(k * count);
-    {
-        const WithoutGil scope;  // reads every update once: milliseconds
-        fedcore::accumulate(folds.data(), k, pieces.data(), count, scratch.data(), norm);
-    }
+    std::vector<double> scratch(arrays.on_device() ? 0 : k * count);
+    run_where_arrays_lie(
+        arrays, [&] { fedcore::accumulate(folds.data(), k, pieces.data(), count, scratch.data(), norm); },
+        [&](cuda::Queue& queue) {
+            cuda::accumulate(queue, folds.data(), sizes.data(), static_cast<std::int64_t>(sizes.size()), k, norm);
+        });
     return norms;
 }
 
@@ -176,7 +187,7 @@ template <class Sum>
 py::tuple server_step(const py::object& sum, const py::object& total, const py::object& momentum,
                       const py::object& control, const py::object& x, const py::object& v, const py::object& total_out,
                       const py::object& x_out, const Step& step) {
-    Arrays arrays;
+    Arrays arrays(Devices::any);
     const auto a = arrays.input<Sum>(sum, {"sum"});
     const auto x_in = arrays.input<float>(x, {"x"}, a.n);
     const auto t = optional<double>(arrays, total, {"total"}, a.n);
@@ -188,12 +199,12 @@ py::tuple server_step(const py::object& sum, const py::object& total, const py::
     if (!total.is_none()) to.total = arrays.output<double>(total_out, {"total_out"}, a.n, t.number).data;
     to.v = arrays.output<float>(v, {"v"}, a.n, g.number).data;
     to.x = arrays.output<float>(x_out, {"x_out"}, a.n, x_in.number).data;
-    std::vector<double> scratch(2 * block_count(a.n));
+    const StepInputs<Sum> from{a.data, t.data, g.data, b.data, x_in.data};
+    std::vector<double> scratch(arrays.on_device() ? 0 : 2 * block_count(a.n));
     double squares[2];
-    {
-        const WithoutGil scope;  // several passes over the model's length: milliseconds
-        fedcore::server_step<Sum>(step, {a.data, t.data, g.data, b.data, x_in.data}, to, a.n, scratch.data(), squares);
-    }
+    run_where_arrays_lie(
+        arrays, [&] { fedcore::server_step<Sum>(step, from, to, a.n, scratch.data(), squares); },
+        [&](cuda::Queue& queue) { cuda::server_step<Sum>(queue, step, from, to, a.n, squares); });
     return py::make_tuple(squares[0], squares[1]);
 }
 

@@ -3,7 +3,8 @@
 #include "base/float_mode.h"
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
-#include "bindings/without_gil.h"
+#include "bindings/where_arrays_lie.h"
+#include "kernels/cuda/kernels.h"
 #include "kernels/direction.h"
 
 namespace fedcore::bindings {
@@ -23,7 +24,7 @@ const float* counted(Arrays& arrays, const py::object& vector, const char* name,
 void direction_step(const py::object& y, const py::object& grad, const py::object& grad_prev, const py::object& offset,
                     const py::object& x, double lr, double a, double b, double mu, double weight_decay) {
     const IeeeMode mode;  // coefficients are rounded here, and a flushing caller would lose the subnormal ones
-    Arrays arrays;
+    Arrays arrays(Devices::any);
     const auto gradient = arrays.input<float>(grad, {"grad"});
     const std::int64_t n = gradient.n;
     LocalStep step{gradient.data, nullptr, nullptr, nullptr, 0, 0, 0, 0, 0};
@@ -36,8 +37,9 @@ void direction_step(const py::object& y, const py::object& grad, const py::objec
     step.offset = offset.is_none() ? nullptr : arrays.input<float>(offset, {"offset"}, n).data;
     step.x = counted(arrays, x, "x", "mu", step.mu, n);
     const auto model = arrays.output<float>(y, {"y"}, n);
-    const WithoutGil scope;  // milliseconds for a large model
-    fedcore::direction_step(step, model.data, n);
+    run_where_arrays_lie(
+        arrays, [&] { fedcore::direction_step(step, model.data, n); },
+        [&](cuda::Queue& queue) { cuda::direction_step(queue, step, model.data, n); });
 }
 
 }  // namespace

@@ -9,7 +9,8 @@
 #include "bindings/bind.h"
 #include "bindings/client_updates.h"
 #include "bindings/quantised_rows.h"
-#include "bindings/without_gil.h"
+#include "bindings/where_arrays_lie.h"
+#include "kernels/cuda/kernels.h"
 #include "kernels/exchange.h"
 
 namespace fedcore::bindings {
@@ -75,7 +76,7 @@ void read_keys(Arrays& arrays, const py::object& keys, std::vector<RowExchange>&
                                         " is rounded stochastically, got None");
         return;
     }
-    const AnySpan found = arrays.input(keys, {"keys"}, {"uint64"}, 2 * k, Axes::any);
+    const AnySpan found = arrays.numbers(keys, {"keys"}, {"uint64"}, 2 * k, Axes::any);
     const auto* key = static_cast<const std::uint64_t*>(found.data);
     for (std::int64_t i = 0; i < k; ++i) rows[i].key = {key[2 * i], key[2 * i + 1]};
 }
@@ -83,6 +84,7 @@ void read_keys(Arrays& arrays, const py::object& keys, std::vector<RowExchange>&
 // uint64[k, block_count(n)], written: the checksums of the new rows' blocks, of float32 rows alone; or None.
 void writable_sums(Arrays& arrays, const py::object& sums, std::int64_t n, std::vector<RowExchange>& rows) {
     if (sums.is_none()) return;
+    if (arrays.on_device()) raise("ArrayError", "sums: expected None, because acc is on a device, got an array");
     const auto k = static_cast<std::int64_t>(rows.size()), blocks = block_count(n);
     auto* const sum =
         static_cast<std::uint64_t*>(arrays.output(sums, {"sums"}, {"uint64"}, k * blocks, kNothing, Axes::any).data);
@@ -107,7 +109,7 @@ py::array_t<double> exchange(const py::object& acc, const py::object& out, const
                              const Coefficients& row, const Coefficients& adds, const py::object& keys,
                              const py::object& sums) {
     Forms forms = read_forms(row, adds);
-    Arrays arrays;
+    Arrays arrays(Devices::any);
     const auto sum = arrays.input<double>(acc, {"acc"});
     const std::vector<ClientUpdate> sent = read_client_updates(arrays, bases, ys, scales, weights, sum.n, false).sent;
     const auto k = static_cast<std::int64_t>(sent.size());
@@ -130,11 +132,15 @@ py::array_t<double> exchange(const py::object& acc, const py::object& out, const
     const auto result = arrays.output<double>(out, {"out"}, sum.n, sum.number);
     py::array_t<double> norms(k);
     double* norm = norms.mutable_data();
-    std::vector<double> scratch(k * block_count(sum.n));
-    {
-        const WithoutGil scope;  // reads and writes every row once: milliseconds
-        fedcore::exchange(sum.data, result.data, sent.data(), rows.data(), forms, k, sum.n, scratch.data(), norm);
-    }
+    std::vector<double> scratch(arrays.on_device() ? 0 : k * block_count(sum.n));
+    run_where_arrays_lie(
+        arrays,
+        [&] {
+            fedcore::exchange(sum.data, result.data, sent.data(), rows.data(), forms, k, sum.n, scratch.data(), norm);
+        },
+        [&](cuda::Queue& queue) {
+            cuda::exchange(queue, sum.data, result.data, sent.data(), rows.data(), forms, k, sum.n, norm);
+        });
     return norms;
 }
 

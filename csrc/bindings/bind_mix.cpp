@@ -4,7 +4,8 @@
 
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
-#include "bindings/without_gil.h"
+#include "bindings/where_arrays_lie.h"
+#include "kernels/cuda/kernels.h"
 #include "kernels/mix.h"
 
 namespace fedcore::bindings {
@@ -13,12 +14,12 @@ namespace {
 // Compressed rows that would lead the kernel out of its arrays are refused here.
 Mixing read_matrix(Arrays& arrays, const py::object& starts, const py::object& columns, const py::object& weights,
                    std::int64_t p) {
-    const auto weight = arrays.input<float>(weights, {"weights"});
+    const AnySpan weight = arrays.numbers(weights, {"weights"}, Dtypes{"float32"}, kAnyLength);
     const std::int64_t entries = weight.n;
     const auto* start =
-        static_cast<const std::int64_t*>(arrays.input(starts, Name{"starts"}, Dtypes{"int64"}, p + 1).data);
+        static_cast<const std::int64_t*>(arrays.numbers(starts, Name{"starts"}, Dtypes{"int64"}, p + 1).data);
     const auto* column =
-        static_cast<const std::int64_t*>(arrays.input(columns, Name{"columns"}, Dtypes{"int64"}, entries).data);
+        static_cast<const std::int64_t*>(arrays.numbers(columns, Name{"columns"}, Dtypes{"int64"}, entries).data);
     bool rising = start[0] == 0 && start[p] == entries;
     for (std::int64_t i = 0; i < p; ++i) rising = rising && start[i] <= start[i + 1];
     if (!rising) raise("RangeError", "starts: expected to rise from 0 to the " + std::to_string(entries) + " entries");
@@ -26,13 +27,20 @@ Mixing read_matrix(Arrays& arrays, const py::object& starts, const py::object& c
         if (column[e] < 0 || column[e] >= p)
             raise("RangeError", Name{"columns", e}.text() + ": expected 0.." + std::to_string(p - 1) + ", got " +
                                     std::to_string(column[e]));
-    return {start, column, weight.data, p};
+    return {start, column, static_cast<const float*>(weight.data), p};
+}
+
+void mix_on_host(const Mixing& matrix, float* const* models, std::int64_t n) {
+    std::vector<std::int64_t> memory(mix_memory(matrix));
+    const MixPlan plan = plan_mix(matrix, n, memory.data());
+    const std::unique_ptr<float[]> scratch(new float[plan.scratch]);  // not a vector: nothing has to be zeroed
+    fedcore::mix(matrix, plan, models, n, scratch.get());
 }
 
 void mix(const py::object& models, const py::object& starts, const py::object& columns, const py::object& weights) {
     const py::tuple listed = items_of(models, "models");
     const auto p = static_cast<std::int64_t>(listed.size());
-    Arrays arrays;
+    Arrays arrays(Devices::any);
     const Mixing matrix = read_matrix(arrays, starts, columns, weights, p);
     std::int64_t n = p == 0 ? 0 : kAnyLength;
     std::vector<float*> pointers;
@@ -41,11 +49,10 @@ void mix(const py::object& models, const py::object& starts, const py::object& c
         n = model.n;
         pointers.push_back(model.data);
     }
-    std::vector<std::int64_t> memory(mix_memory(matrix));
-    const MixPlan plan = plan_mix(matrix, n, memory.data());
-    const std::unique_ptr<float[]> scratch(new float[plan.scratch]);  // not a vector: nothing has to be zeroed
-    const WithoutGil scope;                                           // reads and writes every model once: milliseconds
-    fedcore::mix(matrix, plan, pointers.data(), n, scratch.get());
+    if (arrays.on_device()) check_range("p", p, 0, cuda::kMostMixed);
+    run_where_arrays_lie(
+        arrays, [&] { mix_on_host(matrix, pointers.data(), n); },
+        [&](cuda::Queue& queue) { cuda::mix(queue, matrix, pointers.data(), n); });
 }
 
 }  // namespace

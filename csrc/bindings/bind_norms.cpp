@@ -3,7 +3,8 @@
 #include "base/blocks.h"
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
-#include "bindings/without_gil.h"
+#include "bindings/where_arrays_lie.h"
+#include "kernels/cuda/kernels.h"
 #include "kernels/norms.h"
 
 namespace fedcore::bindings {
@@ -12,7 +13,7 @@ namespace {
 py::array_t<double> squared_norms(const py::object& rows) {
     const py::tuple listed = items_of(rows, "rows");
     const auto k = static_cast<std::int64_t>(listed.size());
-    Arrays arrays;
+    Arrays arrays(Devices::any);
     std::int64_t n = kAnyLength;
     std::vector<const float*> pointers;
     for (std::int64_t i = 0; i < k; ++i) {
@@ -22,11 +23,11 @@ py::array_t<double> squared_norms(const py::object& rows) {
     }
     py::array_t<double> norms(k);
     double* norm = norms.mutable_data();
-    std::vector<double> scratch(k == 0 ? 0 : k * block_count(n));
-    if (k != 0) {
-        const WithoutGil scope;  // reads every row once: milliseconds
-        fedcore::squared_norms(pointers.data(), k, n, scratch.data(), norm);
-    }
+    if (k == 0) return norms;
+    std::vector<double> scratch(arrays.on_device() ? 0 : k * block_count(n));
+    run_where_arrays_lie(
+        arrays, [&] { fedcore::squared_norms(pointers.data(), k, n, scratch.data(), norm); },
+        [&](cuda::Queue& queue) { cuda::squared_norms(queue, pointers.data(), k, n, norm); });
     return norms;
 }
 

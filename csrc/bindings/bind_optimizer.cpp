@@ -4,7 +4,8 @@
 #include "base/float_mode.h"
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
-#include "bindings/without_gil.h"
+#include "bindings/where_arrays_lie.h"
+#include "kernels/cuda/kernels.h"
 #include "kernels/optimizer.h"
 
 namespace fedcore::bindings {
@@ -25,7 +26,7 @@ double optimizer_step(const py::object& v, const py::object& m, const py::object
                              static_cast<float>(from_square),
                              static_cast<float>(tau),
                              static_cast<float>(gamma)};
-    Arrays arrays;
+    Arrays arrays(Devices::any);
     const auto direction = arrays.input<float>(v, {"v"});
     const std::int64_t n = direction.n;
     const auto first = arrays.input<float>(m, {"m"}, n);
@@ -35,9 +36,13 @@ double optimizer_step(const py::object& v, const py::object& m, const py::object
     to.m = arrays.output<float>(m_out, {"m_out"}, n, first.number).data;
     if (has_second) to.s = arrays.output<float>(s_out, {"s_out"}, n, second.number).data;
     to.x = arrays.output<float>(x_out, {"x_out"}, n, model.number).data;
-    std::vector<double> scratch(block_count(n));
-    const WithoutGil scope;  // milliseconds for a large model
-    return fedcore::optimizer_step(step, {direction.data, first.data, second.data, model.data}, to, n, scratch.data());
+    const OptimizerInputs from{direction.data, first.data, second.data, model.data};
+    std::vector<double> scratch(arrays.on_device() ? 0 : block_count(n));
+    double square = 0;
+    run_where_arrays_lie(
+        arrays, [&] { square = fedcore::optimizer_step(step, from, to, n, scratch.data()); },
+        [&](cuda::Queue& queue) { square = cuda::optimizer_step(queue, step, from, to, n); });
+    return square;
 }
 
 }  // namespace

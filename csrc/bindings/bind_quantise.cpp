@@ -6,7 +6,8 @@
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
 #include "bindings/quantised_rows.h"
-#include "bindings/without_gil.h"
+#include "bindings/where_arrays_lie.h"
+#include "kernels/cuda/kernels.h"
 #include "kernels/quantise.h"
 
 namespace fedcore::bindings {
@@ -15,28 +16,31 @@ namespace {
 void quantise(const py::object& x, const std::string& codec_name, const py::object& codes, const py::object& scales,
               std::optional<std::uint64_t> seed, std::uint64_t row) {
     const Codec codec = codec_of(codec_name);
-    Arrays arrays;
+    Arrays arrays(Devices::any);
     const auto from = arrays.input<float>(x, {"x"});
     const AnySpan to = arrays.output(codes, {"codes"}, dtypes_of(codec), from.n);
     float* scale = nullptr;
     if (has_scales(codec, scales, {"scales"}))
         scale = arrays.output<float>(scales, {"scales"}, scale_count(from.n)).data;
     const DitherKey key{seed.value_or(0), row};
-    const WithoutGil scope;  // reads the row once: milliseconds
-    fedcore::quantise(from.data, codec, seed.has_value() ? &key : nullptr, from.n, to.data, scale);
+    const DitherKey* const dither = seed.has_value() ? &key : nullptr;
+    run_where_arrays_lie(
+        arrays, [&] { fedcore::quantise(from.data, codec, dither, from.n, to.data, scale); },
+        [&](cuda::Queue& queue) { cuda::quantise(queue, from.data, codec, dither, from.n, to.data, scale); });
 }
 
 void dequantise(const py::object& codes, const py::object& scales, const std::string& codec_name,
                 const py::object& out) {
     const Codec codec = codec_of(codec_name);
-    Arrays arrays;
+    Arrays arrays(Devices::any);
     const AnySpan from = arrays.input(codes, {"codes"}, dtypes_of(codec));
     const float* scale = nullptr;
     if (has_scales(codec, scales, {"scales"}))
         scale = arrays.input<float>(scales, {"scales"}, scale_count(from.n)).data;
     const auto to = arrays.output<float>(out, {"out"}, from.n);
-    const WithoutGil scope;  // reads the codes once: milliseconds
-    fedcore::dequantise(from.data, scale, codec, from.n, to.data);
+    run_where_arrays_lie(
+        arrays, [&] { fedcore::dequantise(from.data, scale, codec, from.n, to.data); },
+        [&](cuda::Queue& queue) { cuda::dequantise(queue, from.data, scale, codec, from.n, to.data); });
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include "base/pool.h"
 #include "bindings/bind.h"
 #include "bindings/exported_array.h"
+#include "cuda/image.h"
 
 namespace fedcore::bindings {
 namespace {
@@ -37,6 +38,8 @@ void bind_runtime(py::module_& module) {
     module.def("best_isa", [] { return name(best_isa()); });
     module.attr("version") = FEDCORE_VERSION;
     module.attr("compiler") = __VERSION__;
+    module.attr("cuda_targets") = cuda::image().targets;
+    module.attr("cuda_missing") = cuda::image().missing;
 }
 
 }  // namespace fedcore::bindings

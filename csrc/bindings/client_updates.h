@@ -32,7 +32,7 @@ inline bool is_apart(py::handle y) {
 
 // Where each of y's tensors begins, and n.
 inline std::vector<std::int64_t> read_starts(const py::tuple& tensors, std::int64_t i, std::int64_t n) {
-    Arrays arrays;
+    Arrays arrays(Devices::any);
     std::vector<std::int64_t> starts{0};
     for (std::int64_t s = 0; s < static_cast<std::int64_t>(tensors.size()); ++s)
         starts.push_back(starts.back() +
@@ -51,8 +51,8 @@ inline ClientTensors read_client_updates(Arrays& arrays, const py::object& bases
     const py::tuple listed = items_of(ys, "ys");
     const auto k = static_cast<std::int64_t>(listed.size());
     const py::tuple base = items_of(bases, "bases", k);
-    const auto scale = arrays.input<double>(scales, {"scales"}, k);
-    const auto weight = arrays.input<double>(weights, {"weights"}, k);
+    const double* const scale = arrays.numbers<double>(scales, {"scales"}, k);
+    const double* const weight = arrays.numbers<double>(weights, {"weights"}, k);
     const IeeeMode mode;                 // scales are rounded here, and a flushing caller would lose the subnormal ones
     std::int64_t first = apart ? 0 : k;  // the first y that is a list of tensors, after which all are cut
     while (first < k && !is_apart(listed[first])) ++first;
@@ -79,7 +79,7 @@ inline ClientTensors read_client_updates(Arrays& arrays, const py::object& bases
                                                           read.starts[s + 1] - start, Axes::any)
                                            : AnySpan{static_cast<char*>(all.data) + start * size, 0, all.dtype, 0};
             read.sent[s * k + i] = {one.data, static_cast<Dtype>(one.dtype), x == nullptr ? nullptr : x + start,
-                                    static_cast<float>(scale.data[i]), weight.data[i]};
+                                    static_cast<float>(scale[i]), weight[i]};
         }
     }
     return read;

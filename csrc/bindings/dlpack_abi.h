@@ -1,11 +1,11 @@
-// The part of DLPack's C ABI (dmlc/dlpack, versions 0.x and 1.x) that a consumer of CPU tensors reads.
+// The part of DLPack's C ABI (dmlc/dlpack, versions 0.x and 1.x) that is read and written here.
 #pragma once
 
 #include <cstdint>
 
 namespace fedcore::bindings::dlpack {
 
-constexpr std::int32_t kCpu = 1;
+constexpr std::int32_t kCpu = 1, kCuda = 2, kPinned = 3, kManaged = 13;   // device types
 constexpr std::uint8_t kInt = 0, kUnsigned = 1, kFloat = 2, kBfloat = 4;  // type codes
 constexpr std::uint64_t kReadOnly = 1, kCopied = 2;                       // flag bit, 1.x only
 
@@ -42,6 +42,8 @@ struct Exchange {
     const Exchange* of_before;
     void* allocate;
     int (*managed_of)(void* object, ManagedVersioned** out);  // 0, or -1 and an error of Python's is set
+    void *object_of, *tensor_of;
+    int (*current_stream)(std::int32_t device_type, std::int32_t device, void** stream);  // of its library's work
 };
 
 }  // namespace fedcore::bindings::dlpack

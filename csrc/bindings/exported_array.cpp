@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "bindings/device_array.h"
+
 namespace fedcore::bindings {
 
 void raise(const char* kind, const std::string& message) {
@@ -88,11 +90,25 @@ std::vector<std::int64_t> shape_of(const dlpack::Tensor& tensor, Name name) {
     return shape;
 }
 
-ExportedArray from_tensor(const dlpack::Tensor* tensor, bool writable, Name name) {
+// What an array that was due lies in.
+const char* memory_due(bool devices) {
+    return devices ? "an array in CPU memory or on a CUDA device" : "an array in CPU memory";
+}
+
+bool is_cuda(std::int32_t device_type) {
+    return device_type == dlpack::kCuda || device_type == dlpack::kManaged;
+}
+
+ExportedArray from_tensor(const dlpack::Tensor* tensor, bool writable, Name name, bool devices) {
     ExportedArray found;
     found.writable = writable;
-    if (tensor->device_type != dlpack::kCpu)
-        raise("ArrayError", name.text() + ": expected an array in CPU memory, got one on another device");
+    if (devices && is_cuda(tensor->device_type)) {
+        found.device = tensor->device_id;
+        if (found.device < 0)
+            raise("ArrayError",
+                  name.text() + ": expected a CUDA device by its number, got " + std::to_string(found.device));
+    } else if (tensor->device_type != dlpack::kCpu && tensor->device_type != dlpack::kPinned)
+        raise("ArrayError", name.text() + ": expected " + memory_due(devices) + ", got one on another device");
     const char* code = tensor->type_code == dlpack::kFloat      ? "float"
                        : tensor->type_code == dlpack::kBfloat   ? "bfloat"
                        : tensor->type_code == dlpack::kInt      ? "int"
@@ -107,26 +123,26 @@ ExportedArray from_tensor(const dlpack::Tensor* tensor, bool writable, Name name
     static double nothing;
     const bool empty = std::find(found.shape.begin(), found.shape.end(), 0) != found.shape.end();
     if (tensor->data == nullptr && !empty)
-        raise("ArrayError", name.text() + ": expected an array in CPU memory, got " + text(found.dtype, found.shape) +
-                                " at no address");
+        raise("ArrayError", name.text() + ": expected " + memory_due(devices) + ", got " +
+                                text(found.dtype, found.shape) + " at no address");
     found.data = empty ? static_cast<void*>(&nothing) : static_cast<char*>(tensor->data) + tensor->byte_offset;
     return found;
 }
 
-ExportedArray from_versioned(const dlpack::ManagedVersioned& managed, Name name) {
+ExportedArray from_versioned(const dlpack::ManagedVersioned& managed, Name name, bool devices) {
     if (managed.major != 1)
         raise("ArrayError", name.text() + ": expected DLPack 1, got " + std::to_string(managed.major));
     // What is written to a copy never reaches the array.
-    return from_tensor(&managed.tensor, (managed.flags & (dlpack::kReadOnly | dlpack::kCopied)) == 0, name);
+    return from_tensor(&managed.tensor, (managed.flags & (dlpack::kReadOnly | dlpack::kCopied)) == 0, name, devices);
 }
 
-ExportedArray from_dlpack(const py::capsule& capsule, Name name) {
+ExportedArray from_dlpack(const py::capsule& capsule, Name name, bool devices) {
     const char* kind = capsule.name() == nullptr ? "" : capsule.name();
     if (std::strcmp(kind, "dltensor_versioned") == 0)
-        return from_versioned(*capsule.get_pointer<dlpack::ManagedVersioned>(), name);
+        return from_versioned(*capsule.get_pointer<dlpack::ManagedVersioned>(), name, devices);
     if (std::strcmp(kind, "dltensor") != 0)
         raise("ArrayError", name.text() + ": expected a DLPack capsule that nobody used, got '" + kind + "'");
-    return from_tensor(&capsule.get_pointer<dlpack::Managed>()->tensor, true, name);
+    return from_tensor(&capsule.get_pointer<dlpack::Managed>()->tensor, true, name, devices);
 }
 
 // How a type exports without Python, which takes torch 8 us a tensor; null if it does not. Types below one that does
@@ -148,13 +164,21 @@ const dlpack::Exchange* exchange_of(PyTypeObject* type) {
 }
 
 // The tensor as its type's C export gives it; null where only the export by Python says what is to be said.
-std::unique_ptr<dlpack::ManagedVersioned, GiveBack> export_directly(py::handle object) {
-    const dlpack::Exchange* const exchange = exchange_of(Py_TYPE(object.ptr()));
+std::unique_ptr<dlpack::ManagedVersioned, GiveBack> export_directly(py::handle object,
+                                                                    const dlpack::Exchange* exchange) {
     if (exchange == nullptr || py::bool_(py::getattr(object, "requires_grad", py::bool_(true)))) return nullptr;
     dlpack::ManagedVersioned* managed = nullptr;
     const bool failed = exchange->managed_of(object.ptr(), &managed) != 0;
     if (failed) PyErr_Clear();
     return std::unique_ptr<dlpack::ManagedVersioned, GiveBack>(failed ? nullptr : managed);
+}
+
+// The stream on which the tensor's library works now.
+cuda::Stream current_stream(const dlpack::Exchange& exchange, const dlpack::Tensor& tensor) {
+    void* stream = nullptr;
+    if (exchange.current_stream == nullptr) return nullptr;
+    if (exchange.current_stream(tensor.device_type, tensor.device_id, &stream) != 0) throw py::error_already_set();
+    return stream;
 }
 
 // "ValueError: what it says" of an error that an exporter raised; what is no Exception, as Ctrl-C is none, goes on.
@@ -169,17 +193,36 @@ std::string reason(py::error_already_set& error) {
     return said;
 }
 
-py::object export_dlpack(py::handle object, Name name) {
+// Whether it says that it lies on a CUDA device. It is asked before the export, for which a stream is named there, and
+// which may begin to wait.
+bool says_cuda(py::handle object) {
+    const py::object asked = py::getattr(object, "__dlpack_device__", py::none());
+    if (asked.is_none()) return false;
+    py::object said;
     try {
+        said = asked();
+    } catch (py::error_already_set& error) {
+        if (!error.matches(PyExc_Exception)) throw;
+        return false;  // the export says why there is none
+    }
+    return py::isinstance<py::tuple>(said) && py::len(said) == 2 &&
+           is_cuda(py::int_(py::reinterpret_borrow<py::tuple>(said)[0]).cast<std::int32_t>());
+}
+
+py::object export_dlpack(py::handle object, Name name, CallersStreams* streams) {
+    try {
+        py::dict options;
+        if (streams != nullptr && says_cuda(object)) options["stream"] = stream_number(streams->tell());
         // Only 1.x can say that an array is read-only, and exporters refuse to hand over such a one as less.
         try {
-            return object.attr("__dlpack__")(py::arg("max_version") = py::make_tuple(1, 0));
+            return object.attr("__dlpack__")(**options, py::arg("max_version") = py::make_tuple(1, 0));
         } catch (py::error_already_set& error) {
             if (!error.matches(PyExc_TypeError)) throw;  // an exporter of before takes no version
         }
-        return object.attr("__dlpack__")();
+        return object.attr("__dlpack__")(**options);
     } catch (py::error_already_set& error) {
-        raise("ArrayError", name.text() + ": expected an array in CPU memory, whose export says: " + reason(error));
+        raise("ArrayError",
+              name.text() + ": expected " + memory_due(streams != nullptr) + ", whose export says: " + reason(error));
     }
 }
 
@@ -229,28 +272,103 @@ std::string text(const std::string& dtype, const std::vector<std::int64_t>& shap
     return dtype + "[" + sizes + "]";
 }
 
-ExportedArray open_array(py::handle object, Name name, Keep& keep) {
+namespace {
+
+ExportedArray from_device_array(const DeviceArray& array) {
+    ExportedArray found;
+    found.data = array.data();
+    found.dtype = array.dtype().name;
+    found.itemsize = array.dtype().itemsize;
+    found.shape = {array.n()};
+    found.writable = array.writeable;
+    found.device = array.device();
+    found.memory = &array.memory();
+    return found;
+}
+
+// The last resort, for libraries without DLPack: it has no word for bfloat16.
+ExportedArray from_cuda_interface(const py::dict& interface, Name name, CallersStreams& streams) {
+    if (interface.contains("mask") && !interface["mask"].is_none())
+        raise("ArrayError", name.text() + ": expected an array without a mask, got a masked one");
+    ExportedArray found;
+    const py::tuple data = interface["data"];
+    found.data = reinterpret_cast<void*>(data[0].cast<std::uintptr_t>());
+    found.writable = !data[1].cast<bool>();
+    const py::dtype dtype = py::dtype::from_args(interface["typestr"]);
+    found.dtype = py::str(py::handle(dtype));
+    found.itemsize = dtype.itemsize();
+    auto sizes = interface["shape"].cast<std::vector<std::int64_t>>();
+    dlpack::Tensor described{};
+    described.ndim = static_cast<std::int32_t>(sizes.size());
+    described.shape = sizes.data();
+    described.type_bits = static_cast<std::uint8_t>(std::min<std::int64_t>(8 * found.itemsize, UINT8_MAX));
+    described.type_lanes = 1;
+    found.shape = shape_of(described, name);
+    if (interface.contains("strides") && !interface["strides"].is_none()) {
+        const auto strides = interface["strides"].cast<std::vector<std::int64_t>>();
+        found.contiguous = strides.size() == found.shape.size() && c_order(found.shape, strides, found.itemsize);
+    }
+    // Where there are no elements there may be no address, which would say on which device.
+    const bool empty = std::find(found.shape.begin(), found.shape.end(), 0) != found.shape.end();
+    found.device = empty ? 0 : cuda::device_of(found.data);
+    // Version 3 names the stream on which the array is made. Older ones are on the legacy default stream.
+    const bool told = interface.contains("stream") && !interface["stream"].is_none();
+    streams.wait_for(stream_of(told ? interface["stream"].cast<std::intptr_t>() : 1));
+    return found;
+}
+
+ExportedArray open_cuda_interface(py::handle object, Name name, CallersStreams& streams) {
+    const std::string due = name.text() + ": expected " + memory_due(true) + ", whose interface says: ";
+    try {
+        return from_cuda_interface(object.attr("__cuda_array_interface__"), name, streams);
+    } catch (const py::builtin_exception& error) {  // a field that is missing, or of another type
+        raise("ArrayError", due + error.what());
+    } catch (const py::cast_error& error) {
+        raise("ArrayError", due + error.what());
+    } catch (const cuda::DeviceFailure& error) {
+        raise("ArrayError", due + error.what());
+    } catch (py::error_already_set& error) {
+        if (error.matches(py::module_::import("fedcore.errors").attr("FedcoreError"))) throw;
+        raise("ArrayError", due + reason(error));
+    }
+}
+
+}  // namespace
+
+ExportedArray open_array(py::handle object, Name name, Keep& keep, CallersStreams* streams) {
+    const bool devices = streams != nullptr;
     if (py::isinstance<py::array>(object)) {
         keep.objects.push_back(py::reinterpret_borrow<py::object>(object));
         return from_numpy(py::reinterpret_borrow<py::array>(object), name);
     }
-    if (auto tensor = export_directly(object)) {
+    if (devices && py::isinstance<DeviceArray>(object)) {
+        keep.objects.push_back(py::reinterpret_borrow<py::object>(object));
+        return from_device_array(*object.cast<DeviceArray*>());
+    }
+    const dlpack::Exchange* const exchange = exchange_of(Py_TYPE(object.ptr()));
+    if (auto tensor = export_directly(object, exchange)) {
         keep.tensors.push_back(std::move(tensor));
-        return from_versioned(*keep.tensors.back(), name);
+        const ExportedArray found = from_versioned(*keep.tensors.back(), name, devices);
+        if (found.device != kHost) streams->follow(current_stream(*exchange, keep.tensors.back()->tensor));
+        return found;
     }
     if (py::hasattr(object, "__dlpack__")) {
         // Not consumed: the capsule's own destructor gives the tensor back.
-        const py::object capsule = export_dlpack(object, name);
+        const py::object capsule = export_dlpack(object, name, streams);
         if (!py::isinstance<py::capsule>(capsule))
             raise("ArrayError", name.text() + ": expected a DLPack capsule from __dlpack__");
         keep.objects.push_back(capsule);
-        return from_dlpack(py::reinterpret_borrow<py::capsule>(capsule), name);
+        return from_dlpack(py::reinterpret_borrow<py::capsule>(capsule), name, devices);
+    }
+    if (devices && py::hasattr(object, "__cuda_array_interface__")) {
+        keep.objects.push_back(py::reinterpret_borrow<py::object>(object));
+        return open_cuda_interface(object, name, *streams);
     }
     if (PyObject_CheckBuffer(object.ptr()) != 0) {
         keep.buffers.push_back(export_buffer(object, name));
         return from_buffer(keep.buffers.back());
     }
-    raise("ArrayError", name.text() + ": expected an array in CPU memory, got " +
+    raise("ArrayError", name.text() + ": expected " + memory_due(devices) + ", got " +
                             std::string(py::str(py::type::of(object).attr("__name__"))));
 }
 

@@ -1,5 +1,6 @@
-// One of a caller's arrays, as its exporter describes it: NumPy, DLPack or the buffer protocol. What cannot be true of
-// any array in CPU memory is refused here; whether it is the array that was due is arrays.h's matter.
+// One of a caller's arrays, as its exporter describes it: NumPy, DLPack, the buffer protocol or the CUDA array
+// interface. What cannot be true of any array is refused here; whether it is the array that was due is arrays.h's
+// matter.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,7 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "bindings/callers_device.h"
 #include "bindings/dlpack_abi.h"
+#include "cuda/device.h"
 
 namespace fedcore::bindings {
 
@@ -39,6 +42,8 @@ struct ExportedArray {
     std::vector<std::int64_t> shape;
     bool contiguous = true;
     bool writable = true;
+    int device = kHost;
+    cuda::Memory* memory = nullptr;  // where it is one of ours on a device
 };
 
 struct GiveBack {
@@ -54,8 +59,9 @@ struct Keep {
     std::vector<std::unique_ptr<dlpack::ManagedVersioned, GiveBack>> tensors;
 };
 
-// Raises ArrayError or ShapeError if object is no array in CPU memory.
-ExportedArray open_array(py::handle object, Name name, Keep& keep);
+// Raises ArrayError or ShapeError if object is no array in CPU memory; where there are streams, it may also be one of a
+// device, on which the call's stream may work from now on.
+ExportedArray open_array(py::handle object, Name name, Keep& keep, CallersStreams* streams);
 
 // `float32[3, 4]`
 std::string text(const std::string& dtype, const std::vector<std::int64_t>& shape);

@@ -9,6 +9,7 @@ PYBIND11_MODULE(_core, module) {
     bind_columns(module);
     bind_combine(module);
     bind_copy(module);
+    bind_devices(module);
     bind_direction(module);
     bind_exchange(module);
     bind_mix(module);

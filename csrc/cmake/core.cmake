@@ -23,8 +23,19 @@ function(fedcore_add_core target)
     clients/client_index.cpp
     clients/id_table.cpp
     clients/siphash.cpp
+    cuda/call.cpp
+    cuda/copy_stream.cpp
+    cuda/device.cpp
+    cuda/driver.cpp
     kernels/aggregate.cpp
     kernels/combine.cpp
+    kernels/cuda/combine.cpp
+    kernels/cuda/fold.cpp
+    kernels/cuda/mix.cpp
+    kernels/cuda/norms.cpp
+    kernels/cuda/quantise.cpp
+    kernels/cuda/step.cpp
+    kernels/cuda/weighted_sum.cpp
     kernels/direction.cpp
     kernels/dispatch.cpp
     kernels/exchange.cpp
@@ -43,6 +54,6 @@ function(fedcore_add_core target)
   target_sources(${target} PRIVATE ${sources})
   target_include_directories(${target} PUBLIC ${csrc})
   target_compile_options(${target} PRIVATE ${FEDCORE_WARNINGS} ${FEDCORE_STACK} -O2 -ffp-contract=off)
-  target_link_libraries(${target} PUBLIC Threads::Threads)
+  target_link_libraries(${target} PUBLIC Threads::Threads ${CMAKE_DL_LIBS})
   fedcore_add_isa_levels(${target} ${csrc})
 endfunction()

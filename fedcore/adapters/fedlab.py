@@ -17,6 +17,7 @@ from fedcore.adapters.refusals import refusal_line, silence
 from fedcore.algorithms import Algorithm
 from fedcore.arguments import integral, shown, whole
 from fedcore.errors import ArrayError, FedcoreError, RoundError
+from fedcore.memory import to_host
 from fedcore.server import Round, RoundReport, Server, Update
 
 
@@ -144,7 +145,7 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
             if line := refusal_line(report):
                 self._LOGGER.warning(line)
             self.round = self.server.round_number
-            self.set_model(torch.from_numpy(self.server.x.copy()))
+            self.set_model(torch.from_numpy(np.array(to_host(self.server.x))))
 
     def setup_optim(self) -> None:
         """Do nothing: the method's options are arguments of ``__init__``."""
@@ -158,7 +159,7 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
             x0 = self.model_parameters.numpy()
             self.server = open_server(self._algorithm, x0, range(self.num_clients), **self._options)
             self.round = self.server.round_number
-            self.set_model(torch.from_numpy(self.server.x.copy()))
+            self.set_model(torch.from_numpy(np.array(to_host(self.server.x))))
         return self.server
 
     def _update(self, payload: Any, sender: "Sender | None") -> Update:

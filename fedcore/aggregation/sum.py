@@ -16,7 +16,7 @@ from fedcore.algorithms.algorithm import NOTHING, H
 from fedcore.kernels import Terms
 from fedcore.kernels.exchange import CHANGE
 from fedcore.layout import Layout
-from fedcore.memory import empty, zeros
+from fedcore.memory import empty, set_to_zero, zeros
 from fedcore.native import core
 from fedcore.store.rounding import rounding_keys
 from fedcore.typing import F32, F64, Floats
@@ -52,17 +52,21 @@ class Sum:
 
     Args:
         accumulate: the dtype of A elsewhere.
+        device: where they lie, and what is folded.
 
     Cost: 8 n or 16 n bytes, 16 n more with second vectors, allocated once and used again every round.
     """
 
-    def __init__(self, algorithm: Algorithm, layout: Layout, accumulate: Precision) -> None:
+    def __init__(self, algorithm: Algorithm, layout: Layout, accumulate: Precision, *, device: str = "cpu") -> None:
         self._algorithm, self._layout = algorithm, layout
         dtype = np.float64 if algorithm.keeps_total or algorithm.keeps_rows else np.dtype(accumulate)
-        self._value: Floats = zeros(layout.n, dtype)
-        self._spare: Floats = empty(layout.n, dtype)
-        self._changes = zeros(layout.n_parameters, np.float64) if algorithm.sums_changes else None
-        self._spare_changes = empty(layout.n_parameters, np.float64) if algorithm.sums_changes else None
+        self._value: Floats = zeros(layout.n, dtype, device=device)
+        self._spare: Floats = empty(layout.n, dtype, device=device)
+        self._changes: F64 | None = None
+        self._spare_changes: F64 | None = None
+        if algorithm.sums_changes:
+            self._changes = zeros(layout.n_parameters, np.float64, device=device)
+            self._spare_changes = empty(layout.n_parameters, np.float64, device=device)
         self._begun = True  # whether the value is a sum; else it is to be zero
         self._has_buffers = layout.n > layout.n_parameters
         self._alone = abs(algorithm.adds.h) if algorithm.row == NOTHING else 1.0
@@ -74,7 +78,7 @@ class Sum:
         """See ``Aggregator``."""
         self._opened, self._begun = opened, False
         if self._changes is not None:
-            self._changes[:] = 0
+            set_to_zero(self._changes)
         self._weight = self._buffer_weight = 0.0
 
     def fold(self, replies: Replies, judge: Admission) -> F64:
@@ -171,7 +175,7 @@ class Sum:
     def _zero(self) -> None:
         """Zeros, if nothing was folded yet: else the first fold makes them itself."""
         if not self._begun:
-            self._value[:] = 0
+            set_to_zero(self._value)
             self._begun = True
 
     def _spans(self, replies: Replies, stop: int) -> Iterator[tuple[slice, Sequence[Any], Sequence[Any]]]:

@@ -66,6 +66,8 @@ def _run(group: Group) -> None:
     parser.add_argument("--threads", type=whole(1), metavar="N", help=words)
     words = "train clients together where the model can be, or one by one; by default what is measured to be faster"
     parser.add_argument("--together", choices=("yes", "no"), help=words)
+    words = "where the server's vectors lie: cpu, or a GPU's cuda or cuda:1; the figures are the same"
+    parser.add_argument("--device", metavar="NAME", help=words)
     words = "show where the rounds' time went, and write trace.json, which chrome://tracing shows, into the folder"
     parser.add_argument("--profile", action="store_true", help=words)
 

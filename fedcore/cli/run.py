@@ -1,5 +1,6 @@
 """``fedcore run``."""
 
+import json
 import shlex
 from contextlib import nullcontext
 from pathlib import Path
@@ -31,6 +32,7 @@ def run(
     jobs: int | None,
     threads: int | None,
     together: Literal["yes", "no"] | None,
+    device: str | None,
     imports: list[str],
     profile: bool,
 ) -> None:
@@ -39,6 +41,7 @@ def run(
     overrides = given(changes, rounds, seeds)
     overrides += [f"threads={threads}"] if threads is not None else []
     overrides += [f"together={str(together == 'yes').lower()}"] if together is not None else []
+    overrides += [f"device={json.dumps(device)}"] if device is not None else []
     if resume and (overrides or out or scale != "full"):
         raise ConfigError(
             "--resume: expected the run's folder alone, since a run goes on as it was begun, got options beside it"

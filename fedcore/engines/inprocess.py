@@ -28,6 +28,7 @@ from fedcore.local.batched_sgd import batched_sgd, in_groups
 from fedcore.local.layers import Net
 from fedcore.local.together import net_of
 from fedcore.local_rules import Indices, LocalRule, Sgd, Table, minibatch_table, minibatches
+from fedcore.memory import to_host
 from fedcore.participation import Active
 from fedcore.server import Broadcast, Update
 
@@ -145,6 +146,7 @@ class InProcess:
                 momentum or clipping.
         """
         check_asked(broadcast.keeps_row, broadcast.second_vector)
+        broadcast = broadcast.on_host()
         if broadcast.plain and not self._options.plain:
             raise RangeError(
                 "options: expected no momentum and no clip, since the server derives gradients from plain steps, got"
@@ -191,14 +193,14 @@ class InProcess:
         """Accuracy and loss of a model on the test set.
 
         Args:
-            x: float32[n], read-only.
+            x: float32[n], read-only, in host memory or of a server on a device.
 
         Raises:
             DtypeError, ShapeError: ``x`` is not float32[n].
 
         Determinism: the same bits for the same x and number of torch threads.
         """
-        self._model.load(x)
+        self._model.load(to_host(x))
         self._model.module.eval()
         all_inputs, all_labels = self._test
         right, loss = 0, 0.0

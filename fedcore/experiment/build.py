@@ -8,7 +8,7 @@ import copy
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedcore import participation
+from fedcore import devices, participation
 from fedcore.clients import ClientId
 from fedcore.engines import Engine, Evaluation, InProcess
 from fedcore.experiment.changing_objective import ChangingObjective, TestSets
@@ -101,8 +101,11 @@ def build(trial: Trial, saved: Path | None = None) -> TrialParts:
     lr, algorithm = experiment.rate.lr.make(), trial.method.make()
     lr = lr if changing is None else changing.rate(lr)
     present: dict[ClientId, int] = dict(enumerate(sizes)) if changing is None else changing.start()
+    device = experiment.device or devices.CPU
     if saved is not None and saved.exists():
-        server = Server.load(saved, algorithm=algorithm, server_lr=gamma)  # lr is fedcore's own and saved with it
+        server = Server.load(
+            saved, algorithm=algorithm, server_lr=gamma, device=device
+        )  # lr is fedcore's own and saved with it
     else:
         # The module, not its flat vector, which does not tell BatchNorm's statistics from parameters.
         # A simulation can afford to read the rows once more: it is less than one local step.
@@ -116,6 +119,7 @@ def build(trial: Trial, saved: Path | None = None) -> TrialParts:
             client_sizes=present,
             diagnostics=True,
             max_steps=engine.most_steps(algorithm.local_rule),
+            device=device,
         )
         if trial.method.warm_start:
             server.warm_start(engine.gradients(server.broadcast(present)))

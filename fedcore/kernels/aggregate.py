@@ -1,11 +1,13 @@
 """aggregate: sums over clients in one pass, and the server's step along them."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from fedcore import memory
 from fedcore.arguments import length, listed, numbers
 from fedcore.errors import ShapeError, UnknownNameError
 from fedcore.float_mode import ieee
@@ -53,12 +55,14 @@ def weighted_sum(
     """The weighted sum of separate rows, sum_i w_i h_i, h_i = rows[i] or base - rows[i], without stacking them.
 
     Args:
-        rows: k arrays of n numbers in CPU memory (NumPy, torch, anything with DLPack or the buffer protocol), all
-            float32, all float64, all float16 or all bfloat16 (of torch, or ml_dtypes' for NumPy). Read-only.
+        rows: k arrays of n numbers (NumPy, torch, CuPy, anything with DLPack or the buffer protocol), in CPU memory or
+            on one CUDA device, where the sum then lies too; all float32, all float64, all float16 or all bfloat16 (of
+            torch, or ml_dtypes' for NumPy). Read-only.
         weights: float32[k], with float64 sums also float64[k]; or a list of k numbers, taken in the precision of the
             sum.
-        out: float32[n], or n numbers of the rows' dtype, written in place and overlapping no input. If None a new NumPy
-            array: float32, or float64 where rows and sum are, so that nothing is thrown away.
+        out: float32[n], or n numbers of the rows' dtype, written in place and overlapping no input. If None a new
+            array beside the rows, NumPy's or a ``DeviceArray``: float32, or float64 where rows and sum are, so that
+            nothing is thrown away.
         base: float32[n]: the sum is of base - rows[i], and the differences are never stored. Read-only.
         accumulate: the sum's precision while it grows.
         norms: whether to return the squared norms of all rows and of the sum too, from the same pass.
@@ -124,11 +128,12 @@ def weighted_sum_segments(
     """The weighted sum of models whose tensors lie apart, without flattening them: outs[s] = sum_i w[i] models[i][s].
 
     Args:
-        models: k lists of as many arrays each, of any shapes, contiguous, in CPU memory. All models share the size
-            and the dtype of a tensor, one of those of ``weighted_sum``; tensors may differ. Read-only.
+        models: k lists of as many arrays each, of any shapes, contiguous, in CPU memory or on one CUDA device. All
+            models share the size and the dtype of a tensor, one of those of ``weighted_sum``; tensors may differ.
+            Read-only.
         weights, accumulate: as for ``weighted_sum``.
         outs: arrays of the same sizes, each float32 or of its tensors' dtype, written in place and overlapping nothing;
-            new NumPy arrays if None, as for ``weighted_sum``.
+            new arrays if None, as for ``weighted_sum`` (vectors on a device).
         base: float32 arrays of the same sizes: the sum is of base[s] - models[i][s].
         norms: whether to return the squared norms of whole models and of their sum too, added up over the tensors in
             float64.
@@ -158,7 +163,7 @@ def _sum_rows(
         rows = listed("rows", rows)
         if not rows:
             raise ShapeError("rows: expected at least one row when there is no out, got none")
-        out = np.empty(length("rows[0]", rows[0]), _sum_dtype(rows[0], float64))
+        out = memory.empty_beside(rows[0], length("rows[0]", rows[0]), _sum_dtype(rows[0], float64))
     squares = core.weighted_sum(rows, weights, out, base=base, float64=float64, norms=norms)
     return out, squares, weights
 
@@ -171,7 +176,7 @@ def _sum_models(
         models = listed("models", models)
         if not models:
             raise ShapeError("models: expected at least one when there are no outs, got none")
-        outs = [np.empty(np.shape(tensor), _sum_dtype(tensor, float64)) for tensor in listed("models[0]", models[0])]
+        outs = [_sum_like(tensor, float64) for tensor in listed("models[0]", models[0])]
     squares = core.weighted_sum_segments(models, weights, outs, base=base, float64=float64, norms=norms)
     return outs, squares, weights
 
@@ -183,6 +188,12 @@ def _as_weights(weights: Any, accumulate: str) -> tuple[Any, bool]:
     return numbers(
         "weights", weights, np.float64 if accumulate == "float64" else np.float32
     ) if is_list else weights, accumulate == "float64"
+
+
+def _sum_like(tensor: Any, float64: bool) -> Any:
+    shape, dtype = np.shape(tensor), _sum_dtype(tensor, float64)
+    beside = memory.empty_beside(tensor, math.prod(shape), dtype)
+    return beside.reshape(shape) if isinstance(beside, np.ndarray) else beside
 
 
 def _sum_dtype(row: Any, float64: bool) -> type[np.floating[Any]]:

@@ -34,7 +34,7 @@ def combine(terms: Sequence[Any], coefficients: Sequence[float], out: Any = None
             Read-only.
         coefficients: k numbers.
         out: float32[n] or float64[n], written in place: ``terms[0]`` itself, or memory that no term overlaps; a new
-            float32 NumPy array if None.
+            float32 array beside ``terms[0]`` if None: NumPy's, or a ``DeviceArray``.
 
     Returns:
         The combination, ``out`` if it was given.
@@ -57,7 +57,7 @@ def combine(terms: Sequence[Any], coefficients: Sequence[float], out: Any = None
         terms = listed("terms", terms)
         if not terms:
             raise ShapeError("terms: expected at least one vector, got none")
-        out = memory.empty(length("terms[0]", terms[0]))
+        out = memory.empty_beside(terms[0], length("terms[0]", terms[0]))
     core.combine(terms, numbers("coefficients", coefficients, np.float64), out)
     return out
 

@@ -27,8 +27,8 @@ def direction_step(
     ``grad_prev`` is to come with its own, weight_decay * x_prev, already added.
 
     Args:
-        y: float32[n] in CPU memory (NumPy, torch, anything with DLPack or the buffer protocol), changed in place;
-            overlaps no other argument.
+        y: float32[n] (NumPy, torch, CuPy, anything with DLPack or the buffer protocol), in CPU memory or on a CUDA
+            device, as all others then; changed in place; overlaps no other argument.
         grad: float32[n], the minibatch gradient at y. Read-only, as are all that follow.
         lr: the local rate, eta; it and the coefficients are rounded to float32.
         grad_prev: float32[n], the same minibatch's gradient at x_{t-1}; may be None where b = 0.

@@ -17,8 +17,8 @@ def mix(models: Sequence[Any], W: Any) -> None:
     """All models at once and in place: y_i <- sum_j W[i, j] y_j.
 
     Args:
-        models: p arrays float32[n] in CPU memory (NumPy, torch, anything with DLPack or the buffer protocol),
-            overwritten; no two overlap.
+        models: p arrays float32[n] (NumPy, torch, CuPy, anything with DLPack or the buffer protocol), in CPU memory
+            or on one CUDA device (p up to 16,384 there), overwritten; no two overlap.
         W: float32[p, p] or float64[p, p] (a nested list counts as float64), or a sparse matrix: anything with
             ``tocsr()``, as SciPy's have, or with the ``indptr``, ``indices`` and ``data`` of compressed rows.
             Rounded to float32. Read-only.

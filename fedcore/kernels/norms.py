@@ -15,7 +15,7 @@ def squared_norms(rows: Sequence[Any]) -> npt.NDArray[np.float64]:
     """The squared Euclidean norm of each row.
 
     Args:
-        rows: k arrays float32[n] in CPU memory, of one length. Read-only.
+        rows: k arrays float32[n] of one length, in CPU memory or on one CUDA device. Read-only.
 
     Returns:
         float64[k].

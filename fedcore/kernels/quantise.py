@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedcore import memory
 from fedcore.arguments import length, whole
 from fedcore.errors import DtypeError, RangeError, UnknownNameError
 from fedcore.float_mode import ieee
@@ -34,9 +35,9 @@ def quantise(x: Any, codec: str, out: Codes | None = None, *, seed: int | None =
     """Codes of x, rounded to the nearest or, with a seed, stochastically, which is unbiased: the codes' mean is x.
 
     Args:
-        x: float32[n] in CPU memory (NumPy, torch, anything with DLPack or the buffer protocol). Read-only.
+        x: float32[n], NumPy's, torch's, or anything with DLPack, in CPU memory or on a CUDA device. Read-only.
         codec: ``"bf16"``, ``"f16"`` or ``"int8"``.
-        out: where the codes are written, of this codec and length, overlapping nothing; new arrays if None.
+        out: where the codes are written, of this codec and length, overlapping nothing; new arrays beside x if None.
         seed: 0..2^64-1: each element is rounded up with the probability of the fraction that it would lose, by a hash
             of (seed, row, element). None: to the nearest code, ties to even.
         row: 0..2^64-1, what else the random bits depend on: the client, say, or the client and the round.
@@ -67,13 +68,13 @@ def quantise(x: Any, codec: str, out: Codes | None = None, *, seed: int | None =
             whole(name, number, 0, 2**64 - 1)
     if out is None:
         n = length("x", x)
-        scales = np.empty(-(-n // BLOCK), np.float32) if codec == "int8" else None
-        out = Codes(codec, np.empty(n, DTYPES[codec]), scales)
+        scales = memory.empty_beside(x, -(-n // BLOCK)) if codec == "int8" else None
+        out = Codes(codec, memory.empty_beside(x, n, DTYPES[codec]), scales)
     elif out.codec != codec:
         raise DtypeError(f"out: expected codes of {codec}, got codes of {out.codec}")
     core.quantise(x, codec, out.codes, out.scales, seed, row)
     if out.scales is not None and not all_finite([out.scales]):
-        first = np.flatnonzero(~np.isfinite(dequantise(out)))[0] // BLOCK * BLOCK
+        first = np.flatnonzero(~np.isfinite(memory.to_host(dequantise(out))))[0] // BLOCK * BLOCK
         raise RangeError(f"x: expected finite numbers for int8, got another among the 64 from {first} on")
     return out
 
@@ -84,7 +85,7 @@ def dequantise(coded: Codes, out: Any = None) -> Any:
 
     Args:
         coded: what ``quantise`` returned, or the like. Read-only.
-        out: float32[n], written in place and overlapping nothing; a new NumPy array if None.
+        out: float32[n], written in place and overlapping nothing; a new array beside the codes if None.
 
     Returns:
         float32[n], ``out`` if it was given.
@@ -102,6 +103,6 @@ def dequantise(coded: Codes, out: Any = None) -> Any:
     if coded.codec not in DTYPES:
         raise UnknownNameError.of("codec", coded.codec, DTYPES)
     if out is None:
-        out = np.empty(length("codes", coded.codes), np.float32)
+        out = memory.empty_beside(coded.codes, length("codes", coded.codes))
     core.dequantise(coded.codes, coded.scales, coded.codec, out)
     return out

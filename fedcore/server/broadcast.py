@@ -1,7 +1,7 @@
 """The broadcast from which the clients of a round start."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +12,7 @@ from fedcore.clients import ClientId
 from fedcore.clients.registry import canonical
 from fedcore.errors import RoundError
 from fedcore.local_rules import LocalRule
+from fedcore.memory import copy_into, freeze, to_host, view_of
 from fedcore.pickling import Unpicklable
 from fedcore.rates import rate_at, rate_of_steps
 from fedcore.representation import Represented
@@ -31,7 +32,7 @@ class Broadcast(Represented, Unpicklable):
         ids: the clients it is for.
         round: the round's number.
         x: float32[n], read-only, and never changed later: as it is sent, rounded to the model's dtypes, and ahead of
-            the server's x where the method looks ahead.
+            the server's x where the method looks ahead. It lies on the server's device, as x_prev and offsets do.
         x_prev: the x of the round before (x_{-1} = x_0), where ``b`` is not 0; else None.
         lr: eta, the rate of the local steps; of the first one, where they differ.
         lr_of_step: the rate of step k, counted from 0, where they differ within a round (``rates.InverseStep``), else
@@ -107,6 +108,27 @@ class Broadcast(Represented, Unpicklable):
             x_prev=self.x_prev,
         )
 
+    def on_host(self) -> "Broadcast":
+        """The same broadcast with its vectors in host memory, for clients that train there, or far away.
+
+        Cost: nothing where they are; else copies of x and x_prev, and of each offset that is asked for.
+        """
+        if isinstance(self.x, np.ndarray):
+            return self
+
+        def offset(client: ClientId, out: Any) -> Any:
+            here = to_host(self._offset(client, None))
+            if out is None:
+                return here
+            copy_into(out, here)
+            return out
+
+        x, x_prev = to_host(self.x), None if self.x_prev is None else to_host(self.x_prev)
+        for vector in (x, x_prev):
+            if vector is not None:
+                freeze(vector)
+        return replace(self, x=x, x_prev=x_prev, _offset=offset)
+
     def offset(self, client: ClientId, out: Any = None) -> Any:
         """The part of a client's direction that stays the same over its steps, float32[n_parameters].
 
@@ -145,8 +167,8 @@ def broadcast(settings: Settings, state: State, ids: Iterable[ClientId], newcome
     return Broadcast(
         asked,
         now.round_number,
-        as_sent(layout, now.sent).view(),
-        as_sent(layout, now.x_prev).view() if algorithm.direction.b else None,
+        view_of(as_sent(layout, now.sent)),
+        view_of(as_sent(layout, now.x_prev)) if algorithm.direction.b else None,
         rate_at(settings.lr, now.round_number),
         rate_of_steps(settings.lr, now.round_number),
         algorithm.direction,

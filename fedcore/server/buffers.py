@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from fedcore.errors import RangeError
 from fedcore.layout import Layout, Slice
+from fedcore.memory import copy_into, to_host
 from fedcore.server.limits import MEDIANS
 from fedcore.server.update import in_float32
 from fedcore.typing import F32
@@ -63,9 +64,10 @@ class Buffers:
         """
         for i, piece in self._at:
             part = in_float32(y[i] if isinstance(y, list) else y[piece.start : piece.stop]).reshape(-1)
-            least = np.float32(0) if base is None else np.float32(-(1 + EXACT)) * base[piece.start : piece.stop]
+            start = None if base is None else to_host(base[piece.start : piece.stop])
+            least = np.float32(0) if start is None else np.float32(-(1 + EXACT)) * start
             if (part < least).any():
-                lowest = part.min() if base is None else (part + base[piece.start : piece.stop]).min()
+                lowest = part.min() if start is None else (part + start).min()
                 raise RangeError(
                     f"{piece.name}: expected numbers >= 0, as they were from the start, got {lowest:g}: a buffer that "
                     "may become negative needs Server(signed_buffers=)"
@@ -78,7 +80,11 @@ class Buffers:
     def clip(self, x: F32) -> None:
         """Put zero in the place of what rounding made negative; x is float32[n]."""
         for piece in self._pieces:
-            np.maximum(x[piece.start : piece.stop], 0, out=x[piece.start : piece.stop])
+            part = x[piece.start : piece.stop]
+            here = to_host(part)
+            np.maximum(here, 0, out=here)
+            if here is not part:  # on a device, which has no such kernel
+                copy_into(part, here)
 
     @property
     def _pieces(self) -> list[Slice]:

@@ -128,7 +128,7 @@ class Diagnosis(NamedTuple):
 
     def _mean_row(self) -> F64:
         """sum_i (w_i / W) r_i, float64[n_parameters]."""
-        mean: F64 = zeros(self.settings.layout.n_parameters, np.float64)
+        mean: F64 = zeros(self.settings.layout.n_parameters, np.float64, device=self.settings.device)
         clients = self.heard.clients
         shares = self.heard.weights / self.prepared.result.W
         for start in range(0, len(clients), AT_ONCE):
@@ -136,6 +136,14 @@ class Diagnosis(NamedTuple):
             k = len(rows)
             kernels.accumulate(mean, [None] * k, rows, -np.ones(k), shares[start : start + k], out=mean)
         return mean
+
+
+def staleness(settings: Settings, store: ClientStore, round: int, heard: Replies) -> float | None:
+    """The mean over the clients heard of the rounds since their rows were written; None where no row was."""
+    if not settings.algorithm.keeps_rows:
+        return None
+    ages = [round - t for t in store.rounds_of(heard.clients) if t is not None]
+    return sum(ages) / len(ages) if ages else None
 
 
 def squared_length(vector: Floats) -> float:

@@ -168,8 +168,8 @@ class Judge:
     ) -> None:
         for name, median in medians.items():
             of = "the median of those heard"
-            if median is None and name == "buffers" and self._buffers.any():
-                median = math.sqrt(kernels.squared_norms([self._buffers])[0])
+            if median is None and name == "buffers" and (square := kernels.squared_norms([self._buffers])[0]) > 0:
+                median = math.sqrt(square)
                 of = "theirs in x, which none heard changed"
             if median is not None and norms[name][i] > _as_float32(ratio * median):
                 most = f"{ratio:g} x {median:g}, {of} (max_norm_ratio)"

@@ -9,7 +9,7 @@ from fedcore import kernels
 from fedcore.aggregation import Replies, Result
 from fedcore.algorithms import Linear, Step
 from fedcore.errors import DivergedError
-from fedcore.memory import Recycled, copied, empty
+from fedcore.memory import Recycled, copied, empty, freeze
 from fedcore.server.buffers import Buffers
 from fedcore.server.settings import Settings
 from fedcore.server.snapshot import Snapshot
@@ -30,13 +30,13 @@ class ModelStep:
     """
 
     def __init__(self, settings: Settings, buffers: Buffers) -> None:
-        n, p = settings.layout.n, settings.layout.n_parameters
+        n, p, device = settings.layout.n, settings.layout.n_parameters, settings.device
         self._settings, self._buffers = settings, buffers
-        self._vectors, self._moments = Recycled(n), Recycled(p, most=2)
-        self.directions = Recycled(p)
-        self.spare_v: F32 = empty(p)
-        self.spare_total: F64 | None = empty(p, np.float64) if settings.algorithm.keeps_total else None
-        self._buffer_v: F32 = empty(n - p)
+        self._vectors, self._moments = Recycled(n, device=device), Recycled(p, most=2, device=device)
+        self.directions = Recycled(p, device=device)
+        self.spare_v: F32 = empty(p, device=device)
+        self.spare_total: F64 | None = empty(p, np.float64, device=device) if settings.algorithm.keeps_total else None
+        self._buffer_v: F32 = empty(n - p, device=device)
 
     def take(
         self, now: Snapshot, result: Result, step: Step, gamma: float, heard: Replies
@@ -85,7 +85,7 @@ class ModelStep:
                 f"round {now.round_number}: the step gamma = {gamma:g} along v, |v| = {v_square**0.5:g}, would make "
                 f"x infinite or NaN; x stays, lower the rates{heard.longest()}"
             )
-        x.setflags(write=False)
+        freeze(x)
         made: dict[str, Any] = {"x": x if gamma else now.x, "ahead": ahead, "moments": moments}
         return made | {"momentum": self.spare_v, "total": self.spare_total}, v_square
 
@@ -93,7 +93,7 @@ class ModelStep:
         """x' + lookahead (x' - x) of the parameters, and the buffers of x'."""
         p, ahead = self._settings.layout.n_parameters, copied(x)
         kernels.combine([x[:p], now.x[:p]], [1 + lookahead, -lookahead], ahead[:p])
-        ahead.flags.writeable = False
+        freeze(ahead)
         return ahead
 
     def _average_buffers(self, now: Snapshot, x: F32, result: Result) -> float:

@@ -19,7 +19,7 @@ from fedcore.interrupts import uninterrupted
 from fedcore.native import core
 from fedcore.representation import Represented
 from fedcore.server.call_guard import one_call
-from fedcore.server.diagnostics import Diagnosis, Diagnostics
+from fedcore.server.diagnostics import Diagnosis, Diagnostics, staleness
 from fedcore.server.judge import Judge, Verdict
 from fedcore.server.newcomers import Coming
 from fedcore.server.prepared_step import PreparedStep
@@ -147,7 +147,7 @@ class Round(Represented):
         self._seconds += time.perf_counter() - began
 
     def buffer(self) -> F32:
-        """A vector of the server's own for one client's y, float32[n] of undefined content.
+        """A vector of the server's own for one client's y, float32[n] of undefined content, on the server's device.
 
         What receives or trains writes into it (``socket.recv_into``, ``out=``, a ``copy_`` to ``torch.from_numpy`` of
         it), and ``add`` is given the vector itself or a view of it. Then the round holds it, as what comes with
@@ -236,10 +236,10 @@ class Round(Represented):
                 prepared = self._state.prepare(self._aggregator.result(), heard, self._judge.heard())
                 offset = self._state.shared_offset()
                 found = Diagnosis(self._settings, self._state.store, prepared, heard, offset).measure()
-                staleness = self._staleness(heard)
+                stale = staleness(self._settings, self._state.store, prepared.before.round_number, heard)
                 self._state.accept(prepared)
                 self.is_open = False
-                self.report = self._make_report(prepared, heard, found, staleness)
+                self.report = self._make_report(prepared, heard, found, stale)
         finally:
             if self.is_open:
                 self._abort()
@@ -296,6 +296,20 @@ class Round(Represented):
 
     def _fold(self, parts: list[Replies], *, last: bool = False) -> None:
         """Fold some replies, those that are still undecided first; if it fails, the round is over."""
+        if (upload := self._state.upload) is None or not parts:
+            self._fold_together(parts, last=last)
+            return
+        portions = upload.portions(Replies.joined(parts))
+        for place, portion in enumerate(portions, start=1):
+            try:
+                upload.bring(portion)
+            except BaseException:
+                self._abort()
+                raise
+            self._fold_together([portion], last=last and place == len(portions))
+
+    def _fold_together(self, parts: list[Replies], *, last: bool) -> None:
+        """Fold some replies in one pass."""
         replies = Replies.joined([*([] if self._undecided is None else [self._undecided]), *parts])
         verdict: Verdict | None = None
 
@@ -359,7 +373,7 @@ class Round(Represented):
                 self._undecided.controls = [lasting(control) for control in self._undecided.controls]
 
     def _make_report(
-        self, prepared: PreparedStep, heard: Replies, found: Diagnostics, staleness: float | None
+        self, prepared: PreparedStep, heard: Replies, found: Diagnostics, stale: float | None
     ) -> RoundReport:
         norms, weights, diversity = np.sqrt(heard.squares), heard.weights, None
         if found.mean_square:
@@ -375,18 +389,10 @@ class Round(Represented):
             # |h_i| as a gradient, whatever the units that were folded
             norms=norms / heard.eta_steps if self._settings.averages_models else norms,
             diversity=diversity,
-            staleness=staleness,
+            staleness=stale,
             correction_norm=found.correction_norm,
             gamma=prepared.gamma,
             awaited=prepared.awaited,
             seconds=self._seconds + time.perf_counter(),
             bytes=self._bytes,
         )
-
-    def _staleness(self, heard: Replies) -> float | None:
-        """The mean over the clients heard of the rounds since their rows were written."""
-        if not self._settings.algorithm.keeps_rows:
-            return None
-        written = self._state.store.rounds_of(heard.clients)
-        ages = [self._state.snapshot.round_number - t for t in written if t is not None]
-        return sum(ages) / len(ages) if ages else None

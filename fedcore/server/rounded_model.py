@@ -1,9 +1,12 @@
 """The model as clients get it: a difference is measured from what was sent, not from what the server keeps."""
 
-from fedcore.kernels import dequantise, quantise
+import numpy as np
+
+from fedcore import devices
+from fedcore.kernels import Codes, dequantise, quantise
 from fedcore.layout import Layout
 from fedcore.libraries import NARROW
-from fedcore.memory import copied
+from fedcore.memory import copied, empty, freeze
 from fedcore.typing import F32
 
 
@@ -15,8 +18,10 @@ def as_sent(layout: Layout, x: F32) -> F32:
     if not layout.narrow:
         return x
     sent = copied(x)
+    codes = empty(max(piece.stop - piece.start for piece in layout.narrow), np.uint16, device=devices.of(x))
     for piece in layout.narrow:
         part = sent[piece.start : piece.stop]
-        dequantise(quantise(part, NARROW[piece.dtype]), out=part)
-    sent.flags.writeable = False
+        coded = Codes(NARROW[piece.dtype], codes[: len(part)])
+        dequantise(quantise(part, coded.codec, out=coded), out=part)
+    freeze(sent)
     return sent

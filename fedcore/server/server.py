@@ -8,13 +8,13 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from fedcore import kernels
+from fedcore import devices, kernels
 from fedcore.aggregation.sum import Precision
 from fedcore.algorithms import Algorithm, named
 from fedcore.clients import ClientId
 from fedcore.errors import ArrayError, RangeError, ShapeError, UnknownNameError
 from fedcore.layout import Layout
-from fedcore.memory import empty
+from fedcore.memory import empty, freeze, to_host
 from fedcore.optimizers import Optimizer
 from fedcore.rates import Rate
 from fedcore.server.broadcast import Broadcast, broadcast
@@ -28,7 +28,7 @@ from fedcore.server.round import Round
 from fedcore.server.round_lock import RoundLock
 from fedcore.server.server_store import new_rows, saved_rows
 from fedcore.server.settings import Settings, said_again
-from fedcore.server.snapshot import Snapshot, vectors_of
+from fedcore.server.snapshot import Snapshot, moved, vectors_of
 from fedcore.server.state import State
 from fedcore.server.update import Update, held_together
 from fedcore.server.view import ServerView
@@ -48,8 +48,9 @@ class Server(ServerView):
             the cohort's mean of eta_i K_i (methods in gradient units; in a round without clients the last gamma). No
             K_i counts for more than 10 times the median of the last 1,000 heard, or of the cohort's draws: a liar among
             S of these adds at most 10 / S of a usual step.
-        store: "ram", "mmap:PATH" (a new folder; ``Server.load`` goes on with an old one), or a ClientStore with rows of
-            ``n_parameters`` elements, which a codec rounds stochastically by the round and the client alone.
+        store: "ram", "mmap:PATH" (a new folder; ``Server.load`` goes on with an old one), "cuda" (all rows in the
+            memory of ``device``), or a ClientStore with rows of ``n_parameters`` elements, which a codec rounds
+            stochastically by the round and the client alone.
         optimizer: one of ``fedcore.optimizers``, which turns the method's direction into the step's.
         client_sizes: n_k, the examples of every client, by id or in the order of the ids, for the methods that weigh by
             p^k = n_k / n. Who claims more is counted with n_k. Without them a claim counts up to ``max_examples_ratio``
@@ -67,10 +68,16 @@ class Server(ServerView):
             ``own_rates`` is True.
         signed_buffers: patterns of the names of float buffers that may become negative. Of others, such as variances,
             one that is not negative in ``x0``, nor zero throughout, may not: an update in which it is is refused.
+        device: where the model, the sums and the rows of a round lie: "cpu", or a GPU's "cuda" or "cuda:1", with the
+            same bits. ``x`` and offsets are then ``DeviceArray``s, and a client's y that lies on the device goes in as
+            it is; a reply in host memory is copied to the device once.
+        hot_rows: on a device, about how many rows of a store in host memory stay there between rounds; None for as many
+            as 4 GiB hold. What a round uses comes on top.
 
     Raises:
         UnknownNameError, RangeError, UnknownClientError, ShapeError, DtypeError, ArrayError: an argument is not what is
             said above.
+        DeviceError: there is no such device, or no driver: nothing was made.
         AlgorithmError: the table of a method of one's own contradicts itself.
 
     A server on an mmap store holds its folder until it is closed: ``close()``, or ``with Server(...) as server:``.
@@ -110,7 +117,10 @@ class Server(ServerView):
         max_norm_ratio: float | None = None,
         own_rates: bool = False,
         signed_buffers: Sequence[str] = SIGNED,
+        device: str = devices.CPU,
+        hot_rows: int | None = None,
     ) -> None:
+        device = devices.named(device)
         algorithm = named(algorithm) if isinstance(algorithm, str) else algorithm
         if not isinstance(algorithm, Algorithm):
             raise UnknownNameError(f"algorithm: expected an Algorithm or the name of one, got {algorithm!r}")
@@ -129,18 +139,19 @@ class Server(ServerView):
             accumulate=accumulate,
             diagnostics=diagnostics,
             limits=Limits.of(max_steps, max_examples, max_lr, max_norm, max_norm_ratio, own_rates, max_examples_ratio),
+            device=device,
         )
-        x = layout.flatten(x0, empty(layout.n))
+        x = layout.flatten(x0, empty(layout.n, device=device))
         if not kernels.all_finite([x])[0]:
             raise ArrayError("x0: expected finite numbers, got a NaN or an infinity")
-        x.flags.writeable = False
-        self._settings = replace(self._settings, nonnegative=never_negative(layout, x, signed_buffers))
+        freeze(x)
+        self._settings = replace(self._settings, nonnegative=never_negative(layout, to_host(x), signed_buffers))
         p = layout.n_parameters
-        with new_rows(store, clients, p) as rows:
+        with new_rows(store, clients, p, device, hot_rows) as rows:
             if len(rows.registry) == 0 and isinstance(clients, int):
                 raise RangeError("clients: expected at least one, got none")
             population = Population.of(client_sizes, rows.registry, needed=algorithm.needs_shares)
-            snapshot = Snapshot.first(x, layout.read_counters(x0), p, algorithm, optimizer, population)
+            snapshot = Snapshot.first(x, layout.read_counters(x0), p, algorithm, optimizer, population, device)
             self._start(State(self._settings, snapshot, rows))
             if rows.medium == "mmap":
                 self._state.keep(snapshot, 0)  # so that a run that is killed in its first round can be resumed too
@@ -170,34 +181,42 @@ class Server(ServerView):
         cls,
         path: str | os.PathLike[str],
         *,
-        medium: Literal["ram", "mmap"] | None = None,
+        medium: Literal["ram", "mmap", "cuda"] | None = None,
+        device: str | None = None,
         durability: Durability = "round",
         algorithm: Algorithm | None = None,
         lr: float | Rate | None = None,
         server_lr: float | Rate | None = None,
         optimizer: Optimizer | None = None,
+        hot_rows: int | None = None,
     ) -> "Server":
         """The server of a folder as its last finished round left it; its rounds go on as if nothing had happened.
 
         Args:
             path: what ``save`` wrote, or the folder of an mmap store.
-            medium: "mmap" goes on in the folder itself, "ram" leaves it alone; None is the writer's.
+            medium: "mmap" goes on in the folder itself, "ram" and "cuda" leave it alone; None is the writer's, or "ram"
+                where that is "cuda" and the server is not on a device.
+            device: where it goes on, with the same bits; None is the writer's.
             durability: of an mmap store; see ``ClientStore``.
             algorithm, lr, server_lr, optimizer: to be given again where they are the caller's own code.
+            hot_rows: as for a new server.
 
         Raises:
+            DeviceError: there is no such device: another one can be given.
             StoreError: there is no store, or one of a newer version.
             LockedError: it is open for writing, in another process or this one; medium="ram" only looks.
             CorruptionError: a file was damaged.
             CheckpointError: it is a store without a server, or an argument is missing or not what was saved.
         """
         given = said_again(algorithm, lr, server_lr, optimizer)
-        with saved_rows(path, medium, durability) as (rows, state):
-            settings, vectors = Settings.from_state(state["settings"], given), vectors_of(rows)
+        device = None if device is None else devices.named(device)
+        with saved_rows(path, medium, durability, device, hot_rows) as (rows, state, device):
+            settings, vectors = Settings.from_state(state["settings"], given, device), vectors_of(rows)
             if "nonnegative" not in state["settings"]:  # a folder of before buffers were looked at
                 settings = replace(settings, nonnegative=never_negative(settings.layout, vectors["x"], SIGNED))
             require_plausible(settings, state, vectors, rows)
-            snapshot = Snapshot.of(vectors, state["numbers"], settings.layout.n_parameters, rows.registry)
+            vectors = moved(vectors, device)
+            snapshot = Snapshot.of(vectors, state["numbers"], settings.layout.n_parameters, rows.registry, device)
             server = cls.__new__(cls)
             server._settings = settings
             server._start(State(settings, snapshot, rows))

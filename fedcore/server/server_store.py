@@ -6,18 +6,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from fedcore import devices
 from fedcore.clients import ClientId
 from fedcore.errors import CheckpointError, RangeError, ShapeError, UnknownNameError
 from fedcore.server.folder_checks import believed
 from fedcore.store import ClientStore, Durability
+from fedcore.store.device_rows import DeviceRows
 from fedcore.store.files.atomic_folder import remove
 from fedcore.store.info import state_of
 from fedcore.store.session import Medium
 
 
 @contextmanager
-def new_rows(store: str | ClientStore, clients: int | Iterable[ClientId] | None, n: int) -> Iterator[ClientStore]:
-    """Rows of n elements for a new server; if the block fails, what was made here is gone again.
+def new_rows(
+    store: str | ClientStore,
+    clients: int | Iterable[ClientId] | None,
+    n: int,
+    device: str = devices.CPU,
+    hot_rows: int | None = None,
+) -> Iterator[ClientStore]:
+    """Rows of n elements for a new server, on its device; if the block fails, what was made here is gone again.
 
     Raises:
         RangeError, ShapeError, UnknownNameError: an argument is not what ``Server`` says.
@@ -32,16 +40,21 @@ def new_rows(store: str | ClientStore, clients: int | Iterable[ClientId] | None,
             )
         if store.n != n:
             raise ShapeError(f"store: expected rows of {n} parameters, got {store.n}")
-        yield store
+        yield on_device(store, device, hot_rows)
         return
     medium, _, path = store.partition(":")
-    if store != "ram" and (medium != "mmap" or not path):
-        raise UnknownNameError.of("store", store, ["ram", "mmap:PATH"])
+    if store not in ("ram", "cuda") and (medium != "mmap" or not path):
+        raise UnknownNameError.of("store", store, ["ram", "cuda", "mmap:PATH"])
+    if store == "cuda" and device == devices.CPU:
+        raise RangeError("store: expected 'ram' or 'mmap:PATH' for a server with device='cpu', got 'cuda'")
     if clients is None:
         raise RangeError("clients: expected a count or the ids, got None")
-    made = ClientStore(clients, n, medium="mmap", path=path) if path else ClientStore(clients, n)
+    if path:
+        made = ClientStore(clients, n, medium="mmap", path=path)
+    else:
+        made = ClientStore(clients, n, medium=device if store == "cuda" else "ram")
     try:
-        yield made
+        yield on_device(made, device, hot_rows)
     except BaseException:
         made.close()
         if path:
@@ -49,28 +62,68 @@ def new_rows(store: str | ClientStore, clients: int | Iterable[ClientId] | None,
         raise
 
 
+def on_device(store: ClientStore, device: str, hot_rows: int | None) -> ClientStore:
+    """A store as a server on that device uses it: itself, or a face of it that brings rows there and back.
+
+    Raises:
+        RangeError: its rows lie on another device; or there is a bound of hot rows where all are, or none can be.
+    """
+    if store.device not in (devices.CPU, device):
+        raise RangeError(
+            f"store: expected rows in host memory, in files or on {device}, where the server's device is, got a store "
+            f"of medium 'cuda' on {store.device}: Server(device={store.device!r}) goes with it"
+        )
+    if store.device == device:
+        if hot_rows is not None:
+            due = "None for a server with device='cpu'" if device == devices.CPU else "None, since all rows are there"
+            raise RangeError(f"hot_rows: expected {due}, got {hot_rows!r}")
+        return store
+    return DeviceRows(store, device, hot_rows)
+
+
 @contextmanager
 def saved_rows(
-    path: str | os.PathLike[str], medium: Literal["ram", "mmap"] | None, durability: Durability
-) -> Iterator[tuple[ClientStore, dict[str, Any]]]:
-    """The rows and the state of a server, both of one commit; if the block fails, the store is closed again.
+    path: str | os.PathLike[str],
+    medium: Literal["ram", "mmap", "cuda"] | None,
+    durability: Durability,
+    device: str | None = None,
+    hot_rows: int | None = None,
+) -> Iterator[tuple[ClientStore, dict[str, Any], str]]:
+    """The rows and the state of a server, both of one commit, and its device; if the block fails, the store is closed.
 
     Args:
-        medium: None for the one that the server had; only this is looked up beforehand.
+        medium, device: None for those that the server had; only they are looked up beforehand.
 
     Raises:
         StoreError, LockedError, CorruptionError: as ``ClientStore.open``.
         CheckpointError: it is a store without a server, or none can be made of what it says.
     """
     with believed(path):
-        if medium is None:
-            medium = _servers(path, state_of(Path(path)))["medium"]
-        rows = ClientStore.open(path, medium=medium, durability=durability)
-        try:
-            yield rows, _servers(path, rows.state)
-        except BaseException:
-            rows.close()
-            raise
+        if medium is None or (medium == "cuda" and device is None):
+            before = _servers(path, state_of(Path(path)))
+            device = _device_of(before) if device is None else device
+            if medium is None:
+                medium = "ram" if before["medium"] == "cuda" and device == devices.CPU else before["medium"]
+    if medium == "cuda" and device == devices.CPU:
+        raise RangeError("medium: expected 'ram' or 'mmap' for a server with device='cpu', got 'cuda'")
+    with believed(path):
+        on = device if medium == "cuda" and device is not None else medium
+        rows = ClientStore.open(path, medium=on, durability=durability)
+    try:
+        if device is None:
+            with believed(path):
+                device = _device_of(_servers(path, rows.state))
+        there = on_device(rows, device, hot_rows)
+        with believed(path):
+            yield there, _servers(path, rows.state), device
+    except BaseException:
+        rows.close()
+        raise
+
+
+def _device_of(state: dict[str, Any]) -> str:
+    """The device of the server that wrote a state; the first folders do not say, for there was one."""
+    return devices.named(state.get("device", devices.CPU))
 
 
 def _servers(path: str | os.PathLike[str], state: Any) -> dict[str, Any]:

@@ -36,6 +36,7 @@ class Settings:
     limits: Limits
     nonnegative: tuple[str, ...] = ()
     """The float buffers that a reply may not make negative."""
+    device: str = "cpu"
 
     @cached_property
     def asked(self) -> Limits:
@@ -73,6 +74,7 @@ class Settings:
         accumulate: Precision,
         diagnostics: bool,
         limits: Limits,
+        device: str = "cpu",
     ) -> "Settings":
         """The settings of a new server; the arguments are ``Server``'s.
 
@@ -97,6 +99,7 @@ class Settings:
             accumulate=accumulate,
             diagnostics=bool(diagnostics),
             limits=limits,
+            device=device,
         )
         if limits.norm is not None and algorithm.second_vector is not None and settings.averages_models:
             raise RangeError(
@@ -129,11 +132,13 @@ class Settings:
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any], given: Mapping[str, Any]) -> "Settings":
+    def from_state(cls, state: Mapping[str, Any], given: Mapping[str, Any], device: str = "cpu") -> "Settings":
         """The settings that ``to_state`` described.
 
         Args:
             given: what the caller says again: "algorithm", "lr", "server_lr" and "optimizer", each None or itself.
+
+            device: where the server goes on, wherever it was.
 
         Raises:
             CheckpointError: one is needed and missing, or is not what was saved.
@@ -157,6 +162,7 @@ class Settings:
             # Every folder has these; the others came later.
             limits=Limits(**{name: state["limits"][name] for name in ("steps", "examples", "lr")} | state["limits"]),
             nonnegative=tuple(state.get("nonnegative", ())),
+            device=device,
             **own,
         )
 

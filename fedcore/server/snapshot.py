@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fedcore import devices
 from fedcore.aggregation import Counters
 from fedcore.algorithms import Algorithm
 from fedcore.clients import Registry
-from fedcore.memory import copied, zeros
+from fedcore.memory import copied, freeze, zeros
 from fedcore.optimizers import Optimizer
 from fedcore.server.history import History
 from fedcore.server.population import Population
@@ -19,6 +20,9 @@ from fedcore.store import ClientStore
 from fedcore.typing import F32, F64
 
 Vector = npt.NDArray[Any]
+
+ON_HOST = ("counter/", "population/", "norms/")
+"""Names of vectors that lie in host memory on whatever device the others do."""
 
 
 class Snapshot(NamedTuple):
@@ -69,14 +73,16 @@ class Snapshot(NamedTuple):
         algorithm: Algorithm,
         optimizer: Optimizer | None,
         population: Population,
+        device: str = devices.CPU,
     ) -> "Snapshot":
-        """The snapshot of a new server."""
+        """The snapshot of a new server; x lies on its device."""
+        moments = optimizer.start(n_parameters) if optimizer is not None else ()
         return cls(
             x=x,
             x_prev=x,
-            momentum=zeros(n_parameters),
-            total=zeros(n_parameters, np.float64) if algorithm.keeps_total else None,
-            moments=optimizer.start(n_parameters) if optimizer is not None else (),
+            momentum=zeros(n_parameters, device=device),
+            total=zeros(n_parameters, np.float64, device=device) if algorithm.keeps_total else None,
+            moments=moments if device == devices.CPU else tuple(copied(m, device=device) for m in moments),
             counters=counters,
             population=population,
         )
@@ -105,6 +111,8 @@ class Snapshot(NamedTuple):
         found = {t: store.vector(f"v/{t}") for t in self.history}
         directions = {t: v for t, v in found.items() if v is not None}
         history = replace(self.history, directions=directions)
+        if devices.of(self.x) != devices.CPU:  # where rounds need them
+            history = self.history
         return self._replace(history=history, population=self.population.on_disk(store))
 
     def numbers(self) -> dict[str, Any]:
@@ -118,7 +126,12 @@ class Snapshot(NamedTuple):
 
     @classmethod
     def of(
-        cls, vectors: Mapping[str, Vector], numbers: Mapping[str, Any], n_parameters: int, registry: Registry
+        cls,
+        vectors: Mapping[str, Vector],
+        numbers: Mapping[str, Any],
+        n_parameters: int,
+        registry: Registry,
+        device: str = devices.CPU,
     ) -> "Snapshot":
         """The snapshot that ``vectors`` and ``numbers`` describe. The arrays are taken over."""
 
@@ -130,7 +143,7 @@ class Snapshot(NamedTuple):
         return cls(
             x=vectors["x"],
             x_prev=vectors.get("x_prev", vectors["x"]),
-            momentum=vectors.get("momentum", zeros(n_parameters)),
+            momentum=vectors["momentum"] if "momentum" in vectors else zeros(n_parameters, device=device),
             total=vectors.get("total"),
             moments=tuple(moments[str(i)] for i in range(len(moments))),
             counters=under("counter/"),
@@ -142,6 +155,21 @@ class Snapshot(NamedTuple):
             gamma=float(numbers["gamma"]),
             ahead=vectors.get("ahead"),
         )
+
+
+def moved(vectors: Mapping[str, Vector], device: str) -> dict[str, Vector]:
+    """A server's vectors with those of a model's length on its device, as writable as they were."""
+    if device == devices.CPU:
+        return dict(vectors)
+    found = {}
+    for name, vector in vectors.items():
+        if not name.startswith(ON_HOST):
+            there = copied(vector, device=device)
+            if not vector.flags.writeable:
+                freeze(there)
+            vector = there
+        found[name] = vector
+    return found
 
 
 def vectors_of(store: ClientStore) -> dict[str, Vector]:

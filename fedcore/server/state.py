@@ -8,18 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from fedcore import kernels
+from fedcore import devices, kernels
 from fedcore.aggregation import Aggregator, Opened, Replies, Result, Sum, exchange_whole, longest_update
 from fedcore.algorithms import Cohort, check_step
 from fedcore.clients import ClientId
 from fedcore.errors import ArrayError, CorruptionError, RangeError, RoundError, StoreError
 from fedcore.float_mode import ieee
 from fedcore.interrupts import uninterrupted
-from fedcore.memory import Recycled, copied, empty, zeros
+from fedcore.memory import Recycled, copied, empty, freeze, zeros
 from fedcore.server.awaited_clients import AwaitedClients
 from fedcore.server.buffers import Buffers, grown
 from fedcore.server.claim_window import ClaimWindows
 from fedcore.server.diagnostics import squared_length
+from fedcore.server.download import Download
 from fedcore.server.gamma import believed_steps, farthest_gamma, step_length
 from fedcore.server.history import History, fold_history
 from fedcore.server.limits import MEDIANS
@@ -29,6 +30,7 @@ from fedcore.server.population import Population, Sizes, checked_sizes
 from fedcore.server.prepared_step import PreparedStep
 from fedcore.server.settings import Settings
 from fedcore.server.snapshot import Snapshot
+from fedcore.server.upload import Upload
 from fedcore.store import ClientStore
 from fedcore.store.rounding import rounding_keys
 from fedcore.typing import F32, F64, Floats
@@ -38,16 +40,18 @@ class State:
     """The snapshot that counts, the rows, and how a round changes both: it is prepared, looked at, and accepted."""
 
     def __init__(self, settings: Settings, snapshot: Snapshot, store: ClientStore) -> None:
-        p = settings.layout.n_parameters
+        n, p, device = settings.layout.n, settings.layout.n_parameters, settings.device
         self.snapshot = snapshot
         self.store = store
-        self._aggregator: Aggregator = Sum(settings.algorithm, settings.layout, settings.accumulate)
+        self._aggregator: Aggregator = Sum(settings.algorithm, settings.layout, settings.accumulate, device=device)
         self.settings = settings
         self.newcomers = Newcomers(store)
         self._shared: F32 | None = None
         self._zeros: F32 | None = None
-        self._offsets = Recycled(p)
-        self.lent = Recycled(settings.layout.n, most=settings.fold)  # to clients' replies: ``Round.buffer``
+        self._offsets = Recycled(p, device=device)
+        self.lent = Recycled(n, most=settings.fold, device=device)  # to clients' replies: ``Round.buffer``
+        self.upload = None if device == devices.CPU else Upload(device, {n, p}, settings.fold)
+        self._download = None if device == devices.CPU else Download(device, 8 * n)
         self.waiting = AwaitedClients()
         self.claimed = ClaimWindows()
         self.buffers = Buffers(settings.layout, settings.nonnegative)
@@ -101,7 +105,7 @@ class State:
             per_row = direction.from_mean / max(1, len(self.store.registry))
             terms = [(now.momentum, direction.from_momentum), (now.total, per_row)]
             self._shared = self._combined(terms, self._offsets.take())
-            self._shared.flags.writeable = False
+            freeze(self._shared)
         return self._shared
 
     @ieee
@@ -118,26 +122,28 @@ class State:
     def _combined(self, terms: Sequence[tuple[Floats | None, float]], out: Any) -> Any:
         """The linear combination of vectors and their coefficients, without those that are None."""
         given = [(vector, c) for vector, c in terms if vector is not None]
+        out = empty(self.settings.layout.n_parameters, device=self.settings.device) if out is None else out
         return kernels.combine([vector for vector, _ in given], [c for _, c in given], out)
 
     def _no_offset(self, out: Any) -> Any:
         """Zeros, float32[n_parameters] and read-only: of the system's own page of zeros, and made once for all."""
-        if out is not None:
-            out[:] = 0
-            return out
         if self._zeros is None:
-            self._zeros = zeros(self.settings.layout.n_parameters)
-            self._zeros.flags.writeable = False
-        return self._zeros
+            self._zeros = zeros(self.settings.layout.n_parameters, device=self.settings.device)
+            freeze(self._zeros)
+        return self._zeros if out is None else kernels.combine([self._zeros], [0.0], out)
 
     @ieee
     def correction(self, client: ClientId) -> F64:
         """c_i = v[t_i] - r_i, float64[n_parameters]; zero for a client without a row."""
-        row, v = self.store.row(client), self.snapshot.history.get(self.store.round_of(client))
-        if row is None:
-            return zeros(self.settings.layout.n_parameters, np.float64)
-        terms, out = [(self.store.read(client), -1.0), (v, 1.0)], empty(self.settings.layout.n_parameters, np.float64)
-        return np.asarray(self._combined(terms, out))
+        p, device = self.settings.layout.n_parameters, self.settings.device
+        if (round := self.store.round_of(client)) is None:
+            return zeros(p, np.float64, device=device)
+        terms, out = (
+            [(self.store.read(client), -1.0), (self.snapshot.history.get(round), 1.0)],
+            empty(p, np.float64, device=device),
+        )
+        correction: F64 = self._combined(terms, out)
+        return correction
 
     def cohort(
         self, heard: Replies, population: Population, result: Result, believed: tuple[F64, F64, int | None]
@@ -272,15 +278,25 @@ class State:
     def keep(self, after: Snapshot, round: int) -> None:
         """Commit the staged rows and who came or went, and on a disk the snapshot with them."""
         if self.store.medium == "mmap":
-            self.store.commit(round, after.vectors(self.settings.algorithm), self.to_state(after))
+            self.store.commit(round, self._vectors(after), self.to_state(after))
         elif self.settings.algorithm.keeps_rows or self.store.is_ahead:
             self.store.commit(round)
+
+    def _vectors(self, snapshot: Snapshot) -> dict[str, Any]:
+        """The snapshot's vectors as the store takes them: in host memory, or where it has them already."""
+        vectors = snapshot.vectors(self.settings.algorithm)
+        if self._download is None:
+            return vectors
+        # v[t] never changes: one that is in the store need not be brought, nor written, again.
+        known = [name for name in vectors if name.startswith("v/") and name in self.store.vector_names()]
+        return self._download.brought(vectors | {name: self.store.vector(name) for name in known})
 
     def to_state(self, snapshot: Snapshot) -> dict[str, Any]:
         """The fields that are no arrays, as JSON can hold them."""
         return {
             "what": "a fedcore server",
             "medium": self.store.medium,
+            "device": self.settings.device,
             "clients": len(self.store.registry),
             "settings": self.settings.to_state(snapshot.round_number),
             "numbers": snapshot.numbers(),
@@ -288,9 +304,7 @@ class State:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """See ``Server.save``."""
-        self.store.save(
-            path, vectors=self.snapshot.vectors(self.settings.algorithm), state=self.to_state(self.snapshot)
-        )
+        self.store.save(path, vectors=self._vectors(self.snapshot), state=self.to_state(self.snapshot))
 
     @ieee
     def arrive(self, clients: list[ClientId], client_sizes: Sizes | None) -> None:
@@ -331,9 +345,10 @@ class State:
         part = self.correction if self.settings.algorithm.keeps_history else self.store.read
         try:
             terms = [(total, 1.0), (part(client), -1.0)]
-            return np.asarray(self._combined(terms, empty(len(total), np.float64)))
+            without: F64 = self._combined(terms, empty(len(total), np.float64, device=self.settings.device))
+            return without
         except CorruptionError:  # nobody knows what it was: the others are added up anew
-            rest: F64 = zeros(len(total), np.float64)
+            rest: F64 = zeros(len(total), np.float64, device=self.settings.device)
             for other in self.store.registry:
                 with suppress(CorruptionError):  # a part that can be read no more is in no sum either
                     if other != client:
@@ -344,7 +359,8 @@ class State:
     def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
         """See ``Server.warm_start``."""
         algorithm, now, k = self.settings.algorithm, self.snapshot, len(gradients)
-        if now.round_number or now.momentum.any() or (now.total is not None and now.total.any()):
+        began = [v for v in (now.momentum, now.total) if v is not None and squared_length(v) > 0]
+        if now.round_number or began:
             raise RoundError(
                 "warm_start: expected a server before its first round and its first warm start, got one after it"
             )
@@ -354,7 +370,9 @@ class State:
                 f" {type(algorithm).__name__}"
             )
         clients, ys, none, minus, ones = list(gradients), list(gradients.values()), [None] * k, -np.ones(k), np.ones(k)
-        mean: F64 = empty(self.settings.layout.n_parameters, np.float64)
+        if self.upload is not None:
+            ys = self.upload.vectors(ys)
+        mean: F64 = empty(self.settings.layout.n_parameters, np.float64, device=self.settings.device)
         squares = kernels.accumulate(None, none, ys, minus, ones / k, out=mean)
         if not np.isfinite(squares).all():
             bad = clients[int(np.flatnonzero(~np.isfinite(squares))[0])]

@@ -7,16 +7,16 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
+from fedcore import devices, kernels
 from fedcore.clients import ClientId
 from fedcore.errors import ArrayError, DtypeError, RangeError, ShapeError
 from fedcore.layout import Layout
-from fedcore.memory import copied
+from fedcore.memory import copied, empty, to_host
 from fedcore.native import core
 from fedcore.representation import shown
 
 Kind = Literal["model", "delta", "gradient"]
 DTYPES = ("float32", "float64", "float16", "bfloat16")
-CPU = 1  # in DLPack
 
 
 class Update(NamedTuple):
@@ -24,8 +24,8 @@ class Update(NamedTuple):
 
     Attributes:
         client: a registered id.
-        model: y, the client's model after its local steps: float32[n] in CPU memory, or a model that the server's
-            layout fits. Or, in its place, exactly one of ``delta`` and ``gradient``.
+        model: y, the client's model after its local steps: float32[n] in CPU memory or on the server's device, or a
+            model that the server's layout fits. Or, in its place, exactly one of ``delta`` and ``gradient``.
         steps: K_i, the local steps that the client really did; 0, which nobody did, is refused.
         examples: n_i, its number of examples.
         lr: eta_i, the rate of its steps, or their mean where the rate changes from step to step; None for the rate that
@@ -90,7 +90,7 @@ def held_together(updates: Iterable[Update], most: int) -> Iterator[list[Update]
         yield some
 
 
-def read_vector(update: Update, layout: Layout, *, apart: bool) -> tuple[Any, bool]:
+def read_vector(update: Update, layout: Layout, *, apart: bool, device: str = devices.CPU) -> tuple[Any, bool]:
     """Read what an update sent; say whether nobody can change it: made here, or of memory that is read-only for good.
 
     It is one vector or, if y is a model of named tensors, a list of them in the layout's order; views of the client's
@@ -98,6 +98,7 @@ def read_vector(update: Update, layout: Layout, *, apart: bool) -> tuple[Any, bo
 
     Args:
         apart: whether tensors may stay apart; otherwise they are copied into one vector.
+        device: the server's, where vectors may lie too.
 
     Raises:
         FedcoreError: it has the wrong type, dtype, shape or names.
@@ -105,22 +106,23 @@ def read_vector(update: Update, layout: Layout, *, apart: bool) -> tuple[Any, bo
     kind, y = update.sent
     n = layout.n_parameters if kind == "gradient" else layout.n
     one_tensor = layout.slices[0].shape if len(layout.slices) == 1 else None
-    vector = as_vector(kind, y, n, one_tensor)
+    vector = as_vector(kind, y, n, one_tensor, device=device)
     if vector is None:
         if not apart:
-            return layout.flatten(y), True
-        pieces = layout.pieces(y)
+            return layout.flatten(y, None if device == devices.CPU else empty(layout.n, device=device)), True
+        pieces = layout.pieces(y, device=device)
         return pieces, core.are_immutable(pieces)
     if isinstance(vector, np.ndarray) and not vector.flags.aligned:
         return copied(vector), True
     return vector, core.are_immutable([vector])
 
 
-def as_vector(name: str, y: Any, n: int, shape: tuple[int, ...] | None = None) -> Any:
+def as_vector(name: str, y: Any, n: int, shape: tuple[int, ...] | None = None, *, device: str = devices.CPU) -> Any:
     """A flat vector of n floats as the kernels take it, or None if it is no array at all.
 
     Args:
         shape: another shape that will do; it is read in C order.
+        device: where it may lie, if not in host memory.
 
     Raises:
         DtypeError, ShapeError: it is an array, but not of n floats.
@@ -142,8 +144,8 @@ def as_vector(name: str, y: Any, n: int, shape: tuple[int, ...] | None = None) -
         contiguous = y.flags.c_contiguous
     else:
         y = y.detach() if hasattr(y, "detach") else y
-        y = _in_cpu_memory(name, y, n, dtype)
-        contiguous = y.is_contiguous() if hasattr(y, "is_contiguous") else y.flags.c_contiguous
+        y = _in_memory(name, y, n, dtype, device)
+        contiguous = _is_contiguous(y)
     if not contiguous:
         raise ShapeError(f"{name}: expected float32[{n}], {got} that is not contiguous")
     if tuple(y.shape) == (n,):
@@ -154,7 +156,11 @@ def as_vector(name: str, y: Any, n: int, shape: tuple[int, ...] | None = None) -
 
 
 def in_float32(y: Any) -> npt.NDArray[np.float32]:
-    """A vector that ``as_vector`` accepted, in float32: itself or a copy."""
+    """A vector that ``as_vector`` accepted, in float32 and in host memory: itself or a copy."""
+    if (device := devices.of(y)) != devices.CPU:
+        copy = empty(len(y), device=device)
+        kernels.accumulate(None, [None], [y], np.array([-1.0]), np.ones(1), out=copy)
+        return to_host(copy)
     if isinstance(y, np.ndarray):
         return np.asarray(y, np.float32)
     return np.asarray(np.from_dlpack(y.float()), np.float32)  # bfloat16
@@ -177,14 +183,23 @@ def _from_buffer(name: str, y: bytes | bytearray | memoryview, n: int) -> npt.ND
     return np.frombuffer(y, np.float32)
 
 
-def _in_cpu_memory(name: str, y: Any, n: int, dtype: str) -> Any:
-    """A foreign array as NumPy's; bfloat16, of which NumPy has none, as it is, for the kernels."""
+def _in_memory(name: str, y: Any, n: int, dtype: str, device: str) -> Any:
+    """A foreign array as NumPy's; one on the device, or of bfloat16, of which NumPy has none, as it is."""
     try:
-        if y.__dlpack_device__()[0] != CPU:
-            raise BufferError(f"got one on {y.device}")
+        if (where := devices.of(y)) == device != devices.CPU:
+            return y
+        if where != devices.CPU:
+            raise BufferError(f"got one on {getattr(y, 'device', where)}")
         return y if dtype == "bfloat16" else np.from_dlpack(y)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise DtypeError(f"{name}: expected float32[{n}] in CPU memory: {error}") from None
+        there = "" if device == devices.CPU else f" or on {device}"
+        raise DtypeError(f"{name}: expected float32[{n}] in CPU memory{there}: {error}") from None
+
+
+def _is_contiguous(y: Any) -> bool:
+    if hasattr(y, "is_contiguous"):
+        return bool(y.is_contiguous())
+    return bool(y.flags.c_contiguous) if hasattr(y, "flags") else True  # one of this package's own
 
 
 def bytes_of(y: Any) -> int:
@@ -201,4 +216,6 @@ def lasting(y: Any) -> Any:
         return None
     if isinstance(y, list):
         return [lasting(piece) for piece in y]
+    if devices.is_device_array(y):
+        return copied(y)
     return y if core.are_immutable([y]) else deepcopy(y)

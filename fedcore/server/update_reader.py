@@ -39,7 +39,8 @@ class UpdateReader:
         settings, number = self._settings, self._state.snapshot.round_number
         # A quantised row cannot be cut at any element, for its elements share scales.
         apart = not settings.algorithm.keeps_rows or self._state.store.codec == "f32"
-        (kind, _), (y, fixed) = update.sent, read_vector(update, settings.layout, apart=apart)
+        kind = update.sent[0]
+        y, fixed = read_vector(update, settings.layout, apart=apart, device=settings.device)
         check_claims(update, settings.asked, range(min(self._state.snapshot.past, default=number), number + 1))
         started = number if update.round is None else int(update.round)
         distance = check_distance(self._rates.read(update, started), int(update.steps), update.lr)
@@ -58,6 +59,8 @@ class UpdateReader:
         most = int(update.steps) if settings.counts_steps else settings.asked.steps
         check_counters(counters, self._state.snapshot.counters, most)
         control = self._read_control(update.control)
+        if self._state.upload is not None:  # the fold comes later, when another stream may be the library's current one
+            core.await_arrays([*(y if isinstance(y, list) else [y]), *([] if control is None else [control])])
         fixed = fixed or self._state.lent.lent(y)
         reply = Replies(
             clients=[client],
@@ -110,7 +113,7 @@ class UpdateReader:
         if self._settings.algorithm.second_vector is None:
             return None  # what a method does not ask for is not read
         n = self._settings.layout.n_parameters
-        vector = as_vector("control", control, n)
+        vector = as_vector("control", control, n, device=self._settings.device)
         if vector is None:
             got = "None" if control is None else type(control).__name__
             raise DtypeError(f"control: expected float32[{n}], the client's second vector, got {got}")

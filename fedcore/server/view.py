@@ -9,7 +9,7 @@ from fedcore.algorithms import Algorithm
 from fedcore.clients import ClientId
 from fedcore.layout import Layout
 from fedcore.libraries import Library
-from fedcore.memory import copied, zeros
+from fedcore.memory import copied, view_of, zeros
 from fedcore.pickling import Unpicklable
 from fedcore.representation import Represented
 from fedcore.server.round_lock import RoundLock
@@ -44,6 +44,11 @@ class ServerView(Represented, Unpicklable):
         return self._settings.averages_models
 
     @property
+    def device(self) -> str:
+        """The device where the model and the sums lie: "cpu", or "cuda:0", say."""
+        return self._settings.device
+
+    @property
     def clients(self) -> Clients:
         """The registered clients: ``client in``, ``len``, and their ids in the order of their numbers."""
         return self.store.registry
@@ -62,8 +67,12 @@ class ServerView(Represented, Unpicklable):
 
     @property
     def x(self) -> F32:
-        """The model, float32[n]: a read-only view, never changed later (a round makes a new one)."""
-        return self._state.snapshot.x.view()
+        """The model, float32[n]: a read-only view, never changed later (a round makes a new one).
+
+        On a device it is a ``DeviceArray``, of which torch and CuPy make tensors by DLPack without a copy.
+        """
+        x: F32 = view_of(self._state.snapshot.x)
+        return x
 
     @property
     def v(self) -> F32:
@@ -89,7 +98,8 @@ class ServerView(Represented, Unpicklable):
             "lr": settings.lr,
             "server_lr": settings.server_lr,
             "optimizer": settings.optimizer,
-            "store": "ram" if store.path is None else f"mmap:{store.path}",
+            "store": store.medium if store.path is None else f"mmap:{store.path}",
+            "device": None if self.device == "cpu" else self.device,
         }
 
     def _in_files(self) -> bool:
@@ -101,14 +111,15 @@ class ServerView(Represented, Unpicklable):
         Args:
             library: "numpy" or "torch"; None for that of ``x0``. NumPy's have float32 for bfloat16, unless ml_dtypes is
                 imported.
-            copy: False gives NumPy's parameters and buffers in float32 as read-only views of ``x``.
+            copy: False gives NumPy's parameters and buffers in float32 as read-only views of ``x``, or of a copy of it
+                in host memory where the server is on a device.
             sent: the model that clients start from, which is ahead of ``x`` in methods that look ahead.
 
         Raises:
             UnknownNameError, MissingDependencyError: there is no such library, or it is not installed.
         """
         now = self._state.snapshot
-        return self.layout.tensors((now.sent if sent else now.x).view(), now.counters, library, copy=copy)
+        return self.layout.tensors(view_of(now.sent if sent else now.x), now.counters, library, copy=copy)
 
     def load_into(self, model: Any) -> None:
         """Copy x into a model's parameters and float buffers, and the counters into its own, in place.
@@ -125,5 +136,5 @@ class ServerView(Represented, Unpicklable):
     def correction(self, client: ClientId) -> npt.NDArray[np.float64]:
         """c_i, float64[n_parameters]: what MimiC adds to the client's next mean gradient; zero elsewhere."""
         if not self.algorithm.keeps_history:
-            return zeros(self.layout.n_parameters, np.float64)
+            return zeros(self.layout.n_parameters, np.float64, device=self.device)
         return self._state.correction(client)

@@ -32,7 +32,8 @@ class ClientStore(CommittedRows):
     Args:
         clients: a count (ids 0..count - 1) or the ids, each an int in 0..2**64 - 1 or a str.
         n: elements of a row.
-        medium: "ram", or "mmap" for rows in a file that may be larger than memory.
+        medium: "ram"; "mmap" for rows in a file that may be larger than memory; or "cuda" (or "cuda:1", say) for rows
+            in that device's memory, which leave it by ``save`` alone.
         codec: how a row is stored: "f32", "bf16", or "int8" with a scale for every 64 elements. Whoever writes a row
             rounds it; a ``Server`` does so stochastically.
         path: the folder of an mmap store: new, or empty. ``ClientStore.open`` opens it again.
@@ -44,6 +45,7 @@ class ClientStore(CommittedRows):
 
     Raises:
         UnknownNameError, RangeError: an argument is not what is said above.
+        DeviceError: there is no such device.
         StoreError: the folder cannot be made.
 
     One process writes, and calls on one store take turns; a process that is forked opens the folder itself. Any number
@@ -71,15 +73,15 @@ class ClientStore(CommittedRows):
         clients: int | Iterable[ClientId],
         n: int,
         *,
-        medium: Medium = "ram",
+        medium: Medium | str = "ram",
         codec: Codec = "f32",
         path: str | os.PathLike[str] | None = None,
         durability: Durability = "round",
         resident_rows: int | None = None,
     ) -> None:
-        require_names(medium, durability)
-        form, registry = RowFormat(codec, n), Registry(clients)
-        if medium == "ram":
+        device = require_names(medium, durability)
+        form, registry = RowFormat(codec, n, device), Registry(clients)
+        if medium != "mmap":
             if path is not None:
                 raise RangeError(f"path: expected none for a store in memory, got {str(path)!r}; save() writes one")
             self._begin(Content(form, registry, None), durability, resident_rows)
@@ -96,7 +98,7 @@ class ClientStore(CommittedRows):
         cls,
         path: str | os.PathLike[str],
         *,
-        medium: Medium = "mmap",
+        medium: Medium | str = "mmap",
         readonly: bool = False,
         durability: Durability = "round",
         resident_rows: int | None = None,
@@ -105,7 +107,8 @@ class ClientStore(CommittedRows):
 
         Args:
             path: the folder.
-            medium: "mmap" to go on in the folder; "ram" to load everything into memory and leave the folder alone.
+            medium: "mmap" to go on in the folder; "ram", or "cuda", to load everything into the host's memory, or a
+                device's, and leave the folder alone.
             readonly: read beside a writer. What was committed when it was opened is seen until ``refresh``, and the
                 writer keeps that for so long.
             durability, resident_rows: as for a new store.
@@ -117,26 +120,26 @@ class ClientStore(CommittedRows):
 
         Cost: reads the index, about a second for a million rows; for "ram" everything.
         """
-        require_names(medium, durability)
+        device = require_names(medium, durability)
         store = cls.__new__(cls)
-        folder = Folder(Path(path), readonly=readonly or medium == "ram", durable=durability != "none")
+        folder = Folder(Path(path), readonly=readonly or medium != "mmap", durable=durability != "none")
         try:
             content = Content.read(folder)
-            if medium == "ram":
-                loaded = Content(content.form, content.registry, None)
+            if medium != "mmap":
+                loaded = Content(RowFormat(content.form.codec, content.form.n, device), content.registry, None)
                 content.copy_to(loaded)
                 content = loaded
         except BaseException:
             folder.close()
             raise
-        if medium == "ram":
+        if medium != "mmap":
             folder.close()
         store._begin(content, durability, resident_rows)
         return store
 
     def _begin(self, content: Content, durability: Durability, resident_rows: int | None) -> None:
         self.durability: Durability = durability
-        self._content, self._folder = content, content.folder
+        self._content, self._form, self._folder = content, content.form, content.folder
         self._session = Session(content, durability, resident_rows)
         self._commits, self._residency = self._session.commits, self._session.residency
 

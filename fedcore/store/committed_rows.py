@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedcore import devices
 from fedcore.clients.registry import ClientId, Registry
 from fedcore.errors import RangeError
+from fedcore.memory import freeze
 from fedcore.pickling import Unpicklable
 from fedcore.representation import Represented
 from fedcore.store.content import Content
 from fedcore.store.files.residency import Residency
 from fedcore.store.files.store_folder import Folder
 from fedcore.store.info import StoreInfo, info
-from fedcore.store.row_format import Codec, Row
+from fedcore.store.row_format import Codec, Row, RowFormat
 from fedcore.store.session import Medium, Session
 
 
@@ -28,6 +30,7 @@ class CommittedRows(Represented, Unpicklable):
     _instead = "write it by ClientStore.save(path), and read it by ClientStore.open(path)"
 
     _content: Content
+    _form: RowFormat
     _folder: Folder | None
     _session: Session
     _residency: Residency | None
@@ -50,7 +53,14 @@ class CommittedRows(Represented, Unpicklable):
     @property
     def medium(self) -> Medium:
         """The medium of the rows."""
-        return "ram" if self._folder is None else "mmap"
+        if self._folder is not None:
+            return "mmap"
+        return "ram" if self._content.form.device == devices.CPU else "cuda"
+
+    @property
+    def device(self) -> str:
+        """The device in whose memory the rows lie: "cpu" for the host's and for files, or "cuda:0", say."""
+        return self._content.form.device
 
     @property
     def path(self) -> Path | None:
@@ -79,6 +89,7 @@ class CommittedRows(Represented, Unpicklable):
             "n": self.n,
             "codec": self.codec,
             "medium": self.medium,
+            "device": None if self.device == devices.CPU else self.device,
             "path": None if self.path is None else str(self.path),
             "round": self.round,
         }
@@ -91,7 +102,7 @@ class CommittedRows(Represented, Unpicklable):
         return self._content.rows.written
 
     def row(self, client: object) -> Row | None:
-        """The client's row, float32[n] or Codes, read-only, or None if it was never written.
+        """The client's row, float32[n] or Codes, read-only, or None if it was never written; where ``device`` says.
 
         It is the slot itself: a later round may reuse it. ``read`` copies.
 
@@ -108,8 +119,11 @@ class CommittedRows(Represented, Unpicklable):
         return list(map(self._row, numbers.tolist(), self._content.rows.slots_of(numbers)))
 
     def read(self, client: object) -> npt.NDArray[np.float32]:
-        """A decoded copy of the client's row, float32[n]; zeros if it was never written. Errors are those of row."""
-        return self._content.form.decoded(self.row(client))
+        """A decoded copy of the client's row, float32[n]; zeros if it was never written. Errors are those of row.
+
+        It lies where the row does.
+        """
+        return self._form.decoded(self.row(client))
 
     def round_of(self, client: object) -> int | None:
         """The round of the client's row, which wrote it as a rule, or None."""
@@ -204,7 +218,10 @@ class CommittedRows(Represented, Unpicklable):
                 self._content.check(number)
             self._residency.use(slot)
         memory = rows.slots.memory(slot)
-        memory.setflags(write=False)
+        if self._form.device == devices.CPU:  # not by ``freeze``: on small rows its call is work
+            memory.setflags(write=False)
+        else:
+            freeze(memory)
         return self._content.form.row(memory)
 
     def _numbers(self, clients: Sequence[ClientId]) -> npt.NDArray[np.int64]:

@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from fedcore import devices
 from fedcore.clients.registry import Registry
 from fedcore.errors import CorruptionError, StoreError
+from fedcore.memory import copy_into
+from fedcore.store.device_slots import DeviceSlots
 from fedcore.store.files.atomic_folder import replacing
 from fedcore.store.files.index import RowEntries
 from fedcore.store.files.store_folder import Folder
@@ -29,7 +32,7 @@ class Content:
     Args:
         form: of the rows.
         registry: the clients.
-        folder: where it lies; None for memory.
+        folder: where it lies; None for memory, the host's or a device's as the form says.
 
     Attributes:
         round: the last committed round.
@@ -41,7 +44,7 @@ class Content:
         self.round: int | None = None
         self.state: str | None = None
         self._memory: dict[int, Slots] = {}
-        self.rows = Rows(Slots(form.payload) if folder is None else folder.rows)
+        self.rows = Rows(_slots_in_memory(form) if folder is None else folder.rows)
         self.vectors = Vectors(self._slots_for if folder is None else folder.vectors, sealed=folder is not None)
 
     @classmethod
@@ -112,7 +115,7 @@ class Content:
         for place, number in enumerate(numbers.tolist()):
             self.check(number)
             slot, copy = int(self.rows.slot[number]), other.rows.stage(number)
-            target.memory(copy)[:] = source.memory(slot)
+            copy_into(target.memory(copy), source.memory(slot))
             if other.folder is not None:
                 seals[place] = target.seal(copy)
                 if self.folder is not None and seals[place] != self.rows.seal[number]:
@@ -165,6 +168,10 @@ class Content:
         if payload not in self._memory:
             self._memory[payload] = Slots(payload)
         return self._memory[payload]
+
+
+def _slots_in_memory(form: RowFormat) -> Slots:
+    return Slots(form.payload) if form.device == devices.CPU else DeviceSlots(form.payload, form.device)
 
 
 @contextmanager

@@ -5,11 +5,12 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
+from fedcore import devices
 from fedcore.arguments import whole
 from fedcore.errors import UnknownNameError
 from fedcore.kernels import Codes, dequantise
 from fedcore.kernels.quantise import BLOCK
-from fedcore.memory import Recycled, zeros
+from fedcore.memory import Recycled, copy_into, zeros
 from fedcore.store.geometry import LINE, padded
 from fedcore.store.slots import Memory
 
@@ -27,6 +28,7 @@ class RowFormat:
     Args:
         codec: "f32"; "bf16", two bytes an element; or "int8", one byte and a float32 scale for every 64 elements.
         n: elements of a row.
+        device: where rows lie, and what they are decoded to.
 
     Attributes:
         payload: bytes of a row.
@@ -36,14 +38,14 @@ class RowFormat:
         RangeError: n is less than 1.
     """
 
-    def __init__(self, codec: Codec, n: int) -> None:
+    def __init__(self, codec: Codec, n: int, device: str = devices.CPU) -> None:
         if codec not in get_args(Codec):
             raise UnknownNameError.of("codec", codec, get_args(Codec))
-        self.codec = codec
+        self.codec, self.device = codec, device
         self.n = whole("n", n, 1)
         self._codes = self.n * _CODES[codec].itemsize
         self._scales_at = padded(self._codes, LINE)
-        self._decoded = Recycled(self.n)
+        self._decoded = Recycled(self.n, device=device)
         self.payload = self._scales_at + 4 * -(-self.n // BLOCK) if codec == "int8" else self._codes
 
     def row(self, memory: Memory) -> Row:
@@ -57,10 +59,10 @@ class RowFormat:
     def decoded(self, row: Row | None) -> npt.NDArray[np.float32]:
         """A copy of what a row stands for, float32[n]; zeros for None."""
         if row is None:
-            return zeros(self.n)
+            return zeros(self.n, device=self.device)
         vector = self._decoded.take()
         if isinstance(row, Codes):
             dequantise(row, vector)
         else:
-            vector[:] = row
+            copy_into(vector, row)
         return vector

@@ -68,7 +68,7 @@ class ReadRows(CommittedRows):
     """
 
     def __init__(self, rows: CommittedRows) -> None:
-        self._content, self._folder = rows._content, rows._folder
+        self._content, self._form, self._folder = rows._content, rows._content.form, rows._folder
         self._session, self._residency = rows._session, rows._residency
 
     @property

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Literal, get_args
 from weakref import finalize
 
+from fedcore import devices
 from fedcore.errors import LockedError, StoreError, UnknownNameError
 from fedcore.store.commits import Commits
 from fedcore.store.content import Content
@@ -18,16 +19,24 @@ _log = logging.getLogger("fedcore.store")
 FEW_SLOTS = 100
 """So many that wait for readers are nothing to speak of."""
 
+_NO_NUMBER = ("ram:", "mmap:")
+
 Durability = Literal["round", "checkpoint", "none"]
-Medium = Literal["ram", "mmap"]
+Medium = Literal["ram", "mmap", "cuda"]
 
 
-def require_names(medium: str, durability: str) -> None:
-    """Raise an UnknownNameError unless both are what they may be."""
-    if medium not in get_args(Medium):
+def require_names(medium: str, durability: str) -> str:
+    """The device of a medium: "cpu" for the host's memory and for files.
+
+    Raises:
+        UnknownNameError: there is no such medium or durability.
+        DeviceError: there is no such device.
+    """
+    if not isinstance(medium, str) or medium.partition(":")[0] not in get_args(Medium) or medium.startswith(_NO_NUMBER):
         raise UnknownNameError.of("medium", medium, get_args(Medium))
     if durability not in get_args(Durability):
         raise UnknownNameError.of("durability", durability, get_args(Durability))
+    return devices.named(medium) if medium.startswith("cuda") else devices.CPU
 
 
 class Session:

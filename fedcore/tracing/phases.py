@@ -44,7 +44,7 @@ PHASES: dict[str, tuple[str, ...]] = {
     ),
     "commit": ("fedcore.server.state:State.accept",),
     "store commit": ("fedcore.store.client_store:ClientStore.commit",),
-    "report": ("fedcore.server.round:Round._make_report", "fedcore.server.round:Round._staleness"),
+    "report": ("fedcore.server.round:Round._make_report", "fedcore.server.round:staleness"),
     "finish": ("fedcore.server.round:Round.finish", "fedcore.network.round:NetworkRound.finish"),
     "abort": ("fedcore.server.round:Round.abort", "fedcore.network.round:NetworkRound.abort"),
     "evaluate": ("fedcore.engines.inprocess:InProcess.evaluate",),

@@ -7,16 +7,20 @@
 
 namespace fedcore::cuda {
 
+// What a block has at hand of a client. It is no RowExchange, whose checksums a device does not make: shared memory
+// takes nothing that has a constructor.
 struct Client {
     ClientUpdate sent;
-    RowExchange row;
+    Row old_row, new_row;
+    const float* anchor;
     Dither dither;
 };
 
 struct FoldMemory {
     Values values;
     Client client[kStaged];
-    unsigned bad;  // a bit for each of the rows at hand: what is stored is not finite
+    alignas(16) float base[kTile];  // where rows are exchanged: of each thread its own, for which registers are short
+    unsigned bad;                   // a bit for each of the rows at hand: what is stored is not finite
 };
 
 // What a client sent, as float32. Where not every y is float32, a load waits for its conversion.
@@ -61,33 +65,40 @@ __device__ inline float mean_gradient(float base, float y, float scale) {
 }
 
 // Clients whose loads are in flight at once: 64 to 128 bytes a thread, and no more than registers hold.
-template <bool kRows, bool kPlain>
-constexpr int kFetched = !kRows ? (kPlain ? 4 : 2) : (kPlain ? 2 : 1);
+template <bool kRows, bool kPlain, Form kForm>
+constexpr int kFetched = !kRows ? (kPlain ? 4 : 2) : (kPlain && kForm == Form::replaces ? 2 : 1);
 
 // kRows: rows are exchanged, to kCodec. kPlain: every y is float32, and every old row of the new one's codec.
 template <class Sum, bool kRows, Codec kCodec, Form kForm, bool kPlain, bool kVector>
-__device__ void fold_tile(const FoldCall<Sum>& call, const FoldSegment<Sum>& segment, const Where& at, int count,
-                          FoldMemory& shared) {
+__device__ void fold_tile(const FoldCall<Sum>& call, const Where& at, int some, FoldMemory& shared) {
+    const int count = kVector ? kTile : some;
+    const FoldSegment<Sum>& segment = call.tensors[at.segment];  // read again where it is used: registers are few
     constexpr bool kReplaces = kForm == Form::replaces;
-    constexpr int kPart = kVector ? kFetched<kRows, kPlain> : 1;
+    constexpr int kPart = kVector ? kFetched<kRows, kPlain, kForm> : 1;
     static_assert(kTogether % kPart == 0, "a part is not cut");
     using Old = std::conditional_t<kPlain, Coded<kCodec>, CodedFloat>;
     const int thread = static_cast<int>(threadIdx.x);
     const std::int64_t tiles = static_cast<std::int64_t>(gridDim.x);
-    const ClientUpdate* const sent = segment.fold.sent;
     Raw<Sum> sum = segment.fold.acc != nullptr ? Raw<Sum>::template load<kVector>(segment.fold.acc + at.begin, count)
                                                : Raw<Sum>::zero();
     // A launch has one base: the host cuts a cohort where the base changes, as late replies alone make it.
-    const Raw<float> x = load_base<kVector>(call.k > 0 ? sent[0].base : nullptr, at.begin, count);
+    const Raw<float> x = load_base<kVector>(call.k > 0 ? segment.fold.sent[0].base : nullptr, at.begin, count);
+    if (kRows) {
+#pragma unroll
+        for (int e = 0; e < kEach; ++e) shared.base[first() + place(e)] = x.at(e);
+    }
     for (int staged = 0; staged < call.k; staged += kStaged) {
         const int rest = min(kStaged, call.k - staged);
         __syncthreads();
         if (thread < rest) {
             Client& client = shared.client[thread];
-            client.sent = sent[staged + thread];
+            client.sent = segment.fold.sent[staged + thread];
             if (kRows) {
-                client.row = call.rows[staged + thread];
-                client.dither = dither_of(client.row.key, at.begin);
+                const RowExchange& row = call.rows[staged + thread];
+                client.old_row = row.old_row;
+                client.new_row = row.new_row;
+                client.anchor = row.anchor;
+                client.dither = dither_of(row.key, at.begin);
             }
         }
         if (thread == 0) shared.bad = 0;
@@ -110,14 +121,14 @@ __device__ void fold_tile(const FoldCall<Sum>& call, const FoldSegment<Sum>& seg
                     const Client& client = shared.client[i];
                     y[r] = load_sent<kPlain, kVector>(client.sent, at.begin, count);
                     if (!kRows) continue;
-                    const bool has_old = client.row.old_row.data != nullptr;
+                    const bool has_old = client.old_row.data != nullptr;
                     if constexpr (kPlain) {
-                        if (has_old) old[r] = Old::template load<kVector>(client.row.old_row, at.begin, count);
+                        if (has_old) old[r] = Old::template load<kVector>(client.old_row, at.begin, count);
                     } else {
-                        if (has_old) old[r] = {load_row<kVector>(client.row.old_row, at.begin, count)};
+                        if (has_old) old[r] = {load_row<kVector>(client.old_row, at.begin, count)};
                     }
-                    if (client.row.anchor != nullptr && (has_old || !kReplaces))
-                        anchor[r] = Raw<float>::load<kVector>(client.row.anchor + at.begin, count);
+                    if (client.anchor != nullptr && (has_old || !kReplaces))
+                        anchor[r] = Raw<float>::load<kVector>(client.anchor + at.begin, count);
                 }
                 if (part == 0) __syncthreads();  // the squares of the rows before have been added
 #pragma unroll
@@ -129,12 +140,11 @@ __device__ void fold_tile(const FoldCall<Sum>& call, const FoldSegment<Sum>& seg
                     float h[kEach], made[kEach];
 #pragma unroll
                     for (int e = 0; e < kEach; ++e) {
-                        h[e] = mean_gradient(x.at(e), y[r].at(e), scale);
+                        h[e] = mean_gradient(kRows ? shared.base[first() + place(e)] : x.at(e), y[r].at(e), scale);
                         made[e] = kReplaces ? h[e] : row_of(call.forms.row, h[e], old[r].at(e), anchor[r].at(e));
                     }
                     shared.values.put(part + r, h);
-                    if constexpr (kRows)
-                        encode<kCodec, kVector>(client.row.new_row, client.dither, at.begin, count, made);
+                    if constexpr (kRows) encode<kCodec, kVector>(client.new_row, client.dither, at.begin, count, made);
                     const Sum weight = static_cast<Sum>(client.sent.weight);
                     std::uint32_t largest = 0;
 #pragma unroll
@@ -144,8 +154,8 @@ __device__ void fold_tile(const FoldCall<Sum>& call, const FoldSegment<Sum>& seg
                         if constexpr (kRows && kReplaces)
                             change = (change - wide(old[r].at(e))) + wide(anchor[r].at(e));
                         if constexpr (!kReplaces)
-                            change = seen_of<kForm, Sum>(call.forms.adds, change, wide(old[r].at(e)), wide(h[e]),
-                                                         wide(anchor[r].at(e)));
+                            change = seen_of<kForm, Sum>(call.forms.adds, change, wide(old[r].at(e)),
+                                                         wide(shared.values.at(part + r, e)), wide(anchor[r].at(e)));
                         sum.v[e] = sum.v[e] + weight * change;
                         if (kRows && (kVector || first() + place(e) < count))
                             largest = max(largest, magnitude_of(made[e]));
@@ -177,15 +187,15 @@ __device__ void fold_tile(const FoldCall<Sum>& call, const FoldSegment<Sum>& seg
 template <class Sum, bool kRows, Codec kCodec, Form kForm, bool kPlain>
 __device__ void fold(const FoldCall<Sum>& call, FoldMemory& shared) {
     const Where at = where(call.segments);
-    const FoldSegment<Sum> segment = call.tensors[at.segment];
+    const FoldSegment<Sum>& segment = call.tensors[at.segment];
     const int count = extent(segment.n, at.begin);
     if (count == 0) {  // behind the end: tiles are counted in whole pieces
         const std::int64_t tiles = static_cast<std::int64_t>(gridDim.x);
         for (int i = static_cast<int>(threadIdx.x); i < call.k; i += kThreads) call.squares[i * tiles + at.tile] = 0.0;
     } else if (count == kTile && segment.vector != 0) {
-        fold_tile<Sum, kRows, kCodec, kForm, kPlain, true>(call, segment, at, count, shared);
+        fold_tile<Sum, kRows, kCodec, kForm, kPlain, true>(call, at, count, shared);
     } else {
-        fold_tile<Sum, kRows, kCodec, kForm, kPlain, false>(call, segment, at, count, shared);
+        fold_tile<Sum, kRows, kCodec, kForm, kPlain, false>(call, at, count, shared);
     }
 }
 

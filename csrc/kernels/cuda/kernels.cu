@@ -13,6 +13,7 @@
 #if defined(__CUDACC__)
 extern __shared__ uint4 dynamic_shared[];
 #    define FEDCORE_DYNAMIC_SHARED(Element) reinterpret_cast<Element*>(dynamic_shared)
+#    define FEDCORE_BEGIN_SHARED(memory)
 #endif
 
 namespace fedcore::cuda {
@@ -34,6 +35,7 @@ struct Unwrapped<void(T)> {
 #define FEDCORE_KERNEL(NAME, CALL, MEMORY, BODY, BLOCKS)                                                               \
     extern "C" __global__ void __launch_bounds__(kThreads, BLOCKS) fedcore_##NAME(const __grid_constant__ CALL call) { \
         [[maybe_unused]] __shared__ Unwrapped<void MEMORY>::Type shared;                                               \
+        FEDCORE_BEGIN_SHARED(shared);                                                                                  \
         BODY;                                                                                                          \
     }
 #include "kernels/cuda/kernels.def"

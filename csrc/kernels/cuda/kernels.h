@@ -41,8 +41,8 @@ void quantise(Queue& queue, const float* x, Codec codec, const DitherKey* key, s
               float* scales);
 void dequantise(Queue& queue, const void* codes, const float* scales, Codec codec, std::int64_t n, float* out);
 
-// The most models that a block's shared memory holds elements of.
-inline constexpr std::int64_t kMostMixed = (96 << 10) / static_cast<std::int64_t>(sizeof(float));
+// The most models that a block's shared memory holds elements of: 64 KiB, as every GPU since 7.5 has.
+inline constexpr std::int64_t kMostMixed = (64 << 10) / static_cast<std::int64_t>(sizeof(float));
 //   matrix.p <= kMostMixed; the matrix lies on the host
 void mix(Queue& queue, const Mixing& matrix, float* const* models, std::int64_t n);
 

@@ -14,6 +14,7 @@ struct Values {
         *reinterpret_cast<float4*>(&row[r][first()]) = make_float4(v[0], v[1], v[2], v[3]);
         *reinterpret_cast<float4*>(&row[r][first() + 32]) = make_float4(v[4], v[5], v[6], v[7]);
     }
+    __device__ float at(int r, int e) const { return row[r][first() + place(e)]; }  // of what this thread has put
 };
 
 template <class T>

@@ -102,7 +102,7 @@ class LegacyStrategy(FlowerFedAvg):
         clients = [_key(proxy) for proxy, _ in chosen]
         if self.server is None:
             self.server = open_server(clients=[], steps=self._steps, **self._how)
-        sent = self.server.broadcast(clients, newcomers=clients)
+        sent = self.server.broadcast(clients, newcomers=clients).on_host()
         model = self._parameters()
         return [(proxy, FitIns(model, {**said.config, **_says(sent, _key(proxy))})) for proxy, said in chosen]
 

@@ -211,7 +211,7 @@ class ServerStrategy(FlowerFedAvg):
         return messages if isinstance(grid, StreamingGrid) else list(messages)
 
     def _messages(self, chosen: Mapping[int, int], config: ConfigRecord) -> Iterator[Message]:
-        sent = self.server.broadcast(chosen, newcomers=chosen)
+        sent = self.server.broadcast(chosen, newcomers=chosen).on_host()
         model = self._write_model()
         if self._wire.is_narrow:
             self._lost[sent.round] = self._wire.lost(

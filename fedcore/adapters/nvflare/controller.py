@@ -130,7 +130,7 @@ class Controller(ModelController):
         """Send the round's tasks: one for all, or one for each client where a term is its own."""
         if not names:
             return
-        sent = server.broadcast(names)
+        sent = server.broadcast(names).on_host()
         own = server.algorithm.keeps_rows and server.algorithm.direction.from_row != 0
         for targets in [[name] for name in names] if own else [names]:
             self.send_model(

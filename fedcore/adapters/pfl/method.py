@@ -18,6 +18,7 @@ from fedcore.adapters.order import with_plain_steps
 from fedcore.adapters.refusals import refusal_line
 from fedcore.algorithms import Algorithm
 from fedcore.errors import RoundError
+from fedcore.memory import to_host
 from fedcore.server import Round, RoundReport, Server
 
 LOGGER = logging.getLogger("fedcore.adapters.pfl")
@@ -102,10 +103,10 @@ class Method(Postprocessor, SumAggregator):
         if self._round is None or self.server is None:
             raise RoundError("postprocess_server: expected an open round; give the method as postprocessor too")
         opened, self._round = self._round, None
-        before = self.server.x
+        before = to_host(self.server.x)
         self.reports.append(report := opened.finish())
         if line := refusal_line(report):
             LOGGER.warning(line)
-        step = self.server.layout.unflatten(kernels.combine([self.server.x, before], [1.0, -1.0]))
+        step = self.server.layout.unflatten(kernels.combine([to_host(self.server.x), before], [1.0, -1.0]))
         to_tensor = get_default_framework_module().to_tensor
         return MappedVectorStatistics({name: to_tensor(view) for name, view in step.items()}, weight=1.0), Metrics()

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedcore.experiment.schema.section import Section
 
-BESIDES = ("name", "title", "description", "source", "threads", "together", "pictures", "changes")
+BESIDES = ("name", "title", "description", "source", "threads", "together", "device", "pictures", "changes")
 """The keys on which no figure depends."""
 SIZES = ("rounds", "seeds")
 """The keys that say how long it is, and not what."""

@@ -19,7 +19,7 @@ from fedcore.algorithms import Algorithm, check_table
 from fedcore.data import partitions
 from fedcore.errors import FedcoreError, RangeError, ShapeError, UnknownNameError
 from fedcore.experiment.schema.changes import Change
-from fedcore.experiment.schema.fields import Count, Line, Seed, Threads
+from fedcore.experiment.schema.fields import Count, Device, Line, Seed, Threads
 from fedcore.experiment.schema.objective import Objective
 from fedcore.experiment.schema.pictures import Pictures
 from fedcore.experiment.schema.rates import LARGEST_STEP, Rate
@@ -178,6 +178,7 @@ class Experiment(Section):
     ``threads`` are those of each process, for fedcore's kernels and for clients that are trained together. ``together``
     says whether they are, where the model can be (``engines.InProcess``); without it the perceptrons are, and for a
     convolutional network a run measures what is faster and writes it into its configuration.
+    ``device`` is where the server's vectors lie, the CPU's memory or a GPU's: all figures are the same there.
     ``changes`` is what it has otherwise than the preset whose title it bears (``load_preset`` fills it in).
     """
 
@@ -190,6 +191,7 @@ class Experiment(Section):
     algorithms: tuple[Method, ...] = Field(strict=False)
     threads: Threads = 1
     together: bool | None = None
+    device: Device | None = None
     data: Data
     partition: Partition
     model: Model

@@ -3,7 +3,7 @@
 from typing import Annotated
 from unicodedata import category
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from fedcore.arguments import due_in, inside
@@ -42,3 +42,4 @@ Line = Annotated[str, AfterValidator(_checked_line)]
 Count = Annotated[int, within("[1, 1000000]")]
 Seed = Annotated[int, within("[0, 4294967295]")]
 Threads = Annotated[int, within("[1, 1024]")]
+Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d{1,4})?)$")]

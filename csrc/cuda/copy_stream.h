@@ -1,0 +1,51 @@
+// Copies between host and device beside the kernels, through two pinned buffers: while one is on the bus, the host
+// fills or empties the other.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "cuda/device.h"
+
+namespace fedcore::cuda {
+
+class CopyStream {
+  public:
+    CopyStream(Device& device, std::size_t buffer_bytes);
+    ~CopyStream();
+    CopyStream(const CopyStream&) = delete;
+    CopyStream& operator=(const CopyStream&) = delete;
+
+    // Begins when the calls so far have run, and what is on the streams of those who use `to`. `from` is read before
+    // this returns.
+    void upload(const char* from, Memory& to, std::size_t offset, std::size_t bytes, const std::vector<Stream>& users);
+    // Begins likewise; `to` is whole behind `wait`. The caller has told `from` of the stream.
+    void download(Memory& from, std::size_t offset, char* to, std::size_t bytes, const std::vector<Stream>& users);
+    // Calls from now on run behind the uploads so far.
+    void join();
+    // All is done, as far as the host sees.
+    void wait();
+
+    Device& device;
+    Stream stream() const { return stream_; }
+
+  private:
+    struct Buffer {
+        std::unique_ptr<PinnedMemory> memory;
+        Event done = nullptr;
+        bool busy = false;
+        char* to = nullptr;  // where a download's bytes go from here
+        std::size_t bytes = 0;
+    };
+    Buffer& next();
+    void finish(Buffer& buffer);
+    void begin(const std::vector<Stream>& users);
+
+    std::mutex mutex_;  // one call at a time
+    Stream stream_ = nullptr;
+    Buffer buffers_[2];
+    int turn_ = 0;
+};
+
+}  // namespace fedcore::cuda
