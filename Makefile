@@ -11,7 +11,7 @@ WORKERS := $(shell nproc | awk '{ print $$1 < 16 ? $$1 : 16 }')
 LEVELS := native
 CXX_FILES := $(shell find csrc tests/native bench -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help quickstart test lint format sanitize aarch64-check bench bench-gate wheel-check clean
+.PHONY: help quickstart test test-device lint format sanitize aarch64-check bench bench-gate gpu-check wheel-check clean
 help:
 	@sed -n 's/^## //p' Makefile
 
@@ -23,6 +23,11 @@ quickstart: $(SIMULATOR)
 ## make test          install the rest (every framework and linter), then lint and run all tests, one process a core
 test: lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10
+
+## make test-device   the tests of kernels again, their arrays on a CUDA device, which is emulated (two minutes); with an
+##                    empty FEDCORE_CUDA_DRIVER on a GPU
+test-device: $(INSTALLED)
+	FEDCORE_TESTS_ON=cuda $(BIN)/python -m pytest tests/kernels -n $(WORKERS) --dist worksteal --durations=10
 
 ## make lint          ruff, mypy, stubtest and clang-format, as `make test` runs them
 lint: $(INSTALLED)
@@ -56,6 +61,11 @@ bench: $(INSTALLED)
 ## make bench-gate    fail if a ratio is below bench/gate.toml; SHORT=--short takes small arrays (half a minute)
 bench-gate: $(INSTALLED)
 	$(BIN)/python -m bench.gate $(SHORT)
+
+## make gpu-check     on a machine with a GPU, in nine minutes: build for it, then parity with the CPU, bandwidth, rivals,
+##                    sanitizers; PYTHON has torch and pybind11, nothing is installed (bench/gpu/README.md)
+gpu-check:
+	$(PYTHON) -m bench.gpu.day
 
 ## make wheel-check   build the wheel, install it beside numpy alone, and run a round
 wheel-check: $(INSTALLED)

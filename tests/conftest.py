@@ -1,5 +1,6 @@
 """Every test the same on every run: Hypothesis without its clock or a new seed, torch on one thread."""
 
+import gc
 import signal
 
 import pytest
@@ -23,6 +24,30 @@ def interruptible():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def cuda_device():
+    """Have a CUDA device: one that is emulated, unless FEDCORE_CUDA_DRIVER is set."""
+    from tests.devices import fake_driver
+
+    if not fake_driver.REAL:
+        fake_driver.fake_driver()
+
+
+@pytest.fixture
+def cuda_driver(cuda_device):
+    """The driver of the emulated device, which goes well and has all its memory again behind the test."""
+    from tests.devices import fake_driver
+
+    if fake_driver.REAL:
+        pytest.skip("needs the emulated driver")
+    driver = fake_driver.fake_driver()
+    gc.collect()  # whose memory nobody has counts no more
+    driver.lines()
+    yield driver
+    driver.mend()
+    driver.set_limit()
 
 
 declare()  # before anything imports FedLab, the doctests of its adapter included

@@ -23,7 +23,7 @@ READERS = {"store", "rows", "saved"}
 """What has a method ``read`` that returns a vector."""
 SOURCES = {
     *("take", "spare", "row", "decoded", "correction", "flatten", "combine", "in_float32", "gradient"),
-    *("weighted_sum", "copied", "shared_offset", "direction_of"),
+    *("weighted_sum", "copied", "shared_offset", "direction_of", "to_host", "view_of"),
 }
 """Functions and methods that return vectors."""
 BORN = {"empty", "zeros", "full"}

@@ -29,10 +29,6 @@ EXCEPTIONS = {
             *("Add into a vector", "np.abs of a vector", "Mult of a vector", "comparison of a vector"),
         },
     ),
-    ("server/state.py", "warm_start"): (
-        "whether a vector is zero is asked once, before a server's first round",
-        {".any() of a vector"},
-    ),
     ("server/newcomers.py", "settle"): (f"{OTHER}: the clients' examples in total", {"Div of a vector"}),
     ("server/norm_window.py", "unpacked"): (f"{OTHER}: the norms heard lately", {"np.isnan of a vector"}),
 }

@@ -10,10 +10,11 @@ import fedcore
 ROOT = Path(fedcore.layout.__file__).parent
 
 LAYERS = [
-    {"_core", "errors", "typing", "reference", "native"},
+    {"_core", "errors", "typing", "reference", "native", "devices"},
     {
         "float_mode",
         "arguments",
+        "cuda",
         "interrupts",
         "libraries",
         "memory",
@@ -38,11 +39,14 @@ LAYER = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 # Within a layer a room knows no other, except:
 ALLOWED = {
     ("native", "_core"),
+    ("devices", "errors"),
+    ("devices", "native"),
     ("native", "reference"),
     ("reference", "errors"),
     ("reference", "typing"),
     ("arguments", "float_mode"),
     ("layout", "libraries"),
+    ("layout", "memory"),
     ("layout", "representation"),
     ("registries", "representation"),
     ("runtime", "arguments"),
@@ -151,10 +155,11 @@ def test_only_the_bindings_know_python_and_nobody_knows_the_bindings():
     below = {
         "base": {"base"},
         "kernels": {"base", "kernels"},
+        "cuda": {"cuda", "kernels"},
         "sampling": {"base", "sampling"},
         "clients": {"base", "clients"},
         "store": {"base", "kernels", "store"},
-        "bindings": {"base", "kernels", "sampling", "clients", "store", "bindings"},
+        "bindings": {"base", "kernels", "sampling", "clients", "store", "cuda", "bindings"},
     }
     for file in [path for path in csrc.rglob("*") if path.suffix in {".h", ".cpp", ".inl"}]:
         here = file.relative_to(csrc).parts[0]

@@ -45,6 +45,10 @@ def test_the_quickstart_compiles_one_level_and_the_tests_all():
     assert levels("wheel-check") == ["all", "all", "all"]
 
 
+def test_the_check_on_a_gpu_installs_nothing():
+    assert commands("gpu-check") == ["python3 -m bench.gpu.day"]
+
+
 def levels(target):
     lines = [line for line in commands(target) if "--no-build-isolation" in line]
     return [line.partition("FEDCORE_LEVELS=")[2].split()[0] for line in lines]

@@ -7,6 +7,7 @@ import pytest
 
 from bench import machine, table
 from bench.line import ALONE, OURS, Line
+from bench.markdown import END, put_into
 
 LINE = Line(
     "sum",
@@ -64,9 +65,9 @@ def test_short_and_disturbed_runs_are_no_figures(tmp_path):
 
 def test_into_a_readme(tmp_path):
     readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
-    table.put_into(readme, "new")
-    assert readme.read_text() == f"before\n{table.BEGIN}\n\nnew\n\n{table.END}\nafter\n"
+    readme.write_text(f"before\n{table.BEGIN}\nold\n{END}\nafter\n")
+    put_into(readme, "new", table.BEGIN)
+    assert readme.read_text() == f"before\n{table.BEGIN}\n\nnew\n\n{END}\nafter\n"
     readme.write_text("no marks")
     with pytest.raises(SystemExit, match="expected one"):
-        table.put_into(readme, "new")
+        put_into(readme, "new", table.BEGIN)

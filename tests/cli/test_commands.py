@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -12,6 +13,7 @@ from fedcore.cli import work
 from fedcore.experiment import presets
 from fedcore.experiment.records import read_folder
 from tests.cli.command import invoke
+from tests.devices import fake_driver
 
 RUN = [sys.executable, "-m", "fedcore"]
 
@@ -147,7 +149,22 @@ def test_who_has_read_enough_ends_it_without_a_word(tmp_path):
 
 def test_info_names_the_build():
     output = invoke("info").output
-    assert all(word in output for word in ("fedcore", "numpy", "torch", "isa", "compiler"))
+    assert all(word in output for word in ("fedcore", "numpy", "torch", "isa", "compiler", "cuda_kernels"))
+
+
+def test_info_says_why_there_is_no_cuda_device():
+    env = os.environ | {"FEDCORE_CUDA_DRIVER": "/nowhere/libcuda.so.1"}
+    said = subprocess.run([*RUN, "info"], env=env, capture_output=True, text=True, check=True).stdout
+    (line,) = (line for line in said.splitlines() if line.startswith("cuda "))
+    assert "none: " in line
+    assert "/nowhere/libcuda.so.1" in line
+
+
+def test_info_names_the_devices():
+    env = fake_driver.environment()
+    said = subprocess.run([*RUN, "info"], env=env, capture_output=True, text=True, check=True).stdout
+    lines = [line.split(maxsplit=1) for line in said.splitlines() if line.startswith("cuda:")]
+    assert lines == [[f"cuda:{n}", "emulated GPU, 9.0, 8.0 GiB"] for n in range(fake_driver.DEVICES)]
 
 
 @pytest.mark.parametrize(

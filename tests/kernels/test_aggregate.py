@@ -77,7 +77,7 @@ def test_torch_tensors_buffers_and_rows_off_the_cache_line_go_in_without_a_copy(
         (dict(out=np.zeros(8, np.float32)[::2]), errors.ShapeError, "out: .* not contiguous"),
         (dict(out=np.zeros((4, 1), np.float32)), errors.ShapeError, r"got float32\[4, 1\]"),
         (dict(out=np.frombuffer(bytes(16), np.float32)), errors.ArrayError, "out: .* read-only"),
-        (dict(out=[0.0] * 4), errors.ArrayError, "out: expected an array in CPU memory, got list"),
+        (dict(out=[0.0] * 4), errors.ArrayError, "out: expected an array in CPU memory or on a CUDA device, got list"),
         (dict(rows=[np.ones(4, np.float32), np.ones(3, np.float32)]), errors.ShapeError, r"rows\[1\]: expected"),
         (dict(rows=[np.ones(4, ">f4")] * 2), errors.DtypeError, r"rows\[0\]: .* got >f4\[4\]"),
         (dict(rows=[torch.ones(4, dtype=torch.int16)] * 2), errors.DtypeError, r"rows\[0\]: .* got int16\[4\]"),

@@ -31,6 +31,9 @@ def one_argument(draw, least=0, eligible=lambda call, arrays, name: True):
     return call, arrays, draw(st.sampled_from(names))
 
 
+NO_ARRAY = "expected an array in CPU memory( or on a CUDA device)?"  # vectors alone may lie there
+
+
 def assert_refused(call, arrays, name, bad, error, message=""):
     """The call raises that error about that argument, and writes nothing anywhere."""
     before = {key: array.tobytes() for key, array in arrays.items()}
@@ -117,7 +120,7 @@ def test_another_length(argument, longer):
 @given(one_argument(least=1), st.sampled_from([object(), 7, "text", {"not": "an array"}, np.float32, iter([1.0])]))
 def test_what_is_no_array(argument, bad):
     call, arrays, name = argument
-    assert_refused(call, arrays, name, bad, errors.ArrayError, "expected an array in CPU memory, ")
+    assert_refused(call, arrays, name, bad, errors.ArrayError, NO_ARRAY + ", ")
 
 
 @given(one_argument(least=1))
@@ -156,8 +159,8 @@ HOSTILE = {
     "more bytes than there are addresses": dict(shape=[2**62]),
     "sizes whose product is 0 modulo 2^64": dict(shape=[2**32, 2**32]),
     "no address": dict(data=None),
-    "another device": dict(device_type=2),
-    "managed memory": dict(device_type=13),
+    "another device": dict(device_type=7),
+    "memory of AMD": dict(device_type=10),
     "4 lanes": dict(lanes=4),
     "no lanes": dict(lanes=0),
     "no bits": dict(bits=0),
@@ -197,7 +200,7 @@ class UnspeakableError(Exception):
 @given(one_argument(least=1))
 def test_exporters_that_fail(argument):
     call, arrays, name = argument
-    says = "expected an array in CPU memory, whose export says: "
+    says = NO_ARRAY + ", whose export says: "
     for error, message in [
         (RuntimeError("no"), "RuntimeError: no"),
         (TypeError("no"), "TypeError"),

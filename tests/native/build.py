@@ -14,6 +14,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parent
 BUILDS = SOURCE.parent.parent / "build"
 BUILT = BUILDS / "native" / "plain"
+FAKE_CUDA = "libfedcore_fake_cuda.so"
 LEVELS = ["baseline", *["avx2", "avx512"] * (platform.machine() in ("x86_64", "AMD64"))]
 
 
@@ -43,9 +44,8 @@ def is_current(build):
     return said.returncode == 0 and "no work to do" in said.stdout
 
 
-@cache
-def native_tests():
-    """The folder of the native tests, built without a sanitizer; one process builds, the others wait for it.
+def build(target):
+    """The folder of the native tests, with this target built; one process builds, the others wait for it.
 
     The levels are the editable install's where it is current: they take two thirds of the time of all that is compiled
     here, and the commands that compile them are the same.
@@ -57,5 +57,17 @@ def native_tests():
     with open(BUILT / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         run(tool("cmake"), "-S", SOURCE, "-B", BUILT, f"-DFEDCORE_LEVELS_OF={levels_of}")
-        run(tool("cmake"), "--build", BUILT, "--parallel", len(os.sched_getaffinity(0)))
+        run(tool("cmake"), "--build", BUILT, "--target", target, "--parallel", len(os.sched_getaffinity(0)))
     return BUILT
+
+
+@cache
+def native_tests():
+    """The folder of the native tests, built without a sanitizer."""
+    return build("all")
+
+
+@cache
+def fake_cuda():
+    """The path of a CUDA driver that runs the kernels on the host."""
+    return build("fedcore_fake_cuda") / FAKE_CUDA

@@ -2,13 +2,13 @@
 #include "cuda_on_host.h"
 
 #include <sys/mman.h>
-#include <ucontext.h>
 
-#include <csetjmp>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <vector>
+
+#include "fiber_context.h"
 
 #if defined(FEDCORE_TSAN)
 #    include <sanitizer/tsan_interface.h>
@@ -24,8 +24,7 @@ extern "C" void __tsan_java_free(unsigned long begin, unsigned long size);
 #    include <xmmintrin.h>
 #endif
 
-// Around everything that is __shared__; null where a program has none. (GCC leaves what a template declares so where it
-// likes: kernels declare their memory in functions that are none.)
+// Around everything that is __shared__; null where a program has none.
 extern "C" {
 extern char __start_cuda_shared[] __attribute__((weak));
 extern char __stop_cuda_shared[] __attribute__((weak));
@@ -37,7 +36,8 @@ dim3 thread, block, block_size, grid_size;
 
 namespace {
 
-constexpr std::size_t kMost = 1024, kStack = 256 << 10;
+constexpr std::size_t kMost = 1024;
+constexpr std::size_t kStack = (256 << 10) + 33 * 64;  // no power of two, or their tops would share lines of the cache
 // Blocks of a launch have fibers of so many sets in turn. To ThreadSanitizer two blocks know nothing of each other
 // unless they have the same set; to make new fibers for each block would cost it half a millisecond a fiber.
 #if defined(FEDCORE_TSAN)
@@ -48,35 +48,7 @@ constexpr std::size_t kSets = 1;
 
 enum class State { ready, waiting, done };
 
-#if defined(__SANITIZE_ADDRESS__) || defined(FEDCORE_TSAN)
-// The sanitizers know what swapcontext does. Each block's fibers begin anew.
-constexpr bool kKept = false;
-struct Context {
-    ucontext_t context;
-    bool begun = false;
-};
-void change(Context& from, Context& to) {
-    swapcontext(&from.context, &to.context);
-}
-#else
-// swapcontext asks the kernel for the signals' mask, which takes ten times as long as the rest: a fiber is begun so
-// once, jumped to from then on, and serves all blocks.
-constexpr bool kKept = true;
-struct Context {
-    ucontext_t context;
-    bool begun = false;
-    std::jmp_buf point;
-};
-void change(Context& from, Context& to) {
-    if (_setjmp(from.point) != 0) return;
-    if (to.begun) _longjmp(to.point, 1);
-    to.begun = true;
-    setcontext(&to.context);
-}
-#endif
-
 struct Fiber {
-    Context context;
     dim3 thread;
     State state;
     Meeting meeting;
@@ -86,6 +58,8 @@ struct Fiber {
 };
 
 Fiber fibers[kMost];
+Context contexts[kMost];
+bool begun[kMost];
 char* stacks = nullptr;
 void* tsan_of[kSets][kMost];
 std::size_t set = 0;
@@ -94,6 +68,7 @@ std::size_t count = 0, running = 0;
 void (*body)(void*) = nullptr;
 void* bound = nullptr;
 char* dynamic = nullptr;
+bool shared_is_new = false;   // the block's: nobody has begun it yet
 std::vector<char*> dynamics;  // of a launch: given back when its threads are known to be done
 std::uint64_t shuffle_state = 0;
 
@@ -130,7 +105,8 @@ void* own_tsan() {
 }
 void forget(char* begin, std::size_t size) {
     static bool first = true;
-    if (first) __tsan_java_init(reinterpret_cast<unsigned long>(begin), size);
+    const auto all = reinterpret_cast<unsigned long>(__start_cuda_shared);
+    if (first) __tsan_java_init(all, (reinterpret_cast<unsigned long>(__stop_cuda_shared) - all + 7) / 8 * 8);
     first = false;
     __tsan_java_alloc(reinterpret_cast<unsigned long>(begin), size);
     __tsan_java_free(reinterpret_cast<unsigned long>(begin), size);
@@ -165,6 +141,14 @@ void leave(void**, const void*, std::size_t) {}
 void arrive(void*, const void**, std::size_t*) {}
 #endif
 
+void spoil(void* memory, std::size_t bytes) {
+#if defined(FEDCORE_TSAN)  // which knows of memset
+    for (std::size_t i = 0; i < bytes; ++i) static_cast<volatile unsigned char*>(memory)[i] = 0xff;
+#else
+    std::memset(memory, 0xff, bytes);
+#endif
+}
+
 char* stack_of(std::size_t fiber) {
     return stacks + (set * kMost + fiber) * kStack;
 }
@@ -178,16 +162,15 @@ void resume(std::size_t number) {
     void* fake = nullptr;
     before_switch(tsan_of[set][number]);
     leave(&fake, stack_of(number), kStack);
-    change(scheduler, fiber.context);
+    change(scheduler, contexts[number]);
     arrive(fake, nullptr, nullptr);
 }
 
 void give_turn(bool last) {
-    Fiber& fiber = fibers[running];
     void* fake = nullptr;
     before_switch(scheduler_tsan);
     leave(last ? nullptr : &fake, scheduler_stack, scheduler_size);
-    change(fiber.context, scheduler);
+    change(contexts[running], scheduler);
     arrive(fake, nullptr, nullptr);
 }
 
@@ -286,33 +269,18 @@ bool settle() {
     return any;
 }
 
-// Everything that is __shared__, the zones around it that AddressSanitizer watches too. Each block has its own.
-[[gnu::no_sanitize_address]] void spoil_shared() {
-    if (__start_cuda_shared == nullptr) return;
-    const auto words = static_cast<std::size_t>(__stop_cuda_shared - __start_cuda_shared) / 8;
-    forget(__start_cuda_shared, 8 * words);
-    auto* const at = reinterpret_cast<volatile std::uint64_t*>(__start_cuda_shared);
-    for (std::size_t i = 0; i < words; ++i) at[i] = ~std::uint64_t{0};
-}
-
 void prepare(std::size_t number) {
     Fiber& fiber = fibers[number];
     const unsigned at = static_cast<unsigned>(number), row = at / block_size.x;
     fiber.thread = dim3(at % block_size.x, row % block_size.y, row / block_size.y);
     fiber.state = State::ready;
-    if (!kKept || !fiber.context.begun) {
-        ucontext_t& context = fiber.context.context;
-        getcontext(&context);
-        context.uc_stack.ss_sp = stack_of(number);
-        context.uc_stack.ss_size = kStack;
-        context.uc_link = nullptr;
-        makecontext(&context, entry, 0);
-    }
+    if (!kKept || !begun[number]) begin(contexts[number], stack_of(number), kStack, entry);
+    begun[number] = true;
     if (tsan_of[set][number] == nullptr) tsan_of[set][number] = new_tsan();
 }
 
 void run_block(std::size_t shared_bytes, std::uint64_t order) {
-    spoil_shared();
+    shared_is_new = true;
     set = (set + 1) % kSets;
     dynamic = static_cast<char*>(std::malloc(shared_bytes == 0 ? 1 : shared_bytes));
     std::memset(dynamic, 0xff, shared_bytes);
@@ -366,6 +334,13 @@ void* dynamic_shared() {
     return dynamic;
 }
 
+void begin_shared(void* memory, std::size_t bytes) {
+    if (!shared_is_new) return;
+    shared_is_new = false;
+    forget(static_cast<char*>(memory), (bytes + 7) / 8 * 8);
+    spoil(memory, bytes);
+}
+
 void run(const Launch& launch, void (*kernel)(void*), void* call, std::uint64_t order) {
     static std::mutex mutex;
     const std::lock_guard<std::mutex> turn(mutex);
@@ -381,7 +356,6 @@ void run(const Launch& launch, void (*kernel)(void*), void* call, std::uint64_t 
     if (stacks == nullptr)
         stacks = static_cast<char*>(mmap(nullptr, kSets * kMost * kStack, PROT_READ | PROT_WRITE,
                                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-    scheduler.begun = true;
     own_tsan();
     of_start = new_meeting();
     body = kernel;

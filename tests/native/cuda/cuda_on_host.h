@@ -42,8 +42,7 @@ inline double2 make_double2(double x, double y) {
 #define __forceinline__ inline
 #define __grid_constant__
 #define __launch_bounds__(...)
-// One block at a time has it. A section of its own, so that every block begins with what none may rely on. Not within
-// templates, where GCC ignores the section.
+// One block at a time has it. A section of its own, for the sanitizers; not within templates, where GCC ignores it.
 #define __shared__ [[gnu::section("cuda_shared"), gnu::aligned(16)]] static
 
 namespace cuda_on_host {
@@ -59,6 +58,9 @@ enum class Meeting { barrier, warp, shuffle, vote };
 std::uint64_t meet(Meeting meeting, unsigned mask, std::uint64_t value, unsigned source, const void* place);
 
 void* dynamic_shared();
+
+// A kernel says so of all its __shared__ memory before it touches it: each block begins with what none may rely on.
+void begin_shared(void* memory, std::size_t bytes);
 
 // ---- Launching ----
 
@@ -100,6 +102,7 @@ inline unsigned lane() {
 #define blockDim (cuda_on_host::block_size)
 #define gridDim (cuda_on_host::grid_size)
 #define FEDCORE_DYNAMIC_SHARED(Element) static_cast<Element*>(cuda_on_host::dynamic_shared())
+#define FEDCORE_BEGIN_SHARED(memory) cuda_on_host::begin_shared(&(memory), sizeof(memory))
 #define FEDCORE_HERE __builtin_return_address(0)
 
 [[gnu::noinline]] inline void __syncthreads() {

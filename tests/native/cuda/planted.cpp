@@ -15,6 +15,7 @@ constexpr int kThreads = 64;
 // A barrier is missing between a thread's store and its neighbour's load.
 __global__ void shared_race(float* out) {
     __shared__ float values[kThreads];
+    FEDCORE_BEGIN_SHARED(values);
     values[threadIdx.x] = static_cast<float>(threadIdx.x);
     out[threadIdx.x] = values[(threadIdx.x + 1) % kThreads];
 }
@@ -22,6 +23,7 @@ __global__ void shared_race(float* out) {
 // The same with the barrier: nobody may complain.
 __global__ void shared_sound(float* out) {
     __shared__ float values[kThreads];
+    FEDCORE_BEGIN_SHARED(values);
     values[threadIdx.x] = static_cast<float>(threadIdx.x);
     __syncthreads();
     out[blockIdx.x * kThreads + threadIdx.x] = values[(threadIdx.x + 1) % kThreads];
@@ -30,6 +32,7 @@ __global__ void shared_sound(float* out) {
 // A barrier stands before the loop's body alone: the next round's stores meet the last one's loads.
 __global__ void loop_race(float* out) {
     __shared__ float values[kThreads];
+    FEDCORE_BEGIN_SHARED(values);
     float sum = 0;
     for (int round = 0; round < 3; ++round) {
         values[threadIdx.x] = static_cast<float>(round);
@@ -47,6 +50,7 @@ __global__ void block_race(float* out) {
 // A shuffle makes no order between accesses to memory; __syncwarp does.
 __global__ void shuffle_race(float* out) {
     __shared__ float values[32];
+    FEDCORE_BEGIN_SHARED(values);
     if (threadIdx.x >= 32) return;
     values[threadIdx.x] = 1;
     const float one = __shfl_xor_sync(0xffffffffu, values[threadIdx.x], 1);
@@ -55,6 +59,7 @@ __global__ void shuffle_race(float* out) {
 
 __global__ void warp_sound(float* out) {
     __shared__ float values[32];
+    FEDCORE_BEGIN_SHARED(values);
     if (threadIdx.x >= 32) return;
     values[threadIdx.x] = 1;
     __syncwarp();
@@ -63,6 +68,7 @@ __global__ void warp_sound(float* out) {
 
 __global__ void shared_bounds(float* out) {
     __shared__ float values[kThreads];
+    FEDCORE_BEGIN_SHARED(values);
     values[threadIdx.x + 1] = 1;
     __syncthreads();
     out[threadIdx.x] = values[threadIdx.x];
@@ -106,6 +112,7 @@ __global__ void missing_lane(float* out) {
 
 __global__ void unset_shared(float* out) {
     __shared__ float values[kThreads];
+    FEDCORE_BEGIN_SHARED(values);
     if (threadIdx.x > 0) values[threadIdx.x] = 1;
     __syncthreads();
     out[threadIdx.x] = values[threadIdx.x];

@@ -15,10 +15,9 @@ TEST(cuda_optimizer_step) {
         for (const Second second : {Second::none, Second::decay, Second::yogi}) {
             Problem make(seed, aligned, numbers);
             const auto v = make.values<float>(n);
-            Array<float> of[2][3] = {{make.values<float>(n), make.values<float>(n), make.values<float>(n)},
-                                     {make.empty<float>(0), make.empty<float>(0), make.empty<float>(0)}};
+            std::vector<Array<float>> of[2] = {make.rows<float>(3, n), {}};
             for (float& s : of[0][1]) s = std::fabs(s) * 4;  // a second moment is a mean of squares
-            for (int i = 0; i < 3; ++i) new (&of[1][i]) Array<float>(copy_of(make, of[0][i]));
+            for (const Array<float>& one : of[0]) of[1].push_back(copy_of(make, one));
             const OptimizerStep step{second, 0.9f, 0.1f, 0.99f, 0.01f, 1e-3f, 0.5f};
             const bool has_second = second != Second::none;
             std::vector<double> scratch(block_count(n) + 1), norms(2);

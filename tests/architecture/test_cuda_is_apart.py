@@ -1,0 +1,75 @@
+"""CUDA costs nobody anything who does not use it: no library is linked, none is opened by an import, none is packed."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedcore
+from fedcore import native
+from tests.native.build import editable_build, tool
+
+pytestmark = pytest.mark.skipif(native.ON_REFERENCE, reason="the native module is not loaded")
+
+# Opened in libcuda's place it says so, and has nothing else.
+MARKER = r"""
+#include <stdio.h>
+#include <stdlib.h>
+__attribute__((constructor)) static void opened(void) {
+    FILE* marker = fopen(getenv("OPENED"), "w");
+    fclose(marker);
+}
+"""
+COMPUTE = """
+import numpy as np
+import fedcore, fedcore.cuda
+from fedcore import kernels
+server = fedcore.Server("FedAvg", np.zeros(3, np.float32), clients=2, lr=0.1)
+server.round([fedcore.Update(0, np.ones(3, np.float32), steps=1)])
+kernels.squared_norms([np.ones(3, np.float32)])
+fedcore.build_info()
+"""
+
+
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="needs readelf, of binutils")
+def test_the_module_links_nothing_of_cuda():
+    module = native.core.__file__
+    said = subprocess.run(["readelf", "--dynamic", module], capture_output=True, text=True, check=True).stdout
+    needed = [line.split("[")[1].rstrip("]") for line in said.splitlines() if "(NEEDED)" in line]
+    assert needed
+    assert [name for name in needed if "cuda" in name or "nv" in name] == []
+
+
+def test_what_is_installed_beside_python_is_the_module_alone(tmp_path):
+    """The image is within it: a wheel has no other file of CUDA."""
+    install = [tool("cmake"), "--install", editable_build(), "--prefix", tmp_path]
+    subprocess.run([str(part) for part in install], check=True, capture_output=True)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [Path(native.core.__file__).name]
+    sources = Path(fedcore.__file__).parent
+    assert [path.name for path in sources.rglob("*.*") if path.suffix in (".cu", ".ptx", ".cubin", ".fatbin")] == []
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Whether a program opens the library that stands for libcuda."""
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    (tmp_path / "marker.c").write_text(MARKER)
+    library, marker = tmp_path / "libcuda.so.1", tmp_path / "opened"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "marker.c"], check=True)
+
+    def run(program):
+        env = os.environ | {"FEDCORE_CUDA_DRIVER": str(library), "OPENED": str(marker)}
+        subprocess.run([sys.executable, "-c", program], env=env, check=True)
+        return marker.exists()
+
+    return run
+
+
+def test_no_driver_is_opened_until_a_device_is_asked_for(opened):
+    assert not opened(COMPUTE)
+    assert opened("import fedcore.cuda; fedcore.cuda.reason()")

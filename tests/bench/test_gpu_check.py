@@ -1,0 +1,147 @@
+"""`make gpu-check` without a GPU: what it would find, what it makes of steps that fail, and all of it rehearsed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bench.gpu import day, report
+from bench.gpu.lines import line, met
+from fedcore import Server, Update, kernels
+from fedcore.native import ON_REFERENCE
+
+ROOT = Path(day.__file__).parents[2]
+native_only = pytest.mark.skipif(ON_REFERENCE, reason="the native module is not loaded")
+
+
+@pytest.fixture
+def gpu(cuda_device):
+    """The modules that need a device, which is emulated here."""
+    from bench.gpu import kernel_problems, problems
+
+    return SimpleNamespace(
+        problems=problems.Problems(largest=2000, seed=7), all=kernel_problems.ALL, kinds=problems.KINDS
+    )
+
+
+@native_only
+def test_every_kernel_has_problems_and_the_same_bits(gpu):
+    for kind in gpu.kinds:
+        for solve in gpu.all:
+            solve(gpu.problems, kind)
+    assert len(gpu.problems.done) == len(gpu.all)
+    assert {*gpu.problems.done.values()} == {len(gpu.kinds)}
+
+
+@native_only
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda term, out: kernels.combine([term], [np.nextafter(np.float32(1), np.float32(2))], out),  # a wrong bit
+        lambda term, out: None,  # nothing written
+        lambda term, out: kernels.combine([term[:-1]], [1.0], out[:-1]),  # the last one left out
+    ],
+)
+def test_what_is_wrong_on_the_device_is_found(gpu, wrong):
+    problems, x = gpu.problems, np.linspace(1, 2, 100, dtype=np.float32)
+    problems.chance = lambda p: True  # of arrays of fedcore's own
+
+    def run(a):
+        right = isinstance(a["x"], np.ndarray)
+        kernels.combine([a["x"]], [1.0], a["out"]) if right else wrong(a["x"], a["out"])
+
+    with pytest.raises(AssertionError, match="of a wrong kernel: out"):
+        problems.compare("of a wrong kernel", run, {"x": x, "out": problems.poisoned(100)}, ["out"])
+
+
+@pytest.mark.parametrize("way", ["torch, operation by operation", "torch foreach"])
+def test_the_rivals_round_is_mifas(way):
+    torch = pytest.importorskip("torch")
+    from bench.gpu.rivals import Round
+
+    clients, n, rate, steps = 3, 50, 0.1, 5
+    rng = np.random.default_rng(0)
+    zeros = [torch.zeros(n) for _ in range(2 + clients)]
+    theirs = Round(zeros[0], zeros[1], zeros[2:], None, 1 / (rate * steps), rate * steps, clients)
+    server = Server("MIFA", np.zeros(n, np.float32), clients, lr=rate)
+    for _ in range(3):
+        sent = [rng.normal(size=n).astype(np.float32) for _ in range(clients)]
+        server.round([Update(client, y, steps=steps) for client, y in enumerate(sent)])
+        theirs.ways([torch.from_numpy(y) for y in sent])[way]()
+        np.testing.assert_allclose(theirs.x.numpy(), server.x, rtol=1e-4, atol=1e-4)
+
+
+def test_what_a_line_is_due_to_be():
+    measured = {"ours": 0.001, "moved": 10**9}
+    assert met(line("sum", **measured, floor=1.1e12, due=0.9)) is True
+    assert met(line("sum", **measured, floor=1.2e12, due=0.9)) is False
+    assert met(line("sum", **measured, floor=1.2e12)) is None
+    assert met(line("sum", **measured, rivals={"torch": 0.0026}, targets={"torch": 2.5})) is True
+    assert met(line("sum", **measured, rivals={"torch": 0.0024}, targets={"torch": 2.5})) is False
+    assert met(line("sum", None, 10**9, floor=None, due=0.9, targets={"torch": 2.5})) is None  # nothing was measured
+
+
+def test_the_report_has_the_lines_and_how_each_step_went():
+    lines = [line("sum", 0.001, 10**9, floor=1.1e12, due=0.9, rivals={"torch": 0.003, "CuPy": 0.002})]
+    steps = {
+        "machine": {"status": 0, "seconds": 1, "said": ["one GPU"]},
+        "bandwidth": {"status": 0, "seconds": 2, "found": {"lines": lines}},
+        "racecheck": {"status": 9, "seconds": 3, "log": ["before", "a race"]},
+        "rounds": {"status": None, "said": ["not reached"]},
+    }
+    said = report.markdown({"rehearsal": False, "steps": steps})
+    for row in (
+        "| sum | 1 | 1e+03 | 0.909 | 0.9 | torch | 3 |  | yes |",
+        "|  |  |  |  |  | CuPy | 2 |  |  |",
+        "| racecheck | 3 | status 9 | a race |",
+        "| rounds | 0 | status None | not reached |",
+    ):
+        assert row in said
+    assert "one GPU" in said
+
+
+@pytest.fixture
+def steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(day, "OUT", tmp_path)
+    monkeypatch.setattr(day.Day, "environment", staticmethod(dict))
+    return day.Day()
+
+
+def test_a_step_that_fails_or_lasts_too_long_keeps_what_it_found(steps):
+    one = json.dumps(line("sum", 0.1))
+    assert steps.run("good", f"echo '{one}'; echo words; echo '{{\"seed\": 3}}'", 20)
+    assert not steps.run("bad", "echo out; echo why >&2; exit 7", 20)
+    assert not steps.run("slow", f"echo '{one}'; sleep 100", 1)
+    good, bad, slow = (steps.results["steps"][name] for name in ("good", "bad", "slow"))
+    assert good["found"] == {"seed": 3, "lines": [json.loads(one)]}
+    assert good["said"] == ["words"]
+    assert (bad["status"], bad["said"], bad["log"]) == (7, ["out"], ["why"])
+    assert slow["status"] == -9
+    assert slow["found"]["lines"] == [json.loads(one)]
+    assert json.loads((day.OUT / "gpu-check.json").read_text())["steps"].keys() == {"good", "bad", "slow"}
+
+
+def test_no_step_begins_when_the_time_is_over(steps, monkeypatch):
+    monkeypatch.setattr(day, "SECONDS", 5)
+    assert not steps.run("late", "echo", 20)
+    assert steps.results["steps"]["late"] == {"status": None, "said": ["not reached"]}
+
+
+@native_only
+def test_a_rehearsal_of_all(tmp_path):
+    env = {name: value for name, value in os.environ.items() if name != "FEDCORE_CUDA_DRIVER"}
+    env |= {"GPU_CHECK_REHEARSAL": "1", "OUT": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-m", "bench.gpu.day"], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "gpu-check.json").read_text())
+    assert found["well"]
+    assert found["rehearsal"]
+    assert len(found["steps"]["bandwidth"]["found"]["lines"]) > 25
+    assert len(found["steps"]["rounds"]["found"]["lines"]) >= 5
+    assert found["steps"]["repeats"]["found"]["different results"] == 1
+    assert "no figure" in (tmp_path / "gpu-check.md").read_text()

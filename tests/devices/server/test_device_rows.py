@@ -1,0 +1,230 @@
+"""Rows of a store in host memory or files as a device sees them: hot or cold, staged, sent back."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from fedcore import ClientStore
+from fedcore.errors import CorruptionError, DeviceMemoryError
+from fedcore.memory import to_host
+from fedcore.store import device_slots
+from fedcore.store.device_rows import DeviceRows
+from tests.devices.server.twins import go_on, server
+
+n = 600
+OUT_OF_MEMORY = 2
+
+
+@pytest.fixture(params=["ram", "mmap"])
+def rows(request, cuda_device, tmp_path):
+    path = {"path": tmp_path / "rows"} if request.param == "mmap" else {}
+    with DeviceRows(ClientStore(8, n, medium=request.param, **path), "cuda:0", hot_rows=3) as made:
+        yield made
+
+
+def write(rows, values, round):
+    for client, value in values.items():
+        rows.stage_all([client])[0].copy_from(np.full(n, value, np.float32))
+    rows.commit(round)
+
+
+def held(rows, clients=range(8)):
+    """What each client's row is filled with on the device; 0 where there is none."""
+    found = []
+    for client in clients:
+        row = to_host(rows.read(client))
+        assert (row == row[0]).all()
+        found.append(float(row[0]))
+    return found
+
+
+def in_store(rows):
+    """The same in the store behind it."""
+    return [float(ClientStore._row(rows, i, slot)[0]) if slot else 0.0 for i, slot in slots(rows)]
+
+
+def slots(rows):
+    return [(i, rows._content.rows.slot_of(i)) for i in range(8)]
+
+
+def test_rows_are_there_and_here(rows):
+    write(rows, {0: 1, 1: 2, 2: 3, 3: 4, 4: 5}, round=0)
+    assert rows.hot == 3  # those that were written last
+    assert in_store(rows) == held(rows) == [1, 2, 3, 4, 5, 0, 0, 0]
+    assert rows.hot >= 3
+    write(rows, {1: 7}, round=1)
+    assert rows.hot in (2, 3)
+    assert in_store(rows) == held(rows) == [1, 7, 3, 4, 5, 0, 0, 0]
+
+
+def test_staged_rows_count_with_the_commit_alone(rows):
+    write(rows, {0: 1, 1: 2}, round=0)
+    for value in (8, 9):
+        rows.stage_all([0])[0].copy_from(np.full(n, value, np.float32))
+        rows.stage_all([1])[0].copy_from(np.full(n, value, np.float32))  # sends the other one back
+    assert held(rows)[:2] == in_store(rows)[:2] == [1, 2]
+    rows.unstage(1)
+    rows.commit(1)
+    assert held(rows)[:2] == in_store(rows)[:2] == [9, 2]
+    rows.stage_all([0, 1])
+    rows.discard()
+    assert held(rows)[:2] == in_store(rows)[:2] == [9, 2]
+    assert rows._new == {}
+
+
+def test_a_cohort_larger_than_the_bound(rows):
+    write(rows, {i: i + 1 for i in range(8)}, round=0)
+    old = [to_host(row) for row in rows.rows_of(range(8))]
+    assert [float(row[0]) for row in old] == [1, 2, 3, 4, 5, 6, 7, 8]
+    for start in (0, 4):
+        for i, row in zip(range(start, start + 4), rows.stage_all(range(start, start + 4)), strict=True):
+            row.copy_from(np.full(n, 10 + i, np.float32))
+    assert len(rows._new) <= 7
+    rows.commit(1)
+    assert rows.hot == 3
+    assert in_store(rows) == held(rows) == [10, 11, 12, 13, 14, 15, 16, 17]
+
+
+def test_what_is_prefetched_is_not_copied_again(rows, cuda_driver):
+    write(rows, {i: i + 1 for i in range(8)}, round=0)
+    cuda_driver.calls()
+    rows.prefetch([0, 1, 2, 3])
+    rows._settle()
+    copied = [call for call in cuda_driver.calls() if call.name == "cuMemcpyHtoDAsync"]
+    assert [call.said("bytes") for call in copied] == [4 * n] * 4  # though three stay between rounds
+    assert [float(to_host(row)[0]) for row in rows.rows_of([0, 1, 2, 3])] == [1, 2, 3, 4]
+    assert not [call for call in cuda_driver.calls() if call.name == "cuMemcpyHtoDAsync"]
+
+
+def test_who_departs_leaves_no_row_to_who_comes(rows):
+    write(rows, {0: 1, 1: 2}, round=0)
+    rows.forget(1)
+    rows.commit(1)
+    number = rows.add_all(["new"])[0]
+    rows.commit(1)
+    assert rows.row("new") is None
+    rows.stage_all(["new"])[0].copy_from(np.full(n, 5, np.float32))
+    rows.commit(2)
+    assert held(rows, ["new", 0]) == [5, 1]
+    assert number in rows._hot
+
+
+def test_compaction_moves_rows_under_those_that_are_hot(rows):
+    write(rows, {i: i + 1 for i in range(8)}, round=0)
+    for i in range(5):
+        rows.forget(i)
+    rows.commit(1)
+    rows.compact()
+    assert held(rows, [5, 6, 7]) == [6, 7, 8]
+
+
+def test_no_memory_for_a_prefetch_is_no_error(rows, cuda_driver, monkeypatch):
+    write(rows, {i: i + 1 for i in range(4)}, round=0)
+    monkeypatch.setattr(rows._slots, "take", lambda: (_ for _ in ()).throw(DeviceMemoryError("none left")))
+    rows.prefetch([0, 1, 2, 3])
+    monkeypatch.undo()
+    assert held(rows)[:4] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "end", [lambda rows: rows.discard(), lambda rows: rows.rollback(), lambda rows: rows.unstage(0)]
+)
+def test_what_was_staged_is_forgotten_while_rows_are_prefetched(rows, end):
+    write(rows, {i: i + 1 for i in range(8)}, round=0)
+    for client in (0, 1):  # the first is on its way back when the second comes
+        rows.stage_all([client])[0].copy_from(np.full(n, 9, np.float32))
+    rows.prefetch(range(2, 8))
+    assert rows._prefetching is not None
+    end(rows)
+    assert rows._prefetching is None, "the copies are one thread's"
+    rows.discard()
+    assert in_store(rows) == held(rows) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert_every_slot_is_known(rows)
+
+
+def assert_every_slot_is_known(rows):
+    taken = rows._slots.high - len(rows._slots._free)
+    assert taken == len(rows._hot) + len(rows._new) + len(rows._doomed)
+
+
+def test_an_interrupted_wait_for_the_prefetch_leaves_it_known(rows, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    write(rows, {i: i + 1 for i in range(8)}, round=0)
+    rows.prefetch([0, 1, 2])
+    with monkeypatch.context() as changed:
+        changed.setattr(threading.Thread, "join", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            rows.rows_of([0, 1, 2])
+    assert rows._prefetching is not None
+    assert [float(to_host(row)[0]) for row in rows.rows_of([0, 1, 2])] == [1, 2, 3]
+    assert rows._prefetching is None
+    assert_every_slot_is_known(rows)
+
+
+@pytest.mark.parametrize("call", ["cuMemcpyDtoHAsync", "cuEventRecord", "cuEventSynchronize"])
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_commit_is_tried_again_when_rows_did_not_come_back(rows, cuda_driver, call, after):
+    write(rows, {0: 1, 1: 2, 2: 3}, round=0)
+    for client, row in enumerate(rows.stage_all(range(3))):
+        row.copy_from(np.full(n, 7 + client, np.float32))
+    cuda_driver.fail(call, OUT_OF_MEMORY, after)
+    with pytest.raises(DeviceMemoryError):
+        rows.commit(1)
+    assert in_store(rows)[:3] == [1, 2, 3]
+    rows.commit(1)
+    assert in_store(rows)[:3] == held(rows)[:3] == [7, 8, 9]
+    assert_every_slot_is_known(rows)
+
+
+def test_a_cohort_is_prefetched_though_no_row_stays(cuda_driver):
+    with DeviceRows(ClientStore(8, n), "cuda:0", hot_rows=0) as rows:
+        write(rows, {i: i + 1 for i in range(8)}, round=0)
+        assert rows.hot == 0
+        rows.prefetch(range(6))
+        rows._settle()
+        assert rows.hot == 6
+        cuda_driver.calls()
+        assert [float(to_host(row)[0]) for row in rows.rows_of(range(3))] == [1, 2, 3]
+        for client, row in enumerate(rows.stage_all(range(3))):
+            row.copy_from(np.full(n, 11 + client, np.float32))
+        cuda_driver.calls()
+        assert [float(to_host(row)[0]) for row in rows.rows_of(range(3, 6))] == [4, 5, 6]
+        assert not [call for call in cuda_driver.calls() if call.name == "cuMemcpyHtoDAsync"], (
+            "the next fold's are here"
+        )
+        rows.commit(1)
+        assert rows.hot == 0
+        assert in_store(rows) == held(rows) == [11, 12, 13, 4, 5, 6, 7, 8]
+
+
+def test_a_row_without_memory_takes_that_of_rows_nobody_asked_for(cuda_driver, monkeypatch):
+    monkeypatch.setattr(device_slots, "CHUNK", 1)  # a row each
+    with DeviceRows(ClientStore(8, n), "cuda:0") as rows:
+        write(rows, {i: i + 1 for i in range(3)}, round=0)
+        cuda_driver.set_limit(cuda_driver.live_bytes(0))
+        write(rows, {3: 4}, round=1)
+        assert set(rows._hot) == {1, 2, 3}
+        assert [float(to_host(row)[0]) for row in rows.rows_of([2, 0])] == [3, 1]
+        assert set(rows._hot) == {3, 2, 0}
+        with pytest.raises(DeviceMemoryError):
+            rows.rows_of([0, 1, 2, 3])
+        assert [float(to_host(rows.row(client))[0]) for client in range(4)] == [1, 2, 3, 4]
+        assert_every_slot_is_known(rows)
+
+
+def test_a_damaged_row_is_found_when_it_is_needed(cuda_device, tmp_path):
+    with server("MIFA", "mmap", "f32", "cpu", tmp_path / "rows") as s:
+        go_on(s, 3)
+        first = s.store.clients_of(2)[0]
+        slot = s._state.store._content.rows.slot_of(first)
+        geometry = s._state.store._content.rows.slots.geometry
+    with (tmp_path / "rows" / "rows.slots").open("r+b") as file:
+        file.seek(geometry.begin + (slot - 1) * geometry.stride + 100)
+        file.write(b"\xff")
+    with DeviceRows(ClientStore.open(tmp_path / "rows"), "cuda:0") as damaged:
+        damaged.prefetch([first])  # says nothing yet
+        with pytest.raises(CorruptionError, match="damaged"):
+            damaged.rows_of([first])

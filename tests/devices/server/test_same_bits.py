@@ -1,0 +1,168 @@
+"""Servers on a device have the CPU's bits: every method, codec and medium, whatever form replies come in."""
+
+import numpy as np
+import pytest
+
+from fedcore import Server, Update, optimizers
+from fedcore.algorithms import named
+from tests.devices.memory import Stream
+from tests.devices.server.twins import Tensor, apart, everything, go_on, host, on_device, replies, server, told
+from tests.devices.tensors import TorchTensor
+from tests.server.rounds import METHODS
+
+MEDIA = {"f32": "ram", "bf16": "mmap", "int8": "cuda"}
+
+
+def keeps_rows(method):
+    arguments = {name: value for name, value in METHODS[method].items() if name != "history_rounds"}
+    return named(arguments.pop("name", method), **arguments).keeps_rows
+
+
+CASES = [(method, codec) for method in METHODS for codec in MEDIA if codec == "f32" or keeps_rows(method)]
+
+
+@pytest.mark.parametrize(("method", "codec"), CASES)
+def test_every_method_has_the_bits_of_the_cpu(cuda_device, tmp_path, method, codec):
+    here = server(method, "ram", codec, "cpu")
+    with server(method, MEDIA[codec], codec, "cuda", tmp_path / "rows", hot_rows=None) as there:
+        for _ in range(4):
+            updates = replies(here)
+            there.broadcast([update.client for update in updates])
+            assert told(there.round(updates)) == told(here.round(updates))
+            assert everything(there) == everything(here)
+
+
+@pytest.mark.parametrize("medium", ["ram", "mmap", "cuda"])
+@pytest.mark.parametrize("codec", ["f32", "bf16", "int8"])
+def test_every_medium_and_codec(cuda_device, tmp_path, medium, codec):
+    here = server("MimiC, short history", "ram", codec, "cpu")
+    bounded = {} if medium == "cuda" else {"hot_rows": 2}
+    with server("MimiC, short history", medium, codec, "cuda", tmp_path / "rows", fold=2, **bounded) as there:
+        assert go_on(there, 5) == go_on(here, 5)
+        assert everything(there) == everything(here)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(
+    ("method", "codec"), [("FedAvg", "f32"), ("SCAFFOLD", "bf16"), ("SCAFFOLD, two vectors", "f32")]
+)
+def test_replies_that_lie_on_the_device_go_in_as_they_are(cuda_driver, method, codec, whole):
+    here, there = server(method, "ram", codec, "cpu"), server(method, "cuda", codec, "cuda")
+    for _ in range(3):
+        updates = replies(here)
+        there.broadcast([update.client for update in updates])
+        theirs = [on_device(update, whole) for update in updates]
+        updates = updates if whole else [apart(update) for update in updates]
+        cuda_driver.calls()
+        report = told(there.round(theirs))
+        names = [call.name for call in cuda_driver.calls()]
+        assert report == told(here.round(updates))
+        # The float buffers alone go through the host: twice a round, to be clipped, and once a reply, to be looked at.
+        assert names.count("cuMemcpyHtoDAsync") <= 30
+        assert everything(there) == everything(here)
+
+
+def test_replies_that_are_kept_were_taken_in_under_several_streams(cuda_device, monkeypatch):
+    """What a library does under each stream is there when the fold comes, which is under another one."""
+    there = Server("FedAvg", np.zeros(3000, np.float32), clients=4, lr=0.1, device="cuda", fold=4)
+    here = Server("FedAvg", np.zeros(3000, np.float32), clients=4, lr=0.1, fold=4)
+    ys = np.random.default_rng(0).normal(size=(4, 3000)).astype(np.float32)
+    there.x.to_host()  # nothing is queued that everybody would wait for
+    streams = [Stream() for _ in ys]
+    with there.open_round() as round:
+        tensors = []
+        for y, stream in zip(ys, streams, strict=True):
+            monkeypatch.setattr(TorchTensor, "current", stream.number)
+            tensors.append(Tensor(y))
+        for i, stream in enumerate(streams):
+            monkeypatch.setattr(TorchTensor, "current", stream.number)
+            round.add(i, tensors[i], steps=2, keep=True)
+    here.round([Update(i, y, steps=2) for i, y in enumerate(ys)])
+    np.testing.assert_array_equal(host(there.x), here.x)
+
+
+def test_replies_by_name_in_host_memory(cuda_device):
+    here, there = server("FedAvg", "ram", "f32", "cpu"), server("FedAvg", "ram", "f32", "cuda")
+    updates = [apart(update) for update in replies(here)]
+    assert told(there.round(updates)) == told(here.round(updates))
+    assert everything(there) == everything(here)
+
+
+def test_replies_that_lie_partly_on_the_device(cuda_device):
+    here, there = server("FedAvg", "ram", "f32", "cpu"), server("FedAvg", "ram", "f32", "cuda")
+    updates = replies(here)
+    mixed = []
+    for update in updates:
+        tensors = on_device(update, whole=False).model
+        tensors["bias"] = apart(update).model["bias"]
+        mixed.append(update._replace(model=tensors))
+    assert told(there.round(mixed)) == told(here.round([apart(update) for update in updates]))
+    assert everything(there) == everything(here)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "bfloat16"])
+def test_replies_of_other_dtypes(cuda_device, dtype):
+    torch = pytest.importorskip("torch")
+    here, there = server("FedAvg", "ram", "f32", "cpu"), server("FedAvg", "ram", "f32", "cuda")
+    updates = [u._replace(model=torch.from_numpy(u.model).to(getattr(torch, dtype))) for u in replies(here)]
+    assert told(there.round(updates)) == told(here.round(updates))
+    assert everything(there) == everything(here)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adagrad", "Adam", "Yogi"])
+def test_every_optimizer(cuda_device, kind):
+    made = [server("FedAvg", "ram", "f32", device, optimizer=optimizers.named(kind)) for device in ("cpu", "cuda")]
+    assert go_on(made[0], 3) == go_on(made[1], 3)
+    assert everything(made[0]) == everything(made[1])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_models_of_16_bits(cuda_device, dtype):
+    torch = pytest.importorskip("torch")
+    x0 = {"w": torch.linspace(-1, 1, 2100).to(getattr(torch, dtype)), "b": torch.ones(5), "steps": torch.tensor(3)}
+    made = [Server("MIFA", x0, clients=6, lr=0.1, device=device) for device in ("cpu", "cuda")]
+    for _ in range(3):
+        sent = [s.broadcast([0, 1]).on_host().x for s in made]
+        np.testing.assert_array_equal(*sent)
+        updates = [Update(i, sent[0] * np.float32(0.9 - i / 10), steps=2) for i in range(6)]
+        assert told(made[0].round(updates)) == told(made[1].round(updates))
+        assert everything(made[0]) == everything(made[1])
+    for name, tensor in made[0].tensors().items():
+        assert torch.equal(tensor, made[1].tensors()[name])
+
+
+def test_late_replies_and_limits(cuda_device):
+    options = dict(late_rounds=2, max_norm_ratio=3)
+    made = [server("FedAvg", "ram", "f32", device, **options) for device in ("cpu", "cuda")]
+    for s in made:
+        go_on(s, 2)
+        updates = replies(s, seed=5)
+        late = [update._replace(round=s.round_number - 1) for update in updates]
+        long = late[0]._replace(model=late[0].model * np.float32(1e4))
+        s.round([long, *late[1:]])
+    assert everything(made[0]) == everything(made[1])
+
+
+def test_arrivals_departures_and_a_warm_start(cuda_device):
+    made = []
+    for device in ("cpu", "cuda"):
+        s = server("SCAFFOLD", "ram", "f32", device)
+        rng = np.random.default_rng(0)
+        s.warm_start({i: rng.normal(size=2077).astype(np.float32) for i in range(4)})
+        go_on(s, 2)
+        s.depart(2)
+        s.arrive("late", client_sizes=3)
+        updates = [update for update in replies(s, seed=9) if update.client in s.clients]
+        s.round([*updates, updates[0]._replace(client="late")])
+        made.append(s)
+    assert everything(made[0]) == everything(made[1])
+
+
+def test_corrections_and_the_last_direction(cuda_device):
+    made = [server("MimiC", "ram", "int8", device) for device in ("cpu", "cuda")]
+    for s in made:
+        go_on(s, 3)
+    for client in range(6):
+        np.testing.assert_array_equal(*[host(s.correction(client)) for s in made])
+    np.testing.assert_array_equal(*[host(s.v) for s in made])
+    np.testing.assert_array_equal(*[host(s.x) for s in made])

@@ -1,0 +1,234 @@
+"""A server on a device: what comes out of it, what it refuses, and what a round that fails leaves behind."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fedcore import ClientStore, Server, Update, optimizers
+from fedcore.errors import DeviceError, DeviceMemoryError, DivergedError, RangeError, RoundError, UnknownNameError
+from fedcore.memory import to_host
+from fedcore.native import core
+from tests.devices.server.twins import Tensor, everything, go_on, host, model, replies, server, told
+
+ILLEGAL_ADDRESS = 700
+OUT_OF_MEMORY = 2
+
+
+def test_two_clients_by_hand(cuda_device):
+    with Server("MIFA", np.float32([1, 1]), clients=2, lr=0.5, server_lr=0.5, device="cuda") as s:
+        assert s.device == "cuda:0"
+        with s.open_round() as round:
+            round.add(0, Tensor(np.float32([0, 3])), steps=2)  # h = (1 - y) / (0.5 * 2) = (1, -2)
+            round.add(1, np.float32([-1, 1]), steps=4)  # (1, 0)
+        np.testing.assert_array_equal(host(s.x), [0.5, 1.5])
+        np.testing.assert_array_equal(host(s.v), [1, -1])
+        np.testing.assert_array_equal(s.store.read(0), [1, -2])
+        with s.open_round() as round:
+            round.add(1, np.float32([-0.5, 1.5]), steps=2)  # (1, 0): v stays
+        np.testing.assert_array_equal(host(s.x), [0, 2])
+
+
+def test_vectors_come_out_where_they_lie(cuda_device):
+    s = server("SCAFFOLD", "cuda", "f32", "cuda")
+    go_on(s, 2)
+    broadcast = s.broadcast([0, 1])
+    for vector in (s.x, s.v, broadcast.x, broadcast.offset(0), s.store.row(1), s.store.read(1), s.correction(0)):
+        assert isinstance(vector, core.DeviceArray)
+        assert vector.__dlpack_device__() == (2, 0)
+    assert not s.x.writeable
+    assert s.x.address == s._state.snapshot.x.address
+    here = broadcast.on_host()
+    np.testing.assert_array_equal(here.x, to_host(broadcast.x))
+    np.testing.assert_array_equal(here.offset(0), to_host(broadcast.offset(0)))
+    np.testing.assert_array_equal(here.offset(0, out=np.empty(2077, np.float32)), here.of(0).offset)
+    assert here.on_host() is here
+    np.testing.assert_array_equal(s.tensors()["w"].reshape(-1), here.x[:2000])
+
+
+def test_x_is_copied_into_a_model_wherever_it_lies(cuda_device):
+    s = server("FedAvg", "ram", "f32", "cuda")
+    go_on(s, 1)
+    due = s.tensors()
+    for empty in (np.zeros_like, lambda tensor: Tensor(np.zeros_like(tensor))):
+        model = {name: empty(tensor) for name, tensor in due.items()}
+        s.load_into(model)
+        for name, tensor in model.items():
+            np.testing.assert_array_equal(tensor if isinstance(tensor, np.ndarray) else tensor.numpy(), due[name])
+
+
+def test_a_model_on_the_device_is_a_first_one(cuda_device):
+    first = {name: Tensor(tensor) for name, tensor in model().items()}
+    made = Server("FedAvg", first, clients=2, lr=0.1, device="cuda")
+    for name, tensor in model().items():
+        np.testing.assert_array_equal(made.tensors(library="numpy")[name], tensor)
+
+
+def test_a_buffer_of_the_server_is_written_there(cuda_device):
+    here, there = server("FedAvg", "ram", "f32", "cpu"), server("FedAvg", "ram", "f32", "cuda")
+    updates = replies(here)
+    with there.open_round() as round:
+        for update in updates:
+            y = round.buffer()
+            y.copy_from(update.model)
+            round.add(update.client, y, steps=update.steps, examples=update.examples)
+    assert told(round.report) == told(here.round(updates))
+    assert everything(there) == everything(here)
+
+
+def test_what_is_no_update_is_refused_alike(cuda_device):
+    made = [server("MIFA", "ram", "bf16", device) for device in ("cpu", "cuda")]
+    reports = []
+    for s in made:
+        go_on(s, 1)
+        updates = replies(s)
+        nan, negative = updates[0].model.copy(), updates[1].model.copy()
+        nan[70], negative[-1] = np.nan, -1
+        bad = [updates[0]._replace(model=nan), updates[1]._replace(model=negative), *updates[2:]]
+        reports.append(told(s.round(bad)))
+    assert len(reports[0]["refused"]) == 2
+    assert reports[0] == reports[1]
+    assert everything(made[0]) == everything(made[1])
+
+
+def test_a_tensor_of_another_device_is_refused_by_name(cuda_device):
+    s = Server("FedAvg", np.zeros(5, np.float32), clients=2, lr=0.1, device="cuda")
+    report = s.round([Update(0, Tensor(np.ones(5, np.float32), device=1), steps=1)])
+    assert "expected float32[5] in CPU memory or on cuda:0" in report.refused[0][1]
+    on_cpu = Server("FedAvg", np.zeros(5, np.float32), clients=2, lr=0.1)
+    assert "in CPU memory" in on_cpu.round([Update(0, Tensor(np.ones(5, np.float32)), steps=1)]).refused[0][1]
+
+
+@pytest.mark.parametrize("medium", ["ram", "mmap", "cuda"])
+def test_a_round_that_is_given_up_leaves_nothing(cuda_device, tmp_path, medium):
+    with server("MimiC", medium, "int8", "cuda", tmp_path / "rows") as s:
+        go_on(s, 2)
+        before = everything(s)
+        with s.open_round() as round:
+            for update in replies(s):
+                round.add_update(update)
+            round.abort()
+        assert everything(s) == before
+        twin = server("MimiC", "ram", "int8", "cpu")
+        assert go_on(twin, 4)[2:] == go_on(s, 2)
+        assert everything(s) == everything(twin)
+
+
+class Runaway(optimizers.SGD):
+    """An optimiser whose steps are too long if it is told so."""
+
+    runs = False
+
+    def turn(self, v, moments, x, *, gamma, moments_out, x_out):
+        gamma = 3e38 if self.runs else gamma
+        return super().turn(v, moments, x, gamma=gamma, moments_out=moments_out, x_out=x_out)
+
+
+@pytest.mark.parametrize("medium", ["ram", "mmap", "cuda"])
+def test_a_step_that_is_too_long_leaves_the_server_as_it_was(cuda_device, tmp_path, monkeypatch, medium):
+    with server("MIFA, at once", medium, "f32", "cuda", tmp_path / "rows", optimizer=Runaway()) as s:
+        go_on(s, 2)
+        before, updates = everything(s), replies(s)
+        monkeypatch.setattr(Runaway, "runs", True)
+        with pytest.raises(DivergedError, match="x stays"):
+            s.round(updates)
+        assert everything(s) == before
+        monkeypatch.setattr(Runaway, "runs", False)
+        go_on(s, 1)
+        twin = server("MIFA, at once", "ram", "f32", "cpu", optimizer=Runaway())
+        go_on(twin, 3)
+        assert everything(s) == everything(twin)
+
+
+@pytest.mark.parametrize("medium", ["ram", "mmap", "cuda"])
+def test_a_device_out_of_memory_leaves_the_server_as_it_was(cuda_driver, tmp_path, medium):
+    with server("MIFA, at once", medium, "f32", "cuda", tmp_path / "rows") as s:
+        before, updates = everything(s), replies(s)
+        cuda_driver.set_limit(cuda_driver.live_bytes(0))
+        with pytest.raises(DeviceMemoryError):
+            s.round(updates)
+        cuda_driver.set_limit()
+        assert everything(s) == before
+        twin = server("MIFA, at once", "ram", "f32", "cpu")
+        assert go_on(s, 2) == go_on(twin, 2)
+        assert everything(s) == everything(twin)
+
+
+@pytest.mark.parametrize("call", ["cuMemcpyDtoHAsync", "cuLaunchKernel", "cuStreamSynchronize", "cuMemcpyHtoDAsync"])
+@pytest.mark.parametrize("after", [0, 2, 5])
+def test_a_call_that_fails_leaves_the_server_as_it_was(cuda_driver, tmp_path, call, after):
+    with server("MIFA, at once", "mmap", "f32", "cuda", tmp_path / "rows") as s:
+        go_on(s, 1)
+        before, updates = everything(s), replies(s)
+        cuda_driver.fail(call, OUT_OF_MEMORY, after=after)
+        try:
+            s.round(updates)
+        except DeviceError:
+            cuda_driver.mend()
+            assert everything(s) == before
+            s.round(updates)
+        cuda_driver.mend()
+        twin = server("MIFA, at once", "ram", "f32", "cpu")
+        go_on(twin, 2)
+        assert everything(s) == everything(twin)
+
+
+def test_devices_and_stores_that_do_not_go_together(cuda_device, tmp_path):
+    x0 = np.zeros(5, np.float32)
+    with pytest.raises(UnknownNameError, match="device: 'gpu' is unknown"):
+        Server("FedAvg", x0, clients=2, lr=0.1, device="gpu")
+    with pytest.raises(DeviceError, match="device: expected one of the 2"):
+        Server("FedAvg", x0, clients=2, lr=0.1, device="cuda:7", store=f"mmap:{tmp_path}/new")
+    assert not (tmp_path / "new").exists()
+    for store, device in (("cuda", "cpu"), (ClientStore(2, 5, medium="cuda"), "cpu")):
+        clients = 2 if store == "cuda" else None
+        with pytest.raises(RangeError, match=r"store: .*cuda"):
+            Server("MIFA", x0, clients=clients, lr=0.1, store=store, device=device)
+    with pytest.raises(RangeError, match=r"store: expected rows in host memory, in files or on cuda:0.*cuda:1"):
+        Server("MIFA", x0, lr=0.1, store=ClientStore(2, 5, medium="cuda:1"), device="cuda")
+    with pytest.raises(RangeError, match="hot_rows"):
+        Server("MIFA", x0, clients=2, lr=0.1, hot_rows=3)
+    with pytest.raises(RangeError, match="hot_rows"):
+        Server("MIFA", x0, clients=2, lr=0.1, device="cuda", hot_rows=-1)
+    with pytest.raises(RangeError, match="hot_rows"):
+        Server("MIFA", x0, clients=2, lr=0.1, device="cuda", store="cuda", hot_rows=3)
+    with pytest.raises(UnknownNameError, match="medium: 'ram:1' is unknown"):
+        ClientStore(2, 5, medium="ram:1")
+    s = Server("MIFA", x0, clients=2, lr=0.1, device="cuda:1", store="cuda")
+    assert (s.device, s.store.device, s.store.medium, s.x.device) == ("cuda:1", "cuda:1", "cuda", 1)
+
+
+def test_a_round_too_early_for_a_warm_start(cuda_device):
+    s = server("SCAFFOLD", "ram", "f32", "cuda")
+    go_on(s, 1)
+    with pytest.raises(RoundError, match="warm_start"):
+        s.warm_start({0: np.ones(2077, np.float32)})
+
+
+NO_DRIVER = """
+import numpy as np, os
+from fedcore import ClientStore, Server
+from fedcore.errors import DeviceError
+for make in (
+    lambda: Server("MIFA", np.zeros(2, np.float32), clients=2, lr=0.1, device="cuda", store="mmap:rows"),
+    lambda: ClientStore(2, 2, medium="cuda"),
+):
+    try:
+        make()
+    except DeviceError as error:
+        assert "no NVIDIA driver: nowhere.so" in str(error), error
+    else:
+        raise AssertionError
+assert os.listdir() == []
+server = Server("MIFA", np.zeros(2, np.float32), clients=2, lr=0.1)
+"""
+
+
+def test_without_a_driver_the_error_says_so_and_nothing_is_made(tmp_path):
+    environment = os.environ | {"FEDCORE_CUDA_DRIVER": "nowhere.so"}
+    done = subprocess.run(
+        [sys.executable, "-c", NO_DRIVER], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,68 @@
+"""The host's waits for the device in a round: two, and none of them by a vector; and no allocation."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from fedcore import Server, Update
+from tests.devices.server.twins import Tensor
+
+WAITS = {"cuStreamSynchronize", "cuCtxSynchronize", "cuMemAlloc", "cuMemFree", "cuMemHostAlloc"}
+n = 3000
+
+
+def round_of(cuda_driver, s, rounds=4):
+    """The calls of the last of some rounds that the clients' tensors on the device make."""
+    for number in range(rounds):
+        s.broadcast(range(4))
+        rng = np.random.default_rng(number)
+        updates = [Update(i, Tensor(rng.normal(size=n).astype(np.float32)), steps=2) for i in range(4)]
+        cuda_driver.calls()
+        s.round(updates)
+    return cuda_driver.calls()
+
+
+# The fold's norms decide which replies count, and so what the step's weights are; |x'|^2 decides whether the step does.
+@pytest.mark.parametrize(("method", "kernels"), [("FedAvg", 2), ("MIFA", 2), ("MimiC", 2), ("SCAFFOLD", 3)])
+def test_a_round_waits_for_the_norms_of_the_fold_and_of_the_step(cuda_driver, method, kernels):
+    s = Server(method, np.zeros(n, np.float32), clients=4, lr=0.1, device="cuda", store="cuda")
+    calls = round_of(cuda_driver, s)
+    assert Counter(call.name for call in calls if call.name in WAITS) == {"cuStreamSynchronize": 2}
+    launched = [call.kernel for call in calls if call.kernel is not None]
+    assert launched.count("add_squares") == 2
+    assert len(launched) == kernels + 2
+    read = [call.said("bytes") for call in calls if call.name == "cuMemcpyDtoHAsync"]
+    assert max(read) <= 8 * 4  # squares alone come to the host
+
+
+def test_a_method_that_says_the_length_of_its_step_waits_for_it(cuda_driver):
+    s = Server("FedExP", np.zeros(n, np.float32), clients=4, lr=0.1, device="cuda")
+    calls = round_of(cuda_driver, s)
+    assert Counter(call.name for call in calls if call.name in WAITS) == {"cuStreamSynchronize": 3}
+
+
+def test_rows_in_host_memory_go_back_behind_no_more_waits_of_the_kernels(cuda_driver):
+    s = Server("MIFA", np.zeros(n, np.float32), clients=4, lr=0.1, device="cuda")
+    calls = round_of(cuda_driver, s)
+    assert Counter(call.name for call in calls if call.name in WAITS) == {"cuStreamSynchronize": 2}
+    rows = [call for call in calls if call.name == "cuMemcpyDtoHAsync" and call.said("bytes") == 4 * n]
+    assert len(rows) == 4
+    uploads = [call for call in calls if call.name == "cuMemcpyHtoDAsync" and call.said("bytes") >= 4 * n]
+    assert uploads == []  # they are hot
+
+
+@pytest.mark.parametrize(("method", "medium"), [("FedAvg", "ram"), ("MIFA", "ram"), ("MIFA", "cuda")])
+def test_replies_from_host_memory_take_no_more_memory_with_every_round(cuda_driver, method, medium):
+    long = 300_000  # enough for copies beside the kernels
+    s = Server(method, np.zeros(long, np.float32), clients=4, lr=0.1, device="cuda", store=medium)
+    taken = []
+    for number in range(5):
+        s.broadcast(range(4))
+        rng = np.random.default_rng(number)
+        updates = [Update(i, rng.normal(size=long).astype(np.float32), steps=2) for i in range(4)]
+        cuda_driver.calls()
+        s.round(updates)
+        taken.append(cuda_driver.live_bytes())
+    assert len(set(taken[2:])) == 1
+    assert not [call for call in cuda_driver.calls() if "Alloc" in call.name or "Free" in call.name]

@@ -1,0 +1,173 @@
+"""Copies beside the kernels: what they wait for, who waits for them, and what is refused."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from fedcore import errors, kernels
+from fedcore.native import core
+from tests.devices.memory import Memory, Stream, copy
+
+n = 5000
+
+
+@pytest.fixture(autouse=True)
+def driver(cuda_driver):
+    return cuda_driver
+
+
+def held(values):
+    array = core.DeviceArray(values.size, values.dtype.name)
+    array.copy_from(values)
+    return array
+
+
+def zeros():
+    """An array whose zeros have been written: nothing is queued."""
+    array = held(np.zeros(n, np.float32))
+    array.to_host()
+    return array
+
+
+def values(seed=0):
+    return np.random.default_rng(seed).normal(size=n).astype(np.float32)
+
+
+def read_by_another(array):
+    """Have another library read an array on a stream of its own; its capsule, what it will have read, and where."""
+    theirs, taken = Stream(), Memory(array.nbytes)
+    capsule = array.__dlpack__(stream=theirs.number)
+    copy(taken.address, array.address, array.nbytes, theirs.number)
+    return capsule, lambda: taken.read(theirs.number).view(np.float32)
+
+
+def test_a_copy_stream_goes_beside_the_kernels(driver):
+    copies, values = core.CopyStream(buffer_bytes=64), np.arange(100, dtype=np.float32)  # seven buffers full
+    there, out = core.DeviceArray(100, "float32"), np.zeros(100, np.float32)
+    copies.upload(values, there)
+    values[:] = 0  # it was read before the call returned
+    copies.join()
+    np.testing.assert_array_equal(there.to_host(), np.arange(100))
+    copies.download(there, out)
+    there.fill_with_zeros()  # behind the download
+    there.to_host()
+    copies.wait()
+    np.testing.assert_array_equal(out, np.arange(100))
+    driver.lines()
+    copies.upload(values, there)
+    copies.wait()
+    assert not [call for call in driver.calls() if "Alloc" in call.name or call.name == "cuStreamSynchronize"]
+
+
+def test_an_upload_is_there_for_calls_behind_join_alone():
+    copies, there = core.CopyStream(buffer_bytes=4096), held(np.zeros(4, np.float32))
+    copies.upload(np.ones(4, np.float32), there)
+    other = Stream()
+    taken = Memory(16)
+    taken.write(np.zeros(4, np.float32), other.number)
+    assert not there.to_host().any(), "nothing has waited for the copy yet"
+    copies.join()
+    np.testing.assert_array_equal(there.to_host(), 1)
+
+
+def test_an_upload_that_was_joined_is_there_for_whom_the_array_is_shown():
+    copies, there = core.CopyStream(), zeros()
+    copies.upload(values(), there)
+    copies.join()
+    capsule, read = read_by_another(there)
+    np.testing.assert_array_equal(read(), values())
+    del capsule
+
+
+def test_an_upload_that_was_joined_is_there_for_the_downloads_of_others():
+    copies, others, there, out = core.CopyStream(), core.CopyStream(), zeros(), np.ones(n, np.float32)
+    copies.upload(values(), there)
+    copies.join()
+    others.download(there, out)
+    others.wait()
+    np.testing.assert_array_equal(out, values())
+
+
+def test_an_upload_waits_for_those_who_read_its_destination():
+    copies, others, there, out = core.CopyStream(), core.CopyStream(), held(values()), np.zeros(n, np.float32)
+    capsule, read = read_by_another(there)
+    others.download(there, out)
+    copies.upload(values(1), there)
+    copies.wait()
+    others.wait()
+    np.testing.assert_array_equal(read(), values())
+    np.testing.assert_array_equal(out, values())
+    del capsule
+
+
+def test_a_download_waits_for_what_others_write_to_its_source():
+    copies, theirs, there, out = core.CopyStream(), Stream(), zeros(), np.ones(n, np.float32)
+    capsule, written = there.__dlpack__(stream=theirs.number), Memory(there.nbytes)
+    written.write(values(), theirs.number)
+    copy(there.address, written.address, there.nbytes, theirs.number)
+    copies.download(there, out)
+    copies.wait()
+    np.testing.assert_array_equal(out, values())
+    del capsule
+
+
+@pytest.mark.parametrize("waited", [True, False])
+def test_an_array_outlives_who_copied_it(waited):
+    there, out = held(values()), np.zeros(n, np.float32)
+    copies = core.CopyStream()
+    copies.download(there, out)
+    if waited:
+        copies.wait()
+    del copies
+    there.fill_with_zeros()
+    kernels.weighted_sum([held(values(1))], [1], there)
+    np.testing.assert_array_equal(there.to_host(), values(1))
+    again = core.CopyStream()
+    again.upload(values(2), there)
+    again.join()
+    np.testing.assert_array_equal(there.to_host(), values(2))
+
+
+def test_threads_take_turns_with_its_buffers():
+    copies, sources = core.CopyStream(buffer_bytes=1 << 12), np.repeat(np.float32([[1], [2], [3], [4]]), 40_000, axis=1)
+    arrays, outs = [core.DeviceArray(40_000, "float32") for _ in sources], np.zeros_like(sources)
+
+    def at_once(of, *arguments):
+        threads = [threading.Thread(target=of, args=each) for each in zip(*arguments, strict=True)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    for _ in range(10):
+        at_once(copies.upload, sources, arrays)
+        copies.join()
+        for array, source in zip(arrays, sources, strict=True):
+            np.testing.assert_array_equal(array.to_host(), source)
+        outs[:] = 0
+        at_once(copies.download, arrays, outs)
+        copies.wait()
+        np.testing.assert_array_equal(outs, sources)
+
+
+def test_what_is_no_array_of_the_device():
+    copies, there = core.CopyStream(buffer_bytes=64), zeros()
+    for wrong in (None, np.zeros(n, np.float32), 3):
+        with pytest.raises(TypeError, match="upload"):
+            copies.upload(values(), wrong)
+        with pytest.raises(TypeError, match="download"):
+            copies.download(wrong, values())
+    with pytest.raises(errors.ArrayError, match="source: expected"):
+        copies.upload(None, there)
+    with pytest.raises(errors.ArrayError, match="out: expected"):
+        copies.download(there, None)
+    there.writeable = False
+    with pytest.raises(errors.ArrayError, match="to: expected an array to write to, got a read-only one"):
+        copies.upload(values(), there)
+
+
+@pytest.mark.parametrize("nbytes", [0, -1])
+def test_buffers_without_bytes(nbytes):
+    with pytest.raises(errors.RangeError, match=f"buffer_bytes: .*got {nbytes}"):
+        core.CopyStream(buffer_bytes=nbytes)

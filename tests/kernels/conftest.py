@@ -1,0 +1,53 @@
+"""With FEDCORE_TESTS_ON=cuda, the tests of this folder have their arrays mirrored on a device (`make test-device`)."""
+
+import os
+
+ON_DEVICE = os.environ.get("FEDCORE_TESTS_ON") == "cuda"
+
+# What says nothing of a device, or nothing that another test does not say in less time, which is the emulation's.
+LEFT_OUT = {
+    "how the host reads what is no plain array": [
+        "test_changing_lists.py",
+        "test_exchange_arguments.py",
+        "test_hostile_arrays.py",
+        "test_torch_export.py",
+    ],
+    "processes of their own": ["test_determinism.py"],
+    "thousands of calls": [
+        "test_stochastic_rounding_is_unbiased",
+        "test_the_sum_follows_the_rows_for_ten_thousand_exchanges",
+    ],
+    "what is large for the host's caches": ["test_rows_too_many_for_the_caches_have_the_bits_of_the_reference"],
+    "a million elements": [
+        "test_bits_do_not_follow_the_callers_flush_to_zero",
+        "test_stochastic_rows_are_unbiased",
+        "test_random_bits_of_rows_seeds_and_neighbours_are_uncorrelated",
+    ],
+}
+MOST = 20_000  # elements: more than a piece of 16,384, of which sums of squares are made
+
+if ON_DEVICE:
+    from tests.devices import fake_driver
+
+    if not fake_driver.REAL:
+        fake_driver.fake_driver()
+
+    from tests.devices.mirrored import mirror_all
+
+    COUNTS = mirror_all()
+
+    def is_left_out(item):
+        names = {name for some in LEFT_OUT.values() for name in some}
+        if item.path.parent.name != "kernels":
+            return False
+        large = hasattr(item, "callspec") and item.callspec.params.get("n", 0) > MOST
+        return large or item.path.name in names or item.originalname in names
+
+    def pytest_collection_modifyitems(config, items):
+        """Leave out what says nothing of a device."""
+        config.hook.pytest_deselected(items=[item for item in items if is_left_out(item)])
+        items[:] = [item for item in items if not is_left_out(item)]
+
+    def pytest_unconfigure():
+        """See that the kernels ran there."""
+        assert COUNTS.device >= COUNTS.host, f"{COUNTS.host} calls of kernels came to the host, {COUNTS.device} did not"

@@ -1,0 +1,118 @@
+"""The kernels for GPUs as nvcc compiles them. Their results are the emulation's business, their speed a GPU's."""
+
+import fcntl
+import hashlib
+import subprocess
+
+import pytest
+
+from bench.gpu import compiled
+from tests.native.build import BUILDS, editable_build, tool
+
+pytestmark = pytest.mark.skipif(compiled.tool("nvcc") is None, reason="needs nvcc, of the CUDA toolkit")
+
+ARCHITECTURE = 90
+# What may spill: kernels for updates that are not float32, or whose old row has another codec, convert as they load.
+CONVERTING = "_any"
+# Arrays of codes are read eight elements a thread like all others, which are fewer bytes; `mix` reads columns, and
+# `add_squares` sums.
+NARROW = ("mix", "add_squares")
+
+
+@pytest.fixture(scope="module")
+def built():
+    """PTX and machine code, made once for each state of the sources: the PTX is the image's, where that is current."""
+    folder = BUILDS / "cuda"
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ptx = ptx_of_build()
+        if ptx is None:
+            ptx = folder / f"{digest(*sorted(compiled.CSRC.glob('**/*.*')))}.ptx"
+            if not ptx.exists():
+                compiled.compile_ptx(ptx)
+        cubin = folder / f"{digest(ptx)}.sm_{ARCHITECTURE}.cubin"
+        words = cubin.with_suffix(".txt")
+        if not words.exists():
+            words.write_text(compiled.assemble(ptx, ARCHITECTURE, cubin))
+    return ptx, cubin, words.read_text()
+
+
+def ptx_of_build():
+    """The PTX of the editable install's image, if it is of the sources as they are; else None."""
+    ptx = editable_build() / "kernels.ptx"
+    asked = [tool("ninja") or "ninja", "-C", ptx.parent, "-n", ptx.name]
+    if not ptx.exists() or tool("ninja") is None:
+        return None
+    said = subprocess.run([str(part) for part in asked], capture_output=True, text=True)
+    return ptx if said.returncode == 0 and "no work to do" in said.stdout else None
+
+
+def digest(*files):
+    by = " ".join([compiled.nvcc_version(), *compiled.FLAGS]).encode()
+    return hashlib.sha256(by + b"".join(file.read_bytes() for file in files if file.is_file())).hexdigest()[:16]
+
+
+@pytest.fixture(scope="module")
+def kernels(built):
+    ptx, _, words = built
+    return list(compiled.kernels(ptx.read_text(), words))
+
+
+def test_every_kernel_of_the_list_is_compiled(kernels):
+    names = [one.name for one in kernels]
+    assert len(names) == len(set(names)) > 60
+    assert {"exchange_int8", "sums_f32_in_f64_base_norms", "mix"} <= {*names}
+
+
+def test_nothing_may_be_fused_or_flushed_by_whoever_compiles_the_ptx(kernels):
+    assert {one.name: one.unsafe for one in kernels if one.unsafe} == {}
+
+
+def test_no_kernel_spills_but_those_that_convert_what_was_sent(kernels):
+    assert {one.name: one.spilled for one in kernels if one.spilled and not one.name.endswith(CONVERTING)} == {}
+    assert max(one.spilled for one in kernels) <= 64
+
+
+def test_two_blocks_fit_a_multiprocessor(kernels):
+    """Registers for 512 threads, and shared memory that every chip has."""
+    assert {one.name for one in kernels if one.registers > 128 or one.shared > 48 << 10} == set()
+
+
+def test_arrays_are_read_and_written_by_16_bytes(kernels):
+    assert [one.name for one in kernels if one.wide < 2 and one.name not in NARROW] == []
+    of_floats = ("sums_f32", "sums_f64", "accumulate", "exchange", "server_step", "optimizer", "direction", "combine")
+    assert [one.name for one in kernels if one.name.startswith(of_floats) and one.wide < 6] == []
+
+
+@pytest.mark.skipif(compiled.tool("nvdisasm") is None, reason="needs nvdisasm, of the CUDA toolkit")
+def test_the_machine_s_own_instructions_are_what_the_ptx_says(built, kernels):
+    """As many accesses of 16 bytes; a fused operation is a step of a division or a square root, and of nothing else."""
+    code = compiled.machine_code(built[1])
+    wide = {
+        name: sum(op.startswith(("LDG", "STG")) and compiled.width(op) == 16 for _, op, _ in lines)
+        for name, lines in code.items()
+    }
+    assert wide == {one.name: one.wide for one in kernels}
+    fused = {name for name, lines in code.items() if any(op.startswith(("FFMA", "DFMA")) for _, op, _ in lines)}
+    assert {name for name in fused if "int8" not in name} == {"optimizer_step_decay", "optimizer_step_yogi"}
+
+
+@pytest.mark.parametrize(
+    ("operation", "is_safe"),
+    [
+        ("add.rn.f32", True),
+        ("sqrt.rn.f32", True),
+        ("mul.f32", False),  # may be fused with an addition
+        ("fma.rn.f32", False),
+        ("mul.rn.ftz.f32", False),
+        ("div.full.f32", False),
+        ("div.approx.f32", False),
+    ],
+)
+def test_the_reader_of_ptx_knows_unsafe_operations(operation, is_safe):
+    ptx = f".visible .entry fedcore_planted(\n{operation} %f1, %f2, %f3;\nld.global.cs.v4.f32 {{%f1}}, [%rd1];\n"
+    words = "Compiling entry function 'fedcore_planted' for 'sm_90'\n 4 bytes spill stores\n Used 17 registers"
+    (one,) = compiled.kernels(ptx, words)
+    assert one.unsafe == (() if is_safe else (operation,))
+    assert (one.registers, one.spilled, one.wide, one.accesses) == (17, 4, 1, 1)
