@@ -2,15 +2,15 @@
 
 import argparse
 import json
-import re
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.line import ALONE, OURS, Line, milliseconds, number
 from bench.machine import head
+from bench.markdown import put_into, table
 
 LEVELS = ("reference", "baseline", "avx2", "avx512")
-BEGIN, END = "<!-- made by python -m bench.table: begin -->", "<!-- end -->"
+BEGIN = "<!-- made by python -m bench.table: begin -->"
 COLUMNS = ("line", "ms", "GB/s", "against", "time / fedcore's", "quartiles", "alone", "after a pause", "target", "met")
 
 
@@ -80,7 +80,7 @@ def lines_table(entries):
                 ]
             )
             ours = ["", "", ""]
-    return _table(COLUMNS, rows)
+    return table(COLUMNS, rows)
 
 
 def levels_table(entries):
@@ -99,22 +99,7 @@ def levels_table(entries):
             ratios = [number(lines[level].ratios.get(name)) if level in lines else "" for level in levels]
             rows.append([title, name, *ratios])
             title = ""
-    return _table(("line", "against", *levels), rows)
-
-
-def _table(columns, rows):
-    right = {"line": "---", "against": "---", "met": "---"}
-    lines = [columns, [right.get(column, "---:") for column in columns], *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-
-
-def put_into(readme, text):
-    """Replace what stands between the two marks."""
-    before = readme.read_text()
-    if before.count(BEGIN) != 1 or before.count(END) != 1:
-        raise SystemExit(f"{readme}: expected one {BEGIN!r} and one {END!r} after it")
-    marked = re.compile(re.escape(BEGIN) + ".*" + re.escape(END), re.DOTALL)
-    readme.write_text(marked.sub(lambda _: f"{BEGIN}\n\n{text}\n\n{END}", before))
+    return table(("line", "against", *levels), rows)
 
 
 def main():
@@ -124,7 +109,7 @@ def main():
     chosen = parser.parse_args()
     text = markdown(read(chosen.files))
     if chosen.into:
-        put_into(chosen.into, text)
+        put_into(chosen.into, text, BEGIN)
     else:
         print(text)
 

@@ -1,0 +1,121 @@
+"""Random problems for every kernel, each solved on the CPU and on the GPU and held to the same bits.
+
+Outputs hold garbage before, another on each side; sizes stand at the edges of tiles and pieces; arrays start anywhere.
+"""
+
+from collections import Counter
+
+import numpy as np
+import torch
+
+from bench.gpu.arrays import Placed, placed
+from fedcore import kernels
+from fedcore.kernels import Codes
+
+EDGES = [1, 31, 63, 64, 65, 2047, 2048, 2049, 16383, 16384, 16385]
+FLOATS = ["float32", "float64", "float16", "bfloat16"]
+KINDS = ["usual", "subnormal", "large", "special"]
+
+
+class Problems:
+    """A stream of problems.
+
+    Args:
+        largest: about how many elements all arrays of one together have.
+        seed: what they follow from.
+    """
+
+    def __init__(self, largest, seed):
+        self.rng, self.largest, self.done = np.random.default_rng(seed), largest, Counter()
+        self._garbage = set()
+
+    def some(self, most):
+        return int(self.rng.integers(1, most + 1))
+
+    def chance(self, p):
+        return bool(self.rng.random() < p)
+
+    def size(self, arrays=1):
+        """Elements of one of so many arrays."""
+        most = max(2, self.largest // arrays)
+        edges = [n for n in EDGES if n <= most]
+        drawn = self.rng.choice(edges) if edges and self.chance(0.5) else np.exp(self.rng.uniform(0, np.log(most)))
+        return int(drawn)
+
+    def numbers(self, n, dtype="float32", kind="usual"):
+        values = self.rng.normal(size=n)
+        if kind == "subnormal":
+            values *= self.rng.choice([1e-39, 1e-42, 1], n)
+        if kind == "large":
+            values *= 3e24
+        if kind == "special":
+            at = self.rng.random(n)
+            values[at < 1e-3] = np.inf
+            values[at > 1 - 1e-3] = np.nan
+        with np.errstate(all="ignore"):
+            if dtype == "bfloat16":
+                return torch.from_numpy(values.astype(np.float32)).to(torch.bfloat16)
+            return values.astype(dtype)
+
+    def row(self, codec, n, kind="usual"):
+        values = self.numbers(n, "float32", kind)
+        return values if codec == "f32" else kernels.quantise(values, codec, seed=self.some(99))
+
+    def poisoned(self, n, dtype="float32"):
+        """An output, with garbage in it; on the device there is other garbage."""
+        array = self.rng.integers(0, 256, n * np.dtype(dtype).itemsize, np.uint8).view(dtype)
+        self._garbage.add(id(array))
+        return array
+
+    def place(self, array):
+        here = (array.view(np.uint8) ^ 0xFF).view(array.dtype) if id(array) in self._garbage else array
+        return Placed(here, self.some(7) if self.chance(0.2) else 0, own=self.chance(0.3))
+
+    def compare(self, name, run, arrays, outputs, worthless=lambda due: {}):
+        """Solve a problem on both sides.
+
+        Args:
+            run: takes the arrays by name and returns numbers, or None.
+            arrays: by name, lists and codes of arrays too.
+            outputs: those that are written, by name.
+            worthless: the outputs that mean nothing, by what was returned: a name, or a name and its array's number.
+        """
+        known = {}
+        there = placed(arrays, self.place, known)
+        self._garbage.clear()
+        with np.errstate(all="ignore"):
+            due = run(arrays)
+            found = run(there)
+        if due is not None:
+            same(f"{name}: what it returns", np.float64(found), np.float64(due))
+        skipped = worthless(due)
+        for output in outputs:
+            if output in skipped:
+                continue
+            for number, array in enumerate(leaves(arrays[output])):
+                if (output, number) not in skipped:
+                    same(f"{name}: {output}", known[id(array)][1].numpy(), array)
+        self.done[name] += 1
+
+
+def leaves(tree):
+    """The arrays of a tree, in order."""
+    if tree is None:
+        return []
+    if isinstance(tree, Codes):
+        return [part for part in tree[1:] if part is not None]
+    if isinstance(tree, list):
+        return [array for part in tree for array in leaves(part)]
+    return [tree]
+
+
+def same(what, found, due):
+    """The same bits, but that any NaN may stand for another."""
+    if isinstance(due, torch.Tensor):
+        due = due.view(torch.int16).numpy().view(np.uint16)
+        found, due = ((array.astype(np.uint32) << 16).view(np.float32) for array in (found, due))
+    nan = np.isnan(due) if due.dtype.kind == "f" else np.zeros(due.shape, bool)
+    if due.dtype.kind == "f":
+        np.testing.assert_array_equal(np.isnan(found), nan, err_msg=what)
+    whole = f"u{due.dtype.itemsize}"
+    np.testing.assert_array_equal(found.view(whole)[~nan], due.view(whole)[~nan], err_msg=what)

@@ -1,0 +1,25 @@
+"""Tables as Markdown has them, and their places in a README."""
+
+import re
+
+END = "<!-- end -->"
+WORDS = ("line", "against", "met", "kernel", "compiled for", "bytes that spill", "step", "went", "words")
+
+
+def table(columns, rows):
+    """Rows of cells under the columns' names; those of ``WORDS`` to the left, numbers to the right."""
+    lines = [columns, ["---" if column in WORDS else "---:" for column in columns], *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def put_into(readme, text, begin):
+    """Replace what stands between a mark and the next end.
+
+    Raises:
+        SystemExit: the mark does not stand there once, with an end behind it.
+    """
+    before = readme.read_text()
+    marked = re.compile(re.escape(begin) + ".*?" + re.escape(END), re.DOTALL)
+    if before.count(begin) != 1 or not marked.search(before):
+        raise SystemExit(f"{readme}: expected one {begin!r} and a {END!r} after it")
+    readme.write_text(marked.sub(lambda _: f"{begin}\n\n{text}\n\n{END}", before))
