@@ -79,6 +79,13 @@ class DeviceArray:
         raise DeviceError(cuda_reason())
 
 
+class PinnedArray:
+    """Memory that nobody can pin here."""
+
+    def __init__(self, array: npt.NDArray[np.uint8], device: int = 0) -> None:
+        raise DeviceError(cuda_reason())
+
+
 class CopyStream:
     """A stream that cannot be made here."""
 

@@ -24,6 +24,7 @@ namespace {
 struct Copies {
     cuda::CopyStream stream;
     std::vector<std::shared_ptr<cuda::Memory>> uploaded;
+    std::vector<py::object> pinned;  // what the device reads by itself
     struct Download {
         std::shared_ptr<cuda::Memory> from;
         py::object to;
@@ -40,6 +41,19 @@ struct Copies {
     }
 };
 
+// Memory of an array in the host's memory, which the device reads and writes by itself while this is there.
+struct PinnedArray {
+    py::object array;
+    cuda::PinnedRegion region;
+};
+
+std::unique_ptr<PinnedArray> pin(const py::object& array, int device) {
+    Arrays arrays;
+    const AnySpan memory = arrays.output(array, {"array"}, Dtypes{"uint8"}, kAnyLength);
+    return std::unique_ptr<PinnedArray>(
+        new PinnedArray{array, {cuda::Device::get(device), memory.data, static_cast<std::size_t>(memory.bytes)}});
+}
+
 std::unique_ptr<Copies> make_copies(int device, std::int64_t buffer_bytes) {
     check_range("buffer_bytes", buffer_bytes, 1);
     return std::make_unique<Copies>(device, buffer_bytes);
@@ -52,21 +66,22 @@ void require_device(const Copies& copies, const DeviceArray& array, const char* 
                                 ", got one on cuda:" + std::to_string(array.device()));
 }
 
-void begin_upload(Copies& copies, const py::object& source, const DeviceArray& to) {
+void begin_upload(Copies& copies, const py::object& source, const DeviceArray& to, bool pinned) {
     require_device(copies, to, "to");
     if (!to.writeable) raise("ArrayError", "to: expected an array to write to, got a read-only one");
     Arrays arrays;
     const AnySpan here = arrays.input(source, {"source"}, Dtypes{to.dtype().name}, to.n(), Axes::any);
     const std::vector<cuda::Stream> users = to.memory().users;
+    if (pinned) copies.pinned.push_back(source);
     {
         const WithoutGil scope;  // milliseconds for a large row
-        copies.stream.upload(static_cast<const char*>(here.data), to.memory(), to.offset(),
+        copies.stream.upload(static_cast<const char*>(here.data), pinned, to.memory(), to.offset(),
                              static_cast<std::size_t>(to.bytes()), users);
     }
     copies.uploaded.push_back(to.held());
 }
 
-void begin_download(Copies& copies, const DeviceArray& source, const py::object& out) {
+void begin_download(Copies& copies, const DeviceArray& source, const py::object& out, bool pinned) {
     require_device(copies, source, "source");
     Arrays arrays;
     const AnySpan here = arrays.output(out, {"out"}, Dtypes{source.dtype().name}, source.n(), kNothing, Axes::any);
@@ -74,7 +89,7 @@ void begin_download(Copies& copies, const DeviceArray& source, const py::object&
     copies.downloads.push_back({source.held(), out});
     source.memory().used_by(copies.stream.stream());
     const WithoutGil scope;  // milliseconds for a large row
-    copies.stream.download(source.memory(), source.offset(), static_cast<char*>(here.data),
+    copies.stream.download(source.memory(), source.offset(), static_cast<char*>(here.data), pinned,
                            static_cast<std::size_t>(source.bytes()), users);
 }
 
@@ -87,6 +102,7 @@ void join_copies(Copies& copies) {
 
 void wait_for_copies(Copies& copies) {
     auto downloads = std::exchange(copies.downloads, {});
+    const auto pinned = std::exchange(copies.pinned, {});
     {
         const WithoutGil scope;
         copies.stream.wait();
@@ -204,10 +220,11 @@ void bind_devices(py::module_& module) {
         });
     py::class_<Copies>(module, "CopyStream")
         .def(py::init(&make_copies), py::arg("device") = 0, py::arg("buffer_bytes") = std::int64_t{64} << 20)
-        .def("upload", &begin_upload, py::arg("source"), py::arg("to"))
-        .def("download", &begin_download, py::arg("source"), py::arg("out"))
+        .def("upload", &begin_upload, py::arg("source"), py::arg("to"), py::arg("pinned") = false)
+        .def("download", &begin_download, py::arg("source"), py::arg("out"), py::arg("pinned") = false)
         .def("join", &join_copies)
         .def("wait", &wait_for_copies);
+    py::class_<PinnedArray>(module, "PinnedArray").def(py::init(&pin), py::arg("array"), py::arg("device") = 0);
     module.def("await_arrays", &await_arrays, py::arg("arrays"));
     module.def("cuda_reason", &cuda_reason);
     module.def("cuda_devices", &cuda_devices);

@@ -323,8 +323,6 @@ ExportedArray open_cuda_interface(py::handle object, Name name, CallersStreams& 
         return from_cuda_interface(object.attr("__cuda_array_interface__"), name, streams);
     } catch (const py::builtin_exception& error) {  // a field that is missing, or of another type
         raise("ArrayError", due + error.what());
-    } catch (const py::cast_error& error) {
-        raise("ArrayError", due + error.what());
     } catch (const cuda::DeviceFailure& error) {
         raise("ArrayError", due + error.what());
     } catch (py::error_already_set& error) {

@@ -50,11 +50,16 @@ void CopyStream::begin(const std::vector<Stream>& users) {
         if (user != stream_) wait_for(stream_, user);
 }
 
-void CopyStream::upload(const char* from, Memory& to, std::size_t offset, std::size_t bytes,
+void CopyStream::upload(const char* from, bool pinned, Memory& to, std::size_t offset, std::size_t bytes,
                         const std::vector<Stream>& users) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const Current current(device);
     begin(users);
+    if (pinned) {
+        direct_ = true;
+        check(driver().cuMemcpyHtoDAsync(to.at + offset, from, bytes, stream_), "copying to the GPU");
+        return;
+    }
     for (std::size_t at = 0; at < bytes;) {
         Buffer& buffer = next();
         const std::size_t some = std::min(bytes - at, buffer.memory->bytes);
@@ -67,11 +72,16 @@ void CopyStream::upload(const char* from, Memory& to, std::size_t offset, std::s
     }
 }
 
-void CopyStream::download(Memory& from, std::size_t offset, char* to, std::size_t bytes,
+void CopyStream::download(Memory& from, std::size_t offset, char* to, bool pinned, std::size_t bytes,
                           const std::vector<Stream>& users) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const Current current(device);
     begin(users);
+    if (pinned) {
+        direct_ = true;
+        check(driver().cuMemcpyDtoHAsync(to, from.at + offset, bytes, stream_), "copying from the GPU");
+        return;
+    }
     for (std::size_t at = 0; at < bytes;) {
         Buffer& buffer = next();
         const std::size_t some = std::min(bytes - at, buffer.memory->bytes);
@@ -97,6 +107,8 @@ void CopyStream::wait() {
     const Current current(device);
     finish(buffers_[1 - turn_]);
     finish(buffers_[turn_]);
+    if (direct_) check(driver().cuStreamSynchronize(stream_), "waiting for a copy");
+    direct_ = false;
 }
 
 }  // namespace fedcore::cuda

@@ -18,10 +18,13 @@ class CopyStream {
     CopyStream& operator=(const CopyStream&) = delete;
 
     // Begins when the calls so far have run, and what is on the streams of those who use `to`. `from` is read before
-    // this returns.
-    void upload(const char* from, Memory& to, std::size_t offset, std::size_t bytes, const std::vector<Stream>& users);
-    // Begins likewise; `to` is whole behind `wait`. The caller has told `from` of the stream.
-    void download(Memory& from, std::size_t offset, char* to, std::size_t bytes, const std::vector<Stream>& users);
+    // this returns; or, where it is pinned, by the device itself, before what comes next on this stream and before
+    // `wait`.
+    void upload(const char* from, bool pinned, Memory& to, std::size_t offset, std::size_t bytes,
+                const std::vector<Stream>& users);
+    // Begins likewise; `to`, pinned or not, is whole behind `wait`. The caller has told `from` of the stream.
+    void download(Memory& from, std::size_t offset, char* to, bool pinned, std::size_t bytes,
+                  const std::vector<Stream>& users);
     // Calls from now on run behind the uploads so far.
     void join();
     // All is done, as far as the host sees.
@@ -46,6 +49,7 @@ class CopyStream {
     Stream stream_ = nullptr;
     Buffer buffers_[2];
     int turn_ = 0;
+    bool direct_ = false;  // whether a copy from or to pinned memory may be under way
 };
 
 }  // namespace fedcore::cuda

@@ -180,4 +180,17 @@ PinnedMemory::~PinnedMemory() {
     }
 }
 
+PinnedRegion::PinnedRegion(const Device& device, void* at, std::size_t bytes) : device_(device), at_(at) {
+    const Current current(device_);
+    check(driver().cuMemHostRegister(at_, bytes, kPortable), "pinning memory");
+}
+
+PinnedRegion::~PinnedRegion() {
+    try {
+        const Current current(device_);
+        driver().cuMemHostUnregister(at_);
+    } catch (const DeviceFailure&) {
+    }
+}
+
 }  // namespace fedcore::cuda

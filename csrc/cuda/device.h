@@ -103,4 +103,17 @@ class PinnedMemory {
     void* at_ = nullptr;
 };
 
+// Memory of the host's that is there already, and that the device reads and writes by itself in this scope.
+class PinnedRegion {
+  public:
+    PinnedRegion(const Device& device, void* at, std::size_t bytes);
+    ~PinnedRegion();
+    PinnedRegion(const PinnedRegion&) = delete;
+    PinnedRegion& operator=(const PinnedRegion&) = delete;
+
+  private:
+    const Device& device_;
+    void* const at_;
+};
+
 }  // namespace fedcore::cuda

@@ -43,6 +43,8 @@ using Function = void*;
     X(cuMemFree, 3020, (Address at)) \
     X(cuMemHostAlloc, 2020, (void** at, std::size_t bytes, unsigned flags)) \
     X(cuMemFreeHost, 2000, (void* at)) \
+    X(cuMemHostRegister, 6050, (void* at, std::size_t bytes, unsigned flags)) \
+    X(cuMemHostUnregister, 4000, (void* at)) \
     X(cuMemcpyHtoDAsync, 3020, (Address to, const void* from, std::size_t bytes, Stream stream)) \
     X(cuMemcpyDtoHAsync, 3020, (void* to, Address from, std::size_t bytes, Stream stream)) \
     X(cuMemcpyDtoDAsync, 3020, (Address to, Address from, std::size_t bytes, Stream stream)) \

@@ -2,14 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from fedcore import devices, kernels
 from fedcore.errors import RangeError
-from fedcore.layout import Layout, Slice
-from fedcore.memory import copy_into, to_host
+from fedcore.layout import Layout
+from fedcore.libraries import dtype_name
+from fedcore.memory import Recycled, copy_into, to_host
 from fedcore.server.limits import MEDIANS
 from fedcore.server.update import in_float32
 from fedcore.typing import F32
@@ -47,10 +50,15 @@ class Buffers:
 
     Args:
         names: of ``never_negative``.
+        device: where models lie, and the replies that came from there.
     """
 
-    def __init__(self, layout: Layout, names: Sequence[str]) -> None:
+    def __init__(self, layout: Layout, names: Sequence[str], device: str = devices.CPU) -> None:
         self._at = [(i, piece) for i, piece in enumerate(layout.slices) if piece.name in names]
+        sizes = [piece.stop - piece.start for _, piece in self._at]
+        stops = list(accumulate(sizes))
+        self._side_by_side = [slice(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
+        self._gathered = None if device == devices.CPU else Recycled(sum(sizes), device=device)
 
     def check(self, y: Any, base: F32 | None) -> None:
         """Refuse a reply that makes one of them negative.
@@ -62,9 +70,11 @@ class Buffers:
         Raises:
             RangeError: it does.
         """
-        for i, piece in self._at:
-            part = in_float32(y[i] if isinstance(y, list) else y[piece.start : piece.stop]).reshape(-1)
-            start = None if base is None else to_host(base[piece.start : piece.stop])
+        if not self._at:
+            return
+        parts = self._on_host(y)
+        starts: Sequence[F32 | None] = [None] * len(parts) if base is None else self._on_host(base)
+        for (_, piece), part, start in zip(self._at, parts, starts, strict=True):
             least = np.float32(0) if start is None else np.float32(-(1 + EXACT)) * start
             if (part < least).any():
                 lowest = part.min() if start is None else (part + start).min()
@@ -73,22 +83,30 @@ class Buffers:
                     "may become negative needs Server(signed_buffers=)"
                 )
 
+    def _on_host(self, y: Any) -> list[F32]:
+        """Their numbers in a model, or in a difference; of what lies on a device all at once, so that one wait does."""
+        parts = [y[i] if isinstance(y, list) else y[piece.start : piece.stop] for i, piece in self._at]
+        if self._gathered is None or any(devices.of(part) == devices.CPU for part in parts):
+            return [in_float32(part).reshape(-1) for part in parts]
+        gathered: Any = self._gathered.take()
+        for part, place in zip(parts, self._side_by_side, strict=True):
+            if dtype_name(part) == "float32":
+                gathered[place].copy_from(part)
+            else:
+                kernels.weighted_sum_segments([[part]], [1.0], [gathered[place]])
+        here = to_host(gathered)
+        return [here[place] for place in self._side_by_side]
+
     def allow(self, ys: Sequence[F32]) -> bool:
         """Tell whether none of some models, float32[n] each, makes one of them negative."""
         return not any((y[piece.start : piece.stop] < 0).any() for _, piece in self._at for y in ys)
 
     def clip(self, x: F32) -> None:
         """Put zero in the place of what rounding made negative; x is float32[n]."""
-        for piece in self._pieces:
-            part = x[piece.start : piece.stop]
-            here = to_host(part)
+        for (_, piece), here in zip(self._at, self._on_host(x) if self._at else [], strict=True):
             np.maximum(here, 0, out=here)
-            if here is not part:  # on a device, which has no such kernel
-                copy_into(part, here)
-
-    @property
-    def _pieces(self) -> list[Slice]:
-        return [piece for _, piece in self._at]
+            if self._gathered is not None:  # on a device, which has no such kernel
+                copy_into(x[piece.start : piece.stop], here)
 
 
 def check_counters(sent: Counters, now: Counters, steps: int) -> None:

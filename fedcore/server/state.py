@@ -54,7 +54,7 @@ class State:
         self._download = None if device == devices.CPU else Download(device, 8 * n)
         self.waiting = AwaitedClients()
         self.claimed = ClaimWindows()
-        self.buffers = Buffers(settings.layout, settings.nonnegative)
+        self.buffers = Buffers(settings.layout, settings.nonnegative, device)
         self._model = ModelStep(settings, self.buffers)
 
     def begin(self, newcomers: Coming) -> Aggregator:

@@ -16,6 +16,7 @@ from fedcore.interrupts import uninterrupted
 from fedcore.native import core
 from fedcore.store.client_store import ClientStore
 from fedcore.store.device_slots import DeviceSlots
+from fedcore.store.pinning import Pinning
 from fedcore.store.prefetching import Prefetching
 from fedcore.store.row_format import Row, RowFormat
 
@@ -57,6 +58,8 @@ class DeviceRows(ClientStore):
         hot_rows: about how many rows stay on the device between rounds; None for as many as 4 GiB hold, or a sixth of
             the device's memory if that is less. What a round uses comes on top.
 
+    Rows of 1 MiB and more in host memory are pinned, a chunk of 64 MiB at a time, where the system allows it.
+
     Raises:
         RangeError: ``hot_rows`` is no integer >= 0.
         DeviceError, DeviceMemoryError: the device cannot be used.
@@ -73,12 +76,14 @@ class DeviceRows(ClientStore):
         spared = min(HOT_BYTES, core.cuda_devices()[devices.ordinal(device)][2] // SPARED)
         self._early = max(1, spared // here.payload)  # rows that come before a round
         self._most = self._early if hot_rows is None else whole("hot_rows", hot_rows, 0)
+        self._ordinal = devices.ordinal(device)
         self._slots = DeviceSlots(here.payload, device)
-        self._copies = core.CopyStream(devices.ordinal(device), min(BUFFER_BYTES, here.payload))
+        self._copies = core.CopyStream(self._ordinal, min(BUFFER_BYTES, here.payload))
         self._hot: OrderedDict[int, Hot] = OrderedDict()  # by number, those to go first in front
         self._new: dict[int, int] = {}  # staged, by number: the slot on the device
         self._sent: set[int] = set()  # staged, and on their way back, or there
         self._alone: set[int] = set()  # staged, in the store's slots alone
+        self._pinning = Pinning(store._content.rows.slots, self._ordinal) if self._folder is None else None
         self._in_flight = False  # whether a row may be on its way back
         self._doomed: list[int] = []  # slots on the device that a copy may still read
         self._coming: set[int] = set()  # prefetched, and not used yet
@@ -191,6 +196,7 @@ class DeviceRows(ClientStore):
     def compact(self) -> None:
         """See ``ClientStore.compact``; what is hot is asked for anew."""
         self._settle()
+        self._unpin()
         super().compact()
         for number in list(self._hot):
             self._cool(number)
@@ -199,6 +205,8 @@ class DeviceRows(ClientStore):
         """Let the device's memory go, and close the store."""
         self._settle()
         self._forget_new()
+        with suppress(DeviceError):  # which has lost them, then
+            self._unpin()
         self._hot.clear()
         self._slots.close()
         super().close()
@@ -251,7 +259,16 @@ class DeviceRows(ClientStore):
             self._content.check(number)
             self._residency.use(hot.slot)
         to: Any = self._slots.memory(hot.place)
-        self._copies.upload(self._content.rows.slots.memory(hot.slot), to)
+        self._copies.upload(self._content.rows.slots.memory(hot.slot), to, self._is_pinned(hot.slot))
+
+    def _is_pinned(self, slot: int) -> bool:
+        return self._pinning is not None and self._pinning.holds(slot)
+
+    def _unpin(self) -> None:
+        """Wait for copies that the device makes by itself, and let the store's memory be as it was."""
+        self._copies.wait()
+        if self._pinning is not None:
+            self._pinning.end()
 
     def _settle(self) -> None:
         """Wait for the thread that prefetches; what it has brought is hot."""
@@ -314,7 +331,8 @@ class DeviceRows(ClientStore):
             if number not in self._sent:
                 self._in_flight = True
                 written: Any = self._slots.memory(self._new[number])
-                self._copies.download(written, rows.slots.memory(rows.staged[number]))
+                slot = rows.staged[number]
+                self._copies.download(written, rows.slots.memory(slot), self._is_pinned(slot))
                 self._sent.add(number)
 
     def _drop(self, numbers: Iterable[int]) -> None:

@@ -144,6 +144,12 @@ class Slots:
         blocks = np.flatnonzero(found != kept).tolist()
         return f"block {', '.join(map(str, blocks))} of {len(kept)} changed"
 
+    def chunk(self, slot: int) -> tuple[int, Memory]:
+        """The chunk of memory in which a slot lies, and its number."""
+        self._whole(slot)
+        number = (slot - 1) // self._per_chunk
+        return number, self._chunks[number]
+
     def let_go(self, slots: Iterable[int]) -> None:
         """Take slots out of this process's memory, if they lie elsewhere too."""
 

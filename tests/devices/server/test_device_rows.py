@@ -8,7 +8,7 @@ import pytest
 from fedcore import ClientStore
 from fedcore.errors import CorruptionError, DeviceMemoryError
 from fedcore.memory import to_host
-from fedcore.store import device_slots
+from fedcore.store import device_slots, pinning
 from fedcore.store.device_rows import DeviceRows
 from tests.devices.server.twins import go_on, server
 
@@ -16,10 +16,13 @@ n = 600
 OUT_OF_MEMORY = 2
 
 
-@pytest.fixture(params=["ram", "mmap"])
-def rows(request, cuda_device, tmp_path):
-    path = {"path": tmp_path / "rows"} if request.param == "mmap" else {}
-    with DeviceRows(ClientStore(8, n, medium=request.param, **path), "cuda:0", hot_rows=3) as made:
+@pytest.fixture(params=["ram", "pinned", "mmap"])
+def rows(request, cuda_device, tmp_path, monkeypatch):
+    medium = "mmap" if request.param == "mmap" else "ram"
+    if request.param == "pinned":
+        monkeypatch.setattr(pinning, "LEAST", 1)
+    path = {"path": tmp_path / "rows"} if medium == "mmap" else {}
+    with DeviceRows(ClientStore(8, n, medium=medium, **path), "cuda:0", hot_rows=3) as made:
         yield made
 
 
@@ -46,6 +49,22 @@ def in_store(rows):
 
 def slots(rows):
     return [(i, rows._content.rows.slot_of(i)) for i in range(8)]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_memory_is_pinned_while_rows_go_through_it(refused, cuda_driver, monkeypatch):
+    monkeypatch.setattr(pinning, "LEAST", 1)
+    if refused:
+        cuda_driver.fail("cuMemHostRegister", OUT_OF_MEMORY)
+    cuda_driver.lines()
+    with DeviceRows(ClientStore(8, n), "cuda:0", hot_rows=0) as rows:
+        write(rows, {0: 1, 1: 2}, round=0)
+        rows.compact()
+        write(rows, {1: 3}, round=1)
+        assert held(rows) == in_store(rows) == [1, 3, 0, 0, 0, 0, 0, 0]
+    names = [call.name for call in cuda_driver.calls()]
+    assert names.count("cuMemHostRegister") == (1 if refused else 2)  # once more behind the compaction
+    assert names.count("cuMemHostUnregister") == (0 if refused else 2)
 
 
 def test_rows_are_there_and_here(rows):
@@ -170,6 +189,8 @@ def test_a_commit_is_tried_again_when_rows_did_not_come_back(rows, cuda_driver, 
     write(rows, {0: 1, 1: 2, 2: 3}, round=0)
     for client, row in enumerate(rows.stage_all(range(3))):
         row.copy_from(np.full(n, 7 + client, np.float32))
+    if call != "cuMemcpyDtoHAsync" and rows._is_pinned(1):  # copies without a buffer, and so without its event
+        call, after = "cuStreamSynchronize", 0
     cuda_driver.fail(call, OUT_OF_MEMORY, after)
     with pytest.raises(DeviceMemoryError):
         rows.commit(1)

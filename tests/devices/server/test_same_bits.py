@@ -5,6 +5,7 @@ import pytest
 
 from fedcore import Server, Update, optimizers
 from fedcore.algorithms import named
+from fedcore.store import pinning
 from tests.devices.memory import Stream
 from tests.devices.server.twins import Tensor, apart, everything, go_on, host, on_device, replies, server, told
 from tests.devices.tensors import TorchTensor
@@ -32,9 +33,12 @@ def test_every_method_has_the_bits_of_the_cpu(cuda_device, tmp_path, method, cod
             assert everything(there) == everything(here)
 
 
-@pytest.mark.parametrize("medium", ["ram", "mmap", "cuda"])
+@pytest.mark.parametrize("medium", ["ram", "pinned", "mmap", "cuda"])
 @pytest.mark.parametrize("codec", ["f32", "bf16", "int8"])
-def test_every_medium_and_codec(cuda_device, tmp_path, medium, codec):
+def test_every_medium_and_codec(cuda_device, tmp_path, monkeypatch, medium, codec):
+    if medium == "pinned":
+        monkeypatch.setattr(pinning, "LEAST", 1)
+        medium = "ram"
     here = server("MimiC, short history", "ram", codec, "cpu")
     bounded = {} if medium == "cuda" else {"hot_rows": 2}
     with server("MimiC, short history", medium, codec, "cuda", tmp_path / "rows", fold=2, **bounded) as there:

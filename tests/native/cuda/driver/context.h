@@ -67,6 +67,7 @@ struct Context {
 struct Driver {
     Recorder recorder;
     Allocations pinned;
+    std::map<const char*, std::size_t> registered;    // the host's own memory that is pinned, and how many bytes
     std::size_t memory_bytes = std::size_t{8} << 30;  // of each device
     std::vector<std::unique_ptr<Context>> contexts;   // empty before cuInit
     std::map<Handle, Context*> context_of;            // those that were retained

@@ -8,6 +8,8 @@
 namespace fake_cuda {
 namespace {
 
+constexpr int kAlreadyRegistered = 712, kNotRegistered = 713;
+
 std::string of(std::size_t bytes) {
     return "bytes=" + std::to_string(bytes);
 }
@@ -25,11 +27,17 @@ bool is_device_memory(const void* at) {
     return false;
 }
 
+bool is_registered(const void* at, std::size_t bytes) {
+    const char* const begin = static_cast<const char*>(at);
+    auto found = driver().registered.upper_bound(begin);
+    return found != driver().registered.begin() && begin + bytes <= (--found)->first + found->second;
+}
+
 // Whether the host's bytes are pinned: all, or none. Some of each, or a device's, are nobody's to copy.
 bool host_bytes(const void* at, std::size_t bytes, bool* pinned) {
     const Allocations& all = driver().pinned;
-    *pinned = bytes > 0 && all.find(at, bytes) != nullptr;
-    return at != nullptr && !is_device_memory(at) && (*pinned || all.find(at, 1) == nullptr);
+    *pinned = bytes > 0 && (all.find(at, bytes) != nullptr || is_registered(at, bytes));
+    return at != nullptr && !is_device_memory(at) && (*pinned || (all.find(at, 1) == nullptr && !is_registered(at, 1)));
 }
 
 // Issues work on so many bytes of the context's own memory, if they are its own.
@@ -95,6 +103,20 @@ int cuMemFreeHost(void* at) {
     return call_in_context(__func__, "", [&](Context&) {
         for (const auto& context : driver().contexts) context->run_all();
         return driver().pinned.remove(at) ? 0 : kInvalidValue;
+    });
+}
+
+int cuMemHostRegister(void* at, std::size_t bytes, unsigned flags) {
+    return call_in_context(__func__, of(bytes), [&](Context&) {
+        if (at == nullptr || bytes == 0 || flags > 7) return kInvalidValue;
+        return driver().registered.emplace(static_cast<const char*>(at), bytes).second ? 0 : kAlreadyRegistered;
+    });
+}
+
+int cuMemHostUnregister(void* at) {
+    return call_in_context(__func__, "", [&](Context&) {
+        for (const auto& context : driver().contexts) context->run_all();
+        return driver().registered.erase(static_cast<const char*>(at)) != 0 ? 0 : kNotRegistered;
     });
 }
 
