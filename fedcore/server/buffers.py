@@ -104,9 +104,9 @@ class Buffers:
     def clip(self, x: F32) -> None:
         """Put zero in the place of what rounding made negative; x is float32[n]."""
         for (_, piece), here in zip(self._at, self._on_host(x) if self._at else [], strict=True):
-            np.maximum(here, 0, out=here)
-            if self._gathered is not None:  # on a device, which has no such kernel
-                copy_into(x[piece.start : piece.stop], here)
+            if (here < 0).any():
+                np.maximum(here, 0, out=here)
+                copy_into(x[piece.start : piece.stop], here)  # on a device; elsewhere it is there already
 
 
 def check_counters(sent: Counters, now: Counters, steps: int) -> None:

@@ -42,6 +42,19 @@ def test_a_method_that_says_the_length_of_its_step_waits_for_it(cuda_driver):
     assert Counter(call.name for call in calls if call.name in WAITS) == {"cuStreamSynchronize": 3}
 
 
+def test_buffers_that_may_not_become_negative_are_looked_at_in_one_wait_a_reply(cuda_driver):
+    x0 = {"w": np.zeros(n, np.float32)} | {f"{i}.running_var": np.ones(8, np.float32) for i in range(5)}
+    s = Server("FedAvg", x0, clients=4, lr=0.1, device="cuda")
+    for number in range(4):
+        rng = np.random.default_rng(number)
+        sent = [{name: Tensor(rng.random(x.shape, np.float32)) for name, x in x0.items()} for _ in range(4)]
+        cuda_driver.calls()
+        s.round([Update(i, y, steps=2) for i, y in enumerate(sent)])
+    counted = Counter(call.name for call in cuda_driver.calls() if call.name in WAITS)
+    # One for each reply; the fold's norms and the step's, of parameters and of buffers; what may have become negative.
+    assert counted == {"cuStreamSynchronize": 4 + 2 + 2 + 1}
+
+
 def test_rows_in_host_memory_go_back_behind_no_more_waits_of_the_kernels(cuda_driver):
     s = Server("MIFA", np.zeros(n, np.float32), clients=4, lr=0.1, device="cuda")
     calls = round_of(cuda_driver, s)
