@@ -42,11 +42,12 @@ def stream(handle: Any) -> Iterator[None]:
     torch does (``torch.cuda.stream`` is enough for its tensors), else on the legacy default stream. Either way it runs
     behind what its arrays' libraries have queued, and nothing waits but who reads a number of the result.
 
-    Libraries that export by Python alone, as CuPy does, are told the call's stream, and theirs is not told of the call's
-    end: keep their arrays until it has come, where they work on non-blocking streams of their own.
+    Libraries that export by Python alone, as CuPy does, are told the call's stream, and theirs is not told of the
+    call's end: keep their arrays until it has come, where they work on non-blocking streams of their own.
 
     Args:
-        handle: a cudaStream_t of the arrays' device as an int, or what has one as ``cuda_stream`` (torch) or ``ptr`` (CuPy).
+        handle: a cudaStream_t of the arrays' device as an int, or what has one as ``cuda_stream`` (torch) or ``ptr``
+            (CuPy).
 
     >>> with stream(1):  # the legacy default stream
     ...     pass
