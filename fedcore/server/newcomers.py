@@ -22,11 +22,16 @@ class Newcomers:
         before: how many clients there were before them.
         population: with them; None where there are none.
         share_of_total: n with all of them over n with those that were heard: the shares p^k of the round were of the
-            former and are due of the latter, both the same number of times for every client. 1 where nobody has a size.
+            former and are due of the latter, both the same number of times for every client. 1 where nobody has a size,
+            and where the method weighs by none.
+
+    Args:
+        store: of the rows, with the registry.
+        weighs_shares: whether the method's weights are of shares.
     """
 
-    def __init__(self, store: ClientStore) -> None:
-        self._store = store
+    def __init__(self, store: ClientStore, *, weighs_shares: bool) -> None:
+        self._store, self._weighs_shares = store, weighs_shares
         self._ids: list[ClientId] = []
         self._sizes: list[int] | None = None
         self.before = 0
@@ -63,7 +68,7 @@ class Newcomers:
                 self._store.forget(client)
         sizes = None if self._sizes is None else [came[client] for client in came]
         population = self._with(now, [*came], sizes)
-        if population.total:
+        if population.total and self._weighs_shares:
             self.share_of_total = self.population.total / population.total
         return population
 

@@ -45,7 +45,7 @@ class State:
         self.store = store
         self._aggregator: Aggregator = Sum(settings.algorithm, settings.layout, settings.accumulate, device=device)
         self.settings = settings
-        self.newcomers = Newcomers(store)
+        self.newcomers = Newcomers(store, weighs_shares=settings.algorithm.needs_shares)
         self._shared: F32 | None = None
         self._zeros: F32 | None = None
         self._offsets = Recycled(p, device=device)

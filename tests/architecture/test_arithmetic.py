@@ -16,12 +16,7 @@ AUDIT = "an audit of the totals, on purpose by other means than the kernels that
 OTHER = "something else of that name"
 EXCEPTIONS = {
     ("server/buffers.py", "never_negative"): (BUFFERS, {"comparison of a vector"}),
-    ("server/buffers.py", "check"): (
-        BUFFERS,
-        {"Add of a vector", "Mult of a vector", "comparison of a vector", ".min() of a vector"},
-    ),
     ("server/buffers.py", "allow"): (BUFFERS, {"comparison of a vector"}),
-    ("server/buffers.py", "clip"): (BUFFERS, {"np.maximum of a vector"}),
     ("server/invariant.py", "total_problems"): (
         AUDIT,
         {

@@ -99,6 +99,7 @@ FUZZ = """
 import random, re, resource, sys, warnings
 import numpy as np
 from fedcore import _core, Update, kernels
+from fedcore.errors import DeviceError
 warnings.simplefilter("ignore")
 resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
 rng = random.Random(int(sys.argv[1]))
@@ -141,7 +142,7 @@ for _ in range(int(sys.argv[2])):
     try:
         function(**arguments)
         returned += 1
-    except (TypeError, ValueError, OverflowError, MemoryError, KeyError):
+    except (TypeError, ValueError, OverflowError, MemoryError, KeyError, DeviceError):
         pass
 print("done", returned > 0)
 """

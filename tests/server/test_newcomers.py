@@ -35,6 +35,18 @@ def a_round(server, heard, asked, sizes=None):
     return round.report
 
 
+@pytest.mark.parametrize("method", [name for name in sorted(REGISTRY) if named(name).keeps_rows])
+def test_sizes_weigh_nothing_where_the_method_does_not_ask_for_shares(method):
+    """A newcomer that is not heard changes n, and so the shares of the others, but no sum that is not of shares."""
+    sized, plain = (Server(method, X0, ["a", "b"], lr=0.1, client_sizes=sizes) for sizes in ([10, 10], None))
+    for number in range(3):
+        asked = ["c", "x", "y"] if number == 0 else []
+        a_round(sized, ["a", "b", "c"], asked, dict.fromkeys(asked, 10))
+        a_round(plain, ["a", "b", "c"], asked)
+        assert contradictions(sized) == []
+    assert sized.x.tobytes() == plain.x.tobytes()
+
+
 COURSE = [["a", "b"], ["b"], ["a", "c"], ["c", "b"], ["a"]]
 SILENT = ["x", "y", 7]
 
