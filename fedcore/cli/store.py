@@ -7,6 +7,7 @@ from fedcore.cli.pairs import show_pairs
 from fedcore.cli.status import FAILED
 from fedcore.server.invariant import folder_problems
 from fedcore.store import ClientStore
+from fedcore.store.info import PreviousCommit
 from fedcore.store.recovery import give_up, look
 
 
@@ -22,6 +23,7 @@ def info(path: Path) -> None:
         ("rows", f"{found.rows:,} of {found.n:,} elements, {found.codec}, {_size(found.row_bytes)} each"),
         ("free slots", f"{found.free:,}"),
         ("on disk", _size(found.bytes)),
+        ("undo", _undo(found.previous)),
     ]
     for process, behind in found.readers:
         pairs.append(("read by", f"process {process}, {behind:,} commits behind"))
@@ -71,6 +73,13 @@ def recover(path: Path, accept_loss: bool) -> None:
         sys.exit(FAILED)
     give_up(path)
     print(f"{lost} given up: the store opens again")
+
+
+def _undo(previous: PreviousCommit | None) -> str:
+    """The commit that an undo goes back to."""
+    if previous is None:
+        return "nothing to take back"
+    return f"back to {'no round' if previous.round is None else f'round {previous.round}'}, {previous.rows:,} rows kept"
 
 
 def _size(size: float) -> str:

@@ -1,7 +1,7 @@
 """The registry of clients: which there are, and each one's number."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import index, itemgetter
 from typing import Any, TypeAlias
 
@@ -260,7 +260,28 @@ class Registry(Represented):
             count, listed = self.explicit()
             others = [entry for entry in listed if entry != (number, None)]
             again = Registry.restore(count, others if number < count else [*others, (number, client)])
-            self._index, self._find, self._whole = again._index, again._find, again._whole
+            self.become(again)
+
+    def changed(self, numbers: Mapping[int, ClientId | None]) -> "Registry":
+        """A registry equal to this one, except for whose these numbers are; None for nobody's.
+
+        Raises:
+            RangeError, UnknownClientError: it contradicts itself.
+
+        Cost: makes an index anew.
+        """
+        count, entries = self.explicit()
+        listed = dict(entries)
+        for number, client in numbers.items():
+            if (client is None) == (number >= count):
+                listed.pop(number, None)  # not listed are the numbers of nobody, and those of a count's own clients
+            else:
+                listed[number] = client
+        return Registry.restore(count, listed.items())
+
+    def become(self, other: "Registry") -> None:
+        """Register from now on whom the other does, under the same numbers."""
+        self._index, self._find, self._whole = other._index, other._find, other._whole
 
     def _unknown(self, client: object) -> UnknownClientError:
         whole = self._whole == self.capacity and self._whole > 0

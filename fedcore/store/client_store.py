@@ -2,26 +2,23 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-import numpy.typing as npt
-
 from fedcore.arguments import whole
 from fedcore.clients.registry import ClientId, Registry
-from fedcore.errors import RangeError, ShapeError, StoreError
-from fedcore.store.committed_rows import CommittedRows
+from fedcore.errors import RangeError, StoreError
 from fedcore.store.content import Content
 from fedcore.store.files.atomic_folder import replacing
 from fedcore.store.files.store_folder import Folder
-from fedcore.store.row_format import Codec, Row, RowFormat
-from fedcore.store.session import Durability, Medium, Session, require_names
+from fedcore.store.row_format import Codec, RowFormat
+from fedcore.store.session import Durability, Medium, Session, require_files, require_names
+from fedcore.store.staged_rows import StagedRows
 
 
-class ClientStore(CommittedRows):
+class ClientStore(StagedRows):
     """Rows of n elements by client id, and named vectors of the server, changed by whole rounds.
 
     A round's rows are *staged* into free slots, where nobody sees them, and *commit* makes them the clients' rows all
@@ -42,6 +39,7 @@ class ClientStore(CommittedRows):
             round survives the death of the process; after a loss of power rows may be damaged, which is noticed.
         resident_rows: about how many rows of an mmap store stay in the process's memory between rounds; None for as
             many as 1 GiB holds. What a round uses comes on top.
+        undoable: whether an mmap store keeps what its last transaction replaced, so that ``undo`` can take that back.
 
     Raises:
         UnknownNameError, RangeError: an argument is not what is said above.
@@ -56,10 +54,11 @@ class ClientStore(CommittedRows):
     and there a full disk can end the process (SIGBUS), the last committed round intact. On NFS, SMB, AFS and Coda a
     store cannot be opened for writing; copies by ``save`` may lie there. Others were not tried.
 
-    Cost: a row's bytes (4 n, 2 n, or 1.0625 n) for each client that has one and for each of the largest cohort,
-        rounded up to 4 KiB from 64 KiB on and to 64 KiB from 1 MiB on; 25 bytes a client, once one has a row; for mmap
-        about 30 bytes a row in the index too. A commit reads each new row once for its checksums, unless who
-        wrote it has noted them, as a ``Server``'s rounds do for float32 rows.
+    Cost: a row's bytes (4 n, 2 n, or 1.0625 n) for each client that has one and for each of the largest cohort (where
+        ``undoable`` for each of the largest two in turn, and one more of each vector), rounded up to 4 KiB from 64 KiB
+        on and to 64 KiB from 1 MiB on; 25 bytes a client, once one has a row; for mmap about 30 bytes a row in the
+        index too, and 32 for each of the last cohort where ``undoable``. A commit reads each new row once for its
+        checksums, unless who wrote it has noted them, as a ``Server``'s rounds do for float32 rows.
 
     >>> store = ClientStore(clients=3, n=2)
     >>> store.stage(1)[:] = [4, 5]
@@ -78,8 +77,10 @@ class ClientStore(CommittedRows):
         path: str | os.PathLike[str] | None = None,
         durability: Durability = "round",
         resident_rows: int | None = None,
+        undoable: bool = False,
     ) -> None:
         device = require_names(medium, durability)
+        require_files(undoable, medium, readonly=False)
         form, registry = RowFormat(codec, n, device), Registry(clients)
         if medium != "mmap":
             if path is not None:
@@ -90,7 +91,7 @@ class ClientStore(CommittedRows):
             raise RangeError("path: expected a folder for medium='mmap', got None")
         with replacing(Path(path), form, registry, existing=False):
             pass
-        folder = Folder(Path(path), readonly=False, durable=durability != "none")
+        folder = Folder(Path(path), readonly=False, durable=durability != "none", undoable=undoable)
         self._begin(Content(form, registry, folder), durability, resident_rows)
 
     @classmethod
@@ -102,6 +103,7 @@ class ClientStore(CommittedRows):
         readonly: bool = False,
         durability: Durability = "round",
         resident_rows: int | None = None,
+        undoable: bool = False,
     ) -> Self:
         """A store from its folder, as it was committed last.
 
@@ -112,6 +114,9 @@ class ClientStore(CommittedRows):
             readonly: read beside a writer. What was committed when it was opened is seen until ``refresh``, and the
                 writer keeps that for so long.
             durability, resident_rows: as for a new store.
+            undoable: as for a new store. It is the writer's to say each time: what the last transaction replaced is
+                there as long as no writer without it commits. An older format is raised to the present one, in one
+                step, which older versions of fedcore then refuse; rows and vectors stay as they lie.
 
         Raises:
             StoreError: there is no store, or one of a newer format.
@@ -121,8 +126,10 @@ class ClientStore(CommittedRows):
         Cost: reads the index, about a second for a million rows; for "ram" everything.
         """
         device = require_names(medium, durability)
+        require_files(undoable, medium, readonly=readonly)
         store = cls.__new__(cls)
-        folder = Folder(Path(path), readonly=readonly or medium != "mmap", durable=durability != "none")
+        readonly, durable = readonly or medium != "mmap", durability != "none"
+        folder = Folder(Path(path), readonly=readonly, durable=durable, undoable=undoable)
         try:
             content = Content.read(folder)
             if medium != "mmap":
@@ -142,75 +149,6 @@ class ClientStore(CommittedRows):
         self._content, self._form, self._folder = content, content.form, content.folder
         self._session = Session(content, durability, resident_rows)
         self._commits, self._residency = self._session.commits, self._session.residency
-
-    def stage(self, client: object, round: int | None = None) -> Row:
-        """A slot, float32[n] or Codes of undefined content, that becomes the client's row at ``commit``.
-
-        Whatever checksums were noted of it before are forgotten.
-
-        Args:
-            client: whose.
-            round: of the row, where that is not the commit's: a row that is written anew in another form, say.
-
-        Raises:
-            UnknownClientError: no such client is registered.
-            StoreError: there is no room for one more, or the store cannot be written to.
-        """
-        return self._stage([self._number(client)], round)[0]
-
-    def stage_all(self, clients: Sequence[ClientId], round: int | None = None) -> list[Row]:
-        """``stage`` for many clients, in their order; after an error some are staged, which ``discard`` forgets."""
-        return self._stage(self._numbers(clients).tolist(), round)
-
-    def _stage(self, numbers: Sequence[int], round: int | None) -> list[Row]:
-        rows, form = self._content.rows, self._content.form
-        if rows.staged:
-            self._session.require_writer()
-        else:
-            self._session.require_right()  # asked once a round
-        rows.make_room(max(numbers, default=-1), self.registry.capacity)
-        slots = [rows.stage(number, round) for number in numbers]
-        if self._residency is not None:
-            for slot in slots:
-                self._residency.use(slot)
-        return [form.row(rows.slots.memory(slot)) for slot in slots]
-
-    def room_for_checksums(self, rows: int) -> npt.NDArray[np.uint64] | None:
-        """Memory for the checksums of so many rows, for ``kernels.exchange`` and then for ``note_checksums``.
-
-        None where nobody asks for them: a store in memory keeps none, and rows through a codec are read at the commit.
-        """
-        if self._folder is None or self._content.form.codec != "f32":
-            return None
-        return np.empty((rows, self._content.rows.slots.geometry.blocks), np.uint64)
-
-    def note_checksums(self, clients: Sequence[ClientId], checksums: npt.NDArray[np.uint64]) -> None:
-        """Note the checksums of staged rows as they lie now, so that ``commit`` does not read those rows.
-
-        They are believed, and a row that is no longer what they say would be found damaged. ``stage`` forgets them: who
-        writes to a row once more stages it once more, and no longer writes to what ``stage`` returned before.
-
-        Args:
-            clients: whose; a row that is not staged counts for nothing.
-            checksums: uint64[k, blocks], each row's by ``checksums(row, 65536)``. Read-only.
-
-        Raises:
-            ShapeError, UnknownClientError: an argument is not what is said above; nothing was noted.
-        """
-        due, rows = (len(clients), self._content.rows.slots.geometry.blocks), self._content.rows
-        if checksums.dtype != np.uint64 or checksums.shape != due:
-            got = f"{checksums.dtype}{list(checksums.shape)}"
-            raise ShapeError(f"checksums: expected uint64{list(due)}, got {got}")
-        for number, sums in zip(self._numbers(clients).tolist(), checksums.copy(), strict=True):
-            rows.note_sums(number, sums)
-
-    def unstage(self, client: object) -> None:
-        """Forget the client's staged row, if there is one."""
-        self._content.rows.unstage(self._number(client))
-
-    def discard(self) -> None:
-        """Forget every staged row."""
-        self._content.rows.discard()
 
     def commit(
         self, round: int, vectors: Mapping[str, Any] | None = None, state: Mapping[str, Any] | None = None
@@ -242,7 +180,7 @@ class ClientStore(CommittedRows):
 
     @property
     def commits(self) -> int:
-        """The number of commits, checkpoints and compactions of this object count: it grows as soon as one does."""
+        """The number of commits, checkpoints, compactions and undos of this object: it grows as soon as one counts."""
         return self._commits.count
 
     @property
@@ -284,6 +222,41 @@ class ClientStore(CommittedRows):
         """Forget all that came since the last commit: staged rows, clients that arrived, and departures."""
         self._commits.rollback()
 
+    def undo(self) -> bool:
+        """Take the last transaction back: rows, vectors, clients, round and state are what they were before it.
+
+        What came since the last commit (staged rows, arrivals, departures) is forgotten first, as by ``rollback``. One
+        transaction can be taken back, so a second ``undo`` changes nothing more, until something is committed again.
+
+        A transaction is what the folder is told at once: a commit, with what arrived and departed before it; with
+        durability="checkpoint" a checkpoint, with all commits since the one before; and a close or checkpoint that
+        tells of arrivals and departures alone. An undo is a transaction as well: a crash leaves the store as before it
+        or as after it, readers go on seeing the commit at which they look, and it is as durable as a commit.
+        ``compact`` leaves nothing to take back.
+
+        Returns:
+            whether one was taken back; False where none is kept, as ``previous`` says.
+
+        Raises:
+            StoreError: the store was not opened with undoable=True, or has commits that no checkpoint has made safe,
+                or the disk is full, say: everything is as it was then, unless the message says otherwise.
+            CorruptionError: what is kept cannot be a commit.
+
+        Cost: a commit without rows; what comes back is checked when it is read.
+
+        >>> import tempfile
+        >>> store = ClientStore(2, n=1, medium="mmap", path=tempfile.mkdtemp(), undoable=True)
+        >>> for round in range(2):
+        ...     store.stage(1)[:] = round
+        ...     store.commit(round)
+        >>> store.previous.round, store.undo(), store.round, store.read(1), store.undo()
+        (0, True, 0, array([0.], dtype=float32), False)
+        """
+        self._session.require_right()
+        if not self.undoable:
+            raise StoreError("undo: expected a store opened with undoable=True, which keeps what it takes, got another")
+        return self._commits.undo()
+
     def save(
         self,
         path: str | os.PathLike[str],
@@ -291,7 +264,7 @@ class ClientStore(CommittedRows):
         vectors: Mapping[str, Any] | None = None,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write a copy of what was committed last, a folder that ``open`` opens.
+        """Write a copy of what was committed last, a folder that ``open`` opens. It has nothing to take back.
 
         Args:
             path: a new or empty folder, or an older copy, which stays until the new one is there.
@@ -309,8 +282,8 @@ class ClientStore(CommittedRows):
     def compact(self) -> None:
         """Move the highest rows to free slots and give back what is behind the last, in memory or on the disk.
 
-        It is a transaction as a commit is. What readers still look at is not given back, and views move along with
-        nothing: ask for rows anew.
+        It is a transaction as a commit is, but none that can be taken back: what is kept for ``undo`` is given back
+        too. What readers still look at is not, and views move along with nothing: ask for rows anew.
 
         Raises:
             StoreError: rows are staged, or the folder cannot be written to.

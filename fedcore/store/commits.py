@@ -1,6 +1,6 @@
 """Commits of a store: each is published to the folder, whose slots stay alive until the last index lets go of them."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.clients.registry import ClientId, canonical
-from fedcore.errors import LockedError
+from fedcore.clients.registry import ClientId, Registry, canonical
+from fedcore.errors import LockedError, StoreError
 from fedcore.store.acceptance import Acceptance
-from fedcore.store.content import Content
-from fedcore.store.files.index import RowEntries
-from fedcore.store.files.stored_ids import StoredId, stored
+from fedcore.store.content import Content, believable
+from fedcore.store.files.previous import Previous
+from fedcore.store.files.row_entries import RowEntries
+from fedcore.store.files.stored_ids import StoredId, restored, stored
 from fedcore.store.named_vectors import Place, Table, places
+from fedcore.typing import I64
 
 _EVERYTHING = 2**63 - 1
 _NONE = np.zeros(0, np.int64)
@@ -42,9 +44,11 @@ class Commits:
         self.count = 0
         self._dropped: dict[int, int] = {}  # rows that go with the next commit: number -> slot
         self._undo: list[Callable[[], object]] = []  # who came and went since the last commit, backwards
+        self._keeps = self._folder is not None and self._folder.undoable
         # What the folder does not know yet:
         self._behind = False
-        self._changed: set[int] = set()  # numbers whose rows were committed since
+        # Numbers whose rows were committed since, and the slot, round and seal that the folder knows of each:
+        self._changed: dict[int, tuple[int, int, int]] = {}
         self._listed: dict[int, StoredId] = {}
         self._unlisted: set[int] = set()
         self._published: set[Place] = places(content.vectors.table)
@@ -84,17 +88,22 @@ class Commits:
 
     def leave(self, client: ClientId) -> None:
         """Forget a client that departs; its row goes with the next commit."""
-        registry, rows = self._content.registry, self._content.rows
+        registry = self._content.registry
         number = registry.number(client)
-        slot = rows.slot_of(number)
         with self._all_or_none():
             self._undo.append(lambda: registry.put_back(number, client))
             registry.remove(client)
-            self._undo.append(lambda: rows.put_back(number, self._dropped.pop(number, slot)))
-            if slot:
-                self._dropped[number] = slot
-            rows.drop(number)
+            self._drop(number)
             self._note(number, (None,) if self._is_counted(number) else None)
+
+    def _drop(self, number: int) -> None:
+        """Forget a row, which goes with the next commit."""
+        rows = self._content.rows
+        slot = rows.slot_of(number)
+        self._undo.append(lambda: rows.put_back(number, self._dropped.pop(number, slot)))
+        if slot:
+            self._dropped[number] = slot
+        rows.drop(number)
 
     def rollback(self) -> None:
         """Forget who came and went since the last commit, and every staged row."""
@@ -130,26 +139,69 @@ class Commits:
         content = self._content
         if self.is_behind:
             nothing = content.rows.entries(_NONE)
-            if self._dropped:
-                self._change(nothing, content.vectors.table, [], content.round, content.state, published=False)
-            behind = content.rows.entries(np.array(sorted(self._changed), np.int64))
-            self._change(
-                nothing, content.vectors.table, [], content.round, content.state, published=True, untold=behind
-            )
+            self._change(nothing, content.vectors.table, [], content.round, content.state, published=True)
             self._reclaim()
+
+    def undo(self) -> bool:
+        """Go back to the commit before the last, in a transaction of its own; False where none is kept.
+
+        What came since the last commit is forgotten.
+        """
+        self.rollback()
+        folder = self._folder
+        if self.is_behind:
+            raise StoreError(
+                "undo: expected every commit to be in the folder, got some since the last checkpoint: checkpoint() "
+                "makes them the transaction that undo() takes back; or close the store, and open it again"
+            )
+        if folder is None or folder.previous is None:
+            return False
+        previous = folder.previous
+        with self._all_or_none():
+            with believable(folder):
+                self._go_back(previous)
+            head, entries = previous.head, previous.rows.only(previous.rows.slots > 0)
+            self._change(entries, head.vectors, [], head.round, head.state, published=True, is_undo=True)
+        self._reclaim()
+        return True
+
+    def _go_back(self, previous: Previous) -> None:
+        """Bring back the clients of the commit before, and let the rows go that came since."""
+        registry, rows, listed = self._content.registry, self._content.rows, previous.listed
+        if listed or previous.unlisted:
+            ids = {number: restored(client) for number, client in listed}
+            ids |= {number: number if self._is_counted(number) else None for number in previous.unlisted}
+            now, before = Registry(), registry.changed(ids)
+            now.become(registry)
+            self._undo.append(lambda: registry.become(now))
+            registry.become(before)
+            self._undo.append(self._listed.clear)
+            self._listed.update(listed)
+            self._undo.append(self._unlisted.clear)
+            self._unlisted.update(previous.unlisted)
+        numbers = previous.rows.numbers
+        rows.grow(int(numbers.max(initial=-1)) + 1)
+        for number in numbers[(previous.rows.slots == 0) & (rows.slot[numbers] > 0)].tolist():
+            self._drop(number)
 
     def compact(self) -> None:
         """Move the highest rows and vectors down to free slots, and give back what is free behind them.
 
-        It is a transaction as a commit is. Of what readers still look at, nothing is given back.
+        It is a transaction as a commit is. Of what readers still look at, nothing is given back; the commit before the
+        last is, and so there is none to go back to.
         """
         content = self._content
         self.publish()
+        if content.previous is not None:
+            nothing = content.rows.entries(_NONE)
+            table = content.vectors.table
+            self._change(nothing, table, [], content.round, content.state, published=True, keeps=False)
         self._reclaim()
         entries = _lowered_rows(content)
         try:
             table, taken = content.vectors.lowered()
-            self._change(entries, table, taken, content.round, content.state, published=self._folder is not None)
+            published = self._folder is not None
+            self._change(entries, table, taken, content.round, content.state, published=published, keeps=False)
         except BaseException:
             moved = set(entries.slots.tolist()) - set(content.rows.slot[entries.numbers].tolist())
             content.rows.slots.give(moved)  # of a transaction that did not come to be
@@ -168,46 +220,76 @@ class Commits:
         state: str | None,
         *,
         published: bool,
-        untold: RowEntries | None = None,
+        keeps: bool = True,
+        is_undo: bool = False,
     ) -> None:
         """Make a commit count, in the folder if it is published there, and in memory.
 
         Args:
-            untold: what the folder is told of rows that memory knows already; None for what changes now.
+            keeps: whether an undoable store keeps what it replaces.
+            is_undo: whether it goes back to the commit before.
         """
         content, dropped = self._content, self._dropped
+        keeps = keeps and self._keeps and not is_undo
+        told = before = entries
         due = 0 if self._folder is None else self._folder.head.sequence + 1
         acceptance: Acceptance | None = None
         try:
+            if self._folder is not None:
+                told = self._told(entries, published)
+                before = self._before(told)
             acceptance = Acceptance(
                 content,
                 entries,
                 dropped,
                 table,
                 taken,
-                unpublished=() if published else self._changed,
-                published=places(content.vectors.table) if published else self._published,
+                unpublished=self._changed,
+                published=self._published,
+                keeps=keeps,
+                released=content.previous if published and not is_undo else None,
+                is_undo=is_undo,
                 round=round,
                 state=state,
             )
             if published:
-                self._transact(_with_gone(entries, dropped) if untold is None else untold, table, round, state)
-            self._follow(acceptance, entries, table, published)
+                self._transact(told, table, round, state, before if keeps else None)
+            self._follow(acceptance, before, table, published)
         except BaseException as error:  # perhaps from outside, between any two lines
             if acceptance is None or (published and not self._has(due, error)):
                 content.vectors.withdraw(taken)
                 raise
             self.broken = "a commit was interrupted"
-            self._follow(acceptance, entries, table, published)
+            self._follow(acceptance, before, table, published)
             self.broken = None
             if not isinstance(error, MemoryError):  # which hindered nothing
                 raise
 
-    def _transact(self, entries: RowEntries, table: Table, round: int | None, state: str | None) -> None:
+    def _told(self, entries: RowEntries, published: bool) -> RowEntries:
+        """The entries, empty ones for rows that go, and if it is published all else that the folder does not know."""
+        gone = _without(self._dropped, entries)
+        zeros = np.zeros(len(gone), np.int64)
+        told = entries.and_(RowEntries(gone, zeros, zeros, zeros.view(np.uint64)))
+        return told.and_(self._content.rows.entries(_without(self._changed, told))) if published else told
+
+    def _before(self, told: RowEntries) -> RowEntries:
+        """The entries of the same numbers as the folder knows them."""
+        rows, numbers = self._content.rows, told.numbers
+        before = RowEntries(numbers, rows.slot[numbers], rows.round[numbers], rows.seal[numbers]).table()
+        if self._dropped or self._changed:
+            for place, number in enumerate(numbers.tolist()):
+                before[place, 1] = self._dropped.get(number, before[place, 1])
+                before[place, 1:] = self._changed.get(number, before[place, 1:])
+        before[before[:, 1] == 0, 1:] = 0
+        return RowEntries.of(before)
+
+    def _transact(
+        self, entries: RowEntries, table: Table, round: int | None, state: str | None, before: RowEntries | None
+    ) -> None:
         folder = self._folder
         assert folder is not None
         head = replace(folder.head, vectors=table, round=round, state=state)
-        folder.publish(head, entries, sorted(self._listed.items()), sorted(self._unlisted))
+        folder.publish(head, entries, sorted(self._listed.items()), sorted(self._unlisted), before)
 
     def _has(self, due: int, error: BaseException) -> bool:
         """Tell whether the folder has the commit that an error has left; where only a new opening tells, it breaks."""
@@ -223,16 +305,20 @@ class Commits:
         self.broken = None
         return has
 
-    def _follow(self, acceptance: Acceptance, entries: RowEntries, table: Table, published: bool) -> None:
-        """Change what is in memory, after what can fail. Twice is as once."""
+    def _follow(self, acceptance: Acceptance, before: RowEntries, table: Table, published: bool) -> None:
+        """Change what is in memory, after what can fail. Twice is as once.
+
+        Args:
+            before: the entries that change, as they were.
+        """
         acceptance.apply()
         if published:
             self._published = places(table)
             self._changed.clear()
             self._listed.clear()
             self._unlisted.clear()
-        else:
-            self._changed.update(entries.numbers.tolist(), self._dropped)
+        elif self._folder is not None:
+            self._changed.update((number, (slot, round, seal)) for number, slot, round, seal in before.table().tolist())
         self._dropped.clear()
         self._undo.clear()
         self._behind = not published and self._folder is not None
@@ -266,17 +352,12 @@ class Commits:
         self._content.vectors.reclaim(through)
 
 
-def _with_gone(entries: RowEntries, dropped: Iterable[int]) -> RowEntries:
-    """The entries, and empty ones for the numbers that lost their row and got no other."""
-    staying = set(entries.numbers.tolist())
-    gone = np.array([number for number in dropped if number not in staying], np.int64)
-    zeros = np.zeros(len(gone), np.int64)
-    return RowEntries(
-        np.concatenate([entries.numbers, gone]),
-        np.concatenate([entries.slots, zeros]),
-        np.concatenate([entries.rounds, zeros]),
-        np.concatenate([entries.seals, zeros.view(np.uint64)]),
-    )
+def _without(numbers: Collection[int], entries: RowEntries) -> I64:
+    """The numbers that have none of the entries."""
+    if not numbers:
+        return _NONE
+    listed = set(entries.numbers.tolist())
+    return np.array([number for number in numbers if number not in listed], np.int64)
 
 
 def _lowered_rows(content: Content) -> RowEntries:

@@ -19,7 +19,7 @@ from fedcore.representation import Represented
 from fedcore.store.content import Content
 from fedcore.store.files.residency import Residency
 from fedcore.store.files.store_folder import Folder
-from fedcore.store.info import StoreInfo, info
+from fedcore.store.info import PreviousCommit, StoreInfo, info, previous_commit
 from fedcore.store.row_format import Codec, Row, RowFormat
 from fedcore.store.session import Medium, Session
 
@@ -81,6 +81,16 @@ class CommittedRows(Represented, Unpicklable):
     def state(self) -> Any:
         """The state that was committed last, as JSON gives it back; None if there never was one."""
         return None if self._content.state is None else json.loads(self._content.state)
+
+    @property
+    def undoable(self) -> bool:
+        """Tell whether it was opened to keep what its last transaction replaced."""
+        return self._folder is not None and self._folder.undoable
+
+    @property
+    def previous(self) -> PreviousCommit | None:
+        """The commit before the last, where it is kept: the last can be taken back."""
+        return previous_commit(self._content)
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -203,10 +213,12 @@ class CommittedRows(Represented, Unpicklable):
     def verify(self) -> list[str]:
         """Read everything, and say what is not as it was written: a line for each damaged row, with client and block.
 
+        What is kept of the commit before is read too.
+
         Cost: reads every row once.
         """
         self._session.require_open()
-        return self._content.problems()
+        return self._content.problems() + self._content.kept_problems()
 
     def _row(self, number: int, slot: int) -> Row | None:
         """The row in a slot, None for slot 0."""

@@ -14,7 +14,8 @@ from fedcore.errors import CorruptionError, StoreError
 from fedcore.memory import copy_into
 from fedcore.store.device_slots import DeviceSlots
 from fedcore.store.files.atomic_folder import replacing
-from fedcore.store.files.index import RowEntries
+from fedcore.store.files.previous import Previous
+from fedcore.store.files.row_entries import RowEntries
 from fedcore.store.files.store_folder import Folder
 from fedcore.store.files.stored_ids import StoredId, restored
 from fedcore.store.named_vectors import Vectors
@@ -50,7 +51,7 @@ class Content:
     @classmethod
     def read(cls, folder: Folder) -> "Content":
         """The content of a folder."""
-        with _believable(folder):
+        with believable(folder):
             rows, listed = folder.load()
             content = cls(folder.format, _registry(folder, listed), folder)
             content._take_over(folder, rows)
@@ -58,10 +59,15 @@ class Content:
 
     def refresh(self, folder: Folder) -> None:
         """Read the folder again; what was staged is forgotten."""
-        with _believable(folder):
+        with believable(folder):
             rows, listed = folder.load()
             self.registry = _registry(folder, listed)
             self._take_over(folder, rows)
+
+    @property
+    def previous(self) -> Previous | None:
+        """The commit before the last, where it is kept."""
+        return None if self.folder is None else self.folder.previous
 
     def check(self, number: int) -> None:
         """Check a row against its checksum, once.
@@ -95,6 +101,20 @@ class Content:
             found += [] if problem is None else [problem]
             self.rows.slots.let_go([int(self.rows.slot[number])])
         return found + self.vectors.problems()
+
+    def kept_problems(self) -> list[str]:
+        """The faults in what is kept of the commit before, all of which is read."""
+        previous = self.previous
+        if previous is None:
+            return []
+        slots, found = self.rows.slots, []
+        for number, slot, _, seal in previous.rows.table()[previous.rows.slots > 0].tolist():
+            damage = slots.damage(slot, seal % 2**64)
+            if damage is not None:
+                whose = f"the row of number {number} before the last commit"
+                found.append(f"{slots.where}: {whose} (slot {slot}) is damaged: {damage}")
+            slots.let_go([slot])
+        return found + self.vectors.kept_problems(previous.head.vectors)
 
     def copy_to(self, other: "Content", vectors: Mapping[str, Any] | None = None) -> RowEntries:
         """Copy everything to an empty content with the same numbers.
@@ -151,17 +171,20 @@ class Content:
             folder.publish(head, entries, (), ())
 
     def _take_over(self, folder: Folder, rows: RowEntries) -> None:
-        head = folder.head
+        head, previous = folder.head, folder.previous
+        kept = np.zeros(0, np.int64) if previous is None else previous.rows.used
+        used = np.concatenate([rows.slots, kept])
         if int(rows.numbers.max(initial=-1)) >= self.registry.capacity:
             raise ValueError(f"expected rows of clients, got one of number {rows.numbers.max()}")
-        if int((rows.slots == 0).sum()) or len(np.unique(rows.slots)) < len(rows.slots):
+        if int((rows.slots == 0).sum()) or len(np.unique(used)) < len(used):
             raise ValueError("expected a slot for each row, got one for two, or for none")
-        if (missing := int(rows.slots.max(initial=0)) * folder.rows.stride - folder.rows.bytes) > _MOST_CUT:
+        if (missing := int(used.max(initial=0)) * folder.rows.stride - folder.rows.bytes) > _MOST_CUT:
             raise ValueError(f"expected rows in {folder.rows.where}, got one {missing:,} bytes past its end")
         self.rows.load(rows)
-        self.vectors.load(head.vectors, None if folder.readonly else head.sequence)
+        before = {} if previous is None else previous.head.vectors
+        self.vectors.load(head.vectors, before, None if folder.readonly else head.sequence)
         if not folder.readonly:
-            self.rows.slots.occupy(rows.slots, head.sequence)
+            self.rows.slots.occupy(used, head.sequence)
         self.round, self.state = head.round, head.state
 
     def _slots_for(self, payload: int) -> Slots:
@@ -175,7 +198,7 @@ def _slots_in_memory(form: RowFormat) -> Slots:
 
 
 @contextmanager
-def _believable(folder: Folder) -> Iterator[None]:
+def believable(folder: Folder) -> Iterator[None]:
     """Refuse an index whose digests are right, and which no store has written all the same."""
     try:
         yield

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import gcd
 
-VERSION = 2
+VERSION = 3
 """The version of the files' format that new stores have."""
 
 LINE = 64  # bytes: a cache line, to which every part of a slot is aligned
@@ -11,8 +11,8 @@ CHUNK = 64 << 20  # bytes that memory is asked for at a time
 BLOCK = 64 << 10  # bytes under one checksum
 
 # What slots are aligned to by the version. Version 1 was made for pages of 4 KiB, and 2 for the largest that processors
-# have: chunks then begin on a page of every system, and large slots do.
-GRAINS = {1: 4 << 10, 2: 64 << 10}
+# have: chunks then begin on a page of every system, and large slots do. Version 3 changed the index alone.
+GRAINS = {1: 4 << 10, 2: 64 << 10, 3: 64 << 10}
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedcore.store.content import Content
 from fedcore.store.files.store_folder import Folder
 from fedcore.store.geometry import VERSION
+
+
+@dataclass(frozen=True)
+class PreviousCommit:
+    """The commit before the last, to which ``ClientStore.undo`` goes back.
+
+    Attributes:
+        round: its round, or None where there was none yet.
+        state: its state, as JSON gives it back.
+        rows: how many rows are kept for it.
+    """
+
+    round: int | None
+    state: Any
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -27,6 +44,7 @@ class StoreInfo:
         bytes: of memory or disk that rows and vectors take, free ones included.
         readers: other processes that read the folder, and how many commits each is behind: what they look at, and
             what was written since, is not used again.
+        previous: the commit before the last, where the folder keeps it: the last can be taken back.
     """
 
     path: Path | None
@@ -41,6 +59,7 @@ class StoreInfo:
     vectors: dict[str, tuple[str, tuple[int, ...]]]
     bytes: int
     readers: tuple[tuple[int, int], ...] = ()
+    previous: PreviousCommit | None = None
 
 
 def state_of(path: Path) -> Any:
@@ -52,6 +71,13 @@ def state_of(path: Path) -> Any:
     folder = Folder(path, readonly=True, durable=False)
     folder.close()
     return None if folder.head.state is None else json.loads(folder.head.state)
+
+
+def _free_seen(content: Content) -> int:
+    """The free slots as far as a reader sees."""
+    kept = np.zeros(0, np.int64) if content.previous is None else content.previous.rows.used
+    highest = max(int(content.rows.slot.max(initial=0)), int(kept.max(initial=0)))
+    return highest - content.rows.written - len(kept)
 
 
 def info(content: Content) -> StoreInfo:
@@ -66,9 +92,19 @@ def info(content: Content) -> StoreInfo:
         row_bytes=rows.slots.stride,
         clients=len(content.registry),
         rows=rows.written,
-        free=int(rows.slot.max(initial=0)) - rows.written if readonly else rows.slots.free,
+        free=_free_seen(content) if readonly else rows.slots.free,
         round=content.round,
         vectors={name: (entry.dtype, entry.shape) for name, entry in vectors.table.items()},
         bytes=rows.slots.high * rows.slots.stride + vectors.bytes if folder is None else folder.bytes,
         readers=() if folder is None else tuple(folder.readers),
+        previous=previous_commit(content),
     )
+
+
+def previous_commit(content: Content) -> PreviousCommit | None:
+    """The commit before the last, where it is kept."""
+    previous = content.previous
+    if previous is None:
+        return None
+    head = previous.head
+    return PreviousCommit(head.round, None if head.state is None else json.loads(head.state), len(previous.rows.used))

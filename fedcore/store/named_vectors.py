@@ -42,16 +42,17 @@ class Vectors:
         self._retired: list[tuple[int, Place]] = []
         self._payloads: set[int] = set()  # of which there were ever any
 
-    def load(self, table: Table, retired: int | None) -> None:
+    def load(self, table: Table, kept: Table, retired: int | None) -> None:
         """Take over an index's table.
 
         Args:
             table: the table.
+            kept: that of the commit before, whose places are used too.
             retired: None where nothing will be written; else the other slots are retired with this number.
         """
         self.table = table
         if retired is not None:
-            for payload, slots in _by_payload(places(table)).items():
+            for payload, slots in _by_payload(places(table) | places(kept)).items():
                 self._slots(payload).occupy(np.array(slots, np.int64), retired)
                 self._payloads.add(payload)
         self._trusted &= places(table)
@@ -108,15 +109,23 @@ class Vectors:
         for payload, slots in _by_payload(taken).items():
             self._slots(payload).give(slots)
 
-    def after(self, table: Table, taken: list[Place], retire: Callable[[Place], int]) -> "After":
+    def after(
+        self,
+        table: Table,
+        taken: list[Place],
+        retire: Callable[[Place], int | None],
+        released: Iterable[tuple[int, Place]] = (),
+    ) -> "After":
         """The vectors as ``accept`` makes them; nothing changes yet.
 
         Args:
             table, taken: from ``propose``.
-            retire: the number with which a place that is no longer used is retired.
+            retire: the number with which a place that is no longer used is retired, or None if it is kept.
+            released: numbers and places that were kept so far.
         """
         gone = places(self.table) - places(table)
-        retired = self._retired + [(retire(place), place) for place in gone]
+        numbered = [(retire(place), place) for place in gone]
+        retired = [*self._retired, *((number, place) for number, place in numbered if number is not None), *released]
         return After(table, (self._trusted | set(taken)) - gone, retired)
 
     def accept(self, after: "After") -> None:
@@ -167,14 +176,12 @@ class Vectors:
 
     def problems(self) -> list[str]:
         """The faults in the vectors, all of which are read."""
-        found = []
         self._trusted.clear()
-        for name, entry in self.table.items():
-            try:
-                self._check(name, entry)
-            except StoreError as error:  # of the file, or of the vector
-                found.append(str(error))
-        return found
+        return _faults(self._check, self.table)
+
+    def kept_problems(self, table: Table) -> list[str]:
+        """The faults in the vectors of the commit before, all of which are read."""
+        return _faults(lambda name, entry: self._require_whole(f"{name!r} before the last commit", entry), table)
 
     def _is_out(self, entry: StoredVector) -> bool:
         return _place(entry) in self._views
@@ -182,11 +189,14 @@ class Vectors:
     def _check(self, name: str, entry: StoredVector) -> None:
         if not self._sealed or _place(entry) in self._trusted:
             return
+        self._require_whole(repr(name), entry)
+        self._trusted.add(_place(entry))
+
+    def _require_whole(self, name: str, entry: StoredVector) -> None:
         slots = self._slots(entry.payload)
         damage = slots.damage(entry.slot, entry.seal)
         if damage is not None:
-            raise CorruptionError(f"{slots.where}: the vector {name!r} is damaged: {damage}; use a copy of the store")
-        self._trusted.add(_place(entry))
+            raise CorruptionError(f"{slots.where}: the vector {name} is damaged: {damage}; use a copy of the store")
 
     def _write(self, vector: Vector, taken: list[Place]) -> StoredVector:
         payload = max(1, vector.nbytes)
@@ -205,6 +215,17 @@ class After(NamedTuple):
     table: Table
     trusted: set[Place]
     retired: list[tuple[int, Place]]
+
+
+def _faults(check: Callable[[str, StoredVector], None], table: Table) -> list[str]:
+    """The errors of a check of each vector in a table."""
+    found = []
+    for name, entry in table.items():
+        try:
+            check(name, entry)
+        except StoreError as error:  # of the file, or of the vector
+            found.append(str(error))
+    return found
 
 
 def _place(entry: StoredVector) -> Place:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.errors import StoreError
-from fedcore.store.files.index import RowEntries
+from fedcore.store.files.row_entries import RowEntries
 from fedcore.store.slots import Slots
 from fedcore.typing import I64
 
@@ -141,12 +141,12 @@ class Rows:
             np.zeros(k, np.uint64) if seals is None else np.array(seals, np.uint64),
         )
 
-    def accept(self, entries: RowEntries, written: int) -> None:
+    def accept(self, entries: RowEntries, written: int, *, trusted: bool = True) -> None:
         """Make entries the clients' rows, staged no more; ``written`` clients have a row then. Twice is as once."""
         self.slot[entries.numbers] = entries.slots
         self.round[entries.numbers] = entries.rounds
         self.seal[entries.numbers] = entries.seals
-        self.trusted[entries.numbers] = True
+        self.trusted[entries.numbers] = trusted
         self.written = written
         for number in entries.numbers.tolist():
             self.staged.pop(number, None)

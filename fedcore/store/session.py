@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from weakref import finalize
 
 from fedcore import devices
-from fedcore.errors import LockedError, StoreError, UnknownNameError
+from fedcore.errors import LockedError, RangeError, StoreError, UnknownNameError
 from fedcore.store.commits import Commits
 from fedcore.store.content import Content
 from fedcore.store.files.read_ahead import DiskThread
@@ -37,6 +37,13 @@ def require_names(medium: str, durability: str) -> str:
     if durability not in get_args(Durability):
         raise UnknownNameError.of("durability", durability, get_args(Durability))
     return devices.named(medium) if medium.startswith("cuda") else devices.CPU
+
+
+def require_files(undoable: bool, medium: str, *, readonly: bool) -> None:
+    """Raise a RangeError where an undoable store cannot be: it is its folder that keeps what was replaced."""
+    if undoable and (medium != "mmap" or readonly):
+        got = "readonly=True" if readonly else f'medium="{medium}"'
+        raise RangeError(f'undoable: expected False, or medium="mmap" open for writing, got True with {got}')
 
 
 class Session:

@@ -33,6 +33,7 @@ def test_nothing_that_changes_rows_or_clients_is_reachable(server):
         "add_all",
         "forget",
         "rollback",
+        "undo",
         "room_for_checksums",
         "note_checksums",
     }

@@ -1,6 +1,7 @@
 """Children that write rounds to a store and are killed; after each kill the store is looked at, and the next goes on.
 
-Run as a program, because it forks: ``killed.py FOLDER DURABILITY KILLS SEED`` prints how often it killed where.
+Run as a program, because it forks: ``killed.py FOLDER DURABILITY KILLS SEED [undoable]`` prints how often it killed
+where. If it is undoable, every third round is taken back and done again.
 """
 
 import json
@@ -58,11 +59,13 @@ def assert_whole(store):
     np.testing.assert_array_equal(store.vector("total"), content(N, store.round).astype(np.float64))
 
 
-def work(path, durability, say, last=10**6):
+def work(path, durability, undoable, say, last=10**6):
     """Rounds, up to the last."""
-    with ClientStore.open(path, durability=durability) as store:
+    with ClientStore.open(path, durability=durability, undoable=undoable) as store:
         say(b"o", store.round)
-        for round in range(store.round + 1, last + 1):
+        undone = 0
+        while store.round < last:
+            round = store.round + 1
             if round % 5 == 0:
                 say(b"p", round)
                 store.compact()
@@ -84,6 +87,12 @@ def work(path, durability, say, last=10**6):
                 say(b"s", round)
                 store.save(path.with_name("copy"))
             say(b"d", round)
+            if undoable and round % 3 == 0 and round > undone:
+                undone = round
+                say(b"u", round - 1)
+                assert store.undo()
+                assert store.round == round - 1
+                say(b"d", round - 1)
 
 
 def die_at(call, after):
@@ -107,26 +116,26 @@ def die_at(call, after):
         setattr(disk, name, deadly(getattr(disk, name)))
 
 
-def child(path, durability, writing, call, after):
+def child(path, durability, undoable, writing, call, after):
     def say(what, round):
         os.write(writing, what + round.to_bytes(7, "little"))
 
     if call is not None:
         die_at(call, after)
     try:
-        work(path, durability, say)
+        work(path, durability, undoable, say)
     finally:
         os._exit(3)  # no child gets here
 
 
-def kill_one(path, durability, chance):
+def kill_one(path, durability, undoable, chance):
     """Let a child work and die; return what it was doing."""
     reading, writing = os.pipe()
     call = chance.randrange(1, 40) if chance.random() < 0.6 else None
     pid = os.fork()
     if pid == 0:
         os.close(reading)
-        child(path, durability, writing, call, chance.random() < 0.5)
+        child(path, durability, undoable, writing, call, chance.random() < 0.5)
     os.close(writing)
     if call is None:
         os.read(reading, 8)  # it has opened the store
@@ -152,20 +161,30 @@ def possible(notes, before, durability):
                 on_its_way = round if what == "k" else round - 1
             elif on_its_way != sure and what in "wds":
                 sure = on_its_way
-        elif what == "c":
+        elif what in "cu":
             on_its_way = round
         elif what in "sdpw":
             sure = on_its_way
     return {sure, on_its_way}
 
 
-def main(folder, durability, kills, seed):
+def take_back(path):
+    """Take the last round back where that can be done; the round that is left."""
+    with ClientStore.open(path, undoable=True) as store:
+        expected = store.round if store.previous is None else store.previous.round
+        store.undo()
+        assert store.round == expected
+        assert_whole(store)
+        return store.round
+
+
+def main(folder, durability, kills, seed, undoable):
     path, chance, places = Path(folder) / "store", random.Random(seed), Counter()
-    with ClientStore(CLIENTS, N, medium="mmap", codec="int8", path=path) as store:
+    with ClientStore(CLIENTS, N, medium="mmap", codec="int8", path=path, undoable=undoable) as store:
         store.commit(0, {"x": content(N, 0), "total": content(N, 0).astype(np.float64)}, {"round": 0})
     before = 0
     for _ in range(kills):
-        notes = kill_one(path, durability, chance)
+        notes = kill_one(path, durability, undoable, chance)
         with ClientStore.open(path, readonly=True) as store:
             assert store.round in possible(notes, before, durability), (store.round, notes[-6:], before)
             assert_whole(store)
@@ -174,8 +193,10 @@ def main(folder, durability, kills, seed):
         if copy.exists():
             with ClientStore.open(copy, medium="ram") as saved:
                 assert_whole(saved)
+        if undoable and before > 1 and chance.random() < 0.3:
+            before = take_back(path)
         places[notes[-1][0] if notes else "opening"] += 1
-    work(path, durability, lambda *_: None, last=before + 10)
+    work(path, durability, undoable, lambda *_: None, last=before + 10)
     with ClientStore.open(path) as store:
         assert store.round == before + 10
         assert_whole(store)
@@ -185,4 +206,4 @@ def main(folder, durability, kills, seed):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), "undoable" in sys.argv[5:])

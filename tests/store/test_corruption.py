@@ -13,6 +13,7 @@ from fedcore import ClientStore, errors
 from fedcore.store.files import slot_file_header as header
 from fedcore.store.geometry import GRAINS, VERSION
 from tests.store.contents import content, write
+from tests.store.test_format import FORMATS
 
 N = 40_000  # 160,000 bytes: three blocks
 CLIENTS = ["a", "b", 2, 3]
@@ -53,7 +54,8 @@ def harm(path, *, readonly):
     """What the store says of its damage; nothing if it did no harm."""
     try:
         with ClientStore.open(path, readonly=readonly) as store:
-            problems = store.verify()
+            # SQLite also finds what is wrong with a page's free bytes, where nothing is read from.
+            problems = [line for line in store.verify() if "free space corruption" not in line]
             try:
                 assert_holds(store)
                 said = ""
@@ -223,7 +225,7 @@ def test_foreign_and_newer_files_are_refused_with_what_to_do(path, tmp_path):
     connection = sqlite3.connect(path / "index.sqlite")
     connection.execute("PRAGMA user_version = 1")
     connection.close()
-    with pytest.raises(errors.CorruptionError, match=r"rows.slots: expected the header .*: files of two stores"):
+    with pytest.raises(errors.CorruptionError, match=r"index.sqlite: damaged: schema: expected the tables of an index"):
         ClientStore.open(path)
     connection = sqlite3.connect(path / "index.sqlite")
     connection.execute(f"PRAGMA user_version = {VERSION}")
@@ -231,6 +233,16 @@ def test_foreign_and_newer_files_are_refused_with_what_to_do(path, tmp_path):
     (path / "rows.slots").write_bytes(b"GIF89a" + bytes(10_000))
     with pytest.raises(errors.StoreError, match=r"rows.slots: expected a file of a fedcore store, got 10006 bytes"):
         ClientStore.open(path)
+
+
+def test_slots_of_another_format_than_the_index_says_are_refused(tmp_path):
+    """Before the third, an index says how the slots beside it lie."""
+    shutil.unpack_archive(FORMATS / "2.zip", tmp_path)
+    connection = sqlite3.connect(tmp_path / "f32" / "index.sqlite")
+    connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    with pytest.raises(errors.CorruptionError, match=r"rows.slots: expected the header .*: files of two stores"):
+        ClientStore.open(tmp_path / "f32")
 
 
 UNREADABLE = """

@@ -1,5 +1,7 @@
 """Whatever a loss of power leaves of what was not synced, the last durable round is there."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -39,33 +41,94 @@ STEPS = {
         "checkpoint",
     ],
 }
+UNDOABLE = {
+    "round": [
+        ("ab", "x"),
+        "undo",
+        ("bc", "xy"),
+        "forget a",
+        ("c", "y"),
+        "undo",
+        "add d",
+        ("ad", "xz"),
+        ("d", ""),
+        "undo",
+        "compact",
+        ("b", ""),
+        "undo",
+        ("d", "x"),
+    ],
+    "checkpoint": [
+        ("ab", "x"),
+        "checkpoint",
+        ("a", ""),
+        "forget b",
+        ("c", "y"),
+        "checkpoint",
+        "undo",
+        ("b", "x"),
+        "add d",
+        ("d", "x"),
+        "checkpoint",
+        "compact",
+        ("d", ""),
+        "checkpoint",
+        "undo",
+    ],
+}
 
 
-def run(store, recorder, model):
-    """Do the steps; the model is what the store holds at each moment if that were committed."""
-    for round, step in enumerate(STEPS[store.durability]):
+class Model:
+    """What a store holds now, what the folder was told last, and what it keeps of before."""
+
+    def __init__(self):
+        self.now = {"rows": {}, "vectors": {}, "round": 0, "clients": ["a", "b", "c"]}
+        self.told, self.previous = copy.deepcopy(self.now), None
+
+    def tell(self, store):
+        """All of it is going to be told."""
+        if self.now != self.told:
+            self.previous = self.told if store.undoable else None
+            self.told = copy.deepcopy(self.now)
+
+    def undo(self):
+        self.now, self.told, self.previous = copy.deepcopy(self.previous), self.previous, None
+
+
+def run(store, recorder, model, steps):
+    """Do the steps."""
+    recorder.upcoming = model
+    for round, step in enumerate(steps):
+        now = model.now
         match step:
             case (clients, vectors):
                 for client in clients:
                     write(store, client, content(N, client, round))
-                    model["rows"][client] = round
+                    now["rows"][client] = round
                 if vectors:
-                    model["vectors"] = dict.fromkeys(vectors, round)
-                model["round"] = round
-                recorder.upcoming = model
+                    now["vectors"] = dict.fromkeys(vectors, round)
+                now["round"] = round
+                if store.durability == "round":
+                    model.tell(store)
                 named = {name: content(N, name, round) for name in vectors} if vectors else None
                 store.commit(round, named, {"round": round})
             case "compact":
+                model.tell(store)
+                model.previous = None
                 store.compact()
             case "checkpoint":
+                model.tell(store)
                 store.checkpoint()
+            case "undo":
+                model.undo()
+                assert store.undo()
             case _ if step.startswith("forget"):
                 store.forget(step[-1])
-                model["rows"].pop(step[-1])
-                model["clients"].remove(step[-1])
+                now["rows"].pop(step[-1], None)
+                now["clients"].remove(step[-1])
             case _:
                 store.add(step[-1])
-                model["clients"].append(step[-1])
+                now["clients"].append(step[-1])
 
 
 def assert_holds(store, model):
@@ -83,25 +146,30 @@ def assert_holds(store, model):
     assert store.verify() == []
 
 
+@pytest.mark.parametrize("undoable", [False, True])
 @pytest.mark.parametrize("durability", ["round", "checkpoint"])
-def test_every_disk_that_a_loss_of_power_can_leave(tmp_path, monkeypatch, durability):
+def test_every_disk_that_a_loss_of_power_can_leave(tmp_path, monkeypatch, durability, undoable):
     path = tmp_path / "store"
-    model = {"rows": {}, "vectors": {}, "round": 0, "clients": ["a", "b", "c"]}
     with ClientStore(["a", "b", "c"], N, medium="mmap", codec="bf16", path=path) as store:
         store.commit(0, {}, {"round": 0})
-    store = ClientStore.open(path, durability=durability)
+    store = ClientStore.open(path, durability=durability, undoable=undoable)
     recorder = Recorder(path, monkeypatch)
-    first = {"rows": {}, "vectors": {}, "round": 0, "clients": ["a", "b", "c"]}
-    run(store, recorder, model)
+    run(store, recorder, Model(), (UNDOABLE if undoable else STEPS)[durability])
     monkeypatch.undo()
     store.close()
-    tried = 0
+    tried = undone = 0
     for files, committed in recorder.crashes():
         put(files, tmp_path / "left")
         tried += 1
-        writes = tried % 4 == 0
-        with ClientStore.open(tmp_path / "left", readonly=not writes, durability="none") as left:
-            assert_holds(left, committed or first)
+        writes, found = tried % (2 if undoable else 4) == 0, committed or Model()
+        with ClientStore.open(
+            tmp_path / "left", readonly=not writes, durability="none", undoable=writes and undoable
+        ) as left:
+            assert_holds(left, found.told)
+            if writes and found.previous is not None:
+                assert left.undo()
+                assert_holds(left, found.previous)
+                undone += 1
             if writes:  # and it goes on from there
                 client = next(iter(left.registry))
                 write(left, client, content(N, "on"))
@@ -109,3 +177,4 @@ def test_every_disk_that_a_loss_of_power_can_leave(tmp_path, monkeypatch, durabi
                 np.testing.assert_array_equal(left.read(client), content(N, "on"))
                 assert left.verify() == []
     assert tried > 200
+    assert (undone > 30) == undoable

@@ -4,7 +4,7 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,12 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.errors import CorruptionError, LockedError, StoreError
+from fedcore.store.files import previous
 from fedcore.store.files import system_calls as disk
 from fedcore.store.files.index_digests import client_digests, row_digests, total
 from fedcore.store.files.index_head import Head
+from fedcore.store.files.previous import Previous
+from fedcore.store.files.row_entries import RowEntries
 from fedcore.store.files.stored_ids import StoredId
 from fedcore.store.geometry import GRAINS, VERSION
-from fedcore.typing import I64
 
 _APPLICATION = 0x66656463  # "fedc"
 _TABLES = (
@@ -26,22 +28,12 @@ _TABLES = (
     "(number INTEGER PRIMARY KEY, slot INTEGER NOT NULL, round INTEGER NOT NULL, seal INTEGER NOT NULL)",
     "CREATE TABLE clients(number INTEGER PRIMARY KEY, id)",
 )
+KEEPS_PREVIOUS = 3
+"""The first format whose index can keep the commit before the last."""
 _SCHEMA = "SELECT sql, type FROM sqlite_master ORDER BY sql"
 _WAL_PAGES = 16000  # of 1 KB: how long the log grows before it is worked into the file
 
-U64 = npt.NDArray[np.uint64]
-
 _inherited: list[sqlite3.Connection] = []  # a forked process must not even close what its parent has open
-
-
-@dataclass(frozen=True)
-class RowEntries:
-    """Entries of rows by the clients' numbers, k of each; slot 0 says that there is no row."""
-
-    numbers: I64
-    slots: I64
-    rounds: I64
-    seals: U64
 
 
 class Index:
@@ -57,6 +49,7 @@ class Index:
 
     Attributes:
         version: of the store's format.
+        previous: the commit before the last, as it was loaded or written last; None where it is not kept.
 
     Raises:
         StoreError: the file is no index, or newer.
@@ -68,6 +61,7 @@ class Index:
         self._durable, self._access = durable, access
         self._owner = 0
         self._shared: sqlite3.Connection | None = None
+        self.previous: Previous | None = None
         self._digests = np.zeros(0, np.uint64)  # of the rows, by number
         self._known: str | None = None  # the head, as this process has loaded or written it last
         self._tried: str | None = None  # and as it tried to write it
@@ -75,15 +69,14 @@ class Index:
         with self._reading() as connection:
             kind = connection.execute("PRAGMA application_id").fetchone()[0]
             self.version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-        if kind != _APPLICATION:
-            raise StoreError(f"{path}: expected the index of a fedcore store, got another SQLite file")
-        if self.version not in GRAINS:
-            raise StoreError(
-                f"{path}: expected a format up to {VERSION}, got {self.version}: open it with the version of fedcore "
-                "that wrote it, or a newer one"
-            )
-        with self._reading() as connection:
-            _require_tables(connection)
+            if kind != _APPLICATION:
+                raise StoreError(f"{path}: expected the index of a fedcore store, got another SQLite file")
+            if self.version not in GRAINS:
+                raise StoreError(
+                    f"{path}: expected a format up to {VERSION}, got {self.version}: open it with the version of "
+                    "fedcore that wrote it, or a newer one"
+                )
+            _require_tables(connection, self.version)  # in this transaction: a writer may raise the format
 
     @classmethod
     def create(cls, path: Path, head: Head, clients: Sequence[tuple[int, StoredId]]) -> None:
@@ -97,7 +90,7 @@ class Index:
                 connection.execute(f"PRAGMA application_id = {_APPLICATION}")
                 connection.execute(f"PRAGMA user_version = {VERSION}")
                 connection.execute("BEGIN")
-                for statement in _TABLES:
+                for statement in (*_TABLES, previous.TABLE):
                     connection.execute(statement)
                 connection.executemany("INSERT INTO clients VALUES(?, ?)", clients)
                 head = replace(head, clients_sum=total(client_digests(clients)))
@@ -108,6 +101,27 @@ class Index:
                 connection.close()
         with disk.explained("syncing", path):
             disk.sync_path(path)
+
+    def raise_format(self) -> None:
+        """Let the index keep the commit before the last, in one transaction that raises an older format to this one.
+
+        Raises:
+            StoreError: it cannot be written to.
+        """
+        if self.version >= KEEPS_PREVIOUS:
+            return
+        with _explained(self.path):
+            connection = self._connection()
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute(previous.TABLE)
+                connection.execute(f"PRAGMA user_version = {VERSION}")
+                disk.commit(connection)
+            except BaseException:
+                if connection.in_transaction:
+                    connection.rollback()
+                raise
+        self.version = VERSION
 
     def renew(self) -> None:
         """Make durable anew what the log holds, before a writer believes it.
@@ -134,7 +148,9 @@ class Index:
         """The head as it was committed last."""
         with self._reading() as connection:
             self._known, self._version = _text(connection), _version(connection)
-            return _head(connection)
+            head = _head(connection)
+            self.previous = previous.read(connection, head)
+        return head
 
     def load(self) -> tuple[Head, RowEntries, list[tuple[int, StoredId]]]:
         """The head, all rows and all listed clients, as they were committed last.
@@ -151,16 +167,25 @@ class Index:
                     raise CorruptionError("clients: expected the list that was written, got another")
             except (OverflowError, TypeError, ValueError) as error:
                 raise CorruptionError(str(error)) from error
-            rows = RowEntries(table[:, 0], table[:, 1], table[:, 2], table[:, 3].copy().view(np.uint64))
+            rows = RowEntries.of(table)
             digests = row_digests(rows.numbers, rows.slots, rows.rounds, rows.seals)
             if total(digests) != head.rows_sum or (table[:, :3] < 0).any():
                 raise CorruptionError("rows: expected the list that was written, got another")
+            kept = previous.read(connection, head)
             self._known, self._version = _text(connection), _version(connection)
         self._digests = np.zeros(int(rows.numbers.max(initial=-1)) + 1, np.uint64)
         self._digests[rows.numbers] = digests
+        self.previous = kept
         return head, rows, clients
 
-    def write(self, head: Head, rows: RowEntries, clients: Sequence[tuple[int, StoredId]], gone: Sequence[int]) -> Head:
+    def write(
+        self,
+        head: Head,
+        rows: RowEntries,
+        clients: Sequence[tuple[int, StoredId]],
+        gone: Sequence[int],
+        replaced: tuple[Head, RowEntries] | None = None,
+    ) -> Head:
         """One transaction; returns the head that it wrote.
 
         Args:
@@ -168,6 +193,8 @@ class Index:
             rows: entries that are new or changed, or (slot 0) go.
             clients: ids that are new or changed, by number.
             gone: numbers whose ids go.
+            replaced: the head as it was, and the entries of the same numbers as they were, to be kept as the commit
+                before; None to keep nothing of it.
 
         Raises:
             LockedError: another process has committed since ``load``, or since this one did; nothing has changed.
@@ -190,7 +217,9 @@ class Index:
                 )
                 connection.executemany("REPLACE INTO clients VALUES(?, ?)", clients)
                 connection.executemany("DELETE FROM clients WHERE number = ?", [(number,) for number in gone])
-                head = replace(head, rows_sum=rows_sum, clients_sum=clients_sum % 2**64)
+                kept = None if replaced is None else Previous.of(*replaced, before, [n for n, _ in clients] + [*gone])
+                seal = previous.write(connection, kept, self.previous)
+                head = replace(head, rows_sum=rows_sum, clients_sum=clients_sum % 2**64, previous=seal)
                 self._tried = head.text()
                 connection.execute("UPDATE head SET content = ?", (self._tried,))
                 self.in_doubt = True
@@ -208,6 +237,7 @@ class Index:
                     connection.rollback()
                 raise
         self._digests[rows.numbers] = digests
+        self.previous = kept
         return head
 
     def has(self, sequence: int) -> bool:
@@ -282,10 +312,10 @@ class Index:
                 connection.rollback()
 
 
-def _require_tables(connection: sqlite3.Connection) -> None:
+def _require_tables(connection: sqlite3.Connection, version: int) -> None:
     """Refuse a file that holds anything but the index's tables: a view can compute without end, a trigger can write."""
     found = [row[0] if row[1] == "table" else f"{row[1]} {row[0]}" for row in connection.execute(_SCHEMA)]
-    if found != sorted(_TABLES):
+    if found != sorted((*_TABLES, previous.TABLE) if version >= KEEPS_PREVIOUS else _TABLES):
         raise CorruptionError(f"schema: expected the tables of an index, got {', '.join(map(str, found))[:200]}")
 
 
@@ -334,6 +364,8 @@ def _explained(path: Path) -> Iterator[None]:
     """Turn SQLite's errors into a store's."""
     try:
         yield
+    except UnicodeDecodeError as error:  # of SQLite's message, which repeats what it has found
+        raise _damaged(path, error) from error
     except sqlite3.Error as error:
         what = {
             sqlite3.SQLITE_FULL: "the disk is full",

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import asdict, dataclass, field
 from typing import get_args
 
@@ -55,6 +56,7 @@ class Head:
         round: the last committed round.
         state: the caller's state as JSON.
         rows_sum, clients_sum: the sums of the digests of all listed rows and clients.
+        previous: the digest of what the index keeps of the commit before, to which an undo goes back; None for nothing.
     """
 
     store: str
@@ -67,10 +69,14 @@ class Head:
     vectors: dict[str, StoredVector] = field(default_factory=dict)
     rows_sum: int = 0
     clients_sum: int = 0
+    previous: str | None = None
 
     def text(self) -> str:
         """The head as JSON, with a digest of it in front."""
-        content = json.dumps(asdict(self))
+        fields = asdict(self)
+        if self.previous is None:
+            del fields["previous"]  # which older formats have not
+        content = json.dumps(fields)
         return digest(content.encode()).hex() + content
 
     @classmethod
@@ -111,6 +117,8 @@ class Head:
         whole("round", 0 if self.round is None else self.round, 0, _MOST)
         whole("rows_sum", self.rows_sum, 0, _SUMS)
         whole("clients_sum", self.clients_sum, 0, _SUMS)
+        if self.previous is not None and not re.fullmatch("[0-9a-f]{16}", self.previous):
+            raise ValueError(f"previous: expected a digest, got {self.previous!r}")
         if self.state is not None:
             json.loads(self.state)
         for vector in self.vectors.values():

@@ -86,6 +86,15 @@ class Header:
         return cls(store, KINDS[kind], codec.rstrip(b"\0").decode(errors="replace"), n, payload, stride, version)
 
 
+def version_of(path: Path) -> int:
+    """The version of a file's format, by its header. Errors are those of ``Header.read``."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return Header.read(fd, path).version
+    finally:
+        os.close(fd)
+
+
 def packed_sequence(sequence: int) -> bytes:
     """A sequence number as it stands in the header, at ``SEQUENCE_AT``."""
     number = struct.pack("<Q", sequence)

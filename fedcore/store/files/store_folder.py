@@ -11,12 +11,13 @@ from typing import Literal
 from fedcore.errors import CorruptionError, StoreError
 from fedcore.store.files import file_system
 from fedcore.store.files import system_calls as disk
-from fedcore.store.files.index import Index, RowEntries
+from fedcore.store.files.index import KEEPS_PREVIOUS, Index
 from fedcore.store.files.index_head import Head
 from fedcore.store.files.inventory import INDEX, READERS, ROWS, VECTORS, require_own, vector_files
 from fedcore.store.files.locks import ReaderPin, WriterLock, oldest_pin, readers
+from fedcore.store.files.row_entries import RowEntries
 from fedcore.store.files.slot_file import SlotFile
-from fedcore.store.files.slot_file_header import Header
+from fedcore.store.files.slot_file_header import Header, version_of
 from fedcore.store.files.stored_ids import StoredId
 from fedcore.store.geometry import VERSION, Geometry
 from fedcore.store.row_format import RowFormat
@@ -31,9 +32,11 @@ class Folder:
         durable: whether what is published survives a loss of power.
         lock: the right to write, if it is held already; it stays the caller's.
         lossy: open it also where commits were lost, at the last that is there.
+        undoable: keep what each transaction replaces until the next; an index of an older format is raised to this one.
 
     Attributes:
         head: the head that was read or published last.
+        previous: the commit before it, where it is kept.
         seen: the commit that the rows had seen at least when it was opened; commits were lost if the index has fewer.
 
     Raises:
@@ -43,9 +46,16 @@ class Folder:
     """
 
     def __init__(
-        self, path: Path, *, readonly: bool, durable: bool, lock: WriterLock | None = None, lossy: bool = False
+        self,
+        path: Path,
+        *,
+        readonly: bool,
+        durable: bool,
+        lock: WriterLock | None = None,
+        lossy: bool = False,
+        undoable: bool = False,
     ) -> None:
-        self.path = path
+        self.path, self.undoable = path, undoable
         self.readonly, self._durable = readonly, durable
         self._sync_failed = False
         self._pin: ReaderPin | None = None
@@ -65,15 +75,20 @@ class Folder:
             self.index.renew()
         self.head = self.index.head()
         self.format = RowFormat(self.head.codec, self.head.n)
-        header = rows_header(self.head.store, self.format, self.index.version)
+        # An index that was raised to a format that keeps what is replaced stays beside files of slots of an older one.
+        self._slots_version = self.index.version if self.index.version < KEEPS_PREVIOUS else version_of(path / ROWS)
+        header = rows_header(self.head.store, self.format, self._slots_version)
         self.rows = SlotFile(path / ROWS, header, writable=not self.readonly)
         self.seen = self.rows.sequence
         self.head = self.index.head()  # again: a writer may have gone on since
+        self.previous = self.index.previous
         if self.seen > self.head.sequence and not lossy:
             raise CorruptionError(
                 f"{path}: {INDEX} is at commit {self.head.sequence}, but {ROWS} has seen {self.seen}: commits were "
                 f"lost; use a copy of the store, or see what `fedcore store recover {path}` can go back to"
             )
+        if self.undoable:
+            self.index.raise_format()
         if not self.readonly and self.unpinned() == self.head.sequence:
             self._sweep()
 
@@ -101,8 +116,8 @@ class Folder:
         """The slots for vectors of so many bytes; a writer makes the file when it is first asked for."""
         if payload not in self._files:
             path = self.path / VECTORS.format(payload)
-            header = vectors_header(self.head.store, payload, self.index.version)
-            if self.readonly or any(vector.payload == payload for vector in self.head.vectors.values()):
+            header = vectors_header(self.head.store, payload, self._slots_version)
+            if self.readonly or payload in self._payloads():
                 self._files[payload] = SlotFile(path, header, writable=not self.readonly)
             else:
                 with disk.explained("making a file of vectors", path):
@@ -120,9 +135,18 @@ class Folder:
         return file
 
     def publish(
-        self, head: Head, rows: RowEntries, clients: Sequence[tuple[int, StoredId]], gone: Sequence[int]
+        self,
+        head: Head,
+        rows: RowEntries,
+        clients: Sequence[tuple[int, StoredId]],
+        gone: Sequence[int],
+        replaced: RowEntries | None = None,
     ) -> None:
         """Make the slots durable, and then the index, in one transaction, say what they are.
+
+        Args:
+            head, rows, clients, gone: as for ``Index.write``.
+            replaced: the rows' entries as they were, which are kept with the present head; None to keep nothing of it.
 
         Raises:
             StoreError: it could not be done.
@@ -135,7 +159,9 @@ class Folder:
             except StoreError:  # after which the system may take for written what is not
                 self._sync_failed = True
                 raise
-        self.head = self.index.write(replace(head, sequence=self.head.sequence + 1), rows, clients, gone)
+        kept = None if replaced is None else (self.head, replaced)
+        self.head = self.index.write(replace(head, sequence=self.head.sequence + 1), rows, clients, gone, kept)
+        self.previous = self.index.previous
         if self._durable:  # else the power could take the index, and leave the mark
             self.rows.mark(self.head.sequence)
 
@@ -154,6 +180,7 @@ class Folder:
         if not self.index.has(sequence):
             return False
         self.head, _, _ = self.index.load()
+        self.previous = self.index.previous
         return True
 
     def load(self) -> tuple[RowEntries, list[tuple[int, StoredId]]]:
@@ -162,11 +189,12 @@ class Folder:
         A reader then looks at this commit, until it loads again.
         """
         self.head, rows, clients = self.index.load()
+        self.previous = self.index.previous
         if self._pin is not None:
             self._pin.set(self.head.sequence)
             for file in self._slot_files():
                 file.look_again()
-            for payload in {vector.payload for vector in self.head.vectors.values()}:
+            for payload in self._payloads():
                 self.vectors(payload)  # open, lest the file be deleted later
         return rows, clients
 
@@ -209,11 +237,16 @@ class Folder:
 
     def _sweep(self) -> None:
         """Delete files of vectors that no vector is in: one may have been made, and then the power went."""
-        named = {VECTORS.format(vector.payload) for vector in self.head.vectors.values()}
+        named = {VECTORS.format(payload) for payload in self._payloads()}
         with disk.explained("deleting a file of vectors", self.path):
             for file in vector_files(self.path):
                 if file.name not in named:
                     file.unlink()
+
+    def _payloads(self) -> set[int]:
+        """The payloads of the vectors that the index names."""
+        heads = [self.head] if self.previous is None else [self.head, self.previous.head]
+        return {vector.payload for head in heads for vector in head.vectors.values()}
 
     def _slot_files(self) -> Iterator[SlotFile]:
         if hasattr(self, "rows"):

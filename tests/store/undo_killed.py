@@ -1,0 +1,180 @@
+"""Children that commit to an undoable store, or undo, and are killed at every STRIDE-th call into the system in turn.
+
+After each kill the folder is as before or as after, and what it keeps can be taken back, by a child that is killed too.
+Run as a program, because it forks: ``undo_killed.py FOLDER DURABILITY STRIDE`` prints how many kills each operation
+had.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+
+from fedcore import ClientStore
+from tests.store.killed import die_at
+from tests.store.test_format import FORMATS, values, write_row
+from tests.store.test_undo import assert_is_at, made, play
+
+CLIENTS = [0, 1, 2, "a"]
+# Rows by the rounds that wrote them, and clients, by the round.
+STATES = {
+    0: ({0: 0, 1: 0, "a": 0}, CLIENTS),
+    1: ({0: 0, 1: 1, 2: 1, "a": 0}, CLIENTS),
+    2: ({0: 2, 1: 1, 2: 1, "new": 2}, [0, 1, 2, "new"]),
+    9: ({0: 9, 1: 1, 2: 1, "a": 0}, CLIENTS),
+}
+
+
+def begin(path):
+    """Two rounds; the second can be taken back."""
+    store = made(path)
+    play(store, 0, [0, 1, "a"])
+    play(store, 1, [1, 2])
+    store.close()
+
+
+def commits(store):
+    store.forget("a")
+    store.add("new")
+    play(store, 2, [0, "new"])
+    store.checkpoint()
+
+
+def compacts(store):
+    store.compact()
+
+
+def undoes(store):
+    store.undo()
+
+
+def closes(store):
+    store.close()
+
+
+# What each does, whether the writer keeps what it replaces, and what may be there then: the round, and the one before
+# that can be gone back to.
+OPERATIONS = {
+    "commit": (commits, True, {(1, 0), (2, 1)}),
+    "undo": (undoes, True, {(1, 0), (0, None)}),
+    "compact": (compacts, True, {(1, 0), (1, None)}),
+    "close": (closes, True, {(1, 0)}),
+    "commit that keeps nothing": (commits, False, {(1, 0), (2, None)}),
+}
+
+
+def killed(work, call, after):
+    """Whether a child that works was killed, at its ``call``-th call into the system, before or after it."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            die_at(call, after)
+            work()
+            os._exit(0)
+        finally:
+            os._exit(3)
+    status = os.waitpid(pid, 0)[1]
+    assert status == 0 or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL), status
+    return status != 0
+
+
+def require(path, round, previous):
+    rows, clients = STATES[round]
+    with ClientStore.open(path, readonly=True) as store:
+        assert_is_at(store, round, rows)
+        assert list(store.registry) == clients
+        assert previous == (None if store.previous is None else store.previous.round), (round, previous)
+
+
+def looked_at(path, durability, possible, chance):
+    """What is there is possible; taken back, by children that are killed, it is what was before, and goes on."""
+    with ClientStore.open(path, readonly=True) as store:
+        found = store.round, None if store.previous is None else store.previous.round
+    assert found in possible, (found, possible)
+    require(path, *found)
+    round, previous = found
+    end = round if previous is None else previous
+
+    def undo():
+        ClientStore.open(path, durability=durability, undoable=True).undo()
+
+    for _ in range(chance.randrange(4)):
+        killed(undo, chance.randrange(1, 9), chance.random() < 0.5)
+    undo()
+    require(path, end, None)
+    with ClientStore.open(path, durability=durability, undoable=True) as store:
+        assert not store.undo()
+        if end == 1:
+            play(store, 9, [0])
+            store.checkpoint()
+            assert_is_at(store, 9, STATES[9][0])
+            assert store.undo()
+    require(path, end, None)
+    return found
+
+
+def each_call(folder, durability, stride, name, chance):
+    act, undoable, possible = OPERATIONS[name]
+    path, start, kills, found = folder / "store", folder / "start", 0, set()
+    begin(start)
+
+    def work():
+        act(ClientStore.open(path, durability=durability, undoable=undoable))
+
+    for call in range(1, 200, stride):
+        for after in (False, True):
+            shutil.copytree(start, path)
+            was_killed = killed(work, call, after)
+            kills += was_killed
+            found.add(looked_at(path, durability, possible, chance))
+            shutil.rmtree(path)
+        if not was_killed:
+            break
+    shutil.rmtree(start)
+    assert found == possible or stride > 1, (name, found)
+    return kills
+
+
+def each_call_of_raising(folder, durability, stride, chance):
+    """A folder of the format before is opened so that its commits can be taken back."""
+    path, kills = folder / "f32", 0
+
+    def work():
+        store = ClientStore.open(path, durability=durability, undoable=True)
+        write_row(store, "a", values(99))
+        store.commit(3)
+        store.checkpoint()
+
+    for call in range(1, 200, stride):
+        for after in (False, True):
+            shutil.unpack_archive(FORMATS / f"{chance.choice([1, 2])}.zip", folder)
+            was_killed = killed(work, call, after)
+            kills += was_killed
+            with ClientStore.open(path, undoable=True) as store:
+                assert store.verify() == []
+                committed = store.round == 3
+                assert (store.read("a") == values(99 if committed else 20)).all()
+                assert store.undo() == committed
+                assert store.round == 2
+                assert (store.read("a") == values(20)).all()
+            for entry in folder.iterdir():
+                shutil.rmtree(entry)
+        if not was_killed:
+            return kills
+    raise AssertionError("expected an end")
+
+
+def main(folder, durability, stride):
+    chance, kills = random.Random(1), Counter()
+    for name in OPERATIONS:
+        kills[name] = each_call(folder, durability, stride, name, chance)
+    kills["raising"] = each_call_of_raising(folder, durability, stride, chance)
+    sys.stdout.write(json.dumps(kills))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
