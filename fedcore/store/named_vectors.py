@@ -134,6 +134,8 @@ class Vectors:
 
     def reclaim(self, sequence: int) -> None:
         """Let places be used again that were retired with this number or before, and that nobody has a view of."""
+        for payload in self._payloads:
+            self._slots(payload).reclaim(sequence)  # what was free when the store was opened, of which there is no view
         free = [place for number, place in self._retired if number <= sequence and place not in self._views]
         if free:
             gone = set(free)
@@ -172,7 +174,7 @@ class Vectors:
     @property
     def waiting(self) -> int:
         """The number of slots that readers, or holders of a view, may still look at."""
-        return len(self._retired)
+        return len(self._retired) + sum(self._slots(payload).waiting for payload in self._payloads)
 
     def problems(self) -> list[str]:
         """The faults in the vectors, all of which are read."""

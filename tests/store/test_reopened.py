@@ -9,6 +9,7 @@ import pytest
 
 from fedcore import ClientStore, Server, Update, errors
 from fedcore.store.files.read_ahead import IDLE_SECONDS
+from fedcore.store.geometry import GRAINS, VERSION, Geometry
 from tests.store.contents import content, write
 
 
@@ -129,3 +130,15 @@ def test_a_fork_has_rows_of_its_own():
     np.testing.assert_array_equal(store.read(0), content(300_000, 0))
     store.stage(1)[:] = 0
     np.testing.assert_array_equal(store.read(0), content(300_000, 0))
+
+
+@pytest.mark.parametrize("undoable", [False, True])
+def test_slots_of_vectors_that_were_free_are_used_again(tmp_path, undoable):
+    path = tmp_path / "s"
+    ClientStore(3, 5, medium="mmap", path=path).close()
+    for session in range(6):
+        with ClientStore.open(path, durability="none", undoable=undoable) as store:
+            for round in range(3):
+                store.commit(round, {"x": content(100, round), f"y{session}": content(100, session)})
+    slots = 2 * (3 if undoable else 2)  # the commits that are there at once, of two vectors each
+    assert (path / "vectors-400.slots").stat().st_size <= GRAINS[VERSION] + slots * Geometry.of(400).stride

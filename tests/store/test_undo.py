@@ -273,6 +273,16 @@ def test_with_checkpoints_a_transaction_is_what_one_made_safe(path):
         assert_is_at(store, 1, {0: 0, 1: 1, 2: 1})
 
 
+def test_a_row_that_no_checkpoint_told_leaves_its_slot_free(path):
+    with made(path, durability="checkpoint") as store:
+        for round in range(6):
+            play(store, round, ["a"])
+            store.forget("a")
+            store.checkpoint()
+            store.add("a")
+        assert store._content.rows.slots.high == 1
+
+
 def test_where_it_cannot_be_is_said(path):
     with pytest.raises(
         errors.RangeError, match=r'undoable: expected False, or medium="mmap" .*, got True with medium="ram"'
@@ -365,6 +375,24 @@ def test_every_call_of_an_undo_fails_in_turn(path, tmp_path, monkeypatch, failur
         if len(called) < call:
             break
     assert call > 2
+
+
+def test_an_undo_that_fails_is_forgotten(path, monkeypatch):
+    with made(path) as store:
+        play(store, 0)
+        store.forget("a")
+        store.add_all(["new", 7])
+        play(store, 1, [1, 2, "new"])
+        before = store.registry.explicit()
+        fail_at(monkeypatch, 1, full, ["commit"])
+        with pytest.raises(errors.StoreError, match="the disk is full"):
+            store.undo()
+        monkeypatch.undo()
+        play(store, 2, [0])
+        died(store)
+    with ClientStore.open(path, undoable=True) as store:
+        assert store.registry.explicit() == before
+        assert_is_at(store, 2, {0: 2, 1: 1, 2: 1, "new": 1})
 
 
 @pytest.mark.parametrize("failure", [full, broken])
