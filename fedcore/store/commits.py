@@ -237,7 +237,7 @@ class Commits:
         try:
             if self._folder is not None:
                 told = self._told(entries, published)
-                before = self._before(told)
+                before = self._before(told) if keeps or not published else told
             acceptance = Acceptance(
                 content,
                 entries,
@@ -309,7 +309,7 @@ class Commits:
         """Change what is in memory, after what can fail. Twice is as once.
 
         Args:
-            before: the entries that change, as they were.
+            before: the entries that change, as they were; where it is published, nobody looks at them.
         """
         acceptance.apply()
         if published:

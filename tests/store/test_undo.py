@@ -8,8 +8,10 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, errors
+from fedcore import ClientStore, Server, Update, errors
 from tests.cli.command import invoke
+from tests.server.invariant import contradictions
+from tests.server.stopping import lasting
 from tests.store.contents import content, write
 from tests.store.test_disk_full import broken, fail_at, full
 
@@ -337,6 +339,38 @@ def test_what_is_kept_is_changed_or_lost(path, change):
     for options in ({"undoable": True}, {"readonly": True}):
         with pytest.raises(errors.CorruptionError, match=r"index.sqlite: damaged: previous: expected"):
             ClientStore.open(path, **options)
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC", "SCAFFOLD"])
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_round_of_a_server_is_taken_back_and_done_again(path, method, reopened):
+    """With the bits of the server whose round never was, and of the one that never lost it."""
+
+    def a_round(server):
+        t = server.round_number
+        heard = [client for i, client in enumerate(sorted(server.clients, key=str)) if (i + t) % 3]
+        server.round([Update(c, server.x + np.float32(1 + t + i), 1) for i, c in enumerate(heard)])
+
+    rows = ClientStore(5, 60, medium="mmap", path=path, undoable=True)
+    server = Server(method, np.zeros(60, np.float32), lr=0.1, store=rows, history_rounds=2)
+    states = []
+    for t in range(5):
+        if t == 3:
+            server.depart(1)
+            server.arrive("new")
+        a_round(server)
+        states.append(lasting(server))
+    if reopened:
+        server.close()
+        rows = ClientStore.open(path, undoable=True)
+    assert rows.previous.state["numbers"]["round_number"] == 4
+    assert rows.undo()
+    died(rows)
+    with Server.load(path) as again:
+        assert lasting(again) == states[3]
+        assert contradictions(again) == []
+        a_round(again)
+        assert lasting(again) == states[4]
 
 
 @pytest.mark.parametrize("failure", [full, broken, KeyboardInterrupt])
