@@ -43,7 +43,7 @@ class Commits:
         self.broken: str | None = None
         self.count = 0
         self._dropped: dict[int, int] = {}  # rows that go with the next commit: number -> slot
-        self._undo: list[Callable[[], object]] = []  # who came and went since the last commit, backwards
+        self._steps_back: list[Callable[[], object]] = []  # who came and went since the last commit, backwards
         self._keeps = self._folder is not None and self._folder.undoable
         # What the folder does not know yet:
         self._behind = False
@@ -72,14 +72,14 @@ class Commits:
     @property
     def is_ahead(self) -> bool:
         """Tell whether anybody came or went since the last commit."""
-        return bool(self._undo)
+        return bool(self._steps_back)
 
     def arrive(self, clients: Sequence[ClientId]) -> list[int]:
         """Register clients that arrive, all or (after an error) none; return their numbers."""
         registry = self._content.registry
         new = [client for client in map(canonical, clients) if client not in registry]
         with self._all_or_none():
-            self._undo.append(lambda: [registry.remove(client) for client in new if client in registry])
+            self._steps_back.append(lambda: [registry.remove(client) for client in new if client in registry])
             numbers = [registry.add(clients[0])] if len(clients) == 1 else registry.add_all(clients).tolist()
             for number, client in zip(numbers, new, strict=True):
                 # A counted one is back, if the folder's count registers its number.
@@ -91,7 +91,7 @@ class Commits:
         registry = self._content.registry
         number = registry.number(client)
         with self._all_or_none():
-            self._undo.append(lambda: registry.put_back(number, client))
+            self._steps_back.append(lambda: registry.put_back(number, client))
             registry.remove(client)
             self._drop(number)
             self._note(number, (None,) if self._is_counted(number) else None)
@@ -100,30 +100,30 @@ class Commits:
         """Forget a row, which goes with the next commit."""
         rows = self._content.rows
         slot = rows.slot_of(number)
-        self._undo.append(lambda: rows.put_back(number, self._dropped.pop(number, slot)))
+        self._steps_back.append(lambda: rows.put_back(number, self._dropped.pop(number, slot)))
         if slot:
             self._dropped[number] = slot
         rows.drop(number)
 
     def rollback(self) -> None:
         """Forget who came and went since the last commit, and every staged row."""
-        self._undo_to(0)
+        self._back_to(0)
         self._content.rows.discard()
 
     @contextmanager
     def _all_or_none(self) -> Iterator[None]:
         """Changes, each with its undo before it, that an error takes back."""
-        mark = len(self._undo)
+        mark = len(self._steps_back)
         try:
             yield
         except BaseException:
-            self._undo_to(mark)
+            self._back_to(mark)
             raise
 
-    def _undo_to(self, mark: int) -> None:
-        while len(self._undo) > mark:
-            self._undo[-1]()  # twice is as once
-            self._undo.pop()
+    def _back_to(self, mark: int) -> None:
+        while len(self._steps_back) > mark:
+            self._steps_back[-1]()  # twice is as once
+            self._steps_back.pop()
 
     def commit(self, round: int, vectors: Mapping[str, Any] | None, state: str | None) -> None:
         """Make what is staged count, together with the vectors and the state (None: as they were)."""
@@ -173,11 +173,11 @@ class Commits:
             ids |= {number: number if self._is_counted(number) else None for number in previous.unlisted}
             now, before = Registry(), registry.changed(ids)
             now.become(registry)
-            self._undo.append(lambda: registry.become(now))
+            self._steps_back.append(lambda: registry.become(now))
             registry.become(before)
-            self._undo.append(self._listed.clear)
+            self._steps_back.append(self._listed.clear)
             self._listed.update(listed)
-            self._undo.append(self._unlisted.clear)
+            self._steps_back.append(self._unlisted.clear)
             self._unlisted.update(previous.unlisted)
         numbers = previous.rows.numbers
         rows.grow(int(numbers.max(initial=-1)) + 1)
@@ -320,7 +320,7 @@ class Commits:
         elif self._folder is not None:
             self._changed.update((number, (slot, round, seal)) for number, slot, round, seal in before.table().tolist())
         self._dropped.clear()
-        self._undo.clear()
+        self._steps_back.clear()
         self._behind = not published and self._folder is not None
         self.count += 1
 
@@ -331,7 +331,7 @@ class Commits:
         """Note how the folder's list of clients has to change: an entry, or (None) none."""
         if self._folder is None:
             return
-        self._undo.append(partial(self._restore, number, self._listed.get(number, ...), number in self._unlisted))
+        self._steps_back.append(partial(self._restore, number, self._listed.get(number, ...), number in self._unlisted))
         if listed is None:
             self._listed.pop(number, None)
             self._unlisted.add(number)

@@ -22,21 +22,31 @@ CASES += [
 
 @pytest.mark.parametrize(("method", "medium", "error", "stride"), CASES)
 def test_every_call_fails_once(tmp_path, method, medium, error, stride):
-    """In a process of its own, before whose libc the library stands."""
+    said = run("every_call", tmp_path, method, medium, error, str(stride))
+    assert said["wrong"] == []
+    tried = said["tried"]
+    assert sum(tried.values()) * stride > (400 if medium == "ram" else 1500)
+    assert tried["save"] > 0
+    assert (tried["a_round"] > 0) == (medium == "mmap")
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("stride", [3, pytest.param(1, marks=LONG)])
+def test_every_call_of_what_can_be_undone_fails_once(tmp_path, error, stride):
+    tried = run("undo_calls", tmp_path, error, str(stride))
+    assert min(tried.values()) * stride > 10
+
+
+def run(program, tmp_path, *arguments):
+    """What a program says, in a process of its own, before whose libc the library stands."""
     library = built(tmp_path)
     (tmp_path / "folder").mkdir()
-    command = [sys.executable, "-m", "tests.store.calls.every_call", tmp_path / "folder", method, medium, error]
     ended = subprocess.run(
-        [*command, str(stride)],
+        [sys.executable, "-m", f"tests.store.calls.{program}", tmp_path / "folder", *arguments],
         cwd=Path(__file__).parents[3],
         env=os.environ | {"LD_PRELOAD": str(library)},
         capture_output=True,
         text=True,
     )
     assert ended.returncode == 0, ended.stderr
-    said = json.loads(ended.stdout)
-    assert said["wrong"] == []
-    tried = said["tried"]
-    assert sum(tried.values()) * stride > (400 if medium == "ram" else 1500)
-    assert tried["save"] > 0
-    assert (tried["a_round"] > 0) == (medium == "mmap")
+    return json.loads(ended.stdout)
