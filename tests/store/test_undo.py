@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, Update, errors
+from fedcore.store import recovery
 from tests.cli.command import invoke
 from tests.server.invariant import contradictions
 from tests.server.stopping import lasting
@@ -238,6 +239,25 @@ def test_a_compaction_leaves_nothing_to_take_back(path):
         assert_is_at(store, 3, dict.fromkeys([0, 1, 2, "a"], 3))
     with ClientStore.open(path, undoable=True) as store:
         assert not store.undo()
+
+
+def test_a_recovery_leaves_nothing_to_take_back(path, tmp_path):
+    """What a lost commit may have written over is no reason to refuse the one that is there."""
+    with made(path) as store:
+        play(store, 0)
+        play(store, 1)
+    shutil.copy(path / "index.sqlite", tmp_path / "index")
+    with ClientStore.open(path, undoable=True) as store:
+        for round in range(2, 4):
+            play(store, round, [2, "a"])  # of which nothing lies where the second commit has its rows
+            store.undo()
+    shutil.copy(tmp_path / "index", path / "index.sqlite")
+    with pytest.raises(errors.CorruptionError, match="commits were lost"):
+        ClientStore.open(path, undoable=True)
+    assert recovery.give_up(path).problems == []
+    with ClientStore.open(path, undoable=True) as store:
+        assert not store.undo()
+        assert_is_at(store, 1, {0: 1, 1: 1})
 
 
 def test_a_copy_has_nothing_to_take_back(path, tmp_path):
