@@ -193,6 +193,15 @@ class DeviceRows(ClientStore):
                 with uninterrupted():
                     self._keep_hot()
 
+    def undo(self) -> bool:
+        """See ``ClientStore.undo``; a row that was taken back leaves the device."""
+        self._settle()
+        self._forget_new()
+        was_undone = super().undo()
+        for number in list(self._hot):
+            self._is_hot(number, self._content.rows.slot_of(number))
+        return was_undone
+
     def compact(self) -> None:
         """See ``ClientStore.compact``; what is hot is asked for anew."""
         self._settle()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore
-from fedcore.errors import CorruptionError, DeviceMemoryError
+from fedcore.errors import CorruptionError, DeviceMemoryError, RangeError, StoreError
 from fedcore.memory import to_host
 from fedcore.store import device_slots, pinning
 from fedcore.store.device_rows import DeviceRows
@@ -234,6 +234,40 @@ def test_a_row_without_memory_takes_that_of_rows_nobody_asked_for(cuda_driver, m
             rows.rows_of([0, 1, 2, 3])
         assert [float(to_host(rows.row(client))[0]) for client in range(4)] == [1, 2, 3, 4]
         assert_every_slot_is_known(rows)
+
+
+def test_an_undo_takes_back_rows_that_are_here_and_staged_and_on_their_way(cuda_device, tmp_path):
+    folder = ClientStore(8, n, medium="mmap", path=tmp_path / "rows", undoable=True)
+    with DeviceRows(folder, "cuda:0", hot_rows=3) as rows:
+        write(rows, {0: 1, 1: 2}, round=0)
+        write(rows, {1: 7, 2: 8}, round=1)
+        for client in (1, 2):  # the first is on its way back when the second comes
+            rows.stage_all([client])[0].copy_from(np.full(n, 9, np.float32))
+        rows.prefetch([0, 1, 2])
+        assert rows.undo()
+        assert rows.hot == 1, "what was taken back takes no memory of the device"
+        assert in_store(rows) == held(rows) == [1, 2, 0, 0, 0, 0, 0, 0]
+        assert_every_slot_is_known(rows)
+        assert not rows.undo()
+        write(rows, {1: 5}, round=1)  # the same round, in a slot that was used for it before
+        assert in_store(rows) == held(rows) == [1, 5, 0, 0, 0, 0, 0, 0]
+        rows.stage_all([3])[0].copy_from(np.full(n, 9, np.float32))
+    with DeviceRows(ClientStore.open(tmp_path / "rows", undoable=True), "cuda:0") as rows:
+        assert held(rows) == [1, 5, 0, 0, 0, 0, 0, 0]
+        assert rows.undo()
+        assert held(rows) == [1, 2, 0, 0, 0, 0, 0, 0]
+
+
+def test_rows_that_lie_on_the_device_alone_cannot_be_taken_back(cuda_device, tmp_path):
+    with pytest.raises(RangeError, match=r'undoable: expected False, or medium="mmap" .*, got True with medium="cuda"'):
+        ClientStore(8, n, medium="cuda", undoable=True)
+    ClientStore(8, n, medium="mmap", path=tmp_path / "rows", undoable=True).close()
+    with pytest.raises(RangeError, match=r'got True with medium="cuda:0"'):
+        ClientStore.open(tmp_path / "rows", medium="cuda:0", undoable=True)
+    with ClientStore(8, n, medium="cuda") as rows:
+        assert (rows.undoable, rows.previous) == (False, None)
+        with pytest.raises(StoreError, match="undo: expected a store opened with undoable=True"):
+            rows.undo()
 
 
 def test_a_damaged_row_is_found_when_it_is_needed(cuda_device, tmp_path):
