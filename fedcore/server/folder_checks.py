@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from fedcore.rates import rate_at
 from fedcore.server.norm_window import WINDOW
 from fedcore.server.settings import Settings
 from fedcore.store import ClientStore
+from fedcore.store.session import Medium
 
 _WIDEST = 2**53
 _LARGEST = float(np.finfo(np.float32).max)
@@ -37,6 +38,19 @@ def believed(path: str | os.PathLike[str]) -> Iterator[None]:
         raise CheckpointError(f"{path}: expected a server that memory can hold, got {error or 'more'}") from error
 
 
+def server_state(path: str | os.PathLike[str], state: Any) -> dict[str, Any]:
+    """A store's state, which is a server's.
+
+    Raises:
+        CheckpointError: it is not.
+    """
+    if not isinstance(state, dict) or state.get("what") != "a fedcore server":
+        raise CheckpointError(f"{path}: expected a folder written by a fedcore Server, got a ClientStore without one")
+    if state["medium"] not in get_args(Medium):
+        raise CheckpointError(f"{path}: expected a server on one of {get_args(Medium)}, got {state['medium']!r}")
+    return state
+
+
 def require_plausible(
     settings: Settings, state: Mapping[str, Any], vectors: Mapping[str, npt.NDArray[Any]], store: ClientStore
 ) -> None:
@@ -55,6 +69,10 @@ def require_plausible(
         latest is None or latest <= round for latest in (store.round, store.latest)
     ):
         raise ValueError(f"round {round!r}, and a commit of round {store.round}, rows of {store.latest}")
+    if not is_whole(numbers.get("transactions", round), round, 2 * _WIDEST):
+        raise ValueError(f"{numbers['transactions']!r} transactions, and {round} rounds, which are some of them")
+    if not isinstance(state.get("undoable", False), bool):
+        raise ValueError(f"undoable {state['undoable']!r}")
     rate = None
     with suppress(Exception):  # one of the caller's own may have come to its end
         rate = rate_at(settings.lr, round)

@@ -73,6 +73,9 @@ class Server(ServerView):
             it is; a reply in host memory is copied to the device once.
         hot_rows: on a device, about how many rows of a store in host memory stay there between rounds; None for as many
             as 4 GiB hold. What a round uses comes on top.
+        undoable: whether the folder of an mmap store keeps what the last round, arrival, departure or warm start
+            replaced, so that it can be taken back where no server holds the folder (``ClientStore.undo``, ``fedcore
+            store undo PATH``). ``load`` goes on with it.
 
     Raises:
         UnknownNameError, RangeError, UnknownClientError, ShapeError, DtypeError, ArrayError: an argument is not what is
@@ -119,6 +122,7 @@ class Server(ServerView):
         signed_buffers: Sequence[str] = SIGNED,
         device: str = devices.CPU,
         hot_rows: int | None = None,
+        undoable: bool = False,
     ) -> None:
         device = devices.named(device)
         algorithm = named(algorithm) if isinstance(algorithm, str) else algorithm
@@ -147,7 +151,7 @@ class Server(ServerView):
         freeze(x)
         self._settings = replace(self._settings, nonnegative=never_negative(layout, to_host(x), signed_buffers))
         p = layout.n_parameters
-        with new_rows(store, clients, p, device, hot_rows) as rows:
+        with new_rows(store, clients, p, device, hot_rows, undoable) as rows:
             if len(rows.registry) == 0 and isinstance(clients, int):
                 raise RangeError("clients: expected at least one, got none")
             population = Population.of(client_sizes, rows.registry, needed=algorithm.needs_shares)
@@ -179,11 +183,12 @@ class Server(ServerView):
     @classmethod
     def load(
         cls,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | ClientStore,
         *,
         medium: Literal["ram", "mmap", "cuda"] | None = None,
         device: str | None = None,
-        durability: Durability = "round",
+        durability: Durability | None = None,
+        undoable: bool | None = None,
         algorithm: Algorithm | None = None,
         lr: float | Rate | None = None,
         server_lr: float | Rate | None = None,
@@ -193,11 +198,13 @@ class Server(ServerView):
         """The server of a folder as its last finished round left it; its rounds go on as if nothing had happened.
 
         Args:
-            path: what ``save`` wrote, or the folder of an mmap store.
+            path: what ``save`` wrote, or the folder of an mmap store; or a ClientStore that was opened from one, after
+                an undo, say. The server then closes it.
             medium: "mmap" goes on in the folder itself, "ram" and "cuda" leave it alone; None is the writer's, or "ram"
                 where that is "cuda" and the server is not on a device.
             device: where it goes on, with the same bits; None is the writer's.
-            durability: of an mmap store; see ``ClientStore``.
+            durability: of an mmap store; see ``ClientStore``. None is "round".
+            undoable: as for a new server; None is the writer's, where it goes on in the folder.
             algorithm, lr, server_lr, optimizer: to be given again where they are the caller's own code.
             hot_rows: as for a new server.
 
@@ -207,10 +214,11 @@ class Server(ServerView):
             LockedError: it is open for writing, in another process or this one; medium="ram" only looks.
             CorruptionError: a file was damaged.
             CheckpointError: it is a store without a server, or an argument is missing or not what was saved.
+            RangeError: what is said of a ClientStore is not what it is.
         """
         given = said_again(algorithm, lr, server_lr, optimizer)
         device = None if device is None else devices.named(device)
-        with saved_rows(path, medium, durability, device, hot_rows) as (rows, state, device):
+        with saved_rows(path, medium, durability, device, hot_rows, undoable) as (rows, state, device):
             settings, vectors = Settings.from_state(state["settings"], given, device), vectors_of(rows)
             if "nonnegative" not in state["settings"]:  # a folder of before buffers were looked at
                 settings = replace(settings, nonnegative=never_negative(settings.layout, vectors["x"], SIGNED))

@@ -4,17 +4,17 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from fedcore import devices
 from fedcore.clients import ClientId
-from fedcore.errors import CheckpointError, RangeError, ShapeError, UnknownNameError
-from fedcore.server.folder_checks import believed
+from fedcore.errors import RangeError, ShapeError, UnknownNameError
+from fedcore.server.folder_checks import believed, server_state
 from fedcore.store import ClientStore, Durability
 from fedcore.store.device_rows import DeviceRows
 from fedcore.store.files.atomic_folder import remove
 from fedcore.store.info import state_of
-from fedcore.store.session import Medium
+from fedcore.store.session import require_files
 
 
 @contextmanager
@@ -24,6 +24,7 @@ def new_rows(
     n: int,
     device: str = devices.CPU,
     hot_rows: int | None = None,
+    undoable: bool = False,
 ) -> Iterator[ClientStore]:
     """Rows of n elements for a new server, on its device; if the block fails, what was made here is gone again.
 
@@ -40,6 +41,8 @@ def new_rows(
             )
         if store.n != n:
             raise ShapeError(f"store: expected rows of {n} parameters, got {store.n}")
+        if undoable and not store.undoable:
+            raise RangeError("undoable: expected False beside a ClientStore that was made without it, got True")
         yield on_device(store, device, hot_rows)
         return
     medium, _, path = store.partition(":")
@@ -50,9 +53,9 @@ def new_rows(
     if clients is None:
         raise RangeError("clients: expected a count or the ids, got None")
     if path:
-        made = ClientStore(clients, n, medium="mmap", path=path)
+        made = ClientStore(clients, n, medium="mmap", path=path, undoable=undoable)
     else:
-        made = ClientStore(clients, n, medium=device if store == "cuda" else "ram")
+        made = ClientStore(clients, n, medium=device if store == "cuda" else "ram", undoable=undoable)
     try:
         yield on_device(made, device, hot_rows)
     except BaseException:
@@ -83,52 +86,82 @@ def on_device(store: ClientStore, device: str, hot_rows: int | None) -> ClientSt
 
 @contextmanager
 def saved_rows(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | ClientStore,
     medium: Literal["ram", "mmap", "cuda"] | None,
-    durability: Durability,
+    durability: Durability | None,
     device: str | None = None,
     hot_rows: int | None = None,
+    undoable: bool | None = None,
 ) -> Iterator[tuple[ClientStore, dict[str, Any], str]]:
-    """The rows and the state of a server, both of one commit, and its device; if the block fails, the store is closed.
+    """The rows and the state of a server, both of one commit, and its device.
+
+    If the block fails, the store is closed, unless it was given.
 
     Args:
-        medium, device: None for those that the server had; only they are looked up beforehand.
+        medium, device, undoable: None for those that the server had; only they are looked up beforehand.
 
     Raises:
         StoreError, LockedError, CorruptionError: as ``ClientStore.open``.
         CheckpointError: it is a store without a server, or none can be made of what it says.
+        RangeError: something is said of a store that was given, which is as it is.
     """
+    if isinstance(path, ClientStore):
+        rows, where = _given(path, medium, durability, undoable), path.path or "store"
+    else:
+        rows, device = _opened(path, medium, durability, device, undoable)
+        where = Path(path)
+    try:
+        with believed(where):
+            state = server_state(where, rows.state)
+            device = _device_of(state) if device is None else device
+        there = on_device(rows, device, hot_rows)
+        with believed(where):
+            yield there, state, device
+    except BaseException:
+        if rows is not path:
+            rows.close()
+        raise
+
+
+def _given(rows: ClientStore, medium: str | None, durability: Durability | None, undoable: bool | None) -> ClientStore:
+    """The store that was given.
+
+    Raises:
+        RangeError: something else is said of it, or it only reads.
+    """
+    if rows.readonly:
+        raise RangeError("path: expected a ClientStore open for writing, got one opened with readonly=True")
+    for name, said in (("medium", medium), ("durability", durability), ("undoable", undoable)):
+        if said is not None and said != (here := getattr(rows, name)):
+            raise RangeError(f"{name}: expected None or {here!r} beside a ClientStore that is open, got {said!r}")
+    return rows
+
+
+def _opened(
+    path: str | os.PathLike[str],
+    medium: Literal["ram", "mmap", "cuda"] | None,
+    durability: Durability | None,
+    device: str | None,
+    undoable: bool | None,
+) -> tuple[ClientStore, str | None]:
+    """The store of a folder, and the device as far as it is known."""
     with believed(path):
-        if medium is None or (medium == "cuda" and device is None):
-            before = _servers(path, state_of(Path(path)))
+        if medium is None or (medium == "cuda" and device is None) or (medium == "mmap" and undoable is None):
+            before = server_state(path, state_of(Path(path)))
             device = _device_of(before) if device is None else device
             if medium is None:
                 medium = "ram" if before["medium"] == "cuda" and device == devices.CPU else before["medium"]
+            if undoable is None and medium == "mmap":
+                undoable = before.get("undoable") is True
     if medium == "cuda" and device == devices.CPU:
         raise RangeError("medium: expected 'ram' or 'mmap' for a server with device='cpu', got 'cuda'")
+    require_files(bool(undoable), medium or "mmap", readonly=False)
     with believed(path):
         on = device if medium == "cuda" and device is not None else medium
-        rows = ClientStore.open(path, medium=on, durability=durability)
-    try:
-        if device is None:
-            with believed(path):
-                device = _device_of(_servers(path, rows.state))
-        there = on_device(rows, device, hot_rows)
-        with believed(path):
-            yield there, _servers(path, rows.state), device
-    except BaseException:
-        rows.close()
-        raise
+        rows = ClientStore.open(path, medium=on or "mmap", durability=durability or "round", undoable=bool(undoable))
+    return rows, device
 
 
 def _device_of(state: dict[str, Any]) -> str:
     """The device of the server that wrote a state; the first folders do not say, for there was one."""
     return devices.named(state.get("device", devices.CPU))
-
-
-def _servers(path: str | os.PathLike[str], state: Any) -> dict[str, Any]:
-    if not isinstance(state, dict) or state.get("what") != "a fedcore server":
-        raise CheckpointError(f"{path}: expected a folder written by a fedcore Server, got a ClientStore without one")
-    if state["medium"] not in get_args(Medium):
-        raise CheckpointError(f"{path}: expected a server on one of {get_args(Medium)}, got {state['medium']!r}")
-    return state

@@ -43,6 +43,7 @@ class Snapshot(NamedTuple):
         population: the clients' shares and arrivals.
         norms: of the replies heard lately, where a limit asks for them, and what they claimed of examples and steps.
         gamma: the last one, for a round without clients.
+        transactions: rounds finished, arrivals, departures and warm starts.
     """
 
     x: F32
@@ -58,6 +59,7 @@ class Snapshot(NamedTuple):
     round_number: int = 0
     gamma: float = 0.0
     ahead: F32 | None = None
+    transactions: int = 0
 
     @property
     def sent(self) -> F32:
@@ -119,6 +121,7 @@ class Snapshot(NamedTuple):
         """The rest, as JSON holds it."""
         return {
             "round_number": self.round_number,
+            "transactions": self.transactions,
             "gamma": self.gamma,
             "references": sorted(self.history.references.items()),
             "population": self.population.to_state(),
@@ -154,7 +157,13 @@ class Snapshot(NamedTuple):
             round_number=int(numbers["round_number"]),
             gamma=float(numbers["gamma"]),
             ahead=vectors.get("ahead"),
+            transactions=count_of(numbers),
         )
+
+
+def count_of(numbers: Mapping[str, Any]) -> int:
+    """The count of transactions in a snapshot's ``numbers``; older folders have counted their rounds alone."""
+    return int(numbers.get("transactions", numbers["round_number"]))
 
 
 def moved(vectors: Mapping[str, Vector], device: str) -> dict[str, Vector]:

@@ -239,6 +239,7 @@ class State:
         What the store has accepted is believed whatever comes after it.
         """
         before, commits = self.snapshot, self.store.commits
+        after = after._replace(transactions=before.transactions + 1)
         spare_v = before.momentum
         if after.momentum is not before.momentum and self.settings.algorithm.keeps_history:
             spare_v = (
@@ -296,6 +297,7 @@ class State:
         return {
             "what": "a fedcore server",
             "medium": self.store.medium,
+            "undoable": self.store.undoable,
             "device": self.settings.device,
             "clients": len(self.store.registry),
             "settings": self.settings.to_state(snapshot.round_number),

@@ -87,6 +87,14 @@ class ServerView(Represented, Unpicklable):
         """The number of finished rounds, which is the number of the next."""
         return self._state.snapshot.round_number
 
+    @property
+    def transactions(self) -> int:
+        """The number of its transactions: rounds finished, arrivals and departures, and a warm start.
+
+        Servers that hold parts of one model compare it; see ``fedcore.server.transactions``.
+        """
+        return self._state.snapshot.transactions
+
     def _facts(self) -> dict[str, Any]:
         settings, store = self._settings, self._state.store
         return {

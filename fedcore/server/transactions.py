@@ -1,0 +1,72 @@
+"""The transactions of a server's folder: the number of the last, and going back to the one before it."""
+
+from typing import NamedTuple
+
+from fedcore.errors import CheckpointError
+from fedcore.server.folder_checks import believed, server_state
+from fedcore.server.snapshot import count_of
+from fedcore.store import ClientStore
+from fedcore.store.committed_rows import CommittedRows
+
+
+class Transactions(NamedTuple):
+    """Two of a server's transactions, by number: what it was made with is 0, and each round, arrival, departure and
+    warm start is one more; one that is taken back does not count.
+
+    Attributes:
+        last: the last that the folder holds.
+        before: the one that an undo goes back to; None where nothing is kept, or no server was there before.
+    """
+
+    last: int
+    before: int | None
+
+
+def transactions(rows: CommittedRows) -> Transactions:
+    """The transactions that a store holds of a server.
+
+    With durability="checkpoint" an undo goes back to the checkpoint before the last, and so may be more than one back.
+
+    Args:
+        rows: as ``ClientStore.open`` gives them; a server need not have been made of them.
+
+    Raises:
+        CheckpointError: it is a store without a server.
+    """
+    kept, path = rows.previous, rows.path or "store"
+    with believed(path):
+        last = count_of(server_state(path, rows.state)["numbers"])
+        # Before a new server's first commit there was an empty store.
+        before = None if kept is None or kept.state is None else count_of(server_state(path, kept.state)["numbers"])
+    return Transactions(last, before)
+
+
+def go_back(rows: ClientStore, to: int) -> bool:
+    """Have a store hold this transaction as the last, by an undo if it holds the one after it.
+
+    Where several stores hold parts of one server, this makes them agree after a crash: each is opened, which takes its
+    lock, then all are asked for their ``transactions``, and each goes back to the least of them. Twice is as once.
+
+    Args:
+        rows: opened with ``undoable=True``; ``Server.load`` takes them then.
+        to: the number of the transaction.
+
+    Returns:
+        whether one was taken back.
+
+    Raises:
+        CheckpointError: it holds neither this transaction nor the one after it with what that replaced; or no server.
+        StoreError, CorruptionError: as ``ClientStore.undo``.
+
+    Cost: none, or that of an undo.
+    """
+    now = transactions(rows)
+    if now.last == to:
+        return False
+    if now.before != to:
+        kept = "nothing of before it" if now.before is None else f"what it replaced, of {now.before}"
+        raise CheckpointError(
+            f"{rows.path}: expected transaction {to}, or the one after it and what that replaced, got {now.last} and "
+            f"{kept}"
+        )
+    return rows.undo()

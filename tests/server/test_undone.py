@@ -1,0 +1,226 @@
+"""A server whose last transaction is taken back in its folder goes on as if that had never been, bit for bit."""
+
+import numpy as np
+import pytest
+
+from fedcore import ClientStore, Server, errors, optimizers
+from fedcore.server.transactions import Transactions, go_back, transactions
+from tests.server.invariant import contradictions
+from tests.server.rounds import METHODS, N, everything, go_on, made, n
+
+
+def kept(path, method="MIFA", **options):
+    return made(method, store=f"mmap:{path}", undoable=True, **options)
+
+
+def take_back(path, to):
+    """Go back to a transaction in a folder that no server holds; the server that goes on from there."""
+    rows = ClientStore.open(path, undoable=True)
+    assert go_back(rows, to)
+    assert not go_back(rows, to)
+    assert transactions(rows) == (to, None)
+    return Server.load(rows)
+
+
+def known(server):
+    return everything(server, list(server.clients)), list(server.clients)
+
+
+def one_round(server):
+    go_on(server, 1)
+
+
+def arrival(server):
+    server.arrive(["new", 77], client_sizes=[5, 6])
+
+
+def departure(server):
+    server.depart(2)
+
+
+def several_rounds(server):
+    for _ in range(3):
+        go_on(server, 1)
+    server.checkpoint()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_round_taken_back_has_never_been(method, tmp_path):
+    straight = made(method)
+    go_on(straight, 7)
+    with kept(tmp_path / "run", method) as server:
+        go_on(server, 4)
+        before = known(server)
+        go_on(server, 1)
+        assert server.transactions == 5
+    with take_back(tmp_path / "run", 4) as server:
+        assert known(server) == before
+        assert contradictions(server) == []
+        go_on(server, 3)
+        assert everything(server) == everything(straight)
+
+
+@pytest.mark.parametrize("codec", ["f32", "int8"])
+@pytest.mark.parametrize("method", ["MIFA", "MimiC, short history", "SCAFFOLD"])
+@pytest.mark.parametrize(
+    ("act", "durability"),
+    [(act, durability) for act in (one_round, arrival, departure) for durability in ("round", "checkpoint")]
+    + [(several_rounds, "checkpoint")],
+)
+def test_a_transaction_taken_back_has_never_been(act, durability, method, codec, tmp_path):
+
+    def begun(name):
+        rows = ClientStore(N, n, medium="mmap", path=tmp_path / name, codec=codec, durability=durability, undoable=True)
+        server = made(method, clients=None, store=rows, optimizer=optimizers.Adam())
+        go_on(server, 4)
+        server.checkpoint()
+        return server
+
+    server = begun("run")
+    before, count = known(server), server.transactions
+    act(server)
+    after = known(server)
+    server.checkpoint()
+    server.close()
+    with ClientStore.open(tmp_path / "run", readonly=True) as rows:
+        assert transactions(rows) == (count + (3 if act is several_rounds else 1), count)
+    server = take_back(tmp_path / "run", count)
+    assert (known(server), server.transactions) == (before, count)
+    server.close()
+    with Server.load(tmp_path / "run", durability=durability) as server:
+        act(server)
+        server.checkpoint()
+        assert (known(server), contradictions(server)) == (after, [])
+
+
+@pytest.mark.parametrize("method", ["MIFA", "SCAFFOLD", "SCAFFOLDMVR"])
+def test_a_warm_start_taken_back_has_never_been(method, tmp_path):
+    gradients = {i: np.full(n, 1 + i, np.float32) for i in range(N)}
+    straight = made(method)
+    go_on(straight, 3)
+    with kept(tmp_path / "run", method) as server:
+        server.warm_start(gradients)
+        warm = known(server)
+    with take_back(tmp_path / "run", 0) as server:
+        server.warm_start(gradients)
+        assert known(server) == warm
+    with take_back(tmp_path / "run", 0) as server:
+        go_on(server, 3)
+        assert everything(server) == everything(straight)
+
+
+def test_what_is_no_transaction_of_the_server_counts_for_none(tmp_path):
+    """Neither copies nor compactions change what servers of several folders compare."""
+
+    def found(name="run"):
+        with ClientStore.open(tmp_path / name, readonly=True) as rows:
+            return transactions(rows)
+
+    with kept(tmp_path / "run") as server:
+        assert found() == Transactions(0, None), "before it was made there was no server"
+        go_on(server, 2)
+        server.arrive("new", client_sizes=5)
+        assert found() == (3, 2)
+        server.save(tmp_path / "copy")
+        server.checkpoint()
+        assert found() == (3, 2)
+        assert found("copy") == (3, None)
+        server.compact()
+        assert found() == (3, None), "a compaction gives back what was kept"
+        with pytest.raises(errors.RoundError):
+            server.warm_start({})
+        with pytest.raises(errors.RangeError):
+            server.arrive("new", client_sizes=5)
+        assert server.transactions == 3
+        server.depart("new")
+        assert found() == (4, 3)
+    with Server.load(tmp_path / "copy") as copy:
+        assert (copy.transactions, copy._state.store.undoable) == (3, True)
+        go_on(copy, 1)
+    assert found("copy") == (4, 3)
+
+
+def test_a_round_that_fails_is_no_transaction(tmp_path):
+    with kept(tmp_path / "run") as server:
+        go_on(server, 1)
+        opened = server.open_round()
+        opened.add(0, server.x, steps=1, examples=1)
+        opened.abort()
+        with ClientStore.open(tmp_path / "run", readonly=True) as rows:
+            assert transactions(rows) == (server.transactions, 0) == (1, 0)
+
+
+def test_it_goes_back_by_one_transaction_alone(tmp_path):
+    with kept(tmp_path / "run") as server:
+        go_on(server, 3)
+    with ClientStore.open(tmp_path / "run", undoable=True) as rows:
+        for to in (0, 1, 4):
+            with pytest.raises(
+                errors.CheckpointError, match=rf"expected transaction {to}, or .*, got 3 and what it replaced, of 2"
+            ):
+                go_back(rows, to)
+        assert transactions(rows) == (3, 2)
+        assert go_back(rows, 2)
+        with pytest.raises(errors.CheckpointError, match=r"expected transaction 1, or .*, got 2 and nothing of before"):
+            go_back(rows, 1)
+    with ClientStore(3, n) as rows, pytest.raises(errors.CheckpointError, match="got a ClientStore without one"):
+        transactions(rows)
+
+
+def test_the_folder_says_whether_its_writer_was_undoable(tmp_path):
+    def goes_on(**options):
+        with Server.load(tmp_path / "run", **options) as server:
+            go_on(server, 1)
+            return server._state.store.undoable
+
+    kept(tmp_path / "run").close()
+    assert goes_on()
+    assert goes_on(medium="mmap")
+    assert not goes_on(medium="ram")
+    assert not goes_on(undoable=False)
+    assert not goes_on()
+    with ClientStore.open(tmp_path / "run") as rows:
+        assert rows.previous is None
+    assert goes_on(undoable=True)
+    assert goes_on()
+    with pytest.raises(errors.RangeError, match=r'undoable: expected False, or medium="mmap"'):
+        Server.load(tmp_path / "run", medium="ram", undoable=True)
+
+
+def test_where_it_cannot_be_is_said(tmp_path):
+    with pytest.raises(errors.RangeError, match=r'undoable: .*, got True with medium="ram"'):
+        made("MIFA", undoable=True)
+    with ClientStore(N, n, medium="mmap", path=tmp_path / "rows") as rows:
+        with pytest.raises(errors.RangeError, match="undoable: expected False beside a ClientStore"):
+            made("MIFA", clients=None, store=rows, undoable=True)
+        assert rows.round is None, "it is the caller's, as it was"
+    with ClientStore(N, n, medium="mmap", path=tmp_path / "kept", undoable=True) as rows:
+        server = made("MIFA", clients=None, store=rows)
+        go_on(server, 1)
+        assert rows.previous.round == 0
+
+
+def test_a_server_is_made_of_an_open_store(tmp_path):
+    with kept(tmp_path / "run") as server:
+        go_on(server, 2)
+        before = known(server)
+    rows = ClientStore.open(tmp_path / "run", undoable=True, durability="checkpoint")
+    for name, value in {"medium": "ram", "durability": "round", "undoable": False}.items():
+        with pytest.raises(errors.RangeError, match=rf"{name}: expected None or .* beside a ClientStore"):
+            Server.load(rows, **{name: value})
+    with Server.load(rows, undoable=True) as server:
+        assert known(server) == before
+        with pytest.raises(errors.LockedError):
+            Server.load(tmp_path / "run")
+    with pytest.raises(errors.StoreError, match="closed"):
+        rows.read(0)
+    with ClientStore.open(tmp_path / "run", readonly=True) as rows:
+        with pytest.raises(errors.RangeError, match="path: expected a ClientStore open for writing"):
+            Server.load(rows)
+        assert rows.round == 1
+    in_memory = ClientStore.open(tmp_path / "run", medium="ram")
+    assert known(Server.load(in_memory)) == before
+    with ClientStore(N, n) as rows:
+        with pytest.raises(errors.CheckpointError, match="got a ClientStore without one"):
+            Server.load(rows)
+        assert len(rows.registry) == N, "it is the caller's still"
