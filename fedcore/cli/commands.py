@@ -198,6 +198,25 @@ def _store(group: Group) -> None:
             """,
         ),
         (
+            "undo",
+            """Take back the last transaction of a store that was opened with undoable=True, and say which that was.
+
+            Of a server's folder, that is its last round, arrival, departure or warm start: the model, the sums, the
+            rows and the clients are what they were before it, and Server.load goes on from there as if it had never
+            been. With durability="checkpoint" it is all since the checkpoint before. `fedcore store info PATH` says
+            what it would be, and changes nothing.
+
+            One transaction is kept, so this can be done once, until the next is written; it cannot itself be taken
+            back. No server may write to the store meanwhile; readers go on seeing what they look at. Interrupted, the
+            store is as before, or as after.
+
+            Example:
+
+                fedcore store info PATH
+                fedcore store undo PATH
+            """,
+        ),
+        (
             "recover",
             """Open a store that lost commits again, at the last commit that is there.
 

@@ -1,20 +1,23 @@
-"""``fedcore store``: what is in a store's folder, whether it is sound, and how to give back what it does not need."""
+"""``fedcore store``: what is in a store's folder, whether it is sound, and how to give back, undo or recover some."""
 
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from fedcore.cli.pairs import show_pairs
 from fedcore.cli.status import FAILED
+from fedcore.errors import CheckpointError, StoreError
 from fedcore.server.invariant import folder_problems
+from fedcore.server.transactions import last_change, transactions
 from fedcore.store import ClientStore
-from fedcore.store.info import PreviousCommit
 from fedcore.store.recovery import give_up, look
 
 
 def info(path: Path) -> None:
     """Show what a store holds."""
     with ClientStore.open(path, readonly=True) as opened:
-        found = opened.info()
+        found, undo = opened.info(), _undo(opened)
     pairs = [
         ("path", str(found.path)),
         ("format", str(found.format)),
@@ -23,7 +26,7 @@ def info(path: Path) -> None:
         ("rows", f"{found.rows:,} of {found.n:,} elements, {found.codec}, {_size(found.row_bytes)} each"),
         ("free slots", f"{found.free:,}"),
         ("on disk", _size(found.bytes)),
-        ("undo", _undo(found.previous)),
+        ("undo", "nothing to take back" if undo is None else f"takes back {undo.what}: to {undo.before}"),
     ]
     for process, behind in found.readers:
         pairs.append(("read by", f"process {process}, {behind:,} commits behind"))
@@ -75,11 +78,52 @@ def recover(path: Path, accept_loss: bool) -> None:
     print(f"{lost} given up: the store opens again")
 
 
-def _undo(previous: PreviousCommit | None) -> str:
-    """The commit that an undo goes back to."""
+def undo(path: Path) -> None:
+    """Take the last transaction back."""
+    with ClientStore.open(path, readonly=True) as opened:
+        _required(opened)  # before an older format is raised, to keep what is not there
+    with ClientStore.open(path, undoable=True) as writing:
+        found = _required(writing)
+        writing.undo()
+    print(f"{found.what} is taken back: the store is as after {found.before}")
+
+
+class _Undo(NamedTuple):
+    """The transaction that an undo takes back, and the one to which it goes back."""
+
+    what: str
+    before: str
+
+
+def _undo(opened: ClientStore) -> _Undo | None:
+    """The undo that is possible, or None."""
+    found, previous = opened.info(), opened.previous
     if previous is None:
-        return "nothing to take back"
-    return f"back to {'no round' if previous.round is None else f'round {previous.round}'}, {previous.rows:,} rows kept"
+        return None
+    what, before = _commit(found.commit, found.round), _commit(previous.commit, previous.round)
+    with suppress(CheckpointError):  # of a store without a server
+        if change := last_change(opened):
+            last = transactions(opened)
+            what, before = f"{change} (transaction {last.last}, {what})", f"transaction {last.before} ({before})"
+    return _Undo(what, before)
+
+
+def _required(opened: ClientStore) -> _Undo:
+    """The undo that is possible.
+
+    Raises:
+        StoreError: there is nothing to take back.
+    """
+    if (found := _undo(opened)) is None:
+        raise StoreError(
+            f"{opened.path}: expected a last transaction that can be taken back, got none: it can where whoever wrote "
+            "it had undoable=True, once, and until a compaction"
+        )
+    return found
+
+
+def _commit(number: int, round: int | None) -> str:
+    return f"commit {number}, {'before any round' if round is None else f'of round {round}'}"
 
 
 def _size(size: float) -> str:

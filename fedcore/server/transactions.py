@@ -41,6 +41,25 @@ def transactions(rows: CommittedRows) -> Transactions:
     return Transactions(last, before)
 
 
+def last_change(rows: CommittedRows) -> str | None:
+    """The change that an undo of a server's folder takes back, in words; None where nothing of it is kept.
+
+    Raises:
+        CheckpointError: it is a store without a server.
+    """
+    kept, path = rows.previous, rows.path or "store"
+    if transactions(rows).before is None or kept is None:
+        return None
+    with believed(path):
+        first, end = (int(state["numbers"]["round_number"]) for state in (kept.state, rows.state))
+        came = int(rows.state["clients"]) - int(kept.state["clients"])
+        said = [] if end == first else [f"round {first}" if end == first + 1 else f"rounds {first} to {end - 1}"]
+        if came:
+            who = "1 client" if abs(came) == 1 else f"{abs(came):,} clients"
+            said.append(f"the {'arrival' if came > 0 else 'departure'} of {who}")
+    return " and ".join(said) or ("arrivals and departures" if first else "a warm start")
+
+
 def go_back(rows: ClientStore, to: int) -> bool:
     """Have a store hold this transaction as the last, by an undo if it holds the one after it.
 

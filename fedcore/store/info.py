@@ -17,11 +17,13 @@ class PreviousCommit:
     """The commit before the last, to which ``ClientStore.undo`` goes back.
 
     Attributes:
+        commit: its number.
         round: its round, or None where there was none yet.
         state: its state, as JSON gives it back.
         rows: how many rows are kept for it.
     """
 
+    commit: int
     round: int | None
     state: Any
     rows: int
@@ -40,6 +42,7 @@ class StoreInfo:
         rows: how many have a row.
         free: slots below the highest that the next rows will use again.
         round: the last committed round, or None.
+        commit: the number of the folder's last commit, which is that of its transactions; 0 for a store in memory.
         vectors: dtype and shape by name.
         bytes: of memory or disk that rows and vectors take, free ones included.
         readers: other processes that read the folder, and how many commits each is behind: what they look at, and
@@ -58,6 +61,7 @@ class StoreInfo:
     round: int | None
     vectors: dict[str, tuple[str, tuple[int, ...]]]
     bytes: int
+    commit: int = 0
     readers: tuple[tuple[int, int], ...] = ()
     previous: PreviousCommit | None = None
 
@@ -96,6 +100,7 @@ def info(content: Content) -> StoreInfo:
         round=content.round,
         vectors={name: (entry.dtype, entry.shape) for name, entry in vectors.table.items()},
         bytes=rows.slots.high * rows.slots.stride + vectors.bytes if folder is None else folder.bytes,
+        commit=0 if folder is None else folder.head.sequence,
         readers=() if folder is None else tuple(folder.readers),
         previous=previous_commit(content),
     )
@@ -107,4 +112,5 @@ def previous_commit(content: Content) -> PreviousCommit | None:
     if previous is None:
         return None
     head = previous.head
-    return PreviousCommit(head.round, None if head.state is None else json.loads(head.state), len(previous.rows.used))
+    state = None if head.state is None else json.loads(head.state)
+    return PreviousCommit(head.sequence, head.round, state, len(previous.rows.used))

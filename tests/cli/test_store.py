@@ -1,8 +1,12 @@
+import re
+import shutil
+
 import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, Update
 from tests.cli.command import invoke
+from tests.store.test_format import FORMATS
 
 
 @pytest.fixture
@@ -80,7 +84,107 @@ def test_compact_makes_the_files_shorter(path):
         assert compacted.verify() == []
 
 
-@pytest.mark.parametrize("command", ["info", "verify", "compact"])
+def kept(tmp_path):
+    """The folder of a server of six clients, of which every transaction can be taken back."""
+    made = Server("SCAFFOLD", np.zeros(20, np.float32), 6, lr=0.1, store=f"mmap:{tmp_path / 'run'}", undoable=True)
+    return made, tmp_path / "run"
+
+
+def a_round(server):
+    server.round([Update(i, server.x + 1 + i + server.round_number, 1) for i in range(3)])
+
+
+def several(server):
+    for _ in range(3):
+        a_round(server)
+    server.arrive("new")
+    server.checkpoint()
+
+
+ACTS = {
+    "round 2": a_round,
+    "the arrival of 2 clients": lambda server: server.arrive(["new", 77]),
+    "the departure of 1 client": lambda server: server.depart(1),
+    "rounds 2 to 4 and the arrival of 1 client": several,
+}
+
+
+@pytest.mark.parametrize("what", ACTS)
+def test_undo_says_what_it_takes_back(tmp_path, what):
+    server, folder = kept(tmp_path)
+    with server:
+        a_round(server)
+        a_round(server)
+        before, clients = server.x.copy(), list(server.clients)
+    with Server.load(folder, durability="checkpoint" if ACTS[what] is several else "round") as server:
+        ACTS[what](server)
+        last = server.transactions
+    lines = [line.strip() for line in store("info", folder).output.splitlines()]
+    info = next(line for line in lines if line.startswith("undo"))
+    said = rf"{what} \(transaction {last}, commit 4, of round \d\)"
+    assert re.search(rf"takes back {said}: to transaction 2 \(commit 3, of round 1\)$", info)
+    result = store("undo", folder)
+    assert (result.status, result.errors) == (0, "")
+    due = rf"{said} is taken back: the store is as after transaction 2 \(commit 3, of round 1\)\n"
+    assert re.fullmatch(due, result.output)
+    assert "nothing to take back" in store("info", folder).output
+    with Server.load(folder) as server:
+        assert (server.transactions, server.round_number, list(server.clients)) == (2, 2, clients)
+        np.testing.assert_array_equal(server.x, before)
+        a_round(server)
+    assert store("undo", folder).output.startswith("round 2 (transaction 3, commit 6, of round 2) is taken back")
+
+
+def test_undo_of_a_warm_start(tmp_path):
+    server, folder = kept(tmp_path)
+    with server:
+        server.warm_start({0: np.ones(20, np.float32)})
+    assert store("undo", folder).output.startswith("a warm start (transaction 1, ")
+
+
+def test_undo_of_a_store_without_a_server_and_of_one_s_making(tmp_path):
+    with ClientStore(3, 20, medium="mmap", path=tmp_path / "rows", undoable=True) as rows:
+        rows.commit(7)
+    due = "commit 1, of round 7 is taken back: the store is as after commit 0, before any round\n"
+    assert store("undo", tmp_path / "rows").output == due
+    server, folder = kept(tmp_path)
+    server.close()
+    assert store("undo", folder).output == due.replace("round 7", "round 0")
+
+
+@pytest.mark.parametrize("why", ["never kept", "once", "compacted", "an older format"])
+def test_where_there_is_nothing_to_take_back_undo_changes_nothing(path, tmp_path, why):
+    folder = path
+    if why == "an older format":
+        shutil.unpack_archive(FORMATS / "2.zip", tmp_path / "old")
+        folder = tmp_path / "old" / "f32"
+    elif why != "never kept":
+        server, folder = kept(tmp_path)
+        with server:
+            a_round(server)
+            if why == "compacted":
+                server.compact()
+        if why == "once":
+            assert store("undo", folder).status == 0
+    before = store("info", folder).output
+    result = store("undo", folder)
+    assert (result.status, result.output) == (2, "")
+    assert f"{folder}: expected a last transaction that can be taken back, got none" in result.errors
+    assert store("info", folder).output == before
+
+
+def test_undo_beside_a_writer_is_refused(tmp_path):
+    server, folder = kept(tmp_path)
+    with server:
+        a_round(server)
+        result = store("undo", folder)
+        assert result.status == 2
+        assert f"{folder}: expected no other writer" in result.errors
+        assert server.transactions == 1
+    assert store("undo", folder).status == 0
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "compact", "undo"])
 def test_a_folder_that_is_no_store(tmp_path, command):
     result = store(command, tmp_path)
     assert result.status == 2

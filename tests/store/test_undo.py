@@ -508,12 +508,12 @@ def test_info_says_whether_there_is_something_to_take_back(path):
     with made(path) as store:
         assert store.info().previous is None
         play(store, 0)
-    assert said().endswith("back to no round, 0 rows kept")
+    assert said().endswith("takes back commit 1, of round 0: to commit 0, before any round")
     with ClientStore.open(path, undoable=True) as store:
         play(store, 1)
         assert store.info().previous == store.previous
-        assert (store.previous.round, store.previous.rows) == (0, 2)
-    assert said().endswith("back to round 0, 2 rows kept")
+        assert (store.previous.commit, store.previous.round, store.previous.rows) == (1, 0, 2)
+    assert said().endswith("takes back commit 2, of round 1: to commit 1, of round 0")
     with ClientStore.open(path, undoable=True) as store:
         store.undo()
     assert said().endswith("nothing to take back")
