@@ -116,6 +116,22 @@ def die_at(call, after):
         setattr(disk, name, deadly(getattr(disk, name)))
 
 
+def count_calls():
+    """A list that has an entry for each of this process's calls into the system from now on."""
+    calls = []
+
+    def counted(act):
+        def acting(*arguments):
+            calls.append(act)
+            return act(*arguments)
+
+        return acting
+
+    for name in SEAM:
+        setattr(disk, name, counted(getattr(disk, name)))
+    return calls
+
+
 def child(path, durability, undoable, writing, call, after):
     def say(what, round):
         os.write(writing, what + round.to_bytes(7, "little"))

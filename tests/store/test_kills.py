@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,17 @@ OPTIONS = {
 }
 
 
+LONG = pytest.mark.endurance
+WAYS = [("round", 70), ("checkpoint", 70), ("none", 70), ("round", 12, "undoable"), ("none", 12, "undoable")]
+
+
 @pytest.mark.parametrize(
-    ("durability", "undoable"),
-    [("round", ()), ("checkpoint", ()), ("none", ()), ("round", ["undoable"]), ("none", ["undoable"])],
-    ids=["round", "checkpoint", "none", "round-undoable", "none-undoable"],
+    ("durability", "kills", "undoable"),
+    [(durability, kills, undoable) for durability, kills, *undoable in WAYS]
+    + [pytest.param(durability, 2000, undoable, marks=LONG) for durability, _, *undoable in WAYS],
+    ids=lambda value: "undoable" if value == ["undoable"] else "" if value == [] else None,
 )
-@pytest.mark.parametrize("kills", [70, pytest.param(2000, marks=pytest.mark.endurance)])
-def test_killed_at_any_moment(tmp_path, kills, durability, undoable):
+def test_killed_at_any_moment(tmp_path, durability, kills, undoable):
     run = subprocess.run(
         [sys.executable, PROGRAM, tmp_path, durability, str(kills), "1", *undoable],
         timeout=400 + 2 * kills,
@@ -38,20 +43,29 @@ def test_killed_at_any_moment(tmp_path, kills, durability, undoable):
     assert result["left"] == ["copy", "store"]
 
 
+@pytest.fixture
+def folder_in_memory(tmp_path):
+    """A folder on tmpfs, where there is one: the disk has no part in a kill, and each waits for it many times."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize(
-    ("durability", "stride"),
+    "strides",
     [
-        ("round", 1),
-        ("checkpoint", 4),
-        ("none", 4),
-        pytest.param("checkpoint", 1, marks=pytest.mark.endurance),
-        pytest.param("none", 1, marks=pytest.mark.endurance),
+        {"round": 12, "checkpoint": 24, "none": 24},
+        pytest.param({"round": 1, "checkpoint": 1, "none": 1}, marks=LONG),
     ],
+    ids=["some", "every"],
 )
-def test_killed_at_every_call_of_what_can_be_undone(tmp_path, durability, stride):
-    command = [sys.executable, UNDO_PROGRAM, tmp_path, durability, str(stride)]
-    run = subprocess.run(command, timeout=900, **OPTIONS)
+def test_killed_at_the_calls_of_what_can_be_undone(folder_in_memory, strides):
+    ways = [f"{durability}={stride}" for durability, stride in strides.items()]
+    run = subprocess.run([sys.executable, UNDO_PROGRAM, folder_in_memory, *ways], timeout=1800, **OPTIONS)
     assert run.returncode == 0, run.stderr
     kills = json.loads(run.stdout)
-    assert min(kills.values()) > 5 / stride
-    assert sum(kills.values()) * stride > 100
+    assert len(kills) == 18
+    assert min(kills.values()) >= 3
+    assert strides["round"] > 1 or sum(kills.values()) > 300

@@ -25,13 +25,13 @@ def path(tmp_path):
     return tmp_path / "store"
 
 
-def made(path, **options):
-    return ClientStore([0, 1, 2, "a"], N, medium="mmap", path=path, undoable=True, **options)
+def made(path, n=N, **options):
+    return ClientStore([0, 1, 2, "a"], n, medium="mmap", path=path, undoable=True, **options)
 
 
 def play(store, round, clients=(0, 1)):
     for client in clients:
-        write(store, client, content(N, str(client), round))
+        write(store, client, content(store.n, str(client), round))
     store.commit(round, {"x": content(100, round), f"of{round}": content(100 + round, round)}, {"round": round})
 
 
@@ -40,7 +40,7 @@ def assert_is_at(store, round, rows):
     assert (store.round, store.state) == (round, None if round is None else {"round": round})
     assert {client: store.round_of(client) for client in store.registry if store.row(client) is not None} == rows
     for client, written in rows.items():
-        np.testing.assert_array_equal(store.read(client), content(N, str(client), written))
+        np.testing.assert_array_equal(store.read(client), content(store.n, str(client), written))
     assert set(store.vector_names()) == (set() if round is None else {"x", f"of{round}"})
     if round is not None:
         np.testing.assert_array_equal(store.vector("x"), content(100, round))
@@ -396,7 +396,7 @@ def test_a_round_of_a_server_is_taken_back_and_done_again(path, method, reopened
 @pytest.mark.parametrize("failure", [full, broken, KeyboardInterrupt])
 def test_every_call_of_an_undo_fails_in_turn(path, tmp_path, monkeypatch, failure):
     """Memory and folder are both as before it, or both as after it."""
-    with made(tmp_path / "start") as store:
+    with made(tmp_path / "start", n=300) as store:
         play(store, 0)
         store.forget("a")
         store.add("new")
@@ -451,7 +451,7 @@ def test_an_undo_that_fails_is_forgotten(path, monkeypatch):
 
 @pytest.mark.parametrize("failure", [full, broken])
 def test_a_commit_that_fails_leaves_the_one_before_to_be_taken_back(path, tmp_path, monkeypatch, failure):
-    with made(tmp_path / "start") as store:
+    with made(tmp_path / "start", n=300) as store:
         play(store, 0)
         play(store, 1)
     for call in range(1, 100):

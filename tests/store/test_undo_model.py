@@ -233,7 +233,7 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestHistories.settings = settings(max_examples=12, stateful_step_count=25, deadline=None)
 
 
 class TestLongHistories(Histories.TestCase):

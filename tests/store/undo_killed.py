@@ -1,8 +1,8 @@
-"""Children that commit to an undoable store, or undo, and are killed at every STRIDE-th call into the system in turn.
+"""Children that commit to an undoable store, or undo, and are killed before or after a call into the system.
 
-After each kill the folder is as before or as after, and what it keeps can be taken back, by a child that is killed too.
-Run as a program, because it forks: ``undo_killed.py FOLDER DURABILITY STRIDE`` prints how many kills each operation
-had.
+There is a child for each of these moments, or for one of STRIDE that are drawn from a seed. After each kill the folder
+is as before or as after, and what it keeps can be taken back, by a child that is killed too.
+Run as a program, because it forks: ``undo_killed.py FOLDER DURABILITY=STRIDE ...`` prints how many kills each had.
 """
 
 import json
@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from fedcore import ClientStore
-from tests.store.killed import die_at
+from tests.store.killed import count_calls, die_at
 from tests.store.test_format import FORMATS, values, write_row
 from tests.store.test_undo import assert_is_at, made, play
 
@@ -31,7 +31,7 @@ STATES = {
 
 def begin(path):
     """Two rounds; the second can be taken back."""
-    store = made(path)
+    store = made(path, n=300)
     play(store, 0, [0, 1, "a"])
     play(store, 1, [1, 2])
     store.close()
@@ -82,6 +82,22 @@ def killed(work, call, after):
     return status != 0
 
 
+def moments(work, stride, chance):
+    """The calls at which children are killed that work, of all that there are, and whether behind them."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            calls = count_calls()
+            work()
+            os._exit(len(calls))
+        finally:
+            os._exit(255)
+    calls = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert 0 < calls < 200, calls
+    every = [(call, after) for call in range(1, calls + 1) for after in (False, True)]
+    return sorted(chance.sample(every, max(3, len(every) // stride)))
+
+
 def require(path, round, previous):
     rows, clients = STATES[round]
     with ClientStore.open(path, readonly=True) as store:
@@ -119,29 +135,28 @@ def looked_at(path, durability, possible, chance):
 
 def each_call(folder, durability, stride, name, chance):
     act, undoable, possible = OPERATIONS[name]
-    path, start, kills, found = folder / "store", folder / "start", 0, set()
+    path, start, found = folder / "store", folder / "start", set()
     begin(start)
 
     def work():
         act(ClientStore.open(path, durability=durability, undoable=undoable))
 
-    for call in range(1, 200, stride):
-        for after in (False, True):
-            shutil.copytree(start, path)
-            was_killed = killed(work, call, after)
-            kills += was_killed
-            found.add(looked_at(path, durability, possible, chance))
-            shutil.rmtree(path)
-        if not was_killed:
-            break
+    shutil.copytree(start, path)
+    chosen = moments(work, stride, chance)
+    for moment in chosen:
+        shutil.rmtree(path)
+        shutil.copytree(start, path)
+        assert killed(work, *moment)
+        found.add(looked_at(path, durability, possible, chance))
+    shutil.rmtree(path)
     shutil.rmtree(start)
     assert found == possible or stride > 1, (name, found)
-    return kills
+    return len(chosen)
 
 
 def each_call_of_raising(folder, durability, stride, chance):
     """A folder of the format before is opened so that its commits can be taken back."""
-    path, kills = folder / "f32", 0
+    path = folder / "f32"
 
     def work():
         store = ClientStore.open(path, durability=durability, undoable=True)
@@ -149,32 +164,34 @@ def each_call_of_raising(folder, durability, stride, chance):
         store.commit(3)
         store.checkpoint()
 
-    for call in range(1, 200, stride):
-        for after in (False, True):
-            shutil.unpack_archive(FORMATS / f"{chance.choice([1, 2])}.zip", folder)
-            was_killed = killed(work, call, after)
-            kills += was_killed
-            with ClientStore.open(path, undoable=True) as store:
-                assert store.verify() == []
-                committed = store.round == 3
-                assert (store.read("a") == values(99 if committed else 20)).all()
-                assert store.undo() == committed
-                assert store.round == 2
-                assert (store.read("a") == values(20)).all()
-            for entry in folder.iterdir():
-                shutil.rmtree(entry)
-        if not was_killed:
-            return kills
-    raise AssertionError("expected an end")
+    def begin_again():
+        for entry in folder.iterdir():
+            shutil.rmtree(entry)
+        shutil.unpack_archive(FORMATS / f"{chance.choice([1, 2])}.zip", folder)
+
+    begin_again()
+    chosen = moments(work, stride, chance)
+    for moment in chosen:
+        begin_again()
+        killed(work, *moment)  # one format makes fewer calls than the other
+        with ClientStore.open(path, undoable=True) as store:
+            assert store.verify() == []
+            committed = store.round == 3
+            assert (store.read("a") == values(99 if committed else 20)).all()
+            assert store.undo() == committed
+            assert store.round == 2
+            assert (store.read("a") == values(20)).all()
+    return len(chosen)
 
 
-def main(folder, durability, stride):
+def main(folder, strides):
     chance, kills = random.Random(1), Counter()
-    for name in OPERATIONS:
-        kills[name] = each_call(folder, durability, stride, name, chance)
-    kills["raising"] = each_call_of_raising(folder, durability, stride, chance)
+    for durability, stride in strides.items():
+        for name in OPERATIONS:
+            kills[f"{name}, {durability}"] = each_call(folder, durability, stride, name, chance)
+        kills[f"raising, {durability}"] = each_call_of_raising(folder, durability, stride, chance)
     sys.stdout.write(json.dumps(kills))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(Path(sys.argv[1]), {way.split("=")[0]: int(way.split("=")[1]) for way in sys.argv[2:]})

@@ -25,7 +25,7 @@ STATES = {
 
 
 def begin(path):
-    with made(path) as store:
+    with made(path, n=300) as store:
         play(store, 0, [0, "a"])
         store.forget("a")
         store.add("new")

@@ -10,7 +10,7 @@ from tests.store.disk.undo_scenario import a_round, digest, play
 from tests.store.disks import SIZES, mounted
 
 LONG = pytest.mark.endurance
-FEW = [("ext4", 20), ("xfs", 45)]
+FEW = [("ext4", 30), ("xfs", 60)]
 EVERY = [pytest.param(kind, 1, marks=LONG) for kind in SIZES]
 
 
