@@ -97,14 +97,15 @@ class Slots:
         self._free = sorted(free)
         self._cut(-(-self.high // self._per_chunk))
 
-    def occupy(self, slots: npt.NDArray[np.int64], retired: int | None = None) -> None:
+    def occupy(self, slots: npt.NDArray[np.int64], retired: int | None = None, high: int = 0) -> None:
         """Take just these slots, all at once; the others below the highest are free.
 
         Args:
             slots: the slots in use.
             retired: if given, the others are not free yet, but retired with this sequence number.
+            high: a slot that was taken once, and may be the highest.
         """
-        self.high = int(slots.max(initial=0))
+        self.high = max(high, int(slots.max(initial=0)))
         used = np.zeros(self.high + 1, np.bool_)
         used[slots] = True
         others: list[int] = np.flatnonzero(~used)[1:].tolist()  # sorted, and so a heap

@@ -142,3 +142,45 @@ def test_slots_of_vectors_that_were_free_are_used_again(tmp_path, undoable):
                 store.commit(round, {"x": content(100, round), f"y{session}": content(100, session)})
     slots = 2 * (3 if undoable else 2)  # the commits that are there at once, of two vectors each
     assert (path / "vectors-400.slots").stat().st_size <= GRAINS[VERSION] + slots * Geometry.of(400).stride
+
+
+@pytest.mark.parametrize("change", ["departure", "compaction", "another size"])
+def test_a_writer_that_opens_again_takes_no_slot_that_a_reader_looks_at(tmp_path, change):
+    """Also none behind all that the index names now, which the next row or vector would be given as a new one."""
+
+    def commit(store, client, round):
+        write(store, client, content(20, client, round))
+        size = 30 if change == "another size" and round == 1 else 20
+        store.commit(round, {"x": content(size, round)})
+
+    path = tmp_path / "store"
+    with ClientStore(3, 20, medium="mmap", path=path) as store:
+        commit(store, 1, 0)
+        commit(store, 0, 0)
+        write(store, 0, content(20, 0, 1))  # in the highest slot
+        store.commit(0)
+        reader = ClientStore.open(path, readonly=True)
+        if change == "departure":
+            store.forget(0)
+            store.commit(0)
+        elif change == "compaction":
+            store.compact()
+            store.compact()
+        else:
+            commit(store, 0, 1)
+    for round in (2, 3):
+        with ClientStore.open(path) as store:
+            commit(store, 1, round)
+            commit(store, 2, round)
+            np.testing.assert_array_equal(reader.read(0), content(20, 0, 1))
+            np.testing.assert_array_equal(reader.read(1), content(20, 1, 0))
+            np.testing.assert_array_equal(reader.vector("x"), content(20, 0))
+            assert reader.verify() == []
+            assert store.info().free < 1000, "but for a few pages, what was never written waits for nobody"
+    reader.close()
+    with ClientStore.open(path) as store:
+        commit(store, 2, 4)
+        assert store.verify() == []
+        store.compact()
+        rows = store._content.rows.slots
+        assert (rows.high, rows.free) == (len(store), 0)

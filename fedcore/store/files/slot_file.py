@@ -33,16 +33,18 @@ class SlotFile(Slots):
         path: an existing file.
         header: what its header must be like (kind, codec, n, payload), with whatever store if that is empty.
         writable: whether slots may be taken and written.
+        looked_at: whether readers may look at slots that the index names no more: then it may be any slot that was ever
+            written, also one behind all that are in use.
 
     Raises:
         StoreError: the file cannot be opened, or is no store's, or newer.
         CorruptionError: its header is damaged, or not this store's.
     """
 
-    def __init__(self, path: Path, header: Header, *, writable: bool) -> None:
+    def __init__(self, path: Path, header: Header, *, writable: bool, looked_at: bool = False) -> None:
         super().__init__(header.payload, header.version)
         self.path, self.where = path, str(path)
-        self._writable = writable
+        self._writable, self.looked_at = writable, looked_at
         with disk.explained("opening", path):
             self._fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -107,10 +109,15 @@ class SlotFile(Slots):
                 return "it cannot be read from the disk"
         return super().damage(slot, seal)
 
-    def occupy(self, slots: npt.NDArray[np.int64], retired: int | None = None) -> None:
+    def occupy(self, slots: npt.NDArray[np.int64], retired: int | None = None, high: int = 0) -> None:
         """See ``Slots``. Behind the end of the file nothing is free: who says that slots are used there is wrong."""
         end = max(0, self._size - self.geometry.begin) // self.stride
-        super().occupy(slots[slots <= end], retired)
+        slots_there = slots[slots <= end]
+        if self.looked_at and retired is not None:
+            with disk.explained("reading", self.path):
+                behind = disk.data_end(self._fd, self._end(int(slots_there.max(initial=0))))
+            high = max(high, -(-(behind - self.geometry.begin) // self.stride))
+        super().occupy(slots_there, retired, high)
         self.high = max(self.high, int(slots.max(initial=0)))
 
     def will_need(self, slot: int) -> None:

@@ -8,6 +8,8 @@ from glob import escape
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from fedcore.errors import CorruptionError, StoreError
 from fedcore.store.files import file_system
 from fedcore.store.files import system_calls as disk
@@ -82,6 +84,7 @@ class Folder:
         self.seen = self.rows.sequence
         self.head = self.index.head()  # again: a writer may have gone on since
         self.previous = self.index.previous
+        self.rows.looked_at = self._is_looked_at()
         if self.seen > self.head.sequence and not lossy:
             raise CorruptionError(
                 f"{path}: {INDEX} is at commit {self.head.sequence}, but {ROWS} has seen {self.seen}: commits were "
@@ -118,16 +121,21 @@ class Folder:
             path = self.path / VECTORS.format(payload)
             header = vectors_header(self.head.store, payload, self._slots_version)
             if self.readonly or payload in self._payloads():
-                self._files[payload] = SlotFile(path, header, writable=not self.readonly)
+                looked_at = self._is_looked_at()
+                self._files[payload] = SlotFile(path, header, writable=not self.readonly, looked_at=looked_at)
             else:
                 with disk.explained("making a file of vectors", path):
                     self._files[payload] = self._new_file(path, header)
         return self._files[payload]
 
     def _new_file(self, path: Path, header: Header) -> SlotFile:
-        """A file that no commit knows yet; one that an error has left is as good."""
-        file = SlotFile(path, header, writable=True) if path.exists() else SlotFile.create(path, header)
+        """A file that no commit knows yet; one that an error or an older commit has left is as good."""
+        if path.exists():
+            file = SlotFile(path, header, writable=True, looked_at=self._is_looked_at())
+        else:
+            file = SlotFile.create(path, header)
         try:
+            file.occupy(np.zeros(0, np.int64), self.head.sequence)
             disk.sync_path(self.path)  # before a commit knows it, its name has to be durable
         except BaseException:
             file.close()
@@ -201,6 +209,10 @@ class Folder:
     def unpinned(self) -> int:
         """The commit up to which what was retired is needed by no reader."""
         return min(oldest_pin(self.path), self.head.sequence)
+
+    def _is_looked_at(self) -> bool:
+        """Tell whether a reader of a writer's store looks at an older commit."""
+        return not self.readonly and self.unpinned() < self.head.sequence
 
     @property
     def readers(self) -> list[tuple[int, int]]:

@@ -59,6 +59,25 @@ def free(fd: int, start: int, size: int) -> bool:
     raise OSError(code, os.strerror(code))
 
 
+def data_end(fd: int, start: int) -> int:
+    """The end of a file's last data behind a place, or the place; what was given its place alone is no data.
+
+    Systems and file systems that cannot tell take all of the file for data.
+    """
+    if not hasattr(os, "SEEK_DATA"):
+        return max(start, os.fstat(fd).st_size)
+    end = start
+    while True:
+        try:
+            end = os.lseek(fd, os.lseek(fd, end, os.SEEK_DATA), os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but a hole, or the file's end
+                return end
+            if error.errno == errno.EINVAL:
+                return max(start, os.fstat(fd).st_size)
+            raise
+
+
 def reserve(fd: int, start: int, size: int) -> None:
     """Give a range its place on the disk: writing to a mapped hole of a full disk would kill the process."""
     os.posix_fallocate(fd, start, size)
