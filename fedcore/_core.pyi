@@ -57,6 +57,27 @@ def exchange(
     keys: Any,
     sums: Any,
 ) -> npt.NDArray[np.float64]: ...
+def accumulate_exact(
+    acc: Any, out: Any, bases: Sequence[Any], ys: Sequence[Any], scales: Any, weights: Any
+) -> npt.NDArray[np.float64]: ...
+def exchange_exact(
+    acc: Any,
+    out: Any,
+    bases: Sequence[Any],
+    ys: Sequence[Any],
+    scales: Any,
+    weights: Any,
+    old_rows: Sequence[Any],
+    anchors: Sequence[Any],
+    new_rows: Sequence[Any],
+    *,
+    row: Sequence[float],
+    adds: Sequence[float],
+    keys: Any,
+    sums: Any,
+) -> npt.NDArray[np.float64]: ...
+def combine_exact(terms: Sequence[Any], coefficients: Any, out: Any) -> bool: ...
+def read_exact(sum: Any, out: Any) -> None: ...
 def direction_step(
     y: Any,
     grad: Any,

@@ -1,6 +1,7 @@
 #include "bindings/arrays.h"
 
 #include <cstring>
+#include <type_traits>
 
 namespace fedcore::bindings {
 
@@ -8,7 +9,7 @@ namespace {
 
 template <class T>
 const Dtypes& dtype_of() {
-    static const Dtypes due{sizeof(T) == 4 ? "float32" : "float64"};
+    static const Dtypes due{std::is_integral_v<T> ? "int64" : sizeof(T) == 4 ? "float32" : "float64"};
     return due;
 }
 
@@ -18,7 +19,9 @@ T* plain_vector(py::handle object, bool writable, std::int64_t* n, Axes axes = A
     if (Py_TYPE(object.ptr()) != py::detail::npy_api::get().PyArray_Type_) return nullptr;
     const auto* array = py::detail::array_proxy(object.ptr());
     const auto* dtype = py::detail::array_descriptor_proxy(array->descr);
-    const int due = sizeof(T) == 4 ? py::detail::npy_api::NPY_FLOAT_ : py::detail::npy_api::NPY_DOUBLE_;
+    const int due = std::is_integral_v<T> ? py::detail::npy_api::NPY_INT64_
+                    : sizeof(T) == 4      ? py::detail::npy_api::NPY_FLOAT_
+                                          : py::detail::npy_api::NPY_DOUBLE_;
     const int flags = py::array::c_style | py::detail::npy_api::NPY_ARRAY_ALIGNED_ |
                       (writable ? py::detail::npy_api::NPY_ARRAY_WRITEABLE_ : 0);
     if (dtype->type_num != due || dtype->byteorder != '=' || (array->flags & flags) != flags ||
@@ -175,8 +178,10 @@ template const float* Arrays::numbers<float>(py::handle, Name, std::int64_t);
 template const double* Arrays::numbers<double>(py::handle, Name, std::int64_t);
 template Span<const float> Arrays::input<float>(py::handle, Name, std::int64_t, Axes);
 template Span<const double> Arrays::input<double>(py::handle, Name, std::int64_t, Axes);
+template Span<const std::int64_t> Arrays::input<std::int64_t>(py::handle, Name, std::int64_t, Axes);
 template Span<float> Arrays::output<float>(py::handle, Name, std::int64_t, std::size_t, Axes);
 template Span<double> Arrays::output<double>(py::handle, Name, std::int64_t, std::size_t, Axes);
+template Span<std::int64_t> Arrays::output<std::int64_t>(py::handle, Name, std::int64_t, std::size_t, Axes);
 
 bool is_plain_vector(py::handle object, std::int64_t n) {
     return plain_vector<float>(object, false, &n) != nullptr;

@@ -63,7 +63,7 @@ class Arrays {
     const T* numbers(py::handle object, Name name, std::int64_t n);
     AnySpan numbers(py::handle object, Name name, const Dtypes& due, std::int64_t n, Axes axes = Axes::one);
 
-    // T is float or double: the dtype that is due. n: the length that is due.
+    // T is float, double or std::int64_t: the dtype that is due. n: the length that is due.
     template <class T>
     Span<const T> input(py::handle object, Name name, std::int64_t n = kAnyLength, Axes axes = Axes::one);
 

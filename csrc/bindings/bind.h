@@ -15,6 +15,7 @@ void bind_combine(py::module_& module);
 void bind_copy(py::module_& module);
 void bind_devices(py::module_& module);
 void bind_direction(py::module_& module);
+void bind_exact(py::module_& module);
 void bind_exchange(py::module_& module);
 void bind_mix(py::module_& module);
 void bind_norms(py::module_& module);

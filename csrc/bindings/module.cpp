@@ -11,6 +11,7 @@ PYBIND11_MODULE(_core, module) {
     bind_copy(module);
     bind_devices(module);
     bind_direction(module);
+    bind_exact(module);
     bind_exchange(module);
     bind_mix(module);
     bind_norms(module);

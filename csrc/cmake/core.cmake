@@ -38,6 +38,7 @@ function(fedcore_add_core target)
     kernels/cuda/weighted_sum.cpp
     kernels/direction.cpp
     kernels/dispatch.cpp
+    kernels/exact.cpp
     kernels/exchange.cpp
     kernels/mix.cpp
     kernels/norms.cpp

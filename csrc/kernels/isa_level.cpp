@@ -20,6 +20,7 @@ constexpr std::int64_t kRun =
     16384;  // elements of a row that are read consecutively, their sum in L2: it suits the memory
 static_assert(kRun == kSummed, "a run is what lies under one checksum");
 constexpr std::int64_t kCodedRun = 4096;  // the same of codes, whose loops feel it if the sum comes from far
+constexpr std::int64_t kConverted = 256;  // elements that are converted of eight rows at once, into as much
 constexpr std::int64_t kAhead = 512;      // elements to prefetch ahead of a stream
 
 #define FEDCORE_SCALAR inline
@@ -42,6 +43,8 @@ constexpr std::int64_t kAhead = 512;      // elements to prefetch ahead of a str
 #include "kernels/cpu/combine.inl"
 #include "kernels/scalar/optimizer.inl"
 #include "kernels/cpu/optimizer.inl"
+#include "kernels/scalar/exact.inl"
+#include "kernels/cpu/exact.inl"
 #include "kernels/cpu/exchange_fused.inl"
 #include "kernels/cpu/exchange.inl"
 #include "kernels/cpu/mix.inl"
@@ -54,7 +57,8 @@ constexpr Sums<Sum> sums = {weighted_sum<Sum>, accumulate<Sum>, server_step<Sum>
 }  // namespace
 
 extern const Table loops;
-const Table loops = {sums<float>,     sums<double>,    exchange,       squared_norm, direction_step, combine<float>,
-                     combine<double>, combined_square, optimizer_step, mix,          quantise,       dequantise};
+const Table loops = {sums<float>,     sums<double>,   exchange,     accumulate_exact, exchange,       combine_exact,
+                     read_exact,      read_exact,     squared_norm, direction_step,   combine<float>, combine<double>,
+                     combined_square, optimizer_step, mix,          quantise,         dequantise};
 
 }  // namespace fedcore::FEDCORE_LEVEL

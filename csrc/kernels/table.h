@@ -7,6 +7,7 @@
 #include "kernels/aggregate.h"
 #include "kernels/combine.h"
 #include "kernels/direction.h"
+#include "kernels/exact.h"
 #include "kernels/exchange.h"
 #include "kernels/mix.h"
 #include "kernels/optimizer.h"
@@ -36,6 +37,15 @@ struct Table {
     void (*exchange)(const double* acc, double* out, const ClientUpdate* sent, const RowExchange* rows,
                      const Forms& forms, std::int64_t k, std::int64_t begin, std::int64_t end, double* squares,
                      bool past_caches);
+    // squares: float64[k], this range's share of |h_i|^2
+    void (*accumulate_exact)(const ExactFold& fold, std::int64_t k, std::int64_t begin, std::int64_t end,
+                             double* squares, bool past_caches);
+    void (*exchange_exact)(ConstExactSum acc, ExactSum out, const ClientUpdate* sent, const RowExchange* rows,
+                           const Forms& forms, std::int64_t k, std::int64_t begin, std::int64_t end, double* squares,
+                           bool past_caches);
+    bool (*combine_exact)(const ExactTerm* terms, std::int64_t k, std::int64_t begin, std::int64_t end, ExactSum out);
+    void (*read_exact32)(ConstExactSum sum, std::int64_t begin, std::int64_t end, float* out);
+    void (*read_exact64)(ConstExactSum sum, std::int64_t begin, std::int64_t end, double* out);
     double (*squared_norm)(const float* row, std::int64_t begin, std::int64_t end);
     void (*direction_step)(const LocalStep& step, std::int64_t begin, std::int64_t end, float* y);
     void (*combine32)(const Term* terms, std::int64_t k, std::int64_t begin, std::int64_t end, float* out);

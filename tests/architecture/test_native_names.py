@@ -12,11 +12,12 @@ import fedcore
 from fedcore import native, reference
 from fedcore.clients import reference as clients
 from fedcore.kernels import checksum_reference as checksums
+from fedcore.kernels import exact_reference as exact
 from fedcore.kernels import reference as kernels
 from fedcore.sampling import reference as sampling
 
 ROOT = Path(fedcore.layout.__file__).parent.parent
-TWINS = (reference, clients, kernels, checksums, sampling)
+TWINS = (reference, clients, kernels, exact, checksums, sampling)
 
 EXCEPT = {
     "twin": {"siphash": "a part of ClientIndex, whose twin hashes with Python's dict; held to published vectors"},

@@ -64,6 +64,17 @@ def digest_of(lengths, place=lambda array: array):
             digest.update(sums)
             for row in new:
                 digest.update(row)
+        for codes in (False, True):
+            words = [place(np.full(n, 3)) for _ in range(4)]
+            sum, spare = kernels.ExactSum(*words[:2]), kernels.ExactSum(*words[2:])
+            digest.update(kernels.accumulate_exact(sum, bases, mixed if codes else ys, scales, weights, out=spare))
+            for form in ("replaced", "general"):
+                made = [kernels.quantise(row, "int8") for row in old] if codes else new
+                given = sum, [x] * 9, ys, scales, weights, old, anchors, made
+                digest.update(kernels.exchange_exact(*given, out=spare, keys=keys, **FORMS[form]))
+                kernels.combine_exact([sum, spare, ys[0]], [1, -2, 5], sum)
+                for word in (*sum, *spare, kernels.read_exact(sum)):
+                    digest.update(word)
         none = [None] * 9
         for codec in ("bf16", "f16", "int8"):
             for form, at in (("replaced", anchors), ("replaced", none), ("control", anchors), ("general", anchors)):

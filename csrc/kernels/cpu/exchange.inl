@@ -5,9 +5,27 @@ bool is_finite_tile(const float* values, std::int64_t count) {
     return largest_magnitude(values, count) < (255u << 23);
 }
 
-// What the sum sees is row' as the row stores it, rounded to float32: so it follows the rows exactly.
+// Whether the elements of a row that was made are such as the sum takes.
+inline bool is_taken(const double*, const float* values, std::int64_t count, const SumForm&, double) {
+    return is_finite_tile(values, count);
+}
+inline bool is_taken(ExactSum, const float* values, std::int64_t count, const SumForm& adds, double weight) {
+    return is_held(values, count, adds, weight);
+}
+
+// Sums that the fused loops know.
+inline bool is_plain(const double*) {
+    return true;
+}
+inline bool is_plain(ExactSum) {
+    return false;
+}
 template <int kRows>
-void exchange_floats(Streams* rows, const Forms& forms, std::int64_t count, double* sum, float (*lanes)[kLanes]) {
+void fused_chunk(const Passing*, std::int64_t, std::int64_t, ExactSum, float (*)[kLanes]) {}
+
+// What the sum sees is row' as the row stores it, rounded to float32: so it follows the rows exactly.
+template <int kRows, class At>
+void exchange_floats(Streams* rows, const Forms& forms, std::int64_t count, At sum, float (*lanes)[kLanes]) {
     const Form form = form_of(forms);
     if (form != Form::replaces) {
         for (int r = 0; r < kRows; ++r) {
@@ -15,15 +33,15 @@ void exchange_floats(Streams* rows, const Forms& forms, std::int64_t count, doub
             if (rows[r].anchor == nullptr) rows[r].anchor = kZeros;
         }
         if (form == Form::changes)
-            fold_rows<kRows, double, Form::changes, true, true, true>(rows, &forms, count, sum, lanes);
+            fold_rows<kRows, Form::changes, true, true, true>(rows, &forms, count, sum, lanes);
         else
-            fold_rows<kRows, double, Form::general, true, true, true>(rows, &forms, count, sum, lanes);
+            fold_rows<kRows, Form::general, true, true, true>(rows, &forms, count, sum, lanes);
     } else if (rows[0].old_row == nullptr) {  // nor anything that it referred to
-        fold_rows<kRows, double, Form::replaces, false, false, true>(rows, nullptr, count, sum, lanes);
+        fold_rows<kRows, Form::replaces, false, false, true>(rows, nullptr, count, sum, lanes);
     } else if (rows[0].anchor == nullptr) {
-        fold_rows<kRows, double, Form::replaces, true, false, true>(rows, nullptr, count, sum, lanes);
+        fold_rows<kRows, Form::replaces, true, false, true>(rows, nullptr, count, sum, lanes);
     } else {
-        fold_rows<kRows, double, Form::replaces, true, true, true>(rows, nullptr, count, sum, lanes);
+        fold_rows<kRows, Form::replaces, true, true, true>(rows, nullptr, count, sum, lanes);
     }
 }
 
@@ -53,9 +71,9 @@ void pass_on(const float* made, std::int64_t count, float* row, BlockSum* sum, c
 
 // kRows clients of float32 rows, tile by tile of a run; chunk by chunk where something has to be converted, or is
 // stored past the caches or summed.
-template <int kRows>
+template <int kRows, class At>
 void exchange_floats(const ClientUpdate* sent, const RowExchange* row_exchanges, const Forms& forms, std::int64_t begin,
-                     std::int64_t end, double* out, double* squares, bool past_caches) {
+                     std::int64_t end, At out, double* squares, bool past_caches) {
     alignas(64) float of_y[kRows][kChunk], of_row[kRows][kChunk], stage[kRows][kChunk];
     BlockSum sums[kRows];
     bool converted = false, summed = false, staged = kHasPastCaches && past_caches && forms.replaces();
@@ -88,7 +106,8 @@ void exchange_floats(const ClientUpdate* sent, const RowExchange* row_exchanges,
         for (int r = 0; r < kRows; ++r) {
             const double square = sum_of_lanes(lanes[r]);
             const float* const made = static_cast<const float*>(row_exchanges[r].new_row.data) + tile;
-            if (!forms.replaces() && !is_finite_tile(made, count))  // two large numbers may have a sum that is none
+            if (!forms.replaces() &&
+                !is_taken(out, made, count, forms.adds, sent[r].weight))  // large numbers may have a sum that is none
                 squares[r] += __builtin_inf();
             else
                 squares[r] += is_sound(square) ? square : squares_exactly(sent[r], tile, count);
@@ -109,7 +128,8 @@ void add_seen(const SumForm& adds, double weight, const float* stored, const flo
 // The same through a codec, for a chunk of a tile, so that what passes between the stages stays in L1: row' as float32,
 // encoded, decoded again, and that folded. Between the stages a quarter of the next chunk is fetched: all at once would
 // fill the queue of misses, and the loads behind would wait.
-void exchange_chunk(const Passing& row, const Forms& forms, std::int64_t first, std::int64_t count, double* sum,
+template <class At>
+void exchange_chunk(const Passing& row, const Forms& forms, std::int64_t first, std::int64_t count, At sum,
                     float* lanes) {
     alignas(64) float of_row[kChunk], of_y[kChunk], made[kChunk], stored[kChunk];
     Streams at = row.at;
@@ -133,15 +153,16 @@ void exchange_chunk(const Passing& row, const Forms& forms, std::int64_t first, 
     else if (form == Form::general)
         add_seen<Form::general>(forms.adds, at.weight, stored, r, h, q, count, sum);
     else if (at.old_row == nullptr)
-        fold_piece<1, double, Form::replaces, Given::row, false, false, false>(&at, nullptr, count, sum, nullptr);
+        fold_piece<1, Form::replaces, Given::row, false, false, false>(&at, nullptr, count, sum, nullptr);
     else if (at.anchor == nullptr)
-        fold_piece<1, double, Form::replaces, Given::row, true, false, false>(&at, nullptr, count, sum, nullptr);
+        fold_piece<1, Form::replaces, Given::row, true, false, false>(&at, nullptr, count, sum, nullptr);
     else
-        fold_piece<1, double, Form::replaces, Given::row, true, true, false>(&at, nullptr, count, sum, nullptr);
+        fold_piece<1, Form::replaces, Given::row, true, true, false>(&at, nullptr, count, sum, nullptr);
 }
 
 // |h|^2 of a tile by its lanes, or infinity where what is stored is not finite.
-double squares_of_tile(const ClientUpdate& sent, const Row& stored, const Forms& forms, std::int64_t tile,
+template <class At>
+double squares_of_tile(At out, const ClientUpdate& sent, const Row& stored, const Forms& forms, std::int64_t tile,
                        std::int64_t count, float* lanes) {
     const double squares = sum_of_lanes(lanes);
     if (is_sound(squares) && forms.replaces() && stored.codec != Codec::f16)
@@ -151,17 +172,17 @@ double squares_of_tile(const ClientUpdate& sent, const Row& stored, const Forms&
     alignas(64) float values[kChunk];
     for (std::int64_t first = tile; first < tile + count; first += kChunk) {
         const std::int64_t few = tile + count - first < kChunk ? tile + count - first : kChunk;
-        if (!is_finite_tile(row_tile(stored, first, few, values), few)) return __builtin_inf();
+        if (!is_taken(out, row_tile(stored, first, few, values), few, forms.adds, sent.weight)) return __builtin_inf();
     }
     return exactly;
 }
 
 // kRows clients of a run, from the i-th on, tile by tile and chunk by chunk; those behind them begin where they did.
-template <int kRows>
+template <int kRows, class At>
 void exchange_codes(const ClientUpdate* sent, const RowExchange* row_exchanges, const Forms& forms, std::int64_t i,
-                    std::int64_t k, std::int64_t begin, std::int64_t end, double* out, double* squares) {
+                    std::int64_t k, std::int64_t begin, std::int64_t end, At out, double* squares) {
     alignas(64) float of_y[kRows][kChunk];
-    const bool fusible = is_fusible(row_exchanges[i], forms);
+    const bool fusible = is_plain(out) && is_fusible(row_exchanges[i], forms);
     Passing rows[kRows];
     for (int r = 0; r < kRows; ++r) {
         const RowExchange& one = row_exchanges[i + r];
@@ -188,7 +209,8 @@ void exchange_codes(const ClientUpdate* sent, const RowExchange* row_exchanges, 
                 for (int r = 0; r < kRows; ++r) exchange_chunk(rows[r], forms, first, few, out + first, lanes[r]);
         }
         for (int r = 0; r < kRows; ++r)
-            squares[i + r] += squares_of_tile(sent[i + r], row_exchanges[i + r].new_row, forms, tile, count, lanes[r]);
+            squares[i + r] +=
+                squares_of_tile(out, sent[i + r], row_exchanges[i + r].new_row, forms, tile, count, lanes[r]);
     }
 }
 
@@ -208,17 +230,18 @@ inline bool exchange_alike(const ClientUpdate* sent, const RowExchange* rows, co
     return true;
 }
 
-template <int kRows>
+template <int kRows, class At>
 void exchange_run(const ClientUpdate* sent, const RowExchange* rows, const Forms& forms, std::int64_t i, std::int64_t k,
-                  std::int64_t begin, std::int64_t end, double* out, double* squares, bool past_caches) {
+                  std::int64_t begin, std::int64_t end, At out, double* squares, bool past_caches) {
     if (rows[i].new_row.codec == Codec::f32)
         exchange_floats<kRows>(sent + i, rows + i, forms, begin, end, out, squares + i, past_caches);
     else
         exchange_codes<kRows>(sent, rows, forms, i, k, begin, end, out, squares);
 }
 
-void exchange(const double* acc, double* out, const ClientUpdate* sent, const RowExchange* rows, const Forms& forms,
-              std::int64_t k, std::int64_t begin, std::int64_t end, double* squares, bool past_caches) {
+template <class From, class At>
+void exchange(From acc, At out, const ClientUpdate* sent, const RowExchange* rows, const Forms& forms, std::int64_t k,
+              std::int64_t begin, std::int64_t end, double* squares, bool past_caches) {
     for (std::int64_t i = 0; i < k; ++i) squares[i] = 0;
     const std::int64_t run = k > 0 && rows[0].new_row.codec != Codec::f32 ? kCodedRun : kRun;
     for (std::int64_t first = begin; first < end; first += run) {
@@ -226,8 +249,8 @@ void exchange(const double* acc, double* out, const ClientUpdate* sent, const Ro
         begin_run(acc, out, first, last);
         for (std::int64_t i = 0; i < k;) {
             const bool alike = exchange_alike(sent, rows, forms, i, k);
-            (alike ? exchange_run<kExchanges> : exchange_run<1>)(sent, rows, forms, i, k, first, last, out, squares,
-                                                                 past_caches);
+            (alike ? exchange_run<kExchanges, At> : exchange_run<1, At>)(sent, rows, forms, i, k, first, last, out,
+                                                                         squares, past_caches);
             i += alike ? kExchanges : 1;
         }
     }

@@ -28,7 +28,7 @@ inline Streams streams_of(const ClientUpdate& sent, std::int64_t first, std::int
 // Sum's precision; new_row[j] = row'. lanes[r][j mod 16] += row r's h[j]^2, except for Given::row. kRows clients of one
 // base in one pass: each element's additions stay in their order, but the base is loaded, and the sum loaded and
 // stored, once for all. All that is optional is known when this is compiled, so that the loop has no branches.
-template <int kRows, class Sum, Form kForm, Given kGiven, bool kOld, bool kAnchor, bool kKeep>
+template <int kRows, Form kForm, Given kGiven, bool kOld, bool kAnchor, bool kKeep, class Sum>
 void fold_piece(const Streams* rows, const Forms* forms, std::int64_t count, Sum* __restrict sum,
                 float (*lanes)[kLanes]) {
     using Wide = Full<Sum>;
@@ -134,12 +134,12 @@ double squares_exactly(const ClientUpdate& sent, std::int64_t tile, std::int64_t
 }
 
 // kRows clients who share a base or have none.
-template <int kRows, class Sum, Form kForm, bool kOld, bool kAnchor, bool kKeep>
+template <int kRows, Form kForm, bool kOld, bool kAnchor, bool kKeep, class Sum>
 void fold_rows(const Streams* rows, const Forms* forms, std::int64_t count, Sum* sum, float (*lanes)[kLanes]) {
     if (rows[0].base != nullptr)
-        fold_piece<kRows, Sum, kForm, Given::model, kOld, kAnchor, kKeep>(rows, forms, count, sum, lanes);
+        fold_piece<kRows, kForm, Given::model, kOld, kAnchor, kKeep>(rows, forms, count, sum, lanes);
     else
-        fold_piece<kRows, Sum, kForm, Given::difference, kOld, kAnchor, kKeep>(rows, forms, count, sum, lanes);
+        fold_piece<kRows, kForm, Given::difference, kOld, kAnchor, kKeep>(rows, forms, count, sum, lanes);
 }
 
 // The run of `out`, with what is in `acc`.

@@ -1,0 +1,163 @@
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <vector>
+
+#include "base/blocks.h"
+#include "bindings/arrays.h"
+#include "bindings/bind.h"
+#include "bindings/client_updates.h"
+#include "bindings/exchanged_rows.h"
+#include "bindings/without_gil.h"
+#include "kernels/exact.h"
+
+namespace fedcore::bindings {
+namespace {
+
+const Dtypes kWord{"int64"};
+
+// The words of a fedcore.kernels.ExactSum, a named tuple: which arrays of the call they are, and how long.
+struct FoundSum {
+    ConstExactSum words{};
+    std::int64_t n = kAnyLength;
+    std::size_t high = kNothing, low = kNothing;
+};
+
+py::tuple words_of(const py::object& sum, Name name) {
+    if (!py::isinstance<py::tuple>(sum) || py::len(sum) != 2)
+        raise("ArrayError", name.text() + ": expected an ExactSum of two int64[n], got something else");
+    return sum;
+}
+
+Name word(Name name, const char* which) {
+    return {name.argument, name.index, name.second, which};
+}
+
+FoundSum read_sum(Arrays& arrays, const py::object& sum, Name name, std::int64_t n) {
+    const py::tuple words = words_of(sum, name);
+    const auto high = arrays.input<std::int64_t>(words[0], word(name, ".high"), n);
+    const auto low = arrays.input<std::int64_t>(words[1], word(name, ".low"), high.n);
+    return {{high.data, low.data}, high.n, high.number, low.number};
+}
+
+// Each word may be the one that it replaces.
+ExactSum writable_sum(Arrays& arrays, const py::object& sum, Name name, std::int64_t n, std::size_t high,
+                      std::size_t low) {
+    const py::tuple words = words_of(sum, name);
+    std::int64_t* const to_high = arrays.output<std::int64_t>(words[0], word(name, ".high"), n, high).data;
+    return {to_high, arrays.output<std::int64_t>(words[1], word(name, ".low"), n, low).data};
+}
+
+// A loop reads both words of an element before it writes them, and it may begin with a copy of one word alone.
+void require_alike(ConstExactSum from, ExactSum to) {
+    if ((from.high == to.high) != (from.low == to.low))
+        raise("ArrayError", "out: expected both words of acc, or none of them, got one");
+}
+
+py::array_t<double> accumulate_exact(const py::object& acc, const py::object& out, const py::object& bases,
+                                     const py::object& ys, const py::object& scales, const py::object& weights) {
+    Arrays arrays;
+    FoundSum sum;
+    if (acc.is_none())
+        sum.n = length(words_of(out, {"out"})[0], {"out", -1, -1, ".high"});
+    else
+        sum = read_sum(arrays, acc, {"acc"}, kAnyLength);
+    const ClientTensors read = read_client_updates(arrays, bases, ys, scales, weights, sum.n, true);
+    const ExactSum result = writable_sum(arrays, out, {"out"}, sum.n, sum.high, sum.low);
+    require_alike(sum.words, result);
+    const std::int64_t k = read.k;
+    std::vector<ExactFold> folds;
+    std::vector<Piece> pieces;
+    for (std::size_t s = 0; s + 1 < read.starts.size(); ++s) {
+        const std::int64_t start = read.starts[s], n = read.starts[s + 1] - start;
+        const ConstExactSum from =
+            acc.is_none() ? sum.words : ConstExactSum{sum.words.high + start, sum.words.low + start};
+        folds.push_back(
+            {from, {result.high + start, result.low + start}, read.sent.data() + static_cast<std::int64_t>(s) * k});
+        for (std::int64_t begin = 0; begin < n; begin += kBlock)
+            pieces.push_back({static_cast<std::int64_t>(s), begin, std::min(begin + kBlock, n)});
+    }
+    const auto count = static_cast<std::int64_t>(pieces.size());
+    py::array_t<double> norms(k);
+    double* norm = norms.mutable_data();
+    std::vector<double> scratch(k * count);
+    const WithoutGil scope;
+    fedcore::accumulate_exact(folds.data(), k, pieces.data(), count, scratch.data(), norm);
+    return norms;
+}
+
+py::array_t<double> exchange_exact(const py::object& acc, const py::object& out, const py::object& bases,
+                                   const py::object& ys, const py::object& scales, const py::object& weights,
+                                   const py::object& old_rows, const py::object& anchors, const py::object& new_rows,
+                                   const Coefficients& row, const Coefficients& adds, const py::object& keys,
+                                   const py::object& sums) {
+    Arrays arrays;
+    const auto sum = read_sum(arrays, acc, {"acc"}, kAnyLength);
+    const std::vector<ClientUpdate> sent = read_client_updates(arrays, bases, ys, scales, weights, sum.n, false).sent;
+    const auto k = static_cast<std::int64_t>(sent.size());
+    const ExchangedRows found(arrays, k, sum.n, old_rows, anchors, new_rows, row, adds, keys, sums);
+    const ExactSum result = writable_sum(arrays, out, {"out"}, sum.n, sum.high, sum.low);
+    require_alike(sum.words, result);
+    py::array_t<double> norms(k);
+    double* norm = norms.mutable_data();
+    std::vector<double> scratch(k * block_count(sum.n));
+    const WithoutGil scope;
+    fedcore::exchange_exact(sum.words, result, sent.data(), found.rows.data(), found.forms, k, sum.n, scratch.data(),
+                            norm);
+    return norms;
+}
+
+bool combine_exact(const py::object& terms, const py::object& coefficients, const py::object& out) {
+    Arrays arrays;
+    const py::tuple listed = items_of(terms, "terms");
+    const auto k = static_cast<std::int64_t>(listed.size());
+    if (k == 0) raise("ShapeError", "terms: expected at least one, got none");
+    const AnySpan coefficient = arrays.numbers(coefficients, {"coefficients"}, kWord, k);
+    std::vector<ExactTerm> read;
+    std::int64_t n = kAnyLength;
+    FoundSum first;
+    for (std::int64_t i = 0; i < k; ++i) {
+        const py::object term = listed[i];
+        const std::int64_t times = static_cast<const std::int64_t*>(coefficient.data)[i];
+        if (times < -(std::int64_t{1} << 31) || times > std::int64_t{1} << 31)
+            raise("RangeError", "coefficients: expected integers of at most 2^31, got " + std::to_string(times));
+        if (py::isinstance<py::tuple>(term)) {
+            const auto sum = read_sum(arrays, term, {"terms", i}, n);
+            read.push_back({sum.words, nullptr, times});
+            n = sum.n;
+            if (i == 0) first = sum;
+        } else {
+            const auto vector = arrays.input<float>(term, {"terms", i}, n);
+            read.push_back({{}, vector.data, times});
+            n = vector.n;
+        }
+    }
+    const ExactSum result = writable_sum(arrays, out, {"out"}, n, first.high, first.low);
+    const WithoutGil scope;
+    return fedcore::combine_exact(read.data(), k, result, n);
+}
+
+void read_exact(const py::object& sum, const py::object& out) {
+    Arrays arrays;
+    const auto from = read_sum(arrays, sum, {"sum"}, kAnyLength);
+    const AnySpan to = arrays.output(out, {"out"}, Dtypes{"float32", "float64"}, from.n);
+    const WithoutGil scope;
+    if (to.dtype == 1)
+        fedcore::read_exact(from.words, static_cast<double*>(to.data), from.n);
+    else
+        fedcore::read_exact(from.words, static_cast<float*>(to.data), from.n);
+}
+
+}  // namespace
+
+void bind_exact(py::module_& module) {
+    module.def("accumulate_exact", &accumulate_exact, py::arg("acc"), py::arg("out"), py::arg("bases"), py::arg("ys"),
+               py::arg("scales"), py::arg("weights"));
+    module.def("exchange_exact", &exchange_exact, py::arg("acc"), py::arg("out"), py::arg("bases"), py::arg("ys"),
+               py::arg("scales"), py::arg("weights"), py::arg("old_rows"), py::arg("anchors"), py::arg("new_rows"),
+               py::kw_only(), py::arg("row"), py::arg("adds"), py::arg("keys"), py::arg("sums"));
+    module.def("combine_exact", &combine_exact, py::arg("terms"), py::arg("coefficients"), py::arg("out"));
+    module.def("read_exact", &read_exact, py::arg("sum"), py::arg("out"));
+}
+
+}  // namespace fedcore::bindings

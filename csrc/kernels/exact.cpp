@@ -1,0 +1,76 @@
+#include "kernels/exact.h"
+
+#include <atomic>
+#include <limits>
+
+#include "base/blocks.h"
+#include "base/cached.h"
+#include "kernels/dispatch.h"
+#include "kernels/partials.h"
+
+namespace fedcore {
+
+namespace {
+
+// Infinite where a client's terms are too long for the grid.
+double held(double square, double weight) {
+    const double longest = kLongestExact / weight;
+    return square < longest * longest ? square : std::numeric_limits<double>::infinity();
+}
+
+double larger(double a, double b) {
+    b = b < 0 ? -b : b;
+    return b > a ? b : a;
+}
+
+}  // namespace
+
+void accumulate_exact(const ExactFold* folds, std::int64_t k, const Piece* pieces, std::int64_t count, double* scratch,
+                      double* squared_norms) {
+    const auto loop = table().accumulate_exact;
+    std::int64_t n = 0;
+    for (std::int64_t p = 0; p < count; ++p) n += pieces[p].end - pieces[p].begin;
+    const std::int64_t bytes = (4 * k + 36) * n;
+    const bool past_caches = bytes > cached_bytes();
+    for_pieces(count, bytes, [&](std::int64_t p) {
+        const Piece& piece = pieces[p];
+        loop(folds[piece.sum], k, piece.begin, piece.end, scratch + p * k, past_caches);
+    });
+    add_partials(scratch, count, k, squared_norms);
+    for (std::int64_t i = 0; i < k; ++i) squared_norms[i] = held(squared_norms[i], folds[0].sent[i].weight);
+}
+
+void exchange_exact(ConstExactSum acc, ExactSum out, const ClientUpdate* sent, const RowExchange* rows,
+                    const Forms& forms, std::int64_t k, std::int64_t n, double* scratch, double* squared_norms) {
+    const Table& loops = table();
+    const std::int64_t bytes = (12 * k + 36) * n;
+    const bool past_caches = bytes > cached_bytes();
+    for_blocks(n, bytes, [&](std::int64_t block, std::int64_t begin, std::int64_t end) {
+        loops.exchange_exact(acc, out, sent, rows, forms, k, begin, end, scratch + block * k, past_caches);
+    });
+    add_partials(scratch, block_count(n), k, squared_norms);
+    const double most = larger(larger(larger(0, forms.adds.row * forms.row.h), forms.adds.h), forms.adds.row);
+    for (std::int64_t i = 0; i < k; ++i) squared_norms[i] = held(squared_norms[i], most * sent[i].weight);
+}
+
+bool combine_exact(const ExactTerm* terms, std::int64_t k, ExactSum out, std::int64_t n) {
+    const auto loop = table().combine_exact;
+    std::atomic<bool> held{true};
+    for_blocks(n, 16 * (k + 1) * n, [&](std::int64_t, std::int64_t begin, std::int64_t end) {
+        if (!loop(terms, k, begin, end, out)) held.store(false, std::memory_order_relaxed);
+    });
+    return held.load(std::memory_order_relaxed);
+}
+
+template <>
+void read_exact(ConstExactSum sum, float* out, std::int64_t n) {
+    const auto loop = table().read_exact32;
+    for_blocks(n, 20 * n, [&](std::int64_t, std::int64_t begin, std::int64_t end) { loop(sum, begin, end, out); });
+}
+template <>
+void read_exact(ConstExactSum sum, double* out, std::int64_t n) {
+    const auto loop = table().read_exact64;
+    for_blocks(n, 24 * n, [&](std::int64_t, std::int64_t begin, std::int64_t end) { loop(sum, begin, end, out); });
+}
+
+}  // namespace fedcore

@@ -1,0 +1,189 @@
+"""exact: sums over clients whose bits do not depend on any order, tree or number of workers.
+
+Each term is rounded by itself to a fixed grid, and integers are added: high words of 2^-10 and low words of 2^-60. So a
+sum is one function of its terms, whichever came first; partial sums join to the same; and what was added can be taken
+off again without a trace.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore import memory
+from fedcore.arguments import numbers
+from fedcore.float_mode import ieee
+from fedcore.kernels.exchange import ANCHORED, REPLACED
+from fedcore.kernels.forms import Terms
+from fedcore.native import core
+
+Words = npt.NDArray[np.int64]
+
+LONGEST_EXACT = 2.0**39
+"""|weight h| from which on a term is too long for the grid."""
+MOST_EXACT = 2.0**52
+"""What the lengths of all terms of a sum may add up to."""
+
+
+class ExactSum(NamedTuple):
+    """A sum of n elements, high 2^-10 + low 2^-60 each, in one form: 0 <= low < 2^50. Equal sums are equal bytes.
+
+    >>> sum = ExactSum.zeros(2)
+    >>> accumulate_exact(sum, [None], [np.float32([-1, 3e8])], np.ones(1), np.ones(1), out=sum)
+    array([9.e+16])
+    >>> sum
+    ExactSum(high=array([        1024, -307200000000]), low=array([0, 0]))
+    >>> read_exact(sum)
+    array([ 1.e+00, -3.e+08])
+    """
+
+    high: Words
+    """int64[n]."""
+    low: Words
+    """int64[n]."""
+
+    @classmethod
+    def zeros(cls, n: int) -> "ExactSum":
+        """A sum of nothing."""
+        return cls(memory.zeros(n, np.int64), memory.zeros(n, np.int64))
+
+    @classmethod
+    def empty(cls, n: int) -> "ExactSum":
+        """Memory for a sum, whatever is in it."""
+        return cls(memory.empty(n, np.int64), memory.empty(n, np.int64))
+
+    def cut(self, span: slice) -> "ExactSum":
+        """A span of the sum, as views."""
+        return ExactSum(self.high[span], self.low[span])
+
+
+@ieee
+def accumulate_exact(
+    acc: ExactSum | None,
+    bases: Sequence[Any],
+    ys: Sequence[Any],
+    scales: npt.NDArray[np.float64],
+    weights: npt.NDArray[np.float64],
+    *,
+    out: ExactSum,
+) -> npt.NDArray[np.float64]:
+    """Add clients' mean gradients to an exact sum: out = acc + sum_i rounded(weights[i] h_i), as ``accumulate`` does.
+
+    Args:
+        acc: the sum so far; None for zeros.
+        bases, ys, scales, weights: as for ``accumulate``, which also defines h_i.
+        out: of the length of ``acc``, which it may be; disjoint from everything else.
+
+    Returns:
+        float64[k], the squared norms |h_i|^2. One that is not finite tells that ``ys[i]`` held a NaN or an infinity, or
+        that |weights[i] h_i| is ``LONGEST_EXACT`` or more: ``out`` is then worthless, and a separate ``acc`` still
+        good. The caller sees to it that the lengths of all terms of a sum stay below ``MOST_EXACT`` together.
+
+    Raises:
+        ShapeError, DtypeError, ArrayError: an argument is not what is said above; nothing was written.
+
+    Determinism: the same bits in any order and for any partition into partial sums that are joined, on every ISA level
+        and thread count. The error is below 2^-61 a term, and one rounding when the sum is read.
+    Cost: that of ``accumulate`` with a float64 sum, and 16 n bytes more.
+    Reference: Demmel and Nguyen, "Parallel Reproducible Summation", 2015, whose bins are here integers on a fixed grid.
+    """
+    norms: npt.NDArray[np.float64] = core.accumulate_exact(acc, out, bases, ys, scales, weights)
+    return norms
+
+
+@ieee
+def exchange_exact(
+    acc: ExactSum,
+    bases: Sequence[Any],
+    ys: Sequence[Any],
+    scales: npt.NDArray[np.float64],
+    weights: npt.NDArray[np.float64],
+    old_rows: Sequence[Any],
+    anchors: Sequence[Any],
+    new_rows: Sequence[Any],
+    *,
+    out: ExactSum,
+    row: Terms = REPLACED,
+    adds: Terms = ANCHORED,
+    keys: npt.NDArray[np.uint64] | None = None,
+    sums: npt.NDArray[np.uint64] | None = None,
+) -> npt.NDArray[np.float64]:
+    """``exchange`` with an exact sum: each term of ``adds`` is rounded by itself.
+
+    ::
+
+        r_i' = row.h h_i + row.r r_i + row.q q_i
+        out  = acc + sum_i sum over the terms of rounded((weights[i] adds.term) term)
+
+    With weights of 1 and ``adds`` of 1 and -1 a row that is replaced takes off what it once added, to the last bit: a
+    running total of many exchanges is the sum of the rows as they are.
+
+    Args:
+        acc, out: the same sum, or disjoint ones.
+        bases, ys, scales, weights, old_rows, anchors, new_rows, row, adds, keys, sums: as for ``exchange``. Rows before
+            and anchors are such as were once taken in: their weighted elements are below 2^40.
+
+    Returns:
+        float64[k], as of ``exchange``; infinite too where |weights[i] h_i| is ``LONGEST_EXACT`` or more, or an element
+        of a new row times its weight 2^40.
+
+    Raises, Determinism: as for ``exchange`` and ``accumulate_exact``.
+    Cost: that of ``exchange``, and 16 n bytes more.
+    """
+    norms: npt.NDArray[np.float64] = core.exchange_exact(
+        acc, out, bases, ys, scales, weights, old_rows, anchors, new_rows, row=row, adds=adds, keys=keys, sums=sums
+    )
+    return norms
+
+
+@ieee
+def combine_exact(terms: Sequence[Any], coefficients: Sequence[int], out: ExactSum | None = None) -> ExactSum | None:
+    """The combination sum_i coefficients[i] terms[i] with integer coefficients, exact.
+
+    Args:
+        terms: k >= 1 sums, or vectors float32[n], which are rounded to the grid. Read-only.
+        coefficients: k integers of at most 2^31.
+        out: ``terms[0]`` itself, or words that no term overlaps; new ones if None.
+
+    Returns:
+        The combination, ``out`` if it was given. None where a sum on the way could pass 2^52, or an element of a vector
+        is 2^40 or more, or no number; then ``out`` is worthless.
+
+    Raises:
+        ShapeError, DtypeError, ArrayError, RangeError: an argument is not what is said above; nothing was written.
+
+    Determinism: the same bits in any order of the terms, on every ISA level and thread count.
+    Cost: reads 16 n bytes a sum and 4 n a vector, writes 16 n.
+
+    >>> a, b = ExactSum(np.array([5]), np.array([1 << 49])), ExactSum(np.array([-2]), np.array([1 << 49]))
+    >>> combine_exact([a, b], [1, 1])
+    ExactSum(high=array([4]), low=array([0]))
+    """
+    if out is None:
+        first = terms[0] if len(terms) else np.empty(0)
+        out = ExactSum.empty(len(first.high if isinstance(first, ExactSum) else first))
+    return out if core.combine_exact(terms, numbers("coefficients", coefficients, np.int64), out) else None
+
+
+@ieee
+def read_exact(sum: ExactSum, out: Any = None) -> Any:
+    """The sum as floating numbers: float64(high) 2^-10 + low 2^-60, rounded once where it is below 2^43.
+
+    Args:
+        sum: read-only.
+        out: float64[n] or float32[n] (rounded from float64 once more), written in place; a new float64 array if None.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        ShapeError, DtypeError, ArrayError: an argument is not what is said above; nothing was written.
+
+    Determinism: one function of the integers.
+    Cost: reads 16 n bytes, writes 8 n or 4 n.
+    """
+    if out is None:
+        out = memory.empty(len(sum.high), np.float64)
+    core.read_exact(sum, out)
+    return out
