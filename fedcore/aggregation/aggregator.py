@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeAlias
 
 from fedcore.aggregation.replies import Replies
+from fedcore.kernels import ExactSum
 from fedcore.store import ClientStore
 from fedcore.typing import F32, F64, Bools, Floats
 
@@ -50,6 +51,8 @@ class Result(NamedTuple):
     """The sum of the weights."""
     buffer_weight: float
     """That of the replies that have buffers."""
+    exact: tuple[ExactSum, ExactSum | None] | None = None
+    """A and B as they were summed, where that was exact; the floats are then readings of them."""
     linear: bool = True
     """Whether A is the sum that the method says, so that diagnostics follow from it: not a median, nor with noise."""
 

@@ -82,6 +82,11 @@ class Replies:
         at = np.flatnonzero(which).tolist()
         return Replies(**{column.name: _chosen(getattr(self, column.name), which, at) for column in fields(self)})
 
+    def ordered(self, numbers: npt.NDArray[np.int64]) -> "Replies":
+        """The replies in the order of these numbers, int64[k]."""
+        order = np.argsort(numbers)
+        return Replies(**{one.name: _chosen(getattr(self, one.name), order, order.tolist()) for one in fields(self)})
+
     def count(self, squares: F64) -> None:
         """Count the replies, which are folded: their vectors are let go.
 
@@ -110,7 +115,7 @@ def _joined(columns: Sequence[Any]) -> Any:
     return [entry for column in columns for entry in column]
 
 
-def _chosen(column: Any, which: Bools, at: Iterable[int]) -> Any:
+def _chosen(column: Any, which: Bools | npt.NDArray[np.int64], at: Iterable[int]) -> Any:
     if column is None or (isinstance(column, np.ndarray) and not len(column)):
         return column  # not there yet
     if isinstance(column, np.ndarray):

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.clients.registry import ClientId
-from fedcore.kernels import Terms
+from fedcore.kernels import ExactSum, Terms
 from fedcore.kernels.exchange import ANCHORED, REPLACED
 from fedcore.store import ClientStore
 from fedcore.typing import F64
@@ -19,7 +19,7 @@ k^2, with Python's lock held."""
 
 
 def exchange(
-    acc: npt.NDArray[np.floating[Any]],
+    acc: npt.NDArray[np.floating[Any]] | ExactSum,
     bases: Sequence[Any],
     ys: Sequence[Any],
     scales: F64,
@@ -28,17 +28,18 @@ def exchange(
     anchors: Sequence[Any],
     new_rows: Sequence[Any],
     *,
-    out: npt.NDArray[np.floating[Any]],
+    out: npt.NDArray[np.floating[Any]] | ExactSum,
     row: Terms = REPLACED,
     adds: Terms = ANCHORED,
     keys: npt.NDArray[np.uint64] | None = None,
     sums: npt.NDArray[np.uint64] | None = None,
 ) -> F64:
-    """``kernels.exchange``, and its bits, of any number of rows that do not overlap."""
+    """``kernels.exchange`` or ``exchange_exact``, and its bits, of any number of rows that do not overlap."""
     squares = np.empty(len(ys))
+    kernel: Any = kernels.exchange_exact if isinstance(acc, ExactSum) else kernels.exchange
     for start in range(0, len(ys), PART):
         some = slice(start, start + PART)
-        squares[some] = kernels.exchange(
+        squares[some] = kernel(
             out if start else acc,
             bases[some],
             ys[some],

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from fedcore.aggregation.replies import Replies
 from fedcore.aggregation.row_exchange import exchange, exchange_whole
 from fedcore.algorithms import Algorithm
 from fedcore.algorithms.algorithm import NOTHING, H
-from fedcore.kernels import Terms
+from fedcore.kernels import ExactSum, Terms
 from fedcore.kernels.exchange import CHANGE
 from fedcore.layout import Layout
 from fedcore.memory import empty, set_to_zero, zeros
@@ -21,8 +21,13 @@ from fedcore.native import core
 from fedcore.store.rounding import rounding_keys
 from fedcore.typing import F32, F64, Floats
 
-Precision = Literal["float32", "float64"]
+Precision = Literal["float32", "float64", "exact"]
 
+Accumulator: TypeAlias = npt.NDArray[Any] | ExactSum
+
+MOST_EXACT = 2.0**50
+"""What the lengths of all updates of a round, times their weights, may add up to in an exact sum: a quarter of what it
+holds, since rows and anchors come and go with them."""
 LONGEST = 1e30
 """The length of an update, times its weight, up to which 10^8 of them stay within a float32 sum."""
 FARTHEST = 1e34
@@ -48,38 +53,43 @@ class Sum:
 
     A fold reads a sum and writes a spare, and the two change places once a judge has let every reply of it in: so a bad
     update cannot spoil them. They are float64 where the method keeps a total, which must see exactly what the rows
-    store, or takes rows off.
+    store, or takes rows off. Exact sums are all exact, the weights' too, so that no order of the replies shows in them.
 
     Args:
-        accumulate: the dtype of A elsewhere.
+        accumulate: the dtype of A elsewhere; or "exact" for all.
         device: where they lie, and what is folded.
 
-    Cost: 8 n or 16 n bytes, 16 n more with second vectors, allocated once and used again every round.
+    Cost: 8 n or 16 n bytes, 16 n more with second vectors, allocated once and used again every round; 40 n and 40 n
+        where sums are exact.
     """
 
     def __init__(self, algorithm: Algorithm, layout: Layout, accumulate: Precision, *, device: str = "cpu") -> None:
         self._algorithm, self._layout = algorithm, layout
-        dtype = np.float64 if algorithm.keeps_total or algorithm.keeps_rows else np.dtype(accumulate)
-        self._value: Floats = zeros(layout.n, dtype, device=device)
-        self._spare: Floats = empty(layout.n, dtype, device=device)
-        self._changes: F64 | None = None
-        self._spare_changes: F64 | None = None
+        self._exact, p = accumulate == "exact", layout.n_parameters
+        dtype: Any = np.float64 if algorithm.keeps_total or algorithm.keeps_rows or self._exact else accumulate
+        self._value, self._spare = _two(layout.n, dtype, exact=self._exact, device=device)
+        self._changes: Accumulator | None = None
+        self._spare_changes: Accumulator | None = None
         if algorithm.sums_changes:
-            self._changes = zeros(layout.n_parameters, np.float64, device=device)
-            self._spare_changes = empty(layout.n_parameters, np.float64, device=device)
+            self._changes, self._spare_changes = _two(p, np.float64, exact=self._exact, device=device)
+        self._read: Floats = empty(layout.n if self._exact else 0, np.float64)
+        self._read_changes: F64 = empty(p if self._exact and algorithm.sums_changes else 0, np.float64)
         self._begun = True  # whether the value is a sum; else it is to be zero
         self._has_buffers = layout.n > layout.n_parameters
         self._alone = abs(algorithm.adds.h) if algorithm.row == NOTHING else 1.0
         self._n_tensors = sum(piece.kind == "parameter" for piece in layout.slices)
         self._opened: Opened
         self._weight = self._buffer_weight = 0.0
+        self._weights: list[float] = []
+        self._buffer_weights: list[float] = []
 
     def begin(self, opened: Opened) -> None:
         """See ``Aggregator``."""
         self._opened, self._begun = opened, False
         if self._changes is not None:
-            set_to_zero(self._changes)
+            _clear(self._changes)
         self._weight = self._buffer_weight = 0.0
+        self._weights, self._buffer_weights = [], []
 
     def fold(self, replies: Replies, judge: Admission) -> F64:
         """See ``Aggregator``. The replies are folded in one pass, and those that count once more if some do not."""
@@ -94,6 +104,9 @@ class Sum:
         if len(replies):
             self._value, self._spare, self._begun = self._spare, self._value, True
             self._changes, self._spare_changes = self._spare_changes, self._changes
+            if self._exact:
+                self._weights += replies.weights.tolist()
+                self._buffer_weights += replies.weights[replies.has_buffers].tolist()
             # One after another: fractions too have the same bits however many come at once.
             self._weight = core.column_sum(self._weight, replies.weights, None)
             if self._has_buffers:
@@ -105,7 +118,19 @@ class Sum:
         """See ``Aggregator``."""
         self._zero()
         p = self._layout.n_parameters
+        if isinstance(self._value, ExactSum):
+            return self._read_out(self._value, p)
+        assert not isinstance(self._changes, ExactSum)
         return Result(self._value[:p], self._changes, self._value[p:], self._weight, self._buffer_weight)
+
+    def _read_out(self, value: ExactSum, p: int) -> Result:
+        """The result of exact sums: their readings, and themselves."""
+        assert self._changes is None or isinstance(self._changes, ExactSum)
+        kernels.read_exact(value, self._read)
+        changes = None if self._changes is None else kernels.read_exact(self._changes, self._read_changes)
+        weights = math.fsum(self._weights), math.fsum(self._buffer_weights)
+        exact = value.cut(slice(0, p)), self._changes
+        return Result(self._read[:p], changes, self._read[p:], *weights, exact=exact)
 
     def _write(self, replies: Replies) -> Lengths:
         """The sums with the replies into the spares, and the replies' rows into staged ones."""
@@ -132,19 +157,19 @@ class Sum:
             return self._exchange(self._changes, self._spare_changes, replies, np.ones(k), CHANGE)
         none, minus, ones = [None] * k, -np.ones(k), np.ones(k)
         if not self._algorithm.keeps_rows:
-            return kernels.accumulate(self._changes, none, replies.controls, minus, ones, out=self._spare_changes)
+            return _accumulate(self._changes, none, replies.controls, minus, ones, self._spare_changes)
         old, new = self._rows(replies)
         arguments = self._changes, none, replies.controls, minus, ones, old, none, new
         store, keys = self._opened.store, self._keys(replies)
         return exchange_whole(store, replies.clients, *arguments, out=self._spare_changes, keys=keys)
 
-    def _exchange(self, acc: Floats, out: Floats, replies: Replies, weights: F64, adds: Terms) -> F64:
+    def _exchange(self, acc: Accumulator, out: Accumulator, replies: Replies, weights: F64, adds: Terms) -> F64:
         """Stage the replies' rows, and add what they change, or all that A adds, to a sum over the parameters."""
         p, row = self._layout.n_parameters, self._algorithm.row
         (old, new), anchors = self._rows(replies), self._anchors(replies)
         keys, squares = self._keys(replies), np.zeros(len(replies))
         for span, bases, ys in self._spans(replies, p):
-            given, to = (acc[span], bases, ys, replies.scales, weights), out[span]
+            given, to = (_part(acc, span), bases, ys, replies.scales, weights), _part(out, span)
             if span == slice(0, p):
                 store, rows = self._opened.store, (old, anchors, new)
                 return exchange_whole(store, replies.clients, *given, *rows, out=to, row=row, adds=adds, keys=keys)
@@ -167,15 +192,15 @@ class Sum:
         else:
             ys = [y[tensors] if isinstance(y, list) else y[span] for y in replies.vectors]
             bases = _cut(replies.bases, span)
-        acc, weights = self._value[span] if self._begun else None, replies.weights
+        acc, weights = _part(self._value, span) if self._begun else None, replies.weights
         if span.start == 0 and self._algorithm.adds != H:
             weights = weights * self._algorithm.adds.h
-        return kernels.accumulate(acc, bases, ys, scales, weights, out=self._spare[span])
+        return _accumulate(acc, bases, ys, scales, weights, _part(self._spare, span))
 
     def _zero(self) -> None:
         """Zeros, if nothing was folded yet: else the first fold makes them itself."""
         if not self._begun:
-            set_to_zero(self._value)
+            _clear(self._value)
             self._begun = True
 
     def _spans(self, replies: Replies, stop: int) -> Iterator[tuple[slice, Sequence[Any], Sequence[Any]]]:
@@ -215,11 +240,37 @@ class Sum:
     def _held(self, squares: F64, weights: F64, times: float = 1.0) -> F64:
         """The squares; infinite for an update so long that it could carry a sum or the step past float32's range."""
         most, heaviest = core.column_range(squares)[1], core.column_range(weights)[1]
-        if most >= 0 and (norm := math.sqrt(most)) < self._opened.longest and norm * (heaviest * times) < LONGEST:
+        # In an exact sum by how many there may be, and not by how many there are: so no order decides.
+        held = MOST_EXACT / max(2**11, len(self._opened.store.registry)) if self._exact else LONGEST
+        if most >= 0 and (norm := math.sqrt(most)) < self._opened.longest and norm * (heaviest * times) < held:
             return squares  # since the longest is held, were it the heaviest too
         norms = np.sqrt(squares)
-        squares[~((norms * (weights * times) < LONGEST) & (norms < self._opened.longest))] = np.inf  # as a NaN is not
+        squares[~((norms * (weights * times) < held) & (norms < self._opened.longest))] = np.inf  # as a NaN is not
         return squares
+
+
+def _two(n: int, dtype: Any, *, exact: bool, device: str) -> tuple[Accumulator, Accumulator]:
+    """A sum of zeros, and a spare."""
+    if exact:
+        return ExactSum.zeros(n), ExactSum.empty(n)
+    return zeros(n, dtype, device=device), empty(n, dtype, device=device)
+
+
+def _part(sum: Accumulator, span: slice) -> Accumulator:
+    return sum.cut(span) if isinstance(sum, ExactSum) else sum[span]
+
+
+def _clear(sum: Accumulator) -> None:
+    for words in sum if isinstance(sum, ExactSum) else [sum]:
+        set_to_zero(words)
+
+
+def _accumulate(
+    acc: Accumulator | None, bases: Sequence[Any], ys: Sequence[Any], scales: F64, weights: F64, out: Accumulator | None
+) -> F64:
+    kernel: Any = kernels.accumulate_exact if isinstance(out, ExactSum) else kernels.accumulate
+    squares: F64 = kernel(acc, bases, ys, scales, weights, out=out)
+    return squares
 
 
 def _cut(vectors: Sequence[Any], span: slice) -> list[Any]:

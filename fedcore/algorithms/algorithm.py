@@ -275,6 +275,12 @@ class Algorithm(ABC):
         return plain and self.adds == Terms(row=1, r=-1) and form == Linear(T=1, A=1)
 
     @cached_property
+    def total_is_whole(self) -> bool:
+        """Tell whether T' = T + a A + b B + s v with whole a, b and s, so that it can be kept as integers."""
+        step = self._tried
+        return step is not None and is_whole_sum(step.T)
+
+    @cached_property
     def folds_history(self) -> bool:
         """Tell whether a row r with the anchor v[t] may become r - v[t] with none, so that few v[t] need be kept."""
         row, adds = self.row, self.adds
@@ -321,6 +327,11 @@ class Algorithm(ABC):
         """Tell whether g, the last direction, is part of what clients step along, or of how a round ends."""
         step = self._tried
         return self.direction.from_momentum != 0 or step is None or bool(step.v.g or step.T.g)
+
+
+def is_whole_sum(form: Linear) -> bool:
+    """Tell whether a total of this form can be kept as integers: its coefficients are whole, and that of g is 0."""
+    return form.g == 0 and all(float(c).is_integer() and abs(c) <= 2**31 for c in form)
 
 
 def choose(option: str, value: object, known: tuple[str, ...]) -> None:

@@ -83,6 +83,8 @@ def require_plausible(
         kind, _, entry = name.partition("/")
         said = f"{name}: expected %s, got {vector.dtype}{list(vector.shape)}"
         dtype, length = due.get(f"{kind}/" if entry else kind, (None, 0))
+        if kind == "total" and not _is_word(vector, entry):
+            raise ValueError(said % "the words of an exact sum, or one vector of floats")
         if dtype is not None and (vector.dtype != dtype or vector.shape != (length,)):
             raise ValueError(said % f"{np.dtype(dtype)}[{length}]")
         if kind == "counter" and vector.dtype.kind not in "iu":
@@ -91,11 +93,21 @@ def require_plausible(
             raise ValueError(said % "int64[2, m]")
         if kind == "norms" and not _is_window(vector, np.float64 if entry in ("steps", "examples") else np.float32):
             raise ValueError(said % f"float[{WINDOW}] > 0, NaN behind the last")
-    if settings.algorithm.keeps_total != ("total" in vectors):
-        raise ValueError("total: expected where the method keeps one, and nowhere else")
+    words = {"total/high", "total/low"} if settings.is_exact else {"total"}
+    if {name for name in vectors if name.partition("/")[0] == "total"} != (
+        words if settings.algorithm.keeps_total else set()
+    ):
+        raise ValueError(f"total: expected {sorted(words)} where the method keeps one, and nowhere else")
     kept = {name.removeprefix("v/") for name in vectors if name.startswith("v/")}
     if kept != {str(t) for t, _ in numbers["references"]} or any(count < 1 for _, count in numbers["references"]):
         raise ValueError(f"references: expected those of the directions {sorted(kept)}, got {numbers['references']}")
+
+
+def _is_word(vector: npt.NDArray[Any], word: str) -> bool:
+    """Tell whether a vector can be that word of an exact sum in its one form; or of a sum of floats, which has none."""
+    if word == "low":
+        return bool(((vector >= 0) & (vector < 2**50)).all())
+    return word == "" or (word == "high" and bool(((vector > -(2**62)) & (vector < 2**62)).all()))
 
 
 def _is_window(vector: npt.NDArray[Any], dtype: type) -> bool:
@@ -118,4 +130,5 @@ def _due(settings: Settings) -> dict[str, tuple[type, int]]:
         "moment/": (np.float32, p),
         "v/": (np.float32, p),
         "total": (np.float64, p),
+        "total/": (np.int64, p),
     }

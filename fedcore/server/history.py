@@ -10,6 +10,7 @@ import numpy.typing as npt
 from fedcore.aggregation.row_exchange import exchange_whole
 from fedcore.clients import ClientId
 from fedcore.errors import DivergedError
+from fedcore.kernels import ExactSum
 from fedcore.store import ClientStore
 from fedcore.store.rounding import rounding_keys
 
@@ -86,7 +87,7 @@ def fold_history(
     store: ClientStore,
     history: History,
     rounds: Iterable[int],
-    total: npt.NDArray[np.float64],
+    total: npt.NDArray[np.float64] | ExactSum,
     *,
     round: int,
     staged: Collection[ClientId],
@@ -101,7 +102,7 @@ def fold_history(
         store: of the rows. The new ones keep their rounds, which tell how old they are.
         history: the directions.
         rounds: which of them are folded; the history still holds them.
-        total: T, float64[n], written in place; worthless if the fold fails.
+        total: T, float64[n] or exact, written in place; worthless if the fold fails.
         round: the one that is open.
         staged: clients whose rows change in this round anyway.
         at_once: rows of one pass.

@@ -8,7 +8,9 @@ import numpy as np
 from fedcore import kernels
 from fedcore.aggregation import Replies, Result
 from fedcore.algorithms import Linear, Step
-from fedcore.errors import DivergedError
+from fedcore.algorithms.algorithm import is_whole_sum
+from fedcore.errors import AlgorithmError, DivergedError
+from fedcore.kernels import ExactSum
 from fedcore.memory import Recycled, copied, empty, freeze
 from fedcore.server.buffers import Buffers
 from fedcore.server.settings import Settings
@@ -23,8 +25,9 @@ class ModelStep:
 
     Attributes:
         directions: the memory of v where rounds to come still refer to it.
-        spare_v, spare_total: float32[n_parameters] and float64[n_parameters] (None where the method keeps no total),
-            which the next step writes: who believes it gives those of before back.
+        spare_v, spare_total, spare_exact: float32[n_parameters], float64[n_parameters] (None where the method keeps no
+            total) and n_parameters exact elements (None where it keeps no exact one), which the next step writes: who
+            believes it gives those of before back.
 
     Cost: 4 n to 16 n bytes, allocated once and used again every round.
     """
@@ -36,6 +39,7 @@ class ModelStep:
         self.directions = Recycled(p, device=device)
         self.spare_v: F32 = empty(p, device=device)
         self.spare_total: F64 | None = empty(p, np.float64, device=device) if settings.algorithm.keeps_total else None
+        self.spare_exact = ExactSum.empty(p) if settings.is_exact and settings.algorithm.keeps_total else None
         self._buffer_v: F32 = empty(n - p, device=device)
 
     def take(
@@ -68,6 +72,8 @@ class ModelStep:
             total_out=self.spare_total,
             x_out=x[:p],
         )
+        if self.spare_exact is not None:
+            self._follow(now, result, step.T, self.spare_exact)
         moments = now.moments
         if optimizer is not None and gamma:
             moments = tuple(self._moments.take() for _ in now.moments)
@@ -87,7 +93,30 @@ class ModelStep:
             )
         freeze(x)
         made: dict[str, Any] = {"x": x if gamma else now.x, "ahead": ahead, "moments": moments}
-        return made | {"momentum": self.spare_v, "total": self.spare_total}, v_square
+        kept = {"momentum": self.spare_v, "total": self.spare_total, "exact_total": self.spare_exact}
+        return made | kept, v_square
+
+    def _follow(self, now: Snapshot, result: Result, form: Linear, to: ExactSum) -> None:
+        """T' as integers, and what it reads as.
+
+        Raises:
+            DivergedError: it would leave an exact sum's range.
+            AlgorithmError: the method's coefficients are not whole.
+        """
+        if not is_whole_sum(form):
+            raise AlgorithmError(
+                f"{self._settings.algorithm}: expected a total with whole coefficients, got {form}: leave out "
+                'accumulate="exact"'
+            )
+        assert result.exact is not None
+        A, B = result.exact
+        given = [(now.exact_total, form.T), (A, form.A), (B, form.B), (self.spare_v, form.v)]
+        terms = [(term, int(c)) for term, c in given if term is not None and c]
+        if kernels.combine_exact([term for term, _ in terms], [c for _, c in terms], to) is None:
+            raise DivergedError(
+                f"round {now.round_number}: T would leave the range of exact sums, 2^52; lower the rates"
+            )
+        kernels.read_exact(to, self.spare_total)
 
     def _ahead(self, now: Snapshot, x: F32, lookahead: float) -> F32:
         """x' + lookahead (x' - x) of the parameters, and the buffers of x'."""

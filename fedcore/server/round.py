@@ -229,6 +229,8 @@ class Round(Represented):
         self._seconds -= began
         self._fold_held(last=True)
         heard = Replies.joined(self._folded)
+        if self._settings.is_exact:  # what else is made of the cohort has no order either
+            heard = heard.ordered(self._state.store.registry.numbers(heard.clients))
         try:
             with uninterrupted():
                 if self._is_ending:

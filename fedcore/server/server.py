@@ -60,8 +60,10 @@ class Server(ServerView):
             their rows (r - v[t] in place of r and v[t]): fewer take less memory, and rewrite more rows.
         fold: how many updates a round may hold to fold them in one pass, where they may be held at all. None is 8, or
             for a small model as many as weigh 1 MiB.
-        accumulate: what a round's sums are kept in; always float64 where the method keeps a total or sums what rows
-            are short of (MIFA, MimiC).
+        accumulate: what a round's sums are kept in: "float32", "float64", or "exact". Always float64, if not exact,
+            where the method keeps a total or sums what rows are short of (MIFA, MimiC). Exact sums and totals are
+            integers on a grid of 2^-60: the same bits for replies in any order, a total without drift, and a client
+            that departs leaves nothing in it. Nobody's update may then be longer than 2^39, nor than 2^50 / N.
         diagnostics: whether reports have ``diversity`` and ``correction_norm`` also where that takes a reading of rows.
         max_steps, max_examples, max_examples_ratio, max_lr, max_norm, max_norm_ratio, own_rates: what a client may
             claim and send: see ``fedcore.server.limits.Limits``. Its rate is the one that was sent, unless
@@ -85,8 +87,9 @@ class Server(ServerView):
 
     A server on an mmap store holds its folder until it is closed: ``close()``, or ``with Server(...) as server:``.
 
-    Cost: 20 n bytes (44 n where the method keeps a total), and 4 n for each row (MimiC: and for at most history_rounds
-        directions). With max_norm_ratio a copy of up to 7 updates, until 8 were heard.
+    Cost: 20 n bytes (44 n where the method keeps a total; 52 n and 108 n where sums are exact), and 4 n for each row
+        (MimiC: and for at most history_rounds directions). With max_norm_ratio a copy of up to 7 updates, until 8 were
+        heard.
 
     >>> server = Server("FedAvg", np.zeros(2, np.float32), clients=2, lr=0.1)
     >>> with server.open_round() as round:
@@ -155,7 +158,8 @@ class Server(ServerView):
             if len(rows.registry) == 0 and isinstance(clients, int):
                 raise RangeError("clients: expected at least one, got none")
             population = Population.of(client_sizes, rows.registry, needed=algorithm.needs_shares)
-            snapshot = Snapshot.first(x, layout.read_counters(x0), p, algorithm, optimizer, population, device)
+            counters, exact = layout.read_counters(x0), self._settings.is_exact
+            snapshot = Snapshot.first(x, counters, p, algorithm, optimizer, population, device, exact=exact)
             self._start(State(self._settings, snapshot, rows))
             if rows.medium == "mmap":
                 self._state.keep(snapshot, 0)  # so that a run that is killed in its first round can be resumed too

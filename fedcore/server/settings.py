@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, get_args
 
+from fedcore import devices
 from fedcore.aggregation.sum import Precision
 from fedcore.algorithms import Algorithm, check_table
 from fedcore.algorithms.descriptions import check_rate, describe, next_rate, revive
@@ -55,6 +56,11 @@ class Settings:
         return self.optimizer is not None or self.algorithm.says_gamma
 
     @cached_property
+    def is_exact(self) -> bool:
+        """Tell whether sums are exact, and so is the running total."""
+        return self.accumulate == "exact"
+
+    @cached_property
     def averages_models(self) -> bool:
         """Tell whether h is x - y and gamma 1, so that the step is the plain average of the clients' models."""
         return self.server_lr is None and self.algorithm.averages
@@ -86,7 +92,7 @@ class Settings:
         _check_counts(1 if fold is None else fold, late_rounds, history_rounds)
         if server_lr is not None and not algorithm.takes_server_rate:
             raise RangeError(f"server_lr: expected None, since {algorithm} has no server rate, got one: leave it out")
-        _check_precision(accumulate)
+        _check_precision(accumulate, algorithm, device)
         settings = cls(
             algorithm=algorithm,
             layout=layout,
@@ -147,7 +153,7 @@ class Settings:
         own = {what: revive(what, state[what], given[what]) for what in given}
         check_table(own["algorithm"])
         _check_counts(state["fold"], state["late_rounds"], state["history_rounds"])
-        _check_precision(state["accumulate"])
+        _check_precision(state["accumulate"], own["algorithm"], device)
         next_rates = state.get("next_rates", {})
         for what in ("lr", "server_lr"):
             check_rate(what, own[what], next_rates.get(what), next_rates.get("round", 0))
@@ -194,6 +200,16 @@ def _check_counts(fold: object, late_rounds: object, history_rounds: object) -> 
         whole(name, value, low, 2**bits)
 
 
-def _check_precision(accumulate: str) -> None:
+def _check_precision(accumulate: str, algorithm: Algorithm, device: str) -> None:
     if accumulate not in get_args(Precision):
         raise UnknownNameError.of("accumulate", accumulate, get_args(Precision))
+    if accumulate == "exact" and device != devices.CPU:
+        raise RangeError(
+            f'device: expected "cpu", since exact sums are folded on the CPU alone (CUDA later), got {device!r}: leave '
+            'device or accumulate="exact" out'
+        )
+    if accumulate == "exact" and algorithm.keeps_total and not algorithm.total_is_whole:
+        raise RangeError(
+            f'accumulate: expected "float32" or "float64", since the total of {algorithm} is no sum with whole '
+            'coefficients, got "exact"'
+        )

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedcore import devices
+from fedcore import devices, kernels
 from fedcore.aggregation import Counters
 from fedcore.algorithms import Algorithm
 from fedcore.clients import Registry
+from fedcore.kernels import ExactSum
 from fedcore.memory import copied, freeze, zeros
 from fedcore.optimizers import Optimizer
 from fedcore.server.history import History
@@ -37,6 +38,7 @@ class Snapshot(NamedTuple):
         past: x by round, of the rounds whose late replies still count.
         momentum: float32[n_parameters], v of the last round, which is g in the papers.
         total: float64[n_parameters], T; None where the method keeps none.
+        exact_total: T as integers, where sums are exact: ``total`` is then what it reads as. Their memory likewise.
         moments: the optimiser's, float32[n_parameters] each.
         history: v[t] while rows refer to it, where the method keeps them.
         counters: the integer counters by name.
@@ -60,6 +62,7 @@ class Snapshot(NamedTuple):
     gamma: float = 0.0
     ahead: F32 | None = None
     transactions: int = 0
+    exact_total: ExactSum | None = None
 
     @property
     def sent(self) -> F32:
@@ -76,6 +79,8 @@ class Snapshot(NamedTuple):
         optimizer: Optimizer | None,
         population: Population,
         device: str = devices.CPU,
+        *,
+        exact: bool = False,
     ) -> "Snapshot":
         """The snapshot of a new server; x lies on its device."""
         moments = optimizer.start(n_parameters) if optimizer is not None else ()
@@ -87,6 +92,7 @@ class Snapshot(NamedTuple):
             moments=moments if device == devices.CPU else tuple(copied(m, device=device) for m in moments),
             counters=counters,
             population=population,
+            exact_total=ExactSum.zeros(n_parameters) if exact and algorithm.keeps_total else None,
         )
 
     def vectors(self, algorithm: Algorithm) -> dict[str, Vector]:
@@ -98,7 +104,9 @@ class Snapshot(NamedTuple):
             named["x_prev"] = self.x_prev
         if algorithm.keeps_momentum or algorithm.rows_at_clients:
             named["momentum"] = self.momentum
-        if self.total is not None:
+        if self.exact_total is not None:
+            named |= {f"total/{word}": words for word, words in self.exact_total._asdict().items()}
+        elif self.total is not None:
             named["total"] = self.total
         named |= {f"moment/{i}": moment for i, moment in enumerate(self.moments)}
         named |= {f"past/{t}": x for t, x in self.past.items()}
@@ -142,12 +150,14 @@ class Snapshot(NamedTuple):
             return {name.removeprefix(folder): v for name, v in vectors.items() if name.startswith(folder)}
 
         references = {int(t): int(count) for t, count in numbers["references"]}
-        moments = under("moment/")
+        moments, words = under("moment/"), under("total/")
+        exact_total = ExactSum(**words) if words else None
         return cls(
             x=vectors["x"],
             x_prev=vectors.get("x_prev", vectors["x"]),
             momentum=vectors["momentum"] if "momentum" in vectors else zeros(n_parameters, device=device),
-            total=vectors.get("total"),
+            total=vectors.get("total") if exact_total is None else kernels.read_exact(exact_total),
+            exact_total=exact_total,
             moments=tuple(moments[str(i)] for i in range(len(moments))),
             counters=under("counter/"),
             population=Population.from_state(numbers["population"], vectors, registry),
@@ -188,5 +198,5 @@ def vectors_of(store: ClientStore) -> dict[str, Vector]:
         vector = store.vector(name)
         assert vector is not None
         vectors[name] = vector if name.startswith(("v/", "population/")) else copied(vector)
-        vectors[name].flags.writeable = name == "total" or name == "momentum"
+        vectors[name].flags.writeable = name.partition("/")[0] in ("total", "momentum")
     return vectors

@@ -12,9 +12,10 @@ from fedcore import devices, kernels
 from fedcore.aggregation import Aggregator, Opened, Replies, Result, Sum, exchange_whole, longest_update
 from fedcore.algorithms import Cohort, check_step
 from fedcore.clients import ClientId
-from fedcore.errors import ArrayError, CorruptionError, RangeError, RoundError, StoreError
+from fedcore.errors import ArrayError, RangeError, RoundError, StoreError
 from fedcore.float_mode import ieee
 from fedcore.interrupts import uninterrupted
+from fedcore.kernels import ExactSum
 from fedcore.memory import Recycled, copied, empty, freeze, zeros
 from fedcore.server.awaited_clients import AwaitedClients
 from fedcore.server.buffers import Buffers, grown
@@ -28,6 +29,7 @@ from fedcore.server.model_step import ModelStep
 from fedcore.server.newcomers import Coming, Newcomers
 from fedcore.server.population import Population, Sizes, checked_sizes
 from fedcore.server.prepared_step import PreparedStep
+from fedcore.server.running_total import without_client
 from fedcore.server.settings import Settings
 from fedcore.server.snapshot import Snapshot
 from fedcore.server.upload import Upload
@@ -211,7 +213,10 @@ class State:
             if algorithm.keeps_history and len(heard):
                 before = self.store.rounds_of(heard.clients)
                 history = now.history.after(number, changes["momentum"], len(heard), before)
-                changes["history"] = self._bounded(history, changes["total"], number, heard.clients)
+                total = changes["total"] if changes["exact_total"] is None else changes["exact_total"]
+                changes["history"] = self._bounded(history, total, number, heard.clients)
+                if changes["exact_total"] is not None and len(changes["history"]) < len(history):
+                    kernels.read_exact(changes["exact_total"], changes["total"])
         after = now._replace(**changes)
         return PreparedStep(now, result, cohort, after, step, v_square, gamma, awaited, most_steps=believed[-1])
 
@@ -224,7 +229,9 @@ class State:
         self._become(prepared.after, prepared.before.round_number)
         self.newcomers.forget()  # those that are left are no newcomers
 
-    def _bounded(self, history: History, total: F64 | None, round: int, heard: Sequence[ClientId]) -> History:
+    def _bounded(
+        self, history: History, total: F64 | ExactSum | None, round: int, heard: Sequence[ClientId]
+    ) -> History:
         """The history, with as many rounds as may be kept; the total follows the rows that others are folded into."""
         surplus = history.surplus(self.settings.history_rounds) if self.settings.algorithm.folds_history else []
         if surplus:
@@ -261,8 +268,10 @@ class State:
         model = self._model
         spare_v = model.spare_v if after.momentum is before.momentum else spare_v
         spare_total = model.spare_total if after.total is before.total else before.total
+        spare_exact = model.spare_exact if after.exact_total is before.exact_total else before.exact_total
+        spares = spare_v, spare_total, spare_exact
         # In one statement, within which no exception can come from outside.
-        self.snapshot, model.spare_v, model.spare_total, self._shared = after, spare_v, spare_total, None
+        self.snapshot, self._shared, (model.spare_v, model.spare_total, model.spare_exact) = after, None, spares
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -337,25 +346,13 @@ class State:
                     f"client: expected a method whose T is the sum of its rows, of which {client!r} can be taken out, "
                     f"got {self.settings.algorithm}: leave it registered"
                 )
-            after = after._replace(total=self._total_without(client, now.total))
+            kept = self.settings.algorithm.keeps_history
+            part = self.correction if kept else self.store.read
+            changed = without_client(now, client, self.store, part, corrections=kept)
+            after = after._replace(total=changed.total, exact_total=changed.exact_total)
         with self._changing():
             self.store.forget(client)
             self._become(after, now.round_number)
-
-    def _total_without(self, client: ClientId, total: F64) -> F64:
-        """T without a client's part: the sum of all rows, or MimiC's of all corrections v[t_i] - r_i."""
-        part = self.correction if self.settings.algorithm.keeps_history else self.store.read
-        try:
-            terms = [(total, 1.0), (part(client), -1.0)]
-            without: F64 = self._combined(terms, empty(len(total), np.float64, device=self.settings.device))
-            return without
-        except CorruptionError:  # nobody knows what it was: the others are added up anew
-            rest: F64 = zeros(len(total), np.float64, device=self.settings.device)
-            for other in self.store.registry:
-                with suppress(CorruptionError):  # a part that can be read no more is in no sum either
-                    if other != client:
-                        self._combined([(rest, 1.0), (part(other), 1.0)], rest)
-            return rest
 
     @ieee
     def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
@@ -382,14 +379,20 @@ class State:
         after, share = now, 1.0
         with self._changing():
             if now.total is not None:
-                total = copied(now.total)
+                total: Any = copied(now.total)
+                if now.exact_total is not None:
+                    total = ExactSum(*map(copied, now.exact_total))
                 if algorithm.keeps_rows:
                     new = self.store.stage_all(clients)
                     keys = rounding_keys(self.store, "a warm start", now.round_number, clients)
                     arguments = total, none, ys, minus, ones, none, none, new
                     exchange_whole(self.store, clients, *arguments, out=total, keys=keys)
+                elif now.exact_total is not None:
+                    kernels.accumulate_exact(total, none, ys, minus, ones, out=total)
                 else:
                     kernels.accumulate(total, none, ys, minus, ones, out=total)
+                if now.exact_total is not None:
+                    after, total = after._replace(exact_total=total), kernels.read_exact(total)
                 after, mean, share = after._replace(total=total), total, 1 / len(self.store.registry)
             if algorithm.direction.b:
                 after = after._replace(momentum=self._combined([(mean, share)], self._model.directions.take()))

@@ -174,6 +174,7 @@ def exchanged(k, n, codec, form, seed=3):
     if form == "control":
         anchors = [rng.normal(size=n).astype(np.float32)] * k
     keys = np.arange(2 * k, dtype=np.uint64).reshape(k, 2)
+    weights[2:4] = 0, -weights[3]  # one that is left out, and one that is taken off
     return (acc, bases, ys, scales, weights, old, anchors, new), dict(keys=keys, **FORMS[form])
 
 

@@ -56,18 +56,18 @@ inline SumForm weighed(const SumForm& adds, double weight) {
 
 // How many terms a row of the form adds, less those that it takes off.
 template <Form kForm, bool kOld, bool kAnchor>
-inline std::int64_t terms_of(const Forms* forms) {
-    if (kForm == Form::replaces) return 1 - kOld + kAnchor;
-    return 2 + (kForm == Form::general && forms->adds.h != 0) + (kForm == Form::general && forms->adds.q != 0);
-}
+constexpr std::int64_t kTerms = kForm == Form::replaces  ? 1 - kOld + kAnchor
+                                : kForm == Form::changes ? 2
+                                                         : 4;
 
 // What `seen_of` sees, term by term, of one or more elements in float64.
 template <Form kForm, class Number, class Sum>
 inline void add_seen_of(const SumForm& adds, Number stored, Number r, Number h, Number q, Sum& sum) {
     add_rounded(adds.row * stored, sum);
     add_rounded(adds.r * r, sum);
-    if (kForm == Form::general && adds.h != 0) add_rounded(adds.h * h, sum);
-    if (kForm == Form::general && adds.q != 0) add_rounded(adds.q * q, sum);
+    if (kForm != Form::general) return;
+    add_rounded(adds.h * h, sum);
+    add_rounded(adds.q * q, sum);
 }
 
 // One element of a sum.
@@ -92,7 +92,7 @@ template <int kRows, Form kForm, Given kGiven, bool kOld, bool kAnchor, bool kKe
 void fold_piece(const Streams* rows, const Forms* forms, std::int64_t count, ExactSum sum, float (*lanes)[kLanes]) {
     constexpr bool kBase = kGiven == Given::model, kReplaces = kForm == Form::replaces, kNorms = kGiven != Given::row;
     const float* const base = rows[0].base;
-    const Biases biases = biases_of(kRows * terms_of<kForm, kOld, kAnchor>(forms));
+    const Biases biases = biases_of(kRows * kTerms<kForm, kOld, kAnchor>);
     SumForm adds[kRows];
     for (int r = 0; r < kRows && !kReplaces; ++r) adds[r] = weighed(forms->adds, rows[r].weight);
     FullFloats part[kRows][kLanes / kFull] = {};
@@ -167,9 +167,8 @@ void fold_rows(const Streams* rows, const Forms* forms, std::int64_t count, Exac
 template <Form kForm>
 void add_seen(const SumForm& adds, double weight, const float* stored, const float* r, const float* h, const float* q,
               std::int64_t count, ExactSum sum) {
-    const Forms forms{{}, adds, false};
     const SumForm coefficients = weighed(adds, weight);
-    const Biases biases = biases_of(terms_of<kForm, true, true>(&forms));
+    const Biases biases = biases_of(kTerms<kForm, true, true>);
     for (std::int64_t j = 0; j < count; ++j) {
         Element s = element(sum, j);
         add_seen_of<kForm, double>(coefficients, stored[j], r[j], h[j], q[j], s);

@@ -1,0 +1,164 @@
+"""Servers with exact sums: no order of the replies shows, totals are their rows' sums to the last bit, also on disk."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from fedcore import ClientStore, Server, Update, algorithms, errors, kernels
+from fedcore.algorithms import REGISTRY, Linear, Step
+from fedcore.algorithms.mifa import MIFA
+from fedcore.kernels import ExactSum
+from fedcore.server.invariant import exact_total_problems, folder_problems
+
+N, CLIENTS, ROUNDS = 301, 7, 5
+SIZES = {client: 10 + 7 * client for client in range(CLIENTS)}
+
+
+def server_of(name, store="ram", **options):
+    x0 = {"w": np.linspace(-1, 1, N - 20).astype(np.float32), "running_mean": np.zeros(20, np.float32)}
+    algorithm = algorithms.named(name) if isinstance(name, str) else name
+    options = dict(accumulate="exact", lr=0.1) | options
+    sizes = SIZES if algorithm.needs_shares else None
+    clients = None if isinstance(store, ClientStore) else CLIENTS
+    return Server(algorithm, x0, clients, store=store, client_sizes=sizes, **options)
+
+
+def updates(server, t, examples=True):
+    """What the clients of round t send: of many magnitudes, a function of (round, client, what was sent)."""
+    chosen = np.random.default_rng(t).permutation(CLIENTS)[: 4 + t % 3].tolist()
+    sent = server.broadcast(chosen)
+    for client in chosen:
+        rng = np.random.default_rng([t, client])
+        y = sent.x - (rng.normal(size=N) * 10.0 ** rng.uniform(-9, 0, N)).astype(np.float32)
+        p, second = server.layout.n_parameters, server.algorithm.second_vector
+        control = None if second is None else rng.normal(size=p).astype(np.float32)
+        yield Update(client, y, steps=2 + client % 3, examples=SIZES[client] if examples else 1, control=control)
+
+
+def state_of(server):
+    """Everything that a round changes, as bytes."""
+    now = server._state.snapshot
+    parts = [now.x, np.float64(now.gamma), *([now.momentum] if server.algorithm.keeps_momentum else [])]
+    parts += [] if now.exact_total is None else [*now.exact_total, now.total]
+    parts += [server.store.read(client) for client in server.clients] if server.algorithm.keeps_rows else []
+    return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).hexdigest()
+
+
+def run(name, order, fold=None, rounds=ROUNDS, **options):
+    server = server_of(name, fold=fold, **options)
+    for t in range(rounds):
+        sent = list(updates(server, t))
+        with server.open_round() as round:
+            for i in order.permutation(len(sent)):
+                round.add_update(sent[i])
+    return state_of(server)
+
+
+def test_sixty_orders_and_folds_of_a_round_have_one_hash():
+    orders = np.random.default_rng(1)
+    assert len({run("FedAvg", orders, 1 + i % 8, rounds=2) for i in range(60)}) == 1
+    assert len({run("MIFA", orders, 1 + i % 8, rounds=2) for i in range(60)}) == 1
+    assert len({run("FedAvg", orders, 1 + i % 8, rounds=2, accumulate="float32") for i in range(9)}) > 1
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_no_order_shows_in_any_method(name):
+    orders = np.random.default_rng(2)
+    assert len({run(name, orders, fold) for fold in (1, 2, 3, 8)}) == 1
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "MIFA", "MimiC", "SCAFFOLD", "FedDyn"])
+def test_exact_sums_follow_the_float64_ones(name):
+    servers = [server_of(name, accumulate=accumulate) for accumulate in ("exact", "float64")]
+    for t in range(ROUNDS):
+        for server in servers:
+            server.round(updates(server, t))
+    np.testing.assert_allclose(servers[0].x, servers[1].x, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("codec", ["f32", "bf16", "int8"])
+@pytest.mark.parametrize("name", ["MIFA", "MimiC", "SCAFFOLD", "FedVARP", "FedStale"])
+@pytest.mark.parametrize("history_rounds", [64, 2])
+def test_a_total_is_the_sum_of_the_rows_to_the_last_bit(name, codec, history_rounds):
+    store = ClientStore(CLIENTS, N - 20, codec=codec)
+    server = server_of(name, store, history_rounds=history_rounds)
+    for t in range(12):
+        server.round(updates(server, t))
+    now = server._state.snapshot
+    directions = now.history.directions if server.algorithm.keeps_history else None
+    assert exact_total_problems(store, now.exact_total, directions) == []
+    np.testing.assert_array_equal(now.total, kernels.read_exact(now.exact_total))
+    changed = ExactSum(now.exact_total.high, now.exact_total.low ^ 1)
+    assert exact_total_problems(store, changed, directions) != []
+    for client in list(server.clients)[1:]:
+        server.depart(client)
+    now = server._state.snapshot
+    directions = now.history.directions if server.algorithm.keeps_history else None
+    assert exact_total_problems(store, now.exact_total, directions) == []
+    server.depart(0)
+    assert not server._state.snapshot.exact_total.high.any()
+    assert not server._state.snapshot.exact_total.low.any()
+
+
+def test_a_row_of_another_size_leaves_no_trace():
+    server = server_of(MIFA(wait=False))
+    server.round(updates(server, 0))
+    before = [words.copy() for words in server._state.snapshot.exact_total]
+    server.arrive(CLIENTS)
+    server.round([Update(CLIENTS, delta=np.full(N, 2.0**30, np.float32), steps=1)])
+    server.depart(CLIENTS)
+    for words, due in zip(server._state.snapshot.exact_total, before, strict=True):
+        np.testing.assert_array_equal(words, due)
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "MIFA", "MimiC", "SCAFFOLD"])
+def test_a_folder_keeps_exact_sums(name, tmp_path):
+    straight, path = server_of(name), tmp_path / "run"
+    with server_of(name, f"mmap:{path}") as server:
+        for t in range(3):
+            straight.round(updates(straight, t))
+            server.round(updates(server, t))
+        server.save(tmp_path / "copy")
+    for folder in (path, tmp_path / "copy"):
+        with Server.load(folder, medium="ram") as loaded:
+            assert state_of(loaded) == state_of(straight)
+            assert folder_problems(loaded._state.store) == []
+    with Server.load(path) as server:
+        for t in range(3, 6):
+            straight.round(updates(straight, t))
+            server.round(updates(server, t))
+        assert state_of(server) == state_of(straight)
+
+
+def test_warm_starts_are_exact_too():
+    gradients = {i: np.random.default_rng(i).normal(size=N - 20).astype(np.float32) for i in range(CLIENTS)}
+    servers = [server_of("SCAFFOLD") for _ in range(2)]
+    servers[0].warm_start(gradients)
+    servers[1].warm_start(dict(reversed(gradients.items())))
+    assert state_of(servers[0]) == state_of(servers[1])
+    assert exact_total_problems(servers[0]._state.store, servers[0]._state.snapshot.exact_total, None) == []
+
+
+def test_updates_that_the_grid_cannot_hold_are_refused_whoever_else_is_there():
+    for others in (0, 3):
+        server = server_of("FedAvg")
+        sent = [Update(i, delta=np.full(N, 1e-3, np.float32), steps=1) for i in range(others)]
+        sent.append(Update(6, delta=np.full(N, 2.0**39, np.float32), steps=1))
+        report = server.round(sent)
+        assert [client for client, _ in report.refused] == [6]
+        assert len(report.heard) == others
+
+
+class Halved(MIFA):
+    """A method whose total forgets."""
+
+    def step(self, cohort):
+        return Step(v=Linear(A=1 / cohort.N, T=1 / cohort.N), T=Linear(T=0.5, A=1))
+
+
+def test_a_method_whose_total_is_no_whole_sum_is_refused():
+    with pytest.raises(errors.RangeError, match=r'accumulate: expected "float32" or "float64", since the total of'):
+        server_of(Halved())
+    with pytest.raises(errors.UnknownNameError, match="accumulate"):
+        server_of("FedAvg", accumulate="float16")
