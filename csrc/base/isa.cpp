@@ -22,7 +22,8 @@ namespace {
 bool is_there([[maybe_unused]] Isa level) {
 #if defined(FEDCORE_HAS_AVX2) || defined(FEDCORE_HAS_AVX512)
     __builtin_cpu_init();
-    [[maybe_unused]] const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+    [[maybe_unused]] const bool avx2 =
+        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("fma");
 #endif
     switch (level) {
 #if defined(FEDCORE_HAS_BASELINE)

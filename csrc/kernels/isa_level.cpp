@@ -45,6 +45,7 @@ constexpr std::int64_t kAhead = 512;      // elements to prefetch ahead of a str
 #include "kernels/cpu/optimizer.inl"
 #include "kernels/scalar/exact.inl"
 #include "kernels/cpu/exact.inl"
+#include "kernels/cpu/exact_combine.inl"
 #include "kernels/cpu/exchange_fused.inl"
 #include "kernels/cpu/exchange.inl"
 #include "kernels/cpu/mix.inl"

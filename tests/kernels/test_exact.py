@@ -70,6 +70,40 @@ def test_a_fold_has_the_bits_of_the_reference(k, n):
     same(acc, due)
 
 
+@pytest.mark.parametrize("weight", ["short", "longest short", "one bit more"])
+@pytest.mark.parametrize("based", [True, False])
+@pytest.mark.parametrize("scale", [1.0, 0.75])
+def test_products_that_are_exact_take_fewer_operations_and_have_the_same_bits(scale, based, weight):
+    k, n = 11, 5003
+    acc, bases, ys, *_ = problem(k, n)
+    bases, scales = [bases[1] if based else None] * k, np.full(k, scale)
+    weights = {"short": np.arange(k) * 37.0, "longest short": np.full(k, 400 + 2.0**-20)}.get(weight)
+    weights = np.full(k, 400 + 2.0**-21) if weights is None else weights
+    due, out = fresh(n), fresh(n)
+    exact_reference.accumulate_exact(acc, due, bases, ys, scales, weights)
+    kernels.accumulate_exact(acc, bases, ys, scales, weights, out=out)
+    same(out, due)
+    old, none = [*ys[1:], None], [None] * k
+    for anchors in (none, ys):
+        new, given = [np.empty(n, np.float32) for _ in range(k)], (bases, ys, scales, weights, old)
+        exact_reference.exchange_exact(acc, due, *given, anchors, new, keys=None, **FORMS["replaced"])
+        kernels.exchange_exact(acc, *given, anchors, new, out=out, **FORMS["replaced"])
+        same(out, due)
+
+
+def test_more_terms_than_a_word_holds_are_settled_on_the_way():
+    k, n, rng = 9000, 40, np.random.default_rng(6)
+    ys = list((rng.normal(size=(k, n)) * 2.0**-11).astype(np.float32))
+    acc, none, ones = ExactSum.zeros(n), [None] * k, np.ones(k)
+    given = [none, ys, -ones, ones], [none, none, list(np.empty((k, n), np.float32))]
+    whole_sum = [sum(on_grid(float(y[j])) for y in ys) for j in range(n)]
+    for out in (kernels.accumulate_exact, lambda *a, out: kernels.exchange_exact(*a, *given[1], out=out)):
+        found = fresh(n)
+        out(acc, *given[0], out=found)
+        assert [whole(found, j) for j in range(n)] == whole_sum
+        assert ((found.low >= 0) & (found.low < LOW)).all()
+
+
 def test_a_fold_is_the_sum_of_rounded_terms_in_whole_numbers():
     acc, bases, ys, scales, weights = problem(9, 300, seed=5)
     out = fresh(300)

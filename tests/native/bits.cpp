@@ -13,9 +13,11 @@
 #include "base/cached.h"
 #include "base/float_mode.h"
 #include "base/isa.h"
+#include "bits_inputs.h"
 #include "kernels/aggregate.h"
 #include "kernels/combine.h"
 #include "kernels/direction.h"
+#include "kernels/exact.h"
 #include "kernels/exchange.h"
 #include "kernels/mix.h"
 #include "kernels/norms.h"
@@ -31,13 +33,6 @@ using namespace fedcore;
 
 namespace {
 
-using Bytes = std::vector<char>;
-using Floats = std::vector<float>;
-using Doubles = std::vector<double>;
-
-constexpr std::int64_t kRows = 5;
-constexpr Dtype kDtypes[] = {Dtype::float32, Dtype::float64, Dtype::float16, Dtype::bfloat16};
-constexpr Codec kCodecs[] = {Codec::f32, Codec::bf16, Codec::f16, Codec::int8};
 bool flushes = false;
 
 void flush_to_zero() {
@@ -67,87 +62,6 @@ void show(const std::string& name, const std::vector<T>& values) {
     std::printf("%-60s %016llx\n", name.c_str(), static_cast<unsigned long long>(hash));
 }
 
-std::uint64_t word() {
-    static std::uint64_t state = 88172645463325252u;
-    state ^= state << 13;
-    state ^= state >> 7;
-    return state ^= state << 17;
-}
-
-// Zeros and subnormal numbers among others of 2^-39 to 2^8.
-float number() {
-    const std::uint64_t random = word();
-    if (random % 61 == 0) return 0;
-    auto bits = static_cast<std::uint32_t>(random >> 32) & 0x807fffffu;
-    if (random % 37 != 0) bits |= static_cast<std::uint32_t>(88 + random % 48) << 23;
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-Floats numbers(std::int64_t n) {
-    Floats values(n);
-    for (float& value : values) value = number();
-    return values;
-}
-
-Doubles wide_numbers(std::int64_t n) {
-    Doubles values(n);
-    for (double& value : values) {
-        value = static_cast<double>(number()) * (1 + 1e-9 * static_cast<double>(number()));
-    }
-    return values;
-}
-
-std::int64_t scale_count(Codec codec, std::int64_t n) {
-    return codec == Codec::int8 ? n / kCodeBlock + 1 : 0;
-}
-
-// x in a codec, rounded to the nearest.
-struct Coded {
-    Codec codec;
-    Bytes codes;
-    Floats scales;
-
-    Coded(Codec of, const Floats& x) : codec(of), codes(4 * x.size()), scales(scale_count(of, x.size())) {
-        if (codec == Codec::f32)
-            std::memcpy(codes.data(), x.data(), codes.size());
-        else
-            quantise(x.data(), codec, nullptr, static_cast<std::int64_t>(x.size()), codes.data(), scale());
-    }
-    float* scale() { return codec == Codec::int8 ? scales.data() : nullptr; }
-    Row row() { return {codec, codes.data(), scale()}; }
-};
-
-Bytes row_of(Dtype dtype, const Floats& x) {
-    if (dtype == Dtype::float64) {
-        const Doubles wide = wide_numbers(static_cast<std::int64_t>(x.size()));
-        Bytes bytes(8 * x.size());
-        std::memcpy(bytes.data(), wide.data(), bytes.size());
-        return bytes;
-    }
-    return Coded(dtype == Dtype::float32 ? Codec::f32 : dtype == Dtype::float16 ? Codec::f16 : Codec::bf16, x).codes;
-}
-
-// What all of one length are tried on.
-struct Problem {
-    std::int64_t n;
-    Floats x = numbers(n), g = numbers(n);
-    std::vector<Floats> ys, olds, anchors;
-    Doubles acc = wide_numbers(n), total = wide_numbers(n), control = wide_numbers(n);
-    Doubles weights{1.5, -0.3, 2e-3, 7, 0.1}, norms = Doubles(kRows + 1);
-    Doubles scratch = Doubles((kRows + 1) * (block_count(n) + 1));
-    std::vector<Piece> pieces;
-
-    explicit Problem(std::int64_t length) : n(length) {
-        for (std::vector<Floats>* rows : {&ys, &olds, &anchors})
-            for (std::int64_t i = 0; i < kRows; ++i) rows->push_back(numbers(n));
-        for (std::int64_t begin = 0; begin < n; begin += kBlock)
-            pieces.push_back({0, begin, std::min(begin + kBlock, n)});
-    }
-    std::int64_t count() const { return static_cast<std::int64_t>(pieces.size()); }
-};
-
 void sums(Problem& p, Dtype dtype, const std::vector<Bytes>& rows) {
     std::vector<const void*> listed;
     for (const Bytes& row : rows) listed.push_back(row.data());
@@ -171,6 +85,42 @@ void folds(Problem& p, const std::vector<ClientUpdate>& sent, std::vector<Sum> a
     made([&] { accumulate(&fold, kRows, p.pieces.data(), p.count(), p.scratch.data(), p.norms.data()); });
     show("accumulate", acc);
     show("  norms", p.norms);
+}
+
+using Integers = std::vector<std::int64_t>;
+
+// The words of a sum, settled.
+struct Words {
+    Integers high, low;
+    explicit Words(std::int64_t n) : high(n), low(n) {
+        for (std::int64_t& value : high) value = static_cast<std::int64_t>(word()) >> 20;
+        for (std::int64_t& value : low) value = static_cast<std::int64_t>(word() >> 14);
+    }
+    ExactSum sum() { return {high.data(), low.data()}; }
+    ConstExactSum read() const { return {high.data(), low.data()}; }
+    void show(const char* name) const {
+        ::show(name, high);
+        ::show("  low", low);
+    }
+};
+
+void exact_folds(Problem& p, const std::vector<ClientUpdate>& sent) {
+    Words sum(p.n), other(p.n);
+    const ExactFold fold{sum.read(), sum.sum(), sent.data()};
+    made([&] { accumulate_exact(&fold, kRows, p.pieces.data(), p.count(), p.scratch.data(), p.norms.data()); });
+    sum.show("accumulate_exact");
+    show("  norms", p.norms);
+    const ExactTerm terms[] = {{sum.read(), nullptr, 3}, {other.read(), nullptr, -5000}, {{}, p.x.data(), 7}};
+    made([&] { combine_exact(terms, 3, other.sum(), p.n); });
+    other.show("combine_exact");
+    Floats narrow(p.n);
+    Doubles wide(p.n);
+    made([&] {
+        read_exact(other.read(), narrow.data(), p.n);
+        read_exact(other.read(), wide.data(), p.n);
+    });
+    show("read_exact", narrow);
+    show("read_exact", wide);
 }
 
 // What MimiC's rows and sums are, SCAFFOLD's, FedStale's, and whatever a table may say.
@@ -202,6 +152,13 @@ void exchanges(Problem& p, const std::vector<ClientUpdate>& sent, Codec codec, c
     show("exchange", out);
     show("  norms", p.norms);
     show("  checksums", checksums);
+    Words exact(p.n);
+    made([&] {
+        exchange_exact(exact.read(), exact.sum(), sent.data(), row_exchanges.data(), forms, kRows, p.n,
+                       p.scratch.data(), p.norms.data());
+    });
+    exact.show("exchange_exact");
+    show("  norms", p.norms);
     for (const Coded& row : fresh) {
         show("  row", row.codes);
         show("  scales", row.scales);
@@ -343,6 +300,7 @@ void all_of(std::int64_t n) {
         sums(p, dtype, rows);
         folds<double>(p, sent, p.acc);
         folds<float>(p, sent, p.x);
+        exact_folds(p, sent);
         for (const Codec codec : kCodecs)
             for (const Forms& forms : kForms)
                 for (const int have : {0, 1, 2}) exchanges(p, sent, codec, forms, have);

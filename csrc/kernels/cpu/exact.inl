@@ -2,19 +2,27 @@
 
 typedef std::uint64_t Words __attribute__((vector_size(8 * kWidth)));
 
-// kFull elements of a sum.
+// kFull elements of a sum. (Four members and no arrays: GCC 12 would keep those in memory.)
 struct FullWords {
-    Words high[2], low[2];
+    Words high0, high1, low0, low1;
 };
 
-// (Vector by vector: of two at once GCC 12 makes four copies of halves.)
+// Holds a sum of integers as it is: the compiler would add several rows' terms up first, and keep them in memory.
+inline void hold([[maybe_unused]] Words& words) {
+#if defined(__SSE2__)
+    __asm__("" : "+v"(words));
+#elif defined(__aarch64__)
+    __asm__("" : "+w"(words));
+#endif
+}
+
 inline Words read(const std::int64_t* at) {
     Words words;
     __builtin_memcpy(&words, at, sizeof words);
     return words;
 }
 inline FullWords read(ConstExactSum sum, std::int64_t at) {
-    return {{read(sum.high + at), read(sum.high + at + kWidth)}, {read(sum.low + at), read(sum.low + at + kWidth)}};
+    return {read(sum.high + at), read(sum.high + at + kWidth), read(sum.low + at), read(sum.low + at + kWidth)};
 }
 inline FullWords read(ExactSum sum, std::int64_t at) {
     return read(ConstExactSum{sum.high, sum.low}, at);
@@ -22,20 +30,54 @@ inline FullWords read(ExactSum sum, std::int64_t at) {
 inline void write(std::int64_t* at, Words words) {
     __builtin_memcpy(at, &words, sizeof words);
 }
-inline void write(std::int64_t* high_at, std::int64_t* low_at, Words high, Words low, Biases biases) {
-    settle(high, low, biases);
-    write(high_at, high);
-    write(low_at, low);
-}
-inline void write(ExactSum sum, std::int64_t at, FullWords words, Biases biases) {
-    write(sum.high + at, sum.low + at, words.high[0], words.low[0], biases);
-    write(sum.high + at + kWidth, sum.low + at + kWidth, words.high[1], words.low[1], biases);
+
+constexpr std::int64_t kMostTerms = 2048;  // from which on words are settled: half of what they hold
+
+// How words are left: as they are, or settled, which the last pass over them does for all terms.
+struct Leaving {
+    Biases biases;
+    bool settles;
+};
+
+inline void write(ExactSum sum, std::int64_t at, FullWords words, const Leaving& leaving) {
+    if (leaving.settles) {
+        settle(words.high0, words.low0, leaving.biases);
+        settle(words.high1, words.low1, leaving.biases);
+    }
+    write(sum.high + at, words.high0);
+    write(sum.high + at + kWidth, words.high1);
+    write(sum.low + at, words.low0);
+    write(sum.low + at + kWidth, words.low1);
 }
 
 template <bool kAdds = true>
 [[gnu::always_inline]] inline void add_rounded(FullDoubles t, FullWords& sum) {
-    add_rounded<kAdds>(t.low, sum.high[0], sum.low[0]);
-    add_rounded<kAdds>(t.high, sum.high[1], sum.low[1]);
+    add_rounded<kAdds>(t.low, sum.high0, sum.low0);
+    add_rounded<kAdds>(t.high, sum.high1, sum.low1);
+}
+
+// Whether products with float32 numbers are exact in float64, so that a fused operation has the bits of two.
+inline bool is_short(double weight) {
+    std::uint64_t bits;
+    __builtin_memcpy(&bits, &weight, sizeof bits);
+    return (bits & 0xffffffu) == 0;  // 29 bits of 53
+}
+
+// add_rounded of weight * h; kShort where the weight is.
+template <bool kShort, bool kAdds = true>
+[[gnu::always_inline]] inline void add_product(double weight, Doubles h, Words& high, Words& low) {
+    if constexpr (!kShort || !kHasFused) return add_rounded<kAdds>(weight * h, high, low);
+    const Doubles coarse = fused(weight, h, kHighMagic - Doubles{});
+    const Doubles fine = fused(weight, h, kBothMagic - coarse);
+    high = kAdds ? high + words_of<Words>(coarse) : high - words_of<Words>(coarse);
+    low = kAdds ? low + words_of<Words>(fine) : low - words_of<Words>(fine);
+    hold(high);
+    hold(low);
+}
+template <bool kShort, bool kAdds = true>
+[[gnu::always_inline]] inline void add_product(double weight, FullDoubles h, FullWords& sum) {
+    add_product<kShort, kAdds>(weight, h.low, sum.high0, sum.low0);
+    add_product<kShort, kAdds>(weight, h.high, sum.high1, sum.low1);
 }
 
 template <class Word>
@@ -54,11 +96,41 @@ inline SumForm weighed(const SumForm& adds, double weight) {
     return {weight * adds.row, weight * adds.r, weight * adds.h, weight * adds.q};
 }
 
-// How many terms a row of the form adds, less those that it takes off.
-template <Form kForm, bool kOld, bool kAnchor>
-constexpr std::int64_t kTerms = kForm == Form::replaces  ? 1 - kOld + kAnchor
-                                : kForm == Form::changes ? 2
-                                                         : 4;
+// Where rows are exchanged into a sum.
+struct ExactPlace {
+    ExactSum words;
+    Leaving leaving;
+};
+inline ExactPlace operator+(ExactPlace place, std::int64_t count) {
+    return {place.words + count, place.leaving};
+}
+
+// What the rows of one pass over a sum leave: those of the last, or of so many that a word could not hold more.
+class Settling {
+  public:
+    // The next `count` rows; last where none come behind them.
+    ExactPlace pass(ExactSum out, const RowExchange* rows, int count, Form form, bool last) {
+        for (int r = 0; r < count; ++r) terms_ += terms(rows[r], form);
+        rows_ += count;
+        const bool settles = last || 4 * rows_ >= kMostTerms;
+        const ExactPlace place{out, {biases_of(terms_), settles}};
+        if (settles) terms_ = rows_ = 0;
+        return place;
+    }
+
+  private:
+    // How many terms a row adds, less those that it takes off.
+    static std::int64_t terms(const RowExchange& row, Form form) {
+        if (form != Form::replaces) return form == Form::changes ? 2 : 4;
+        return row.old_row.data == nullptr ? 1 : row.anchor != nullptr;
+    }
+
+    std::int64_t terms_ = 0, rows_ = 0;
+};
+inline ExactPlace before_last(ExactPlace place) {
+    place.leaving.settles = false;
+    return place;
+}
 
 // What `seen_of` sees, term by term, of one or more elements in float64.
 template <Form kForm, class Number, class Sum>
@@ -77,8 +149,8 @@ struct Element {
 inline Element element(ExactSum sum, std::int64_t j) {
     return {static_cast<std::uint64_t>(sum.high[j]), static_cast<std::uint64_t>(sum.low[j])};
 }
-inline void write(ExactSum sum, std::int64_t j, Element words, Biases biases) {
-    settle(words.high, words.low, biases);
+inline void write(ExactSum sum, std::int64_t j, Element words, const Leaving& leaving) {
+    if (leaving.settles) settle(words.high, words.low, leaving.biases);
     sum.high[j] = static_cast<std::int64_t>(words.high);
     sum.low[j] = static_cast<std::int64_t>(words.low);
 }
@@ -88,11 +160,11 @@ inline void add_rounded(double t, Element& sum) {
 }
 
 // fold_piece into an exact sum: for the rest as there.
-template <int kRows, Form kForm, Given kGiven, bool kOld, bool kAnchor, bool kKeep>
-void fold_piece(const Streams* rows, const Forms* forms, std::int64_t count, ExactSum sum, float (*lanes)[kLanes]) {
+template <int kRows, Form kForm, Given kGiven, bool kOld, bool kAnchor, bool kKeep, bool kShort = false>
+void fold_piece(const Streams* rows, const Forms* forms, std::int64_t count, ExactPlace place, float (*lanes)[kLanes]) {
     constexpr bool kBase = kGiven == Given::model, kReplaces = kForm == Form::replaces, kNorms = kGiven != Given::row;
     const float* const base = rows[0].base;
-    const Biases biases = biases_of(kRows * kTerms<kForm, kOld, kAnchor>);
+    const auto [sum, leaving] = place;
     SumForm adds[kRows];
     for (int r = 0; r < kRows && !kReplaces; ++r) adds[r] = weighed(forms->adds, rows[r].weight);
     FullFloats part[kRows][kLanes / kFull] = {};
@@ -117,20 +189,20 @@ void fold_piece(const Streams* rows, const Forms* forms, std::int64_t count, Exa
                 const Streams& row = rows[r];
                 const FullFloats h = gradient<kGiven>(x, read(row.y + at), row.scale);
                 if (kNorms) part[r][v] += h * h;
-                const FullFloats old = kOld ? read(row.old_row + at) : FullFloats{};
-                const FullFloats anchor = kAnchor ? read(row.anchor + at) : FullFloats{};
+                const FullFloats old = kOld && !kReplaces ? read(row.old_row + at) : FullFloats{};
+                const FullFloats anchor = kAnchor && !kReplaces ? read(row.anchor + at) : FullFloats{};
                 const FullFloats made = kReplaces ? h : row_of(forms->row, h, old, anchor);
                 if (kReplaces) {
-                    add_rounded(row.weight * to_doubles(made), s);
-                    if (kOld) add_rounded<false>(row.weight * to_doubles(old), s);
-                    if (kAnchor) add_rounded(row.weight * to_doubles(anchor), s);
+                    add_product<kShort>(row.weight, to_doubles(made), s);
+                    if (kOld) add_product<kShort, false>(row.weight, doubles_at(row.old_row + at), s);
+                    if (kAnchor) add_product<kShort>(row.weight, doubles_at(row.anchor + at), s);
                 } else {
                     add_seen_of<kForm>(adds[r], to_doubles(made), to_doubles(old), to_doubles(h), to_doubles(anchor),
                                        s);
                 }
                 if (kKeep) write(row.new_row + at, made);  // behind the load of old_row, which it may be
             }
-            write(sum, at, s, biases);
+            write(sum, at, s, leaving);
         }
     }
     if (kNorms) __builtin_memcpy(lanes, part, sizeof part);
@@ -151,28 +223,31 @@ void fold_piece(const Streams* rows, const Forms* forms, std::int64_t count, Exa
             }
             if (kKeep) row.new_row[j] = made;
         }
-        write(sum, j, s, biases);
+        write(sum, j, s, leaving);
     }
 }
 
 template <int kRows, Form kForm, bool kOld, bool kAnchor, bool kKeep>
-void fold_rows(const Streams* rows, const Forms* forms, std::int64_t count, ExactSum sum, float (*lanes)[kLanes]) {
-    if (rows[0].base != nullptr)
-        fold_piece<kRows, kForm, Given::model, kOld, kAnchor, kKeep>(rows, forms, count, sum, lanes);
-    else
-        fold_piece<kRows, kForm, Given::difference, kOld, kAnchor, kKeep>(rows, forms, count, sum, lanes);
+void fold_rows(const Streams* rows, const Forms* forms, std::int64_t count, ExactPlace place, float (*lanes)[kLanes]) {
+    bool all_short = kForm == Form::replaces;
+    for (int r = 0; r < kRows; ++r) all_short &= is_short(rows[r].weight);
+    const auto piece = rows[0].base != nullptr
+                           ? (all_short ? fold_piece<kRows, kForm, Given::model, kOld, kAnchor, kKeep, true>
+                                        : fold_piece<kRows, kForm, Given::model, kOld, kAnchor, kKeep, false>)
+                           : (all_short ? fold_piece<kRows, kForm, Given::difference, kOld, kAnchor, kKeep, true>
+                                        : fold_piece<kRows, kForm, Given::difference, kOld, kAnchor, kKeep, false>);
+    piece(rows, forms, count, place, lanes);
 }
 
 // What the sum sees of a chunk whose row is stored.
 template <Form kForm>
 void add_seen(const SumForm& adds, double weight, const float* stored, const float* r, const float* h, const float* q,
-              std::int64_t count, ExactSum sum) {
+              std::int64_t count, ExactPlace place) {
     const SumForm coefficients = weighed(adds, weight);
-    const Biases biases = biases_of(kTerms<kForm, true, true>);
     for (std::int64_t j = 0; j < count; ++j) {
-        Element s = element(sum, j);
+        Element s = element(place.words, j);
         add_seen_of<kForm, double>(coefficients, stored[j], r[j], h[j], q[j], s);
-        write(sum, j, s, biases);
+        write(place.words, j, s, place.leaving);
     }
 }
 
@@ -185,13 +260,13 @@ inline bool is_held(const float* values, std::int64_t count, const SumForm& adds
 }
 
 // Some rows of one tile, on their way into its sum: Pass, for integers.
-template <bool kBase>
+template <bool kBase, bool kShort, bool kScales>
 struct ExactPass {
     static constexpr int kGroup = kLanes;  // elements whose words stay in registers while the rows pass
     static constexpr int kSquares = kLanes / kFull;
 
     int k;
-    Biases biases;
+    Leaving leaving;
     double weights[kRowsPerPass];
     float scales[kRowsPerPass];
     FullFloats squares[kRowsPerPass][kSquares];
@@ -210,13 +285,13 @@ struct ExactPass {
             for (int v = 0; v < kSquares; ++v) {
                 FullFloats h = read(y + v * kFull);
                 if (kBase) h = read(base + at + v * kFull) - h;
-                h = h * scales[r];
+                if (kScales) h = h * scales[r];
                 squares[r][v] += h * h;
-                add_rounded(weights[r] * to_doubles(h), s[v]);
+                add_product<kShort>(weights[r], to_doubles(h), s[v]);
             }
         }
 #pragma GCC unroll 8
-        for (int v = 0; v < kSquares; ++v) write(sum, at + v * kFull, s[v], biases);
+        for (int v = 0; v < kSquares; ++v) write(sum, at + v * kFull, s[v], leaving);
     }
 
     // The last elements, fewer than a group: from copies that end in zeros.
@@ -248,15 +323,15 @@ struct ExactPass {
 };
 
 // k clients of one base, or of none, tile by tile of a run: what is in `from`, and theirs.
-template <bool kBase>
+template <bool kBase, bool kShort, bool kScales>
 void accumulate_rows(const ClientUpdate* sent, int k, std::int64_t begin, std::int64_t end, ConstExactSum from,
-                     ExactSum out, double* squares, bool past_caches) {
+                     ExactSum out, const Leaving& leaving, double* squares, bool past_caches) {
     alignas(64) float scratch[kRowsPerPass][kConverted];
     alignas(64) std::int64_t high[kChunk], low[kChunk];
     bool converted = false;
-    ExactPass<kBase> pass;
+    ExactPass<kBase, kShort, kScales> pass;
     pass.k = k;
-    pass.biases = biases_of(k);
+    pass.leaving = leaving;
     for (int r = 0; r < k; ++r) {
         pass.weights[r] = sent[r].weight;
         pass.scales[r] = kBase ? sent[r].scale : -sent[r].scale;
@@ -284,6 +359,18 @@ void accumulate_rows(const ClientUpdate* sent, int k, std::int64_t begin, std::i
     }
 }
 
+// The loop for these clients: most send models that are averaged, with whole numbers of examples.
+template <bool kBase>
+auto rows_loop(const ClientUpdate* sent, int k) {
+    bool all_short = true, scales = !kBase;
+    for (int r = 0; r < k; ++r) {
+        all_short &= is_short(sent[r].weight);
+        scales |= sent[r].scale != 1;
+    }
+    if (!all_short) return accumulate_rows<kBase, false, true>;
+    return scales ? accumulate_rows<kBase, true, true> : accumulate_rows<kBase, true, !kBase>;
+}
+
 void accumulate_exact(const ExactFold& fold, std::int64_t k, std::int64_t begin, std::int64_t end, double* squares,
                       bool past_caches) {
     const ClientUpdate* const sent = fold.sent;
@@ -295,89 +382,19 @@ void accumulate_exact(const ExactFold& fold, std::int64_t k, std::int64_t begin,
     for (std::int64_t i = 0; i < k; ++i) squares[i] = 0;
     for (std::int64_t first = begin; first < end; first += kRun) {
         const std::int64_t last = end - first < kRun ? end : first + kRun;
+        std::int64_t terms = 0;  // that are not settled
         for (std::int64_t i = 0; i < k;) {
             const int together = sharing(sent, i, k);
-            const auto loop = sent[i].base != nullptr ? accumulate_rows<true> : accumulate_rows<false>;
+            terms += together;
+            const Leaving leaving{biases_of(terms), i + together == k || terms >= kMostTerms};
+            if (leaving.settles) terms = 0;
+            const auto loop =
+                sent[i].base != nullptr ? rows_loop<true>(sent + i, together) : rows_loop<false>(sent + i, together);
             const bool in_one_pass = together == k && fold.acc.high != out.high;  // else the sum is read again
-            loop(sent + i, together, first, last, i == 0 ? fold.acc : ConstExactSum{out.high, out.low}, out,
+            loop(sent + i, together, first, last, i == 0 ? fold.acc : ConstExactSum{out.high, out.low}, out, leaving,
                  squares + i, kHasPastCaches && past_caches && in_one_pass);
             i += together;
         }
     }
     if (past_caches) fence();
-}
-
-// combine_exact of elements [first, first + count): a chunk.
-bool combine_chunk(const ExactTerm* terms, std::int64_t k, std::int64_t first, std::int64_t count, ExactSum out) {
-    alignas(64) std::uint64_t high[kChunk] = {}, low[kChunk] = {};
-    double most = 0, coefficients = 0;  // bounds of |high|, and of what low adds up
-    std::uint64_t bias = 0;
-    for (std::int64_t i = 0; i < k; ++i) {
-        const std::int64_t c = terms[i].coefficient;
-        const auto times = static_cast<std::uint64_t>(c);
-        const double size = static_cast<double>(c < 0 ? -c : c);
-        double largest = 0x1p50;
-        coefficients += size;
-        if (coefficients > 0x1p12) {  // what low adds up is more than a word holds: its upper bits go to high at once
-            for (std::int64_t j = 0; j < count; ++j) {
-                Element element{kHighBias * (terms[i].values == nullptr), kLowBias * (terms[i].values == nullptr)};
-                if (terms[i].values != nullptr) {
-                    add_rounded(static_cast<double>(terms[i].values[first + j]), element);
-                } else {
-                    element.high += static_cast<std::uint64_t>(terms[i].sum.high[first + j]);
-                    element.low += static_cast<std::uint64_t>(terms[i].sum.low[first + j]);
-                }
-                const __int128 part =
-                    static_cast<__int128>(static_cast<std::int64_t>(element.low - kLowBias)) * static_cast<__int128>(c);
-                low[j] += static_cast<std::uint64_t>(part) & kLowMask;
-                high[j] += times * (element.high - kHighBias) + static_cast<std::uint64_t>(part >> kLowBits);
-            }
-            coefficients -= size - 1;  // low grew by less than 2^50
-        } else if (terms[i].values != nullptr) {
-            const float* const values = terms[i].values + first;
-            for (std::int64_t j = 0; j < count; ++j) {
-                Element element{};
-                add_rounded(static_cast<double>(values[j]), element);
-                high[j] += times * element.high;
-                low[j] += times * element.low;
-            }
-            bias += times;
-        } else {
-            const ConstExactSum sum = terms[i].sum + first;
-            for (std::int64_t j = 0; j < count; ++j) high[j] += times * static_cast<std::uint64_t>(sum.high[j]);
-            for (std::int64_t j = 0; j < count; ++j) low[j] += times * static_cast<std::uint64_t>(sum.low[j]);
-        }
-        if (terms[i].values != nullptr) {
-            if (!(largest_magnitude(terms[i].values + first, count) < bits_of(0x1p40f))) return false;
-        } else {
-            std::int64_t highest = 0;
-            for (std::int64_t j = 0; j < count; ++j) {
-                const std::int64_t value = terms[i].sum.high[first + j], size_of_value = value < 0 ? ~value : value;
-                highest = size_of_value > highest ? size_of_value : highest;
-            }
-            largest = static_cast<double>(highest) + 1;
-        }
-        most += size * (largest + 1);
-    }
-    const Biases biases = biases_of(static_cast<std::int64_t>(bias));
-    for (std::int64_t j = 0; j < count; ++j) {
-        settle(high[j], low[j], biases);
-        out.high[first + j] = static_cast<std::int64_t>(high[j]);
-        out.low[first + j] = static_cast<std::int64_t>(low[j]);
-    }
-    return most < 0x1p62;
-}
-
-bool combine_exact(const ExactTerm* terms, std::int64_t k, std::int64_t begin, std::int64_t end, ExactSum out) {
-    bool held = true;
-    for (std::int64_t first = begin; first < end; first += kChunk)
-        held &= combine_chunk(terms, k, first, end - first < kChunk ? end - first : kChunk, out);
-    return held;
-}
-
-template <class Out>
-void read_exact(ConstExactSum sum, std::int64_t begin, std::int64_t end, Out* out) {
-    for (std::int64_t j = begin; j < end; ++j)
-        out[j] =
-            static_cast<Out>(value_of(static_cast<std::uint64_t>(sum.high[j]), static_cast<std::uint64_t>(sum.low[j])));
 }

@@ -9,7 +9,7 @@ bool is_finite_tile(const float* values, std::int64_t count) {
 inline bool is_taken(const double*, const float* values, std::int64_t count, const SumForm&, double) {
     return is_finite_tile(values, count);
 }
-inline bool is_taken(ExactSum, const float* values, std::int64_t count, const SumForm& adds, double weight) {
+inline bool is_taken(const ExactPlace&, const float* values, std::int64_t count, const SumForm& adds, double weight) {
     return is_held(values, count, adds, weight);
 }
 
@@ -17,11 +17,25 @@ inline bool is_taken(ExactSum, const float* values, std::int64_t count, const Su
 inline bool is_plain(const double*) {
     return true;
 }
-inline bool is_plain(ExactSum) {
+inline bool is_plain(const ExactPlace&) {
     return false;
 }
 template <int kRows>
-void fused_chunk(const Passing*, std::int64_t, std::int64_t, ExactSum, float (*)[kLanes]) {}
+void fused_chunk(const Passing*, std::int64_t, std::int64_t, const ExactPlace&, float (*)[kLanes]) {}
+
+// Where the next rows of a run are added, which are its last or not: float64 has nothing to settle.
+struct NothingToSettle {
+    double* pass(double* out, const RowExchange*, int, Form, bool) { return out; }
+};
+inline NothingToSettle settling(const double*) {
+    return {};
+}
+inline Settling settling(ExactSum) {
+    return {};
+}
+inline double* before_last(double* out) {
+    return out;
+}
 
 // What the sum sees is row' as the row stores it, rounded to float32: so it follows the rows exactly.
 template <int kRows, class At>
@@ -206,7 +220,9 @@ void exchange_codes(const ClientUpdate* sent, const RowExchange* row_exchanges, 
             if (fusible && few % kCodeBlock == 0)
                 fused_chunk<kRows>(rows, first, few, out + first, lanes);
             else
-                for (int r = 0; r < kRows; ++r) exchange_chunk(rows[r], forms, first, few, out + first, lanes[r]);
+                for (int r = 0; r < kRows; ++r)
+                    exchange_chunk(rows[r], forms, first, few, (r + 1 < kRows ? before_last(out) : out) + first,
+                                   lanes[r]);
         }
         for (int r = 0; r < kRows; ++r)
             squares[i + r] +=
@@ -239,19 +255,23 @@ void exchange_run(const ClientUpdate* sent, const RowExchange* rows, const Forms
         exchange_codes<kRows>(sent, rows, forms, i, k, begin, end, out, squares);
 }
 
-template <class From, class At>
-void exchange(From acc, At out, const ClientUpdate* sent, const RowExchange* rows, const Forms& forms, std::int64_t k,
+template <class From, class Sum>
+void exchange(From acc, Sum out, const ClientUpdate* sent, const RowExchange* rows, const Forms& forms, std::int64_t k,
               std::int64_t begin, std::int64_t end, double* squares, bool past_caches) {
     for (std::int64_t i = 0; i < k; ++i) squares[i] = 0;
     const std::int64_t run = k > 0 && rows[0].new_row.codec != Codec::f32 ? kCodedRun : kRun;
     for (std::int64_t first = begin; first < end; first += run) {
         const std::int64_t last = end - first < run ? end : first + run;
         begin_run(acc, out, first, last);
+        auto settles = settling(out);
         for (std::int64_t i = 0; i < k;) {
-            const bool alike = exchange_alike(sent, rows, forms, i, k);
-            (alike ? exchange_run<kExchanges, At> : exchange_run<1, At>)(sent, rows, forms, i, k, first, last, out,
-                                                                         squares, past_caches);
-            i += alike ? kExchanges : 1;
+            const int together = exchange_alike(sent, rows, forms, i, k) ? kExchanges : 1;
+            const auto at = settles.pass(out, rows + i, together, form_of(forms), i + together == k);
+            if (together > 1)
+                exchange_run<kExchanges>(sent, rows, forms, i, k, first, last, at, squares, past_caches);
+            else
+                exchange_run<1>(sent, rows, forms, i, k, first, last, at, squares, past_caches);
+            i += together;
         }
     }
     if (past_caches) fence();

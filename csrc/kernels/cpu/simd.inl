@@ -50,6 +50,17 @@ inline FullDoubles to_doubles(FullFloats values) {
 #endif
 }
 
+// to_doubles of what lies in memory, of which each half is loaded and converted by itself.
+inline FullDoubles doubles_at(const float* at) {
+#if defined(__AVX__) && !defined(__AVX512F__)
+    return {Doubles(_mm256_cvtps_pd(_mm_loadu_ps(at))), Doubles(_mm256_cvtps_pd(_mm_loadu_ps(at + kWidth)))};
+#else
+    FullFloats values;
+    __builtin_memcpy(&values, at, sizeof values);
+    return to_doubles(values);
+#endif
+}
+
 inline FullFloats to_floats(FullDoubles values) {
 #if defined(__AVX512F__)
     const __m512 low = _mm512_castps256_ps512(_mm512_cvtpd_ps(__m512d(values.low)));
@@ -80,6 +91,24 @@ inline FullFloats square_roots(FullFloats values) {
     return values;
 #endif
 }
+
+// a * b + c, rounded once: for what is known to be the same rounded twice, since a * b is exact.
+#if defined(__AVX512F__)
+constexpr bool kHasFused = true;
+inline Doubles fused(double a, Doubles b, Doubles c) {
+    return Doubles(_mm512_fmadd_pd(_mm512_set1_pd(a), __m512d(b), __m512d(c)));
+}
+#elif defined(__FMA__)
+constexpr bool kHasFused = true;
+inline Doubles fused(double a, Doubles b, Doubles c) {
+    return Doubles(_mm256_fmadd_pd(_mm256_set1_pd(a), __m256d(b), __m256d(c)));
+}
+#else
+constexpr bool kHasFused = false;
+inline Doubles fused(double a, Doubles b, Doubles c) {
+    return a * b + c;
+}
+#endif
 
 // A vector of the precision of `Value`, from whichever there is.
 template <class Value>

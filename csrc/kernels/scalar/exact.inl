@@ -3,10 +3,11 @@
 //
 // A number is rounded to a multiple of 2^-10 by adding 1.5 * 2^42, which has no place for a finer fraction: the sum's
 // low bits are then the integer, whatever its sign, and its high ones a constant, which is taken off later, once for
-// all terms. What that rounding left is a number too, and is rounded to a multiple of 2^-60 in the same way. Each step
-// but the two roundings is exact, so no level needs a fused operation, nor may use one.
+// all terms. What that rounding left is rounded to a multiple of 2^-60 in the same way: both magic numbers less the
+// first sum is a multiple of 2^-10 that a float64 holds, and t added to it is what was left and the second magic
+// number, rounded once. So no level needs a fused operation, and one is allowed where t is a product that is exact.
 
-constexpr double kHighMagic = 0x1.8p42, kLowMagic = 0x1.8p-8;
+constexpr double kHighMagic = 0x1.8p42, kLowMagic = 0x1.8p-8, kBothMagic = kHighMagic + kLowMagic;
 constexpr std::uint64_t kHighBias = 0x4298000000000000u, kLowBias = 0x3f78000000000000u;  // their bits
 constexpr int kLowBits = 50;
 constexpr std::uint64_t kLowMask = (std::uint64_t{1} << kLowBits) - 1;
@@ -28,7 +29,7 @@ FEDCORE_SCALAR double double_of(std::uint64_t bits) {
 template <bool kAdds, class Number, class Word>
 FEDCORE_SCALAR void add_rounded(Number t, Word& high, Word& low) {
     const Number coarse = t + kHighMagic;
-    const Number fine = (t - (coarse - kHighMagic)) + kLowMagic;
+    const Number fine = t + (kBothMagic - coarse);
     if (kAdds) {
         high = high + words_of<Word>(coarse);
         low = low + words_of<Word>(fine);

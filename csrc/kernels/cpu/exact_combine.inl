@@ -1,0 +1,76 @@
+// Combinations of exact sums with whole coefficients, and their readings.
+
+// combine_exact of elements [first, first + count): a chunk.
+bool combine_chunk(const ExactTerm* terms, std::int64_t k, std::int64_t first, std::int64_t count, ExactSum out) {
+    alignas(64) std::uint64_t high[kChunk] = {}, low[kChunk] = {};
+    double most = 0, coefficients = 0;  // bounds of |high|, and of what low adds up
+    std::uint64_t bias = 0;
+    for (std::int64_t i = 0; i < k; ++i) {
+        const std::int64_t c = terms[i].coefficient;
+        const auto times = static_cast<std::uint64_t>(c);
+        const double size = static_cast<double>(c < 0 ? -c : c);
+        double largest = 0x1p50;
+        coefficients += size;
+        if (coefficients > 0x1p12) {  // what low adds up is more than a word holds: its upper bits go to high at once
+            for (std::int64_t j = 0; j < count; ++j) {
+                Element element{kHighBias * (terms[i].values == nullptr), kLowBias * (terms[i].values == nullptr)};
+                if (terms[i].values != nullptr) {
+                    add_rounded(static_cast<double>(terms[i].values[first + j]), element);
+                } else {
+                    element.high += static_cast<std::uint64_t>(terms[i].sum.high[first + j]);
+                    element.low += static_cast<std::uint64_t>(terms[i].sum.low[first + j]);
+                }
+                const __int128 part =
+                    static_cast<__int128>(static_cast<std::int64_t>(element.low - kLowBias)) * static_cast<__int128>(c);
+                low[j] += static_cast<std::uint64_t>(part) & kLowMask;
+                high[j] += times * (element.high - kHighBias) + static_cast<std::uint64_t>(part >> kLowBits);
+            }
+            coefficients -= size - 1;  // low grew by less than 2^50
+        } else if (terms[i].values != nullptr) {
+            const float* const values = terms[i].values + first;
+            for (std::int64_t j = 0; j < count; ++j) {
+                Element element{};
+                add_rounded(static_cast<double>(values[j]), element);
+                high[j] += times * element.high;
+                low[j] += times * element.low;
+            }
+            bias += times;
+        } else {
+            const ConstExactSum sum = terms[i].sum + first;
+            for (std::int64_t j = 0; j < count; ++j) high[j] += times * static_cast<std::uint64_t>(sum.high[j]);
+            for (std::int64_t j = 0; j < count; ++j) low[j] += times * static_cast<std::uint64_t>(sum.low[j]);
+        }
+        if (terms[i].values != nullptr) {
+            if (!(largest_magnitude(terms[i].values + first, count) < bits_of(0x1p40f))) return false;
+        } else {
+            std::int64_t highest = 0;
+            for (std::int64_t j = 0; j < count; ++j) {
+                const std::int64_t value = terms[i].sum.high[first + j], size_of_value = value < 0 ? ~value : value;
+                highest = size_of_value > highest ? size_of_value : highest;
+            }
+            largest = static_cast<double>(highest) + 1;
+        }
+        most += size * (largest + 1);
+    }
+    const Biases biases = biases_of(static_cast<std::int64_t>(bias));
+    for (std::int64_t j = 0; j < count; ++j) {
+        settle(high[j], low[j], biases);
+        out.high[first + j] = static_cast<std::int64_t>(high[j]);
+        out.low[first + j] = static_cast<std::int64_t>(low[j]);
+    }
+    return most < 0x1p62;
+}
+
+bool combine_exact(const ExactTerm* terms, std::int64_t k, std::int64_t begin, std::int64_t end, ExactSum out) {
+    bool held = true;
+    for (std::int64_t first = begin; first < end; first += kChunk)
+        held &= combine_chunk(terms, k, first, end - first < kChunk ? end - first : kChunk, out);
+    return held;
+}
+
+template <class Out>
+void read_exact(ConstExactSum sum, std::int64_t begin, std::int64_t end, Out* out) {
+    for (std::int64_t j = begin; j < end; ++j)
+        out[j] =
+            static_cast<Out>(value_of(static_cast<std::uint64_t>(sum.high[j]), static_cast<std::uint64_t>(sum.low[j])));
+}
