@@ -109,6 +109,10 @@ class DeviceMemoryError(DeviceError, MemoryError):
     """A CUDA device has no memory for what was asked."""
 
 
+class ClusterError(FedcoreError, RuntimeError):
+    """There is no cluster at an address, or its workers end again and again."""
+
+
 class StoreError(FedcoreError, RuntimeError):
     """A store cannot do what was asked: its folder is missing, foreign, newer, full or read-only, or it is closed."""
 

@@ -1,6 +1,7 @@
-"""Engines, which do the clients' work: one engine, one file, each an ``Engine``."""
+"""Engines, which do the clients' work: one engine, one file or folder, each an ``Engine``."""
 
 from fedcore.engines.engine import Engine, Evaluation, check_method
 from fedcore.engines.inprocess import InProcess
+from fedcore.engines.ray.engine import Ray
 
-__all__ = ["Engine", "Evaluation", "InProcess", "check_method"]
+__all__ = ["Engine", "Evaluation", "InProcess", "Ray", "check_method"]

@@ -38,7 +38,8 @@ class Engine(Protocol):
                 drawn; None is all steps, once.
 
         Yields:
-            An ``Update`` for each id, in their order; ``y`` may be overwritten by the next one unless it says ``keep``.
+            An ``Update`` for each id, in their order, unless the engine is asked for another one; ``y`` may be
+            overwritten by the next one unless it says ``keep``.
         """
 
     def gradients(self, broadcast: Broadcast) -> dict[ClientId, npt.NDArray[np.float32]]:
@@ -49,6 +50,9 @@ class Engine(Protocol):
 
     def most_steps(self, local_rule: LocalRule) -> int:
         """The most local steps that a client's complete work has, of all clients."""
+
+    def close(self) -> None:
+        """Give back what the engine holds beside memory, such as other processes."""
 
 
 def check_method(algorithm: Algorithm) -> None:

@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TypeVar
@@ -16,18 +15,18 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedcore.algorithms import MEAN_GRADIENT, Direction
 from fedcore.arguments import whole
 from fedcore.assignment import Assignment
 from fedcore.clients import ClientId
 from fedcore.data import Dataset
-from fedcore.engines.engine import Evaluation, check_asked
-from fedcore.errors import RangeError, UnknownClientError
+from fedcore.engines.engine import Evaluation
+from fedcore.engines.orders import Orders, standing
+from fedcore.engines.parts import Parts
 from fedcore.local import FlatModel, LocalOptions, Work, seeded, sgd
 from fedcore.local.batched_sgd import batched_sgd, in_groups
 from fedcore.local.layers import Net
 from fedcore.local.together import net_of
-from fedcore.local_rules import Indices, LocalRule, Sgd, Table, minibatch_table, minibatches
+from fedcore.local_rules import LocalRule, Table
 from fedcore.memory import to_host
 from fedcore.participation import Active
 from fedcore.server import Broadcast, Update
@@ -35,9 +34,6 @@ from fedcore.server import Broadcast, Update
 EVALUATION_BATCH = 500
 """Test examples at a time: enough to hide the cost of a call, few enough for LeNet's activations to stay in cache
 (10,000 images on one core: 0.33 s; with 1,000 at a time 0.54 s)."""
-
-NO_ROUND = 2**32 - 1
-"""The round whose minibatches a warm start takes: one that no run comes to."""
 
 Trained = tuple[int, npt.NDArray[np.float32], Work]
 """A client, its y, and what it did."""
@@ -72,6 +68,7 @@ class InProcess:
     Attributes:
         initial: float32[n], a copy of the module's values as they came: x_0.
         together: whether clients are trained together.
+        parts: who holds what, and how it is worked through.
 
     Raises:
         RangeError: there is no part, one is empty or points outside the training examples, or a number is out
@@ -99,28 +96,22 @@ class InProcess:
         together: bool = True,
         threads: int = 1,
     ) -> None:
-        if not len(parts):
-            raise RangeError("parts: expected at least one client's, got none")
-        for client, part in enumerate(parts):
-            if not len(part):
-                raise RangeError(f"parts: expected at least one example, got none for client {client}")
-            if not 0 <= part.min() <= part.max() < len(dataset.train_y):
-                raise RangeError(
-                    f"parts: expected indices 0 .. {len(dataset.train_y) - 1}, "
-                    f"got {part.min()} .. {part.max()} for client {client}"
-                )
+        self.parts = Parts(
+            parts,
+            len(dataset.train_y),
+            batch=batch,
+            epochs=epochs,
+            steps=steps,
+            seed=seed,
+            options=options or LocalOptions(),
+        )
         self._model = FlatModel(module)
         self._net = net_of(module, dataset.train_x.shape[1:]) if together else None
         self._threads = whole("threads", threads, 1)
         self._drops_out = any(isinstance(layer, DROPOUT) for layer in module.modules())
-        self._parts = list(parts)
-        self._largest = max(map(len, parts))
         self._train = torch.from_numpy(dataset.train_x), torch.from_numpy(dataset.train_y)
         self._test = torch.from_numpy(dataset.test_x), torch.from_numpy(dataset.test_y)
         self._previous: FlatModel | None = None
-        self._options = options or LocalOptions()
-        self._batch, self._epochs, self._steps, self._seed = batch, epochs, steps, seed
-        self._minibatches(0, 0, Sgd())  # refuses wrong sizes now and not in the first round
         self.initial: npt.NDArray[np.float32] = self._model.flat.numpy().copy()
 
     def updates(self, broadcast: Broadcast, active: Active | None = None) -> Iterator[Update]:
@@ -145,33 +136,22 @@ class InProcess:
                 rows, as these do not, for a second vector that they do not know, or for plain steps beside local
                 momentum or clipping.
         """
-        check_asked(broadcast.keeps_row, broadcast.second_vector)
-        broadcast = broadcast.on_host()
-        if broadcast.plain and not self._options.plain:
-            raise RangeError(
-                "options: expected no momentum and no clip, since the server derives gradients from plain steps, got"
-                f" {self._options}"
-            )
-        ids = [self._known(client) for client in broadcast.ids]
-        steps_due, counts = self._full_steps(ids, broadcast.local_rule), np.ones(len(ids), np.int64)
-        if active is not None:
-            if active.clients.tolist() != ids:
-                raise RangeError(f"active: expected the clients {ids}, got {active.clients.tolist()}")
-            steps_due = active.steps(steps_due)
-            counts = counts if active.counts is None else active.counts
-        train = self._one_by_one if self._net is None else partial(self._in_groups, self._net)
-        works = train(broadcast, ids, steps_due.tolist())
-        for (client, y, work), count in zip(works, counts.tolist(), strict=True):
+        orders = self.parts.orders(broadcast.on_host(), active)
+        for (client, y, work), count in zip(self.trained(orders), orders.counts, strict=True):
             yield Update(
                 client,
                 y,
                 work.steps,
-                examples=len(self._parts[client]),
+                examples=len(self.parts[client]),
                 lr=work.lr,
                 control=work.control,
                 count=count,
                 keep=self.together,
             )
+
+    def trained(self, orders: Orders) -> Iterator[Trained]:
+        """Train clients by their orders, as ``updates`` does: each one's y, and what it did."""
+        return self._one_by_one(orders) if self._net is None else self._in_groups(self._net, orders)
 
     def gradients(self, broadcast: Broadcast) -> dict[ClientId, npt.NDArray[np.float32]]:
         """The mean of each client's minibatch gradients at a broadcast's x, for a warm start.
@@ -184,10 +164,7 @@ class InProcess:
 
         Raises: what ``updates`` does.
         """
-        # Steps of length zero, from which the clients send the mean of their gradients as the second vector.
-        still = replace(broadcast, direction=Direction(a=0.0), has_offset=False)
-        standing = replace(still, second_vector=MEAN_GRADIENT, round=NO_ROUND)
-        return {update.client: np.array(update.control) for update in self.updates(standing)}
+        return {update.client: np.array(update.control) for update in self.updates(standing(broadcast))}
 
     def evaluate(self, x: npt.NDArray[np.float32]) -> Evaluation:
         """Accuracy and loss of a model on the test set.
@@ -212,84 +189,57 @@ class InProcess:
                 loss += float(cross_entropy(scores, labels, reduction="sum"))
         return Evaluation(right / len(all_labels), loss / len(all_labels))
 
+    def close(self) -> None:
+        """Do nothing: this engine holds memory alone."""
+
     @property
     def together(self) -> bool:
         """Tell whether clients are trained together."""
         return self._net is not None
 
-    def _one_by_one(self, broadcast: Broadcast, clients: Sequence[int], steps: Sequence[int]) -> Iterator[Trained]:
-        previous = self._at(broadcast.x_prev)
-        for client, most in zip(clients, steps, strict=True):
-            self._model.load(broadcast.x)
+    def _one_by_one(self, orders: Orders) -> Iterator[Trained]:
+        rule, round, seed = orders.common.local_rule, orders.common.round, self.parts.seed
+        previous = self._at(orders.common.x_prev)
+        for client, most in zip(orders.clients, orders.steps, strict=True):
+            self._model.load(orders.x)
             self._model.module.train()
-            part = self._parts[client]
-            batches = self._minibatches(broadcast.round, client, broadcast.local_rule)
-            batches = broadcast.local_rule.along(islice(batches, most), len(part))
-            masks = seeded(self._seed, "local: dropout", round=broadcast.round, client=client)
+            part = self.parts[client]
+            batches = rule.along(islice(self.parts.minibatches(round, client, rule), most), len(part))
+            masks = seeded(seed, "local: dropout", round=round, client=client)
             with masks if self._drops_out else nullcontext():
                 work = sgd(
                     self._model,
                     *self._train,
                     (part[chosen] for chosen in batches),
-                    broadcast.of(client),
-                    x=broadcast.x[: self._model.layout.n_parameters],
+                    orders.of(client),
+                    x=orders.x[: self._model.layout.n_parameters],
                     previous=previous,
-                    options=self._options,
+                    options=self.parts.options,
                 )
             yield client, self._model.flat.numpy(), work
 
-    def _in_groups(
-        self, net: Net, broadcast: Broadcast, clients: Sequence[int], steps: Sequence[int]
-    ) -> Iterator[Trained]:
-        pairs = ((client, self._table(broadcast, client, most)) for client, most in zip(clients, steps, strict=True))
+    def _in_groups(self, net: Net, orders: Orders) -> Iterator[Trained]:
+        rule, round, clients = orders.common.local_rule, orders.common.round, orders.clients
+        work = zip(clients, orders.steps, strict=True)
+        pairs = ((client, self.parts.table(round, client, rule, most)) for client, most in work)
         share = max(1, -(-len(clients) // self._threads))  # so that no thread has a call less than another
-        calls = -(-share // net.most_clients(min(broadcast.local_rule.batch(self._batch), self._largest)))
+        calls = -(-share // net.most_clients(min(self.parts.batch(rule), self.parts.largest)))
         groups = (
-            [(client, table, broadcast.of(client)) for client, table in group]
+            [(client, table, orders.of(client)) for client, table in group]
             for group in in_groups(net, pairs, -(-share // calls))
         )
-        for trained in _ahead(partial(self._train_group, net, broadcast.x), groups, self._threads):
+        for trained in _ahead(partial(self._train_group, net, orders.x), groups, self._threads):
             yield from trained
 
     def _train_group(self, net: Net, x: npt.NDArray[np.float32], group: Group) -> list[Trained]:
         clients, tables, assignments = zip(*group, strict=True)
         ys = np.tile(x, (len(group), 1))
-        works = batched_sgd(net, ys, *self._train, tables, assignments, x=x, options=self._options)
+        works = batched_sgd(net, ys, *self._train, tables, assignments, x=x, options=self.parts.options)
         return list(zip(clients, ys, works, strict=True))
-
-    def _table(self, broadcast: Broadcast, client: int, steps: int) -> Table:
-        """A client's minibatches; as wide as its own size makes it, so that its bits are no matter of the others."""
-        part = self._parts[client]
-        power = 1 << (len(part) - 1).bit_length()
-        size = broadcast.local_rule.batch(self._batch)
-        table = minibatch_table(
-            len(part),
-            size,
-            steps=steps,
-            width=max(2, min(size, power)),  # one column of one client is another product to torch
-            seed=self._seed,
-            round=broadcast.round,
-            client=client,
-        )
-        table = broadcast.local_rule.in_table(table, len(part))
-        return Table(part[table.indices], table.sizes)
 
     def most_steps(self, local_rule: LocalRule) -> int:
         """The most local steps that a client's complete work has, of all clients."""
-        return int(self._full_steps(range(len(self._parts)), local_rule).max())
-
-    def _known(self, client: object) -> int:
-        if not isinstance(client, int) or not 0 <= client < len(self._parts):
-            raise UnknownClientError(f"ids: expected 0 .. {len(self._parts) - 1}, got {client!r}")
-        return client
-
-    def _full_steps(self, clients: Sequence[int], local_rule: LocalRule) -> Indices:
-        """The steps of each client's complete work."""
-        due = [
-            local_rule.full_steps(len(self._parts[client]), self._batch, epochs=self._epochs, steps=self._steps)
-            for client in clients
-        ]
-        return np.array(due, np.int64)
+        return self.parts.most_steps(local_rule)
 
     def _at(self, x_prev: npt.NDArray[np.float32] | None) -> FlatModel | None:
         """A second model that holds x_{t-1}, for the methods that take a gradient there."""
@@ -300,17 +250,6 @@ class InProcess:
         self._previous.load(x_prev)
         self._previous.module.train()
         return self._previous
-
-    def _minibatches(self, round: int, client: int, local_rule: LocalRule) -> Iterator[Indices]:
-        return minibatches(
-            len(self._parts[client]),
-            local_rule.batch(self._batch),
-            epochs=self._epochs,
-            steps=self._steps,
-            seed=self._seed,
-            round=round,
-            client=client,
-        )
 
 
 def _ahead(function: Callable[[A], B], items: Iterable[A], threads: int) -> Iterator[B]:

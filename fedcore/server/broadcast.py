@@ -93,6 +93,14 @@ class Broadcast(Represented, Unpicklable):
         Raises:
             RoundError, UnknownClientError: as ``offset``.
         """
+        return self._order(self.offset(client) if self.has_offset else None)
+
+    @property
+    def common(self) -> Assignment:
+        """The order to all of the clients alike: without an offset, which may be each one's own."""
+        return self._order(None)
+
+    def _order(self, offset: F32 | None) -> Assignment:
         return Assignment(
             round=self.round,
             lr=self.lr,
@@ -104,7 +112,7 @@ class Broadcast(Represented, Unpicklable):
             local_rule=self.local_rule,
             keeps_row=self.keeps_row,
             plain=self.plain,
-            offset=self.offset(client) if self.has_offset else None,
+            offset=offset,
             x_prev=self.x_prev,
         )
 

@@ -59,6 +59,7 @@ OPTIONAL = {
     "pooch": {"data"},
     "datasets": {"data"},
     "pydantic": {"experiment"},
+    "ray": {"engines"},
     "matplotlib": {"reports"},
     "networkx": {"topology"},
     "rich": {"reports", "cli"},
@@ -139,6 +140,11 @@ def test_optional_packages_stay_in_their_rooms():
         for name in imports(file):
             rooms = OPTIONAL.get(name.partition(".")[0])
             assert rooms is None or room(file) in rooms, f"{file.relative_to(ROOT)} imports {name}"
+
+
+def test_one_file_of_the_engines_imports_ray():
+    named = {str(file.relative_to(ROOT)) for file in FILES if "ray" in set(imports(file))}
+    assert named == {"engines/ray/session.py"}
 
 
 def test_an_adapter_imports_its_own_framework_alone():

@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 from fedcore import Server, Update, algorithms, optimizers
 from fedcore.algorithms import SCAFFOLD, Algorithm, Direction, FedAvg, Linear, Step
 from fedcore.engines import check_method
-from fedcore.engines.inprocess import NO_ROUND
+from fedcore.engines.orders import NO_ROUND
 from fedcore.errors import ConfigError, RangeError
 from fedcore.experiment import load_preset
 from fedcore.experiment.build import build
@@ -166,7 +166,7 @@ def test_what_simulated_clients_cannot_do_is_refused():
     engine = parts.engine
     with pytest.raises(RangeError, match="expected 'server'"):
         list(engine.updates(Server(SCAFFOLD(placement="client"), engine.initial, clients=30, lr=0.1).broadcast([0])))
-    engine._options = LocalOptions(momentum=0.5)
+    engine.parts.options = LocalOptions(momentum=0.5)
     with pytest.raises(RangeError, match="no momentum and no clip"):
         list(engine.updates(parts.server.broadcast([0])))
 
@@ -180,6 +180,6 @@ def test_what_simulated_clients_cannot_do_is_refused():
 )
 def test_the_server_knows_how_many_steps_a_client_does_at_most(local, due):
     parts = build(Trial(load_preset("quickstart", [local, "algorithms=['MIFA']"]), 0, 0))
-    most, y = due([len(part) for part in parts.engine._parts]), parts.server.x + np.float32(1)
+    most, y = due([len(part) for part in parts.engine.parts]), parts.server.x + np.float32(1)
     report = parts.server.round([Update(0, y, most), Update(1, y, most + 1)])
     assert report.refused == ((1, f"steps: expected an integer in 1..{most}, got {most + 1}"),)

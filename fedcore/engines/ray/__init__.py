@@ -1,0 +1,9 @@
+"""The engine on Ray: clients are trained by actors, here or on other machines.
+
+Ray itself is imported in ``session.py`` alone, and when a session begins.
+"""
+
+from fedcore.engines.ray.engine import Ray
+from fedcore.engines.ray.session import Session
+
+__all__ = ["Ray", "Session"]

@@ -1,0 +1,219 @@
+"""Workers on Ray: as many as were asked for, with a new one in the place of each that is lost."""
+
+import heapq
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedcore.engines.ray.session import LostError, Session
+from fedcore.errors import ClusterError
+
+LOGGER = logging.getLogger("fedcore.engines")
+MOST_TRIES = 4
+"""Workers that a task may bring down, or that may end before they begin, before it is an error: a machine that goes
+takes one, what is wrong with the task itself takes all of them."""
+PATIENCE = 10.0
+"""Seconds until it is said that a worker has no place."""
+
+
+@dataclass(eq=False)
+class Worker:
+    """A process, and the tasks that it has been given and has not done, in their order.
+
+    Attributes:
+        since: when it was asked for.
+        process: its number, on its machine; None while it is not prepared.
+    """
+
+    actor: Any
+    since: float
+    tasks: list[int] = field(default_factory=list)
+    process: int | None = None
+
+
+@dataclass
+class Stats:
+    """The work of a pool so far.
+
+    Attributes:
+        tasks: given to workers, again ones counted.
+        retried: given again, since their worker was lost.
+        lost: workers.
+        waited: seconds for results.
+    """
+
+    tasks: int = 0
+    retried: int = 0
+    lost: int = 0
+    waited: float = 0.0
+
+
+class Pool:
+    """Workers of one kind. One counts from the moment when it is prepared, also in the middle of a round.
+
+    Args:
+        kind: the class of the workers' objects; ``prepare`` returns the number of their process, ``train`` does a task.
+        workers: how many.
+        cpus, gpus: what each asks for.
+        told: the arguments of ``prepare``.
+    """
+
+    def __init__(
+        self, session: Session, kind: type, workers: int, *, cpus: float, gpus: float, told: tuple[Any, ...]
+    ) -> None:
+        self._session, self._kind, self._told = session, kind, told
+        self.size, self._cpus, self._gpus = workers, cpus, gpus
+        self._there: list[Worker] = []
+        self._coming: dict[Any, Worker] = {}
+        self._ended_early = 0
+        self._said = False
+        self.stats = Stats()
+        self.fill()
+
+    def fill(self) -> None:
+        """Ask for the workers that are missing."""
+        for _ in range(self.size - len(self._there) - len(self._coming)):
+            actor = self._session.actor(self._kind, cpus=self._cpus, gpus=self._gpus)
+            self._coming[actor.prepare.remote(*self._told)] = Worker(actor, time.monotonic())
+
+    def free(self) -> Worker | None:
+        """The worker with the least to do, if it has less than two tasks: the second hides the way there and back."""
+        least = min(self._there, key=lambda worker: len(worker.tasks), default=None)
+        return least if least is not None and len(least.tasks) < 2 else None
+
+    def drop(self, worker: Worker) -> None:
+        """End a worker, if it is still there; ``fill`` asks for another one."""
+        if worker in self._there:
+            self._there.remove(worker)
+            self._session.kill(worker.actor)
+
+    def lose(self, worker: Worker, error: LostError) -> None:
+        """Take note that a worker has ended, by whichever of its tasks says so first."""
+        if worker in self._there:
+            self.stats.lost += 1
+            LOGGER.info("a worker is lost, another one takes its place: %s", error)
+            self.drop(worker)
+
+    def ready(self, running: dict[Any, tuple[int, Worker]]) -> list[Any]:
+        """Wait for results of what is running, or for a worker that comes; it is taken in."""
+        begun = time.monotonic()
+        oldest = min((worker.since for worker in self._coming.values()), default=None)
+        patience = None if oldest is None or self._said else max(0.0, oldest + PATIENCE - begun)
+        found = self._session.ready([*running, *self._coming], patience)
+        self.stats.waited += time.monotonic() - begun
+        if not found:
+            self._say_who_waits()
+        for reference in found:
+            if reference in self._coming:
+                self._join(reference)
+        return [reference for reference in found if reference in running]
+
+    def complete(self) -> list[Worker]:
+        """Wait until all workers are there, as far as is known."""
+        while self._coming:
+            self.ready({})
+        return list(self._there)
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in [*self._there, *self._coming.values()]:
+            self._session.kill(worker.actor)
+        self._there.clear()
+        self._coming.clear()
+
+    def _join(self, reference: Any) -> None:
+        worker = self._coming.pop(reference)
+        try:
+            worker.process = self._session.result(reference)
+        except LostError as error:
+            self._ended_early += 1
+            if self._ended_early == MOST_TRIES:
+                raise ClusterError(
+                    f"workers: {MOST_TRIES} ended before they had begun, one after another: {error}; "
+                    "see their machines' memory, and Ray's logs"
+                ) from None
+            self.stats.lost += 1
+            self.fill()
+            return
+        self._ended_early = 0
+        self._there.append(worker)
+        if not self._coming:
+            self._said = False
+
+    def _say_who_waits(self) -> None:
+        self._said = True
+        LOGGER.warning(
+            "%d of %d workers have not begun after %.0f s: each asks for %g CPUs and %g GPUs, and Ray has %s; they join"
+            " when there is room, or ask for less",
+            len(self._coming),
+            self.size,
+            PATIENCE,
+            self._cpus,
+            self._gpus,
+            self._session.room(),
+        )
+
+
+class Tasks:
+    """The tasks of one round: started in their order, and again where a worker is lost.
+
+    Args:
+        count: tasks are numbered from 0.
+        arguments: of ``train``, for a task; asked for again where it is begun again.
+        name: what messages call a task.
+    """
+
+    def __init__(
+        self, pool: Pool, count: int, arguments: Callable[[int], tuple[Any, ...]], name: Callable[[int], str]
+    ) -> None:
+        self._pool, self._arguments, self._name = pool, arguments, name
+        self._waiting = list(range(count))  # a heap: who is begun again goes to the front
+        self._running: dict[Any, tuple[int, Worker]] = {}
+        self._brought_down: Counter[int] = Counter()
+
+    def start(self, below: int) -> None:
+        """Give workers what waits, of the tasks with numbers below that, as long as one is free."""
+        while self._waiting and self._waiting[0] < below and (worker := self._pool.free()) is not None:
+            task = heapq.heappop(self._waiting)
+            self._running[worker.actor.train.remote(*self._arguments(task))] = task, worker
+            worker.tasks.append(task)
+            self._pool.stats.tasks += 1
+
+    def wait(self) -> list[tuple[int, Any]]:
+        """Wait for results, and return them with their tasks: none, perhaps, where workers came or went.
+
+        Raises:
+            ClusterError: a task has brought down ``MOST_TRIES`` workers.
+            Exception: what a task raised.
+        """
+        done = []
+        for reference in self._pool.ready(self._running):
+            task, worker = self._running.pop(reference)
+            try:
+                done.append((task, self._pool._session.result(reference)))
+            except LostError as error:
+                self._again(task, worker, error)
+            worker.tasks.remove(task)
+        return done
+
+    def stop(self) -> None:
+        """End the workers that have something to do: nobody waits for it any more."""
+        for _, worker in self._running.values():
+            self._pool.drop(worker)
+        self._running.clear()
+
+    def _again(self, task: int, worker: Worker, error: LostError) -> None:
+        heapq.heappush(self._waiting, task)
+        self._pool.lose(worker, error)
+        if worker.tasks[0] == task:  # the one that it was at; those behind it had not begun
+            self._brought_down[task] += 1
+            if self._brought_down[task] == MOST_TRIES:
+                raise ClusterError(
+                    f"{self._name(task)}: the workers ended {MOST_TRIES} times while they trained there: {error}; "
+                    "see their machines' memory, and Ray's logs"
+                ) from None
+        self._pool.stats.retried += 1
+        self._pool.fill()

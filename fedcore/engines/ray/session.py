@@ -1,0 +1,194 @@
+"""The connection to Ray, and what of Ray this package uses. Nobody else of this room imports it."""
+
+import math
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from fedcore.errors import ClusterError, MissingDependencyError, RangeError
+
+_OF_RAYS_OWN = (
+    (FutureWarning, "Tip: In future versions of Ray"),
+    (ResourceWarning, "unclosed file <_io.* name='/dev/null'"),
+    (ResourceWarning, r"subprocess \d+ is still running"),
+)
+"""Warnings of Ray's own code, about itself."""
+
+
+class LostError(Exception):
+    """A worker has ended, or what it made is lost: another one has to do the task."""
+
+
+class Session:
+    """A connection of this process to Ray.
+
+    A process has one; those who ask for it while it is there share it. A context manager.
+
+    Args:
+        address: None for the connection that this process has, or else a Ray of its own on this machine, which listens
+            on the loopback interface alone; "auto", or ``HOST:PORT``, for a cluster that runs.
+        cpus: cores that a Ray of its own has to offer; a cluster's are its own matter.
+        own: further arguments of ``ray.init`` for a Ray of its own, such as ``object_store_memory``.
+
+    Raises:
+        MissingDependencyError: Ray is not installed.
+        ClusterError: there is no cluster at the address.
+        RangeError: this process is connected to another one.
+    """
+
+    _lock: ClassVar[Lock] = Lock()
+    _held: ClassVar[int] = 0
+    _own: ClassVar[bool] = False
+
+    def __init__(self, address: str | None = None, *, cpus: float = 1, **own: Any) -> None:
+        self._ray = _package()
+        self._is_open = True
+        with Session._lock:
+            if not self._ray.is_initialized():
+                _connect(self._ray, address, {"num_cpus": math.ceil(cpus), **own})
+                Session._own, Session._held = True, 0
+            else:
+                there = self._ray.get_runtime_context().gcs_address
+                if address not in (None, "auto", there):
+                    raise RangeError(
+                        f"address: expected None or that of this process's own connection, {there!r}, got {address!r}"
+                    )
+            Session._held += 1
+
+    def close(self) -> None:
+        """Give the connection back; the last one ends it, if it was made here, and with it a Ray of one's own."""
+        with Session._lock:
+            if self._is_open:
+                self._is_open = False
+                Session._held -= 1
+                if not Session._held and Session._own:
+                    Session._own = False
+                    with _without_rays_warnings():
+                        self._ray.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def version(self) -> str:
+        """Ray's."""
+        return str(self._ray.__version__)
+
+    def put(self, value: Any) -> Any:
+        """A reference to a value that every machine copies at most once; its arrays are read there without a copy."""
+        return self._ray.put(value)
+
+    def pickled(self, value: Any) -> bytes:
+        """A value as bytes, with the classes of a program or a notebook: for who must import something before."""
+        data: bytes = self._ray.cloudpickle.dumps(value)
+        return data
+
+    def actor(self, kind: type, *, cpus: float, gpus: float) -> Any:
+        """A new process for an object of that class, which takes no arguments.
+
+        Ray never starts it again by itself: a new one has to be told what the old one knew, and arguments of a
+        constructor that are longer than 100 KB are gone by then (https://github.com/ray-project/ray/issues/53727).
+        """
+        return self._ray.remote(kind).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0).remote()
+
+    def kill(self, actor: Any) -> None:
+        """End an actor's process at once, whatever it does."""
+        if self._ray.is_initialized():
+            self._ray.kill(actor, no_restart=True)
+
+    def ready(self, references: Sequence[Any], seconds: float | None = None) -> list[Any]:
+        """The references that have a result, or an error: at least one, unless it takes longer than so many seconds."""
+        found, others = self._ray.wait(list(references), num_returns=1, timeout=seconds)
+        if found and others:
+            more, _ = self._ray.wait(others, num_returns=len(others), timeout=0)
+            found += more
+        return list(found)
+
+    def result(self, reference: Any) -> Any:
+        """The value that a task returned.
+
+        Raises:
+            LostError: nobody knows; its worker has ended, or its machine is gone.
+            Exception: what the task raised, of its own class.
+        """
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(reference)
+        except errors.RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, errors.ObjectLostError):
+                raise LostError(str(cause)) from None
+            raise cause from None
+        except (
+            errors.RayActorError,
+            errors.ObjectLostError,
+            errors.WorkerCrashedError,
+            errors.NodeDiedError,
+            errors.OutOfMemoryError,
+        ) as error:
+            raise LostError(str(error)) from None
+
+    def room(self) -> str:
+        """The cores and GPUs of the machines, and what of them is free, in words."""
+        there, free = self._ray.cluster_resources(), self._ray.available_resources()
+        machines = sum(bool(node["Alive"]) for node in self._ray.nodes())
+        told = [f"{there.get(kind, 0):g} {kind}s ({free.get(kind, 0):g} free)" for kind in ("CPU", "GPU")]
+        return f"{' and '.join(told)} on {machines} machine{'s' * (machines != 1)}"
+
+
+def _package() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody
+    try:
+        import ray
+    except ImportError:
+        raise MissingDependencyError.of("engines.Ray", "Ray", extra="ray") from None
+    return ray
+
+
+def _connect(ray: Any, address: str | None, own: dict[str, Any]) -> None:
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    with _without_rays_warnings():
+        if address is None:
+            with _on_loopback(ray):
+                ray.init(address="local", include_dashboard=False, **quiet, **own)
+            return
+        try:
+            ray.init(address=address, **quiet)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ClusterError(
+                f"address: expected that of a Ray cluster that runs, got {address!r}: {error}; "
+                "begin one by `ray start --head`"
+            ) from None
+
+
+@contextmanager
+def _on_loopback(ray: Any) -> Iterator[None]:
+    """Have a Ray that is begun listen on the loopback interface and on no other.
+
+    ``_node_ip_address="127.0.0.1"`` does not do that: ``ray.init`` takes the machine's outer address in its place, and
+    its processes, who ask no one for a password, then listen on all of them. It does where Ray has no clusters.
+    """
+    constants = ray._private.ray_constants
+    before = constants.ENABLE_RAY_CLUSTER
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def _without_rays_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        for category, message in _OF_RAYS_OWN:
+            warnings.filterwarnings("ignore", message=message, category=category)
+        yield

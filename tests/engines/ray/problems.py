@@ -1,0 +1,65 @@
+"""A model, its clients' examples, and runs of a server over an engine, told by one hash."""
+
+import hashlib
+
+import numpy as np
+
+from fedcore import Server
+from fedcore.data import Dataset
+from fedcore.engines import InProcess, Ray
+from fedcore.local import build
+from fedcore.participation import Active
+
+SHAPES = {"mlp": (64,), "lenet": (1, 28, 28)}
+
+
+def noise(model, clients, examples):
+    """A data set without sense, and its parts: client i holds i examples more than the first."""
+    random = np.random.default_rng(0)
+    sizes = examples + np.arange(clients)
+    x = random.random((sizes.sum(), *SHAPES[model]), dtype=np.float32)
+    y = random.integers(0, 10, len(x))
+    return Dataset("noise", x, y, x[:50], y[:50], classes=10), np.split(np.arange(len(x)), np.cumsum(sizes)[:-1])
+
+
+class Problem:
+    """One problem and two engines for it."""
+
+    def __init__(self, model, clients, examples, **ray):
+        self.clients = clients
+        given = {"batch": 8, "epochs": 2, "seed": 3, "together": model == "mlp"}
+        data, parts = noise(model, clients, examples)
+        self.module, self.data, self.parts, self.given = lambda: build(model, seed=0), data, parts, given
+        self.here = InProcess(self.module(), data, parts, **given)
+        self.there = self.ray(**ray)
+
+    def ray(self, **options):
+        return Ray(self.module(), self.data, self.parts, **{**self.given, "workers": 2, **options})
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.there.close()
+
+    def run(self, engine, method, rounds=4, seen=lambda t, update: None, **options):
+        """A server's model and reports after some rounds of half the clients, as a hash; ``seen`` sees each update."""
+        sizes = [len(part) for part in self.parts]
+        server = Server(
+            method, engine.initial, clients=self.clients, client_sizes=sizes, lr=0.05, diagnostics=True, **options
+        )
+        told = hashlib.sha256()
+        for t in range(rounds):
+            ids = np.sort(np.random.default_rng([t, 1]).choice(self.clients, self.clients // 2, replace=False))
+            counts = None if server.algorithm.hears_once else 1 + np.arange(len(ids)) % 2
+            active = Active(ids, np.linspace(0.3, 1, len(ids)), counts)
+            with server.open_round() as round:
+                for update in engine.updates(server.broadcast(ids), active):
+                    round.add_update(update)
+                    seen(t, update)
+            report = round.report
+            told.update(server.x.tobytes() + np.asarray(report.norms).tobytes())
+            told.update(
+                repr((report.heard, report.refused, report.diversity, report.correction_norm, report.steps)).encode()
+            )
+        return told.hexdigest()

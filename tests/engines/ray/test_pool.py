@@ -1,0 +1,131 @@
+"""Workers and their tasks: who is lost, who never comes, who is given what."""
+
+import os
+
+import psutil
+import pytest
+
+from fedcore.engines.ray import pool
+from fedcore.engines.ray.pool import Pool, Tasks
+from fedcore.errors import ClusterError
+
+
+def light():
+    """A class of workers whose tasks are a number, which they return, or what happens to them.
+
+    A function's own, so that it is pickled with its code, and they need not import this module, and torch with it.
+    """
+
+    class Light:
+        def prepare(self, *ends):
+            if ends:
+                os._exit(3)
+            return os.getpid()
+
+        def train(self, what):
+            if what == "end":
+                os._exit(3)
+            if what == "refuse":
+                raise KeyError("made up")
+            if what == "stop":
+                os.read(os.pipe()[0], 1)  # for ever
+            return what
+
+    return Light
+
+
+@pytest.fixture
+def workers(ray_session, monkeypatch):
+    """Pools by their size, whose patience is short."""
+    pools = []
+
+    def made(count, *told, **asked):
+        pools.append(Pool(ray_session, light(), count, told=told, **{"cpus": 0.0, "gpus": 0.0, **asked}))
+        return pools[-1]
+
+    monkeypatch.setattr(pool, "MOST_TRIES", 2)
+    yield made
+    for one in pools:
+        one.close()
+
+
+def tasks(pool, *what):
+    return Tasks(pool, len(what), lambda task: (what[task],), lambda task: f"task {task}")
+
+
+def done(work, count):
+    """Wait for the results of so many tasks, in the order in which they come."""
+    found = []
+    while len(found) < count:
+        work.start(100)
+        found += work.wait()
+    return [result for _, result in found]
+
+
+def test_a_worker_has_two_tasks_and_no_task_begins_beyond_the_window(workers):
+    pool = workers(1)
+    pool.complete()
+    work = tasks(pool, *range(6))
+    work.start(1)
+    assert pool.stats.tasks == 1
+    work.start(6)
+    assert pool.stats.tasks == 2
+    assert done(work, 6) == list(range(6))
+
+
+def test_a_task_that_ends_its_worker_again_and_again(workers):
+    pool = workers(1)
+    work, came = tasks(pool, 0, "end", 2), []
+    with pytest.raises(ClusterError, match=r"^task 1: the workers ended 2 times while they trained there: The actor"):
+        while True:
+            work.start(3)
+            came += work.wait()
+    assert (0, 0) in came
+    assert pool.stats.lost == 2
+    work.stop()
+    pool.fill()
+    assert done(tasks(pool, 7), 1) == [7]
+
+
+def test_workers_that_end_before_they_begin(workers):
+    with pytest.raises(ClusterError, match=r"^workers: 2 ended before they had begun, one after another: The actor"):
+        workers(1, "end").complete()
+
+
+def test_what_a_task_raises_is_raised_as_it_is(workers):
+    with pytest.raises(KeyError, match="made up") as raised:
+        done(tasks(workers(1), "refuse"), 1)
+    assert type(raised.value) is KeyError
+
+
+def test_who_stops_asking_leaves_nothing_running(workers):
+    pool = workers(2)
+    processes = [psutil.Process(worker.process) for worker in pool.complete()]
+    work = tasks(pool, "stop", "stop", 2)
+    work.start(3)
+    work.stop()
+    assert psutil.wait_procs(processes, timeout=60)[1] == []
+    pool.fill()
+    assert done(tasks(pool, 7), 1) == [7]
+
+
+def test_workers_without_a_place_are_told_of_once_and_the_others_work(workers, monkeypatch, caplog):
+    monkeypatch.setattr(pool, "PATIENCE", 0.0)
+    some = workers(2, gpus=0.75)
+    assert sorted(done(tasks(some, 1, 2, 3), 3)) == [1, 2, 3]
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "fedcore.engines"]
+    assert "of 2 workers have not begun after 0 s: each asks for 0 CPUs and 0.75 GPUs, and Ray has 6 CPUs (" in told
+    assert " free) and 1 GPUs (" in told
+
+
+def test_four_workers_share_a_gpu(ray_session):
+    """A pretended one."""
+
+    class Sees:
+        def devices(self):
+            return os.environ["CUDA_VISIBLE_DEVICES"]
+
+    actors = [ray_session.actor(Sees, cpus=0, gpus=0.25) for _ in range(4)]
+    assert [ray_session.result(actor.devices.remote()) for actor in actors] == ["0"] * 4
+    for actor in actors:
+        ray_session.kill(actor)
