@@ -13,7 +13,7 @@ from pathlib import Path
 from fedcore import ClientStore, errors
 from tests.store.calls.failing import Calls
 from tests.store.test_format import FORMATS, values
-from tests.store.test_undo import assert_is_at, died, made, play
+from tests.store.undoing import assert_is_at, died, made, play
 
 CLIENTS = [0, 1, 2, "a"]
 # Rows by the rounds that wrote them, clients, and what an undo goes back to, by the round.
