@@ -5,7 +5,7 @@ Nothing is imported here that does the work, so that the help comes at once.
 
 from pathlib import Path
 
-from fedcore.cli.parser import Group, Parser, whole
+from fedcore.cli.parser import Group, Parser, real, whole
 
 LINES = 40
 """Clients that ``data show`` shows unless it is asked for all."""
@@ -50,6 +50,7 @@ def _run(group: Group) -> None:
             fedcore run runs/quickstart-20260101-120000 --resume
             fedcore run quickstart --set 'algorithms=["MimiC", "mine.methods:FedACG"]'
             fedcore run mine.toml --import mine.py
+            fedcore run mimic/table3-tau20 --engine ray --workers 8
         """,
         do="run.run",
     )
@@ -68,6 +69,7 @@ def _run(group: Group) -> None:
     parser.add_argument("--together", choices=("yes", "no"), help=words)
     words = "where the server's vectors lie: cpu, or a GPU's cuda or cuda:1; the figures are the same"
     parser.add_argument("--device", metavar="NAME", help=words)
+    _engine(parser)
     words = "show where the rounds' time went, and write trace.json, which chrome://tracing shows, into the folder"
     parser.add_argument("--profile", action="store_true", help=words)
 
@@ -256,6 +258,20 @@ def _changes(parser: Parser) -> None:
 def _jobs(parser: Parser) -> None:
     words = "processes; by default as many as there are cores; 0 runs all in this one"
     parser.add_argument("--jobs", type=whole(0), metavar="N", help=words)
+
+
+def _engine(parser: Parser) -> None:
+    words = (
+        "who trains the clients: the process of a trial, or workers on Ray, which other machines may have; the figures "
+        "are the same, and a run may go on with the other one; worth it for models from LeNet's size on"
+    )
+    parser.add_argument("--engine", choices=("process", "ray"), default="process", help=words)
+    words = "workers on Ray, for each trial in its turn; by default 2"
+    parser.add_argument("--workers", type=whole(1), metavar="N", help=words)
+    words = "GPUs that a worker asks for; four workers with 0.25 share one"
+    parser.add_argument("--gpus", type=real("[0, inf)"), metavar="SHARE", help=words)
+    words = "a Ray cluster: `auto`, or HOST:PORT, on a trusted network only; by default one is begun here, and ended"
+    parser.add_argument("--address", metavar="ADDRESS", help=words)
 
 
 def _imports(parser: Parser) -> None:

@@ -1,6 +1,7 @@
 """A parser of command lines whose mistakes are fedcore's errors, and whose words fill the terminal."""
 
 import argparse
+import math
 import re
 import shutil
 import textwrap
@@ -9,7 +10,7 @@ from functools import partial
 from inspect import cleandoc
 from typing import Any, NoReturn
 
-from fedcore.arguments import due_whole, is_whole, shown
+from fedcore.arguments import due_in, due_whole, inside, is_whole, shown
 from fedcore.cli.work import work
 from fedcore.errors import ConfigError
 
@@ -79,6 +80,21 @@ def whole(least: int) -> Callable[[str], int]:
         number = int(text) if re.fullmatch(r"[+-]?\d{1,4000}", text) else None
         if not is_whole(number, least):
             raise argparse.ArgumentTypeError(f"expected {due_whole(least)}, got {shown(text)}")
+        return number
+
+    return read
+
+
+def real(interval: str) -> Callable[[str], float]:
+    """A type of argument: a finite number in an interval."""
+
+    def read(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not inside(number, interval):
+            raise argparse.ArgumentTypeError(f"expected {due_in(interval)}, got {shown(text)}")
         return number
 
     return read

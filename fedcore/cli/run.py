@@ -8,6 +8,7 @@ from typing import Literal
 
 from rich.console import Console
 
+from fedcore.cli.engine import on_ray
 from fedcore.cli.exit_status import exit_on_failures, interruptible
 from fedcore.cli.progress import RunProgress
 from fedcore.cli.report import show_report
@@ -35,9 +36,14 @@ def run(
     device: str | None,
     imports: list[str],
     profile: bool,
+    engine: Literal["process", "ray"],
+    workers: int | None,
+    gpus: float | None,
+    address: str | None,
 ) -> None:
     """Run an experiment."""
     load_all(imports)
+    engine_on_ray = on_ray(engine, workers, gpus, address, jobs, imports)
     overrides = given(changes, rounds, seeds)
     overrides += [f"threads={threads}"] if threads is not None else []
     overrides += [f"together={str(together == 'yes').lower()}"] if together is not None else []
@@ -53,8 +59,21 @@ def run(
     there = f"the finished rounds are in {folder / 'records'}: fedcore report {folder}"
     go_on = f"{there}, or go on: {shlex.join(['fedcore', 'run', str(folder), '--resume', *flags(imports)])}"
     traced = trace() if profile else None
-    with interruptible(console, go_on), RunProgress(console, total) as progress, traced or nullcontext():
-        failed = run_experiment(experiment, folder, resume=resume, jobs=jobs, imports=imports, on_event=progress.show)
+    with (
+        engine_on_ray as make_engine,
+        interruptible(console, go_on),
+        RunProgress(console, total) as progress,
+        traced or nullcontext(),
+    ):
+        failed = run_experiment(
+            experiment,
+            folder,
+            resume=resume,
+            jobs=jobs,
+            imports=imports,
+            make_engine=make_engine,
+            on_event=progress.show,
+        )
     show_report(console, folder)
     if traced is not None:
         traced.save(folder / TRACE)

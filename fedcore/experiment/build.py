@@ -5,6 +5,7 @@ never sees the algorithm.
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from fedcore.participation import Participation
 from fedcore.rates import PerCohort
 from fedcore.server import Server
 from fedcore.typing import F32
+
+MakeEngine = Callable[..., Engine]
+"""What makes a trial's engine: called as ``InProcess`` is. It changes no figure."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,11 @@ class TrialParts:
         return self.engine.evaluate(x) if self.test_sets is None else self.test_sets.evaluate(round, x)
 
 
-def build(trial: Trial, saved: Path | None = None) -> TrialParts:
+def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InProcess) -> TrialParts:
     """The parts of a trial.
 
     Args:
+        make_engine: who does the clients' work.
         saved: the folder with the server as a run before has left it; where there is none, it is a new one.
     """
     experiment, seed = trial.experiment, trial.seed
@@ -82,7 +87,7 @@ def build(trial: Trial, saved: Path | None = None) -> TrialParts:
             ),
         )
     )
-    engine: Engine = InProcess(
+    engine = make_engine(
         module,
         dataset,
         parts,

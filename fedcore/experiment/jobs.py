@@ -7,12 +7,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedcore import data
 from fedcore.errors import MissingDataError
 from fedcore.experiment.records import RoundRecord
 from fedcore.experiment.trial import CHECKPOINTS, Trial, is_complete
 from fedcore.experiment.worker import Ended, Worker, run_here
+
+if TYPE_CHECKING:
+    from fedcore.experiment.build import MakeEngine  # which imports torch: the run's own process need not wait for it
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,7 @@ def run_jobs(
     *,
     processes: int | None = None,
     imports: Sequence[str] = (),
+    make_engine: "MakeEngine | None" = None,
     on_event: Callable[[Event], None] = lambda _: None,
 ) -> list[Event]:
     """Run trials, each into its folder; one that is complete there is only read.
@@ -95,6 +100,8 @@ def run_jobs(
         jobs: in the order in which they begin.
         processes: how many; None for as many as there are cores, and jobs; 0 for none but this one.
         imports: what each process imports first.
+        make_engine: who does the clients' work; None for the process of the trial. With another one the trials run in
+            this process, one after another.
         on_event: called in this process, as things happen.
 
     Returns:
@@ -106,14 +113,16 @@ def run_jobs(
     waiting = deque(jobs)
     folders = {job.folder for job in waiting}
     try:
-        return _run_here(waiting, on_event) if processes == 0 else _run_apart(waiting, processes, imports, on_event)
+        if processes == 0 or make_engine is not None:
+            return _run_here(waiting, make_engine, on_event)
+        return _run_apart(waiting, processes, imports, on_event)
     finally:
         for folder in folders:
             with suppress(OSError):  # not there, or it holds what the run goes on from
                 (folder / CHECKPOINTS).rmdir()
 
 
-def _run_here(jobs: Iterable[Job], on_event: Callable[[Event], None]) -> list[Event]:
+def _run_here(jobs: Iterable[Job], make_engine: "MakeEngine | None", on_event: Callable[[Event], None]) -> list[Event]:
     failed: list[Event] = []
     for job in jobs:
 
@@ -127,7 +136,7 @@ def _run_here(jobs: Iterable[Job], on_event: Callable[[Event], None]) -> list[Ev
             on_event(event)
 
         on_event(Event(job))
-        run_here(job.trial, job.folder, tell)
+        run_here(job.trial, job.folder, tell, make_engine)
     return failed
 
 

@@ -1,14 +1,16 @@
 """The run of one trial, from the data to the last line of its record, and its rounds."""
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 
+from fedcore.engines import InProcess
 from fedcore.errors import ConfigError
-from fedcore.experiment.build import TrialParts, build
+from fedcore.experiment.build import MakeEngine, TrialParts, build
 from fedcore.experiment.checkpoints import SECONDS, Checkpoints
 from fedcore.experiment.records import Header, RoundRecord, Writer, finite, read, started
 from fedcore.experiment.trial import CHECKPOINTS, Trial
@@ -22,6 +24,7 @@ def run_trial(
     on_round: Callable[[RoundRecord], None] = lambda _: None,
     *,
     checkpoint_seconds: float = SECONDS,
+    make_engine: MakeEngine = InProcess,
 ) -> None:
     """Run one trial and write its record; one that was stopped goes on where its last checkpoint left it.
 
@@ -30,6 +33,7 @@ def run_trial(
         folder: of the run, with ``records`` in it; ``checkpoints`` is made.
         on_round: called with each round after it was written, and with those that a record holds already.
         checkpoint_seconds: the least time between two checkpoints.
+        make_engine: who does the clients' work.
 
     Raises:
         FedcoreError: the data is missing, the model diverged, ...; the rounds before it are in the record.
@@ -58,11 +62,12 @@ def run_trial(
         return
     if before is None:
         Writer(path, header).close()  # a trial that fails at once has a record too
-    parts = build(trial, None if before is None else checkpoints.folder)
+    parts = build(trial, None if before is None else checkpoints.folder, make_engine)
     if parts.server.round_number > len(before or []):  # a copy of rounds that the record has lost leads nowhere
-        parts = build(trial, None)
+        parts.engine.close()
+        parts = build(trial, None, make_engine)
     before = (before or [])[: parts.server.round_number]
-    with Writer(path, header, before) as record:
+    with closing(parts.engine), Writer(path, header, before) as record:
         for line in before:
             on_round(line)
         uploads, every = before[-1].uploads if before else parts.uploads, experiment.evaluate.every

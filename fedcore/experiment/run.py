@@ -2,12 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedcore.experiment.jobs import Event, Job, find_data, run_jobs
 from fedcore.experiment.run_folder import prepare, write_config
 from fedcore.experiment.schema.experiment import Experiment
 from fedcore.experiment.together import settled
 from fedcore.experiment.trial import trials
+
+if TYPE_CHECKING:
+    from fedcore.experiment.build import MakeEngine
 
 
 def run_experiment(
@@ -17,6 +21,7 @@ def run_experiment(
     resume: bool = False,
     jobs: int | None = None,
     imports: Sequence[str] = (),
+    make_engine: "MakeEngine | None" = None,
     on_event: Callable[[Event], None] = lambda _: None,
 ) -> list[Event]:
     """Run every trial and write its record into ``folder``.
@@ -29,6 +34,9 @@ def run_experiment(
         jobs: processes; None for as many as there are cores, and trials; 0 for this one, as in a notebook, whose own
             classes no other process knows.
         imports: modules, or paths of .py files, that each process imports first, for what they add to the registries.
+        make_engine: who does the clients' work; called as ``engines.InProcess`` is, like
+            ``partial(engines.Ray, workers=8)``. The trials then run in this process, one after another. It is no part of
+            the configuration: the figures are the same, and a run that one engine began may go on with another.
         on_event: called in this process, as things happen.
 
     Returns:
@@ -46,4 +54,4 @@ def run_experiment(
     elif chosen != experiment:
         write_config(folder, chosen)
     work = [Job(trial, folder) for trial in trials(chosen)]
-    return run_jobs(work, processes=jobs, imports=imports, on_event=on_event)
+    return run_jobs(work, processes=jobs, imports=imports, make_engine=make_engine, on_event=on_event)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedcore.errors import FedcoreError
 from fedcore.experiment.records import RoundRecord
@@ -16,6 +17,9 @@ from fedcore.experiment.trial import Trial
 from fedcore.registries import load_module
 from fedcore.runtime import hide_warnings_of_others, set_threads, threads
 from fedcore.tracing import Recorded, absorb, longest_timeline, trace
+
+if TYPE_CHECKING:
+    from fedcore.experiment.build import MakeEngine  # which imports torch: the run's own process need not wait for it
 
 _GUARD = (
     " before its first round; a program of one's own is imported by each process: begin runs below "
@@ -79,7 +83,12 @@ class Worker:
         self.pipe.close()
 
 
-def run_here(trial: Trial, folder: Path, tell: Callable[[RoundRecord | Ended], None]) -> None:
+def run_here(
+    trial: Trial,
+    folder: Path,
+    tell: Callable[[RoundRecord | Ended], None],
+    make_engine: "MakeEngine | None" = None,
+) -> None:
     """Run a trial in this process, and tell of it what a ``Worker`` would.
 
     Torch and the kernels have their threads back afterwards.
@@ -88,7 +97,7 @@ def run_here(trial: Trial, folder: Path, tell: Callable[[RoundRecord | Ended], N
 
     before = torch.get_num_threads(), threads()
     try:
-        _run(trial, folder, tell)
+        _run(trial, folder, tell, make_engine=make_engine)
     finally:
         torch.set_num_threads(before[0])
         set_threads(before[1])
@@ -131,9 +140,16 @@ def _run_traced(
         _run(trial, folder, tell_of_both, imports)
 
 
-def _run(trial: Trial, folder: Path, tell: Callable[[RoundRecord | Ended], None], imports: Sequence[str] = ()) -> None:
+def _run(
+    trial: Trial,
+    folder: Path,
+    tell: Callable[[RoundRecord | Ended], None],
+    imports: Sequence[str] = (),
+    make_engine: "MakeEngine | None" = None,
+) -> None:
     import torch
 
+    from fedcore.engines import InProcess
     from fedcore.experiment.loop import run_trial  # which imports torch too: the run's own process need not wait for it
 
     torch.set_num_threads(1)  # the order of torch's sums depends on it, and the figures must not on the machine
@@ -143,7 +159,7 @@ def _run(trial: Trial, folder: Path, tell: Callable[[RoundRecord | Ended], None]
     try:
         for module in imports:
             load_module(module)
-        run_trial(trial, folder, tell)
+        run_trial(trial, folder, tell, make_engine=make_engine or InProcess)
     except FedcoreError as error:
         tell(Ended(str(error)))
     except Exception as error:

@@ -8,7 +8,7 @@ PHASES: dict[str, tuple[str, ...]] = {
     "broadcast": ("fedcore.server.server:Server.broadcast", "fedcore.server.state:State.offset"),
     "open": ("fedcore.server.server:Server._open", "fedcore.network.network:Network.open_round"),
     "clients": ("fedcore.server.server:held_together",),
-    "train": ("fedcore.engines.inprocess:InProcess.updates",),
+    "train": ("fedcore.engines.inprocess:InProcess.updates", "fedcore.engines.ray.engine:Ray.updates"),
     "send": (
         "fedcore.adapters.flower.strategy:ServerStrategy._write_model",
         "fedcore.adapters.flower.grid:StreamingGrid.send_and_receive",

@@ -1,0 +1,90 @@
+"""Runs of experiments with the clients on Ray: the figures, the configuration and the way on are the process's own."""
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from fedcore.cli import main
+from fedcore.engines import Ray
+from fedcore.experiment import load_preset, run_experiment
+from fedcore.experiment.loop import run_trial
+from fedcore.experiment.records import read, read_folder
+from fedcore.experiment.trial import trials
+
+SMALL = ["rounds=4", "seeds=[0]", 'algorithms=["FedAvg", "SCAFFOLD"]', "together=true"]
+
+
+def figures(folder):
+    return [[replace(line, seconds={}) for line in record.rounds] for record in read_folder(folder)]
+
+
+@pytest.fixture(scope="module")
+def in_process(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "in process"
+    assert run_experiment(load_preset("quickstart", SMALL), folder, jobs=0) == []
+    return folder
+
+
+def test_the_command(ray_session, in_process, tmp_path, capsys):
+    words = [word for change in SMALL for word in ("--set", change)]
+    main(["run", "quickstart", *words, "--engine", "ray", "--workers", "1", "--out", str(tmp_path / "run")])
+    assert "FedAvg" in capsys.readouterr().out
+    assert figures(tmp_path / "run") == figures(in_process)
+    configs = [json.loads((folder / "config.json").read_text()) for folder in (tmp_path / "run", in_process)]
+    assert configs[0] == configs[1]
+
+
+def test_a_run_that_one_engine_began_goes_on_with_the_other(ray_session, in_process, tmp_path):
+    class StoppedError(Exception):
+        pass
+
+    def stop(line):
+        if line.round == 2:
+            raise StoppedError
+
+    trial = trials(load_preset("quickstart", SMALL))[1]
+    on_ray = partial(Ray, workers=1)
+    (tmp_path / "records").mkdir()
+    with pytest.raises(StoppedError):
+        run_trial(trial, tmp_path, stop, checkpoint_seconds=0)
+    assert len(read(tmp_path / "records" / trial.file_name).rounds) == 3
+    run_trial(trial, tmp_path, make_engine=on_ray)
+    assert figures(tmp_path) == [figures(in_process)[1]]
+
+
+def test_what_is_imported_is_imported_by_the_workers(ray_session, tmp_path, capsys):
+    """The class of the model is in a file that no worker finds by its name."""
+    own = tmp_path / "own_net_of_a_file.py"
+    own.write_text(
+        "from torch import nn\n"
+        "from fedcore.local import nets\n\n\n"
+        "class Net(nn.Sequential):\n"
+        "    pass\n\n\n"
+        "def net():\n"
+        "    '''A net.'''\n"
+        "    return Net(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))\n\n\n"
+        "nets.REGISTRY['net of a file'] = net\n"
+    )
+    words = ["rounds=2", "seeds=[0]", 'algorithms=["MimiC"]', 'model={name="net of a file"}']
+    changes = ["--import", str(own), *(word for change in words for word in ("--set", change))]
+    main(["run", "quickstart", *changes, "--jobs", "0", "--out", str(tmp_path / "here")])
+    main(["run", "quickstart", *changes, "--engine", "ray", "--workers", "1", "--out", str(tmp_path / "there")])
+    assert figures(tmp_path / "there") == figures(tmp_path / "here")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--workers", "2"], "--workers: expected --engine ray beside it, got --engine process"),
+        (["--engine", "ray", "--jobs", "2"], "--jobs: expected no such option beside --engine ray"),
+        (["--engine", "ray", "--gpus", "-1"], "argument --gpus: expected a finite number >= 0, got '-1'"),
+        (["--engine", "dask"], "argument --engine: invalid choice: 'dask'"),
+    ],
+)
+def test_options_that_do_not_fit(words, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "quickstart", *words, "--out", str(tmp_path / "run")])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
