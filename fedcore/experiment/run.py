@@ -35,8 +35,8 @@ def run_experiment(
             classes no other process knows.
         imports: modules, or paths of .py files, that each process imports first, for what they add to the registries.
         make_engine: who does the clients' work; called as ``engines.InProcess`` is, like
-            ``partial(engines.Ray, workers=8)``. The trials then run in this process, one after another. It is no part of
-            the configuration: the figures are the same, and a run that one engine began may go on with another.
+            ``partial(engines.Ray, workers=8)``. The trials then run in this process, one after another. It is no part
+            of the configuration: the figures are the same, and a run that one engine began may go on with another.
         on_event: called in this process, as things happen.
 
     Returns:

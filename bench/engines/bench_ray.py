@@ -1,0 +1,241 @@
+"""The cost of the engine on Ray, nothing trained; and the same clients in one process, on Ray, in Flower's simulation.
+
+    .venv/bin/python -m bench.engines.bench_ray overhead
+    .venv/bin/python -m bench.engines.bench_ray trained [--short]
+
+Flower's simulation starts a Ray of its own, so each runs in a process of its own, one after another. CPU seconds are
+what to compare; the wall's are those of whatever else the machine did.
+"""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+
+import numpy as np
+
+WORKERS, STORE_BYTES = 2, 2 << 30
+OVERHEAD = (
+    (4_810, 64, 64),
+    (4_810, 64, 1),
+    (4_810, 1_024, 64),
+    (44_426, 64, 1),
+    (44_426, 64, 8),
+    (1_000_000, 32, 1),
+    (11_700_000, 16, 1),
+)
+"""n, S, and clients a task at most."""
+MODELS = {"mlp": (30, 48, 5, 12), "lenet": (16, 250, 1, 6)}
+"""Clients, examples and epochs of each, and rounds, the first of which is not counted."""
+OFFLINE = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def problem(model):
+    """Noise as examples, and who holds which."""
+    from fedcore.data import Dataset
+
+    clients, examples, *_ = MODELS[model]
+    shape = (1, 28, 28) if model == "lenet" else (64,)
+    random = np.random.default_rng(0)
+    x = random.random((clients * examples, *shape), dtype=np.float32)
+    y = random.integers(0, 10, len(x))
+    return Dataset("noise", x, y, x[:100], y[:100], classes=10), np.split(np.arange(len(x)), clients)
+
+
+def one_round(server, updates, ids):
+    return server.round(updates(server.broadcast(ids)))
+
+
+def measured(do, rounds, workers):
+    """Milliseconds of CPU a round, by whose they are, and of the wall: the median and the least."""
+    from bench.engines.processes import seconds
+
+    walls, before = [], seconds(workers)
+    for _ in range(rounds):
+        began = time.perf_counter()
+        do()
+        walls.append(1e3 * (time.perf_counter() - began))
+    used = seconds(workers) - before
+    return {"cpu": [1e3 * each / rounds for each in used], "wall": [float(np.median(walls)), min(walls)]}
+
+
+def overhead():
+    """A line for each of the sizes."""
+    import fedcore
+    from fedcore.engines import Ray
+    from fedcore.engines.ray import Session, engine
+    from fedcore.engines.ray.trainer import Trained, Trainer
+    from fedcore.local import build
+
+    class Idle(Trainer):
+        """A worker that sends the model back."""
+
+        def prepare(self, *_):
+            fedcore.set_threads(1)
+            return os.getpid()
+
+        def train(self, common, clients, steps, x, *_):
+            ys = np.empty((len(clients), len(x)), np.float32)
+            ys[:] = x
+            return Trained(ys, None, [1] * len(ys), [0.1] * len(ys))
+
+    engine.Trainer = Idle
+    data, _ = problem("mlp")
+    with Session(cpus=WORKERS, object_store_memory=STORE_BYTES):
+        for n, S, group in OVERHEAD:
+            parts = [np.array([0])] * S
+            with Ray(build("mlp", seed=0), data, parts, batch=1, steps=1, seed=0, workers=WORKERS, group=group) as work:
+                pids = set(work.processes())
+                server = fedcore.Server("FedAvg", np.zeros(n, np.float32), clients=S, lr=0.1)
+
+                def do(server=server, work=work, S=S):
+                    one_round(server, work.updates, range(S))
+
+                do()
+                do()
+                told = measured(do, 9, lambda _, pid, pids=pids: pid in pids)
+            ys = [np.zeros(n, np.float32) for _ in range(S)]
+            ready = [fedcore.Update(client, y, 1, keep=True) for client, y in enumerate(ys)]
+            alone = measured(lambda server=server, ready=ready: server.round(ready), 9, lambda *_: False)["cpu"][0]
+            driver, workers, others = told["cpu"]
+            added = (sum(told["cpu"]) - alone) / S
+            print(
+                f"| {n:,} | {S:,} | {group} | {driver:.0f} / {workers:.0f} / {others:.0f} ({alone:.1f}) "
+                f"| {told['wall'][0]:.0f} | {added:.2g} |",
+                flush=True,
+            )
+
+
+def trained(model, how, rounds):
+    """The same clients' rounds: {"cpu", "wall", "x"}, where x is the model's first number in the end."""
+    import torch
+
+    import fedcore
+    from fedcore.engines import InProcess, Ray
+    from fedcore.engines.ray import Session
+    from fedcore.local import build
+
+    torch.set_num_threads(1)
+    fedcore.set_threads(1)
+    clients, _, epochs, _ = MODELS[model]
+    (data, parts), given = problem(model), {"batch": 16, "epochs": epochs, "seed": 0}
+    if how == "Flower":
+        return flower(model, rounds)
+    if how == "in process":
+        work, workers = InProcess(build(model, seed=0), data, parts, **given), set()
+    else:
+        Session(cpus=WORKERS, object_store_memory=STORE_BYTES)
+        work = Ray(build(model, seed=0), data, parts, workers=WORKERS, **given)
+        workers = set(work.processes())
+    server = fedcore.Server("FedAvg", work.initial, clients=clients, lr=0.05)
+    one_round(server, work.updates, range(clients))
+    told = measured(lambda: one_round(server, work.updates, range(clients)), rounds - 1, lambda _, pid: pid in workers)
+    work.close()
+    return told | {"x": float(np.abs(server.x).sum())}
+
+
+def flower(model, rounds):
+    """Flower's FedAvg over its simulation; a client is the same minibatches, steps and rates, one by one."""
+    from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.simulation import run_simulation
+
+    from bench.engines.processes import seconds
+    from fedcore.layout import Layout
+    from fedcore.local import build
+
+    clients, _, epochs, _ = MODELS[model]
+    client_app, server_app, kept = ClientApp(), ServerApp(), {}
+
+    @client_app.train()
+    def train(message, context):
+        import torch
+
+        import fedcore
+        from bench.engines.bench_ray import problem
+        from fedcore import Server
+        from fedcore.engines import InProcess
+
+        if "work" not in kept:  # an actor's, for all of its clients: as good as it can be had
+            torch.set_num_threads(1)
+            fedcore.set_threads(1)
+            module = build(model, seed=0)
+            data, parts = problem(model)
+            kept["layout"] = Layout.of(module)
+            kept["work"] = InProcess(module, data, parts, batch=16, epochs=epochs, seed=0, together=False)
+        arrays = message.content["arrays"].to_numpy_ndarrays()
+        x = np.concatenate([array.ravel() for array in arrays])
+        server = Server("FedAvg", x, clients=clients, lr=0.05)
+        (update,) = kept["work"].updates(server.broadcast([int(context.node_config["partition-id"])]))
+        sizes = np.cumsum([array.size for array in arrays])[:-1]
+        ys = [part.reshape(array.shape) for part, array in zip(np.split(update.model, sizes), arrays, strict=True)]
+        content = {"arrays": ArrayRecord(ys), "metrics": MetricRecord({"num-examples": update.examples})}
+        return Message(RecordDict(content), reply_to=message)
+
+    told = {}
+
+    @server_app.main()
+    def main(grid, context):
+        marks = []
+        strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients)
+        configure = strategy.configure_train
+
+        def mark(*arguments):
+            marks.append((time.perf_counter(), seconds(is_actor)))
+            return configure(*arguments)
+
+        strategy.configure_train = mark
+        state = [tensor.detach().numpy() for tensor in build(model, seed=0).parameters()]
+        result = strategy.start(grid, ArrayRecord(state), rounds)
+        marks.append((time.perf_counter(), seconds(is_actor)))
+        walls = [1e3 * (after[0] - before[0]) for before, after in itertools.pairwise(marks[1:])]
+        used = marks[-1][1] - marks[1][1]
+        told.update(cpu=[1e3 * each / len(walls) for each in used], wall=[float(np.median(walls)), min(walls)])
+        told["x"] = float(sum(np.abs(array).sum() for array in result.arrays.to_numpy_ndarrays()))
+
+    def is_actor(name, _):
+        return name.startswith("ray::ClientApp")
+
+    init = {"num_cpus": WORKERS, "object_store_memory": STORE_BYTES, "include_dashboard": False}
+    resources = {"client_resources": {"num_cpus": 1}, "init_args": init}
+    run_simulation(server_app, client_app, clients, backend_config=resources)
+    return told
+
+
+def compare(short):
+    """A line for each model and way, every way in a process of its own."""
+    for model, (clients, *_, rounds) in MODELS.items():
+        for how in ("in process", "Ray", "Flower"):
+            command = [sys.executable, "-W", "ignore", "-m", "bench.engines.bench_ray", "one", model, how]
+            command.append(str(3 if short else rounds))
+            done = subprocess.run(
+                command,
+                env=os.environ | OFFLINE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                check=True,
+            )
+            told = json.loads(done.stdout.splitlines()[-1])
+            driver, workers, others = told["cpu"]
+            print(
+                f"| {model}, {clients} clients | {how} | {driver:.0f} / {workers:.0f} / {others:.0f} "
+                f"| {sum(told['cpu']):.0f} | {told['wall'][0]:.0f} ({told['wall'][1]:.0f}) | {told['x']:.4f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    if sys.argv[1] == "one":
+        print(json.dumps(trained(sys.argv[2], sys.argv[3], int(sys.argv[4]))), flush=True)
+    else:
+        from bench import machine
+
+        print(machine.head(machine.describe()), flush=True)
+        overhead() if sys.argv[1] == "overhead" else compare("--short" in sys.argv)
