@@ -1,7 +1,7 @@
 """The cost of the engine on Ray, nothing trained; and the same clients in one process, on Ray, in Flower's simulation.
 
-    .venv/bin/python -m bench.engines.bench_ray overhead
-    .venv/bin/python -m bench.engines.bench_ray trained [--short]
+    .venv/bin/python -m bench.engines.on_ray overhead
+    .venv/bin/python -m bench.engines.on_ray trained [--short]
 
 Flower's simulation starts a Ray of its own, so each runs in a process of its own, one after another. CPU seconds are
 what to compare; the wall's are those of whatever else the machine did.
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import replace
 
 import numpy as np
 
@@ -138,7 +139,7 @@ def trained(model, how, rounds):
 
 
 def flower(model, rounds):
-    """Flower's FedAvg over its simulation; a client is the same minibatches, steps and rates, one by one."""
+    """Flower's FedAvg over its simulation; a client takes the same minibatches, steps and rates."""
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
@@ -157,7 +158,7 @@ def flower(model, rounds):
         import torch
 
         import fedcore
-        from bench.engines.bench_ray import problem
+        from bench.engines.on_ray import problem
         from fedcore import Server
         from fedcore.engines import InProcess
 
@@ -167,11 +168,13 @@ def flower(model, rounds):
             module = build(model, seed=0)
             data, parts = problem(model)
             kept["layout"] = Layout.of(module)
-            kept["work"] = InProcess(module, data, parts, batch=16, epochs=epochs, seed=0, together=False)
+            kept["work"] = InProcess(module, data, parts, batch=16, epochs=epochs, seed=0)
         arrays = message.content["arrays"].to_numpy_ndarrays()
         x = np.concatenate([array.ravel() for array in arrays])
         server = Server("FedAvg", x, clients=clients, lr=0.05)
-        (update,) = kept["work"].updates(server.broadcast([int(context.node_config["partition-id"])]))
+        number = message.content["config"]["server-round"] - 1
+        broadcast = replace(server.broadcast([int(context.node_config["partition-id"])]), round=number)
+        (update,) = kept["work"].updates(broadcast)
         sizes = np.cumsum([array.size for array in arrays])[:-1]
         ys = [part.reshape(array.shape) for part, array in zip(np.split(update.model, sizes), arrays, strict=True)]
         content = {"arrays": ArrayRecord(ys), "metrics": MetricRecord({"num-examples": update.examples})}
@@ -211,7 +214,7 @@ def compare(short):
     """A line for each model and way, every way in a process of its own."""
     for model, (clients, *_, rounds) in MODELS.items():
         for how in ("in process", "Ray", "Flower"):
-            command = [sys.executable, "-W", "ignore", "-m", "bench.engines.bench_ray", "one", model, how]
+            command = [sys.executable, "-W", "ignore", "-m", "bench.engines.on_ray", "one", model, how]
             command.append(str(3 if short else rounds))
             done = subprocess.run(
                 command,
