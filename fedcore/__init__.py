@@ -5,17 +5,19 @@ from fedcore.averaging import aggregate
 from fedcore.layout import Layout
 from fedcore.network import Network, NetworkReport, NetworkRound
 from fedcore.runtime import __version__, build_info, isa, set_threads, threads
-from fedcore.server import Broadcast, Round, RoundReport, Server, Update
+from fedcore.server import Broadcast, Edge, Partial, Round, RoundReport, Server, Update
 from fedcore.store import ClientStore
 from fedcore.tracing import profile, trace
 
 __all__ = [
     "Broadcast",
     "ClientStore",
+    "Edge",
     "Layout",
     "Network",
     "NetworkReport",
     "NetworkRound",
+    "Partial",
     "Round",
     "RoundReport",
     "Server",

@@ -3,32 +3,30 @@
 import logging
 import time
 from contextlib import suppress
-from dataclasses import replace
 from threading import Lock, RLock
 from typing import Any
 
-import numpy as np
-
 from fedcore.aggregation import Lengths, Replies
-from fedcore.algorithms import check_weights
 from fedcore.arguments import due_whole, is_whole
 from fedcore.clients import ClientId
 from fedcore.errors import DuplicateUpdateError, FedcoreError, RangeError, RoundError
 from fedcore.float_mode import ieee
 from fedcore.interrupts import uninterrupted
-from fedcore.native import core
 from fedcore.representation import Represented
 from fedcore.server.call_guard import one_call
-from fedcore.server.diagnostics import Diagnosis, Diagnostics, staleness
+from fedcore.server.diagnostics import Diagnosis, staleness
 from fedcore.server.judge import Judge, Verdict
+from fedcore.server.made_report import report_of
 from fedcore.server.newcomers import Coming
-from fedcore.server.prepared_step import PreparedStep
-from fedcore.server.report import Lowered, RoundReport, warn_if_lowered, warn_if_unheard
+from fedcore.server.partial import Partial
+from fedcore.server.partial_reader import Partials
+from fedcore.server.report import RoundReport, warn_if_lowered, warn_if_unheard
 from fedcore.server.settings import Settings
 from fedcore.server.state import State
 from fedcore.server.update import Update, bytes_of, lasting
 from fedcore.server.update_reader import UpdateReader
-from fedcore.typing import F32, F64, Bools
+from fedcore.server.weighing import Weighing
+from fedcore.typing import F32, Bools
 
 LOGGER = logging.getLogger("fedcore.server")
 
@@ -49,14 +47,14 @@ class Round(Represented):
         self.report: RoundReport | None = None
         self.is_open = True
         self._settings, self._state, self._fold_at, self._may_hold = settings, state, fold, may_hold
-        self._reader = UpdateReader(settings, state)
+        self._reader, self._weighing = UpdateReader(settings, state), Weighing(settings, state)
+        self._partials = Partials(settings, state, self._weighing)
         self._turn, self._inside, self._is_ending = RLock(), Lock(), False
         self._held: list[Replies] = []
         self._undecided: Replies | None = None
         self._folded: list[Replies] = []
         self._known: set[ClientId] = set()  # held or heard
         self._refused: list[tuple[ClientId, str]] = []
-        self._lowered: list[Lowered] = []
         self._most_steps: int | None = None
         self._bytes, self._seconds = 0, 0.0
 
@@ -146,6 +144,41 @@ class Round(Represented):
                 self._fold_held()
         self._seconds += time.perf_counter() - began
 
+    @ieee
+    @one_call
+    def add_partial(self, partial: Partial | bytes, sender: ClientId) -> None:
+        """Take in a partial sum of ``Round.partial``, with the bits of adding each of its updates here.
+
+        It counts as a whole, or is refused into the report with a reason, under the sender's name. What judges an
+        update by others (``max_norm_ratio``, ``max_examples_ratio``) is where its updates are whole: its round's.
+
+        Raises:
+            RoundError: the round is closed.
+            RangeError: the server's sums are not exact, or its method does more than to add h.
+        """
+        self._require_open()
+        self._partials.require()
+        self._fold_held()
+        self._refused += self._partials.join(self._aggregator, partial, sender, self._known, self._folded)
+
+    @ieee
+    @one_call
+    def partial(self) -> Partial:
+        """Close the round without a step: its sum and its clients' claims, for ``add_partial`` of another server.
+
+        Raises:
+            RoundError: the round is closed.
+            RangeError: as for ``add_partial``.
+
+        Cost: reads and writes 16 n bytes.
+        """
+        self._require_open()
+        self._partials.require()
+        self._fold_held(last=True)
+        partial = self._partials.collect(self._aggregator, self._folded, tuple(self._refused), self._bytes)
+        self._abort()
+        return partial
+
     def buffer(self) -> F32:
         """A vector of the server's own for one client's y, float32[n] of undefined content, on the server's device.
 
@@ -217,7 +250,7 @@ class Round(Represented):
         waiting, store = self._state.waiting if self.is_open else None, self._state.store if self.is_open else None
         report = self._finish()
         warn_if_unheard(report, LOGGER)  # outside of the turn: a handler may look at the round
-        warn_if_lowered(report.round, self._lowered, self._most_steps, LOGGER)
+        warn_if_lowered(report.round, self._weighing.lowered, self._most_steps, LOGGER)
         if waiting is not None and store is not None:
             waiting.tell(report.awaited, store, LOGGER)
         return report
@@ -241,12 +274,20 @@ class Round(Represented):
                 stale = staleness(self._settings, self._state.store, prepared.before.round_number, heard)
                 self._state.accept(prepared)
                 self.is_open = False
-                self.report = self._make_report(prepared, heard, found, stale)
+                seconds = self._seconds + time.perf_counter()
+                self._most_steps = prepared.most_steps
+                spent = tuple(self._refused), seconds, self._bytes
+                self.report = report_of(self._settings, prepared, heard, found, stale, *spent)
         finally:
             if self.is_open:
                 self._abort()
             else:
-                del self._state, self._reader, self._aggregator  # a round that is over keeps no store open
+                del (
+                    self._state,
+                    self._reader,
+                    self._partials,
+                    self._aggregator,
+                )  # a round that is over keeps no store open
         return self.report
 
     def abort(self) -> None:
@@ -266,9 +307,13 @@ class Round(Represented):
             self._held.clear()
             self._undecided = None
             self._state.abandon()
-            del self._state, self._reader
+            self._let_go()
             with suppress(AttributeError):  # there is none yet where the round could not begin
                 del self._aggregator
+
+    def _let_go(self) -> None:
+        self._weighing.close()
+        del self._state, self._reader, self._partials
 
     def _require_open(self) -> None:
         if not self.is_open:
@@ -320,14 +365,14 @@ class Round(Represented):
             verdict = self._judge.judge(lengths, replies.claims.examples, last=last)
             if verdict is None:
                 return None
-            self._count_examples(replies, verdict.examples)
-            self._weigh(replies)
+            self._weighing.count_examples(replies, verdict.examples)
+            self._weighing.weigh(replies)
             return verdict.accepted
 
         try:
             if self._settings.algorithm.weighs_claims:
-                self._count_examples(replies, self._known_at_most(replies))
-            self._weigh(replies)
+                self._weighing.count_known_examples(replies)
+            self._weighing.weigh(replies)
             squares = self._aggregator.fold(replies, judge)
         except BaseException:
             self._abort()
@@ -340,29 +385,6 @@ class Round(Represented):
             replies.count(squares)
             self._folded.append(replies)
 
-    def _known_at_most(self, replies: Replies) -> F64:
-        state = self._state
-        return state.population.bound(state.store.registry, replies.clients, replies.claims.examples)
-
-    def _count_examples(self, replies: Replies, examples: F64) -> None:
-        """Count some replies with fewer examples than they claim."""
-        claimed = replies.claims.examples
-        if examples is claimed:
-            return
-        lower = np.flatnonzero(examples < claimed).tolist()
-        if lower:
-            self._lowered += [Lowered(replies.clients[i], int(claimed[i]), int(examples[i])) for i in lower]
-            replies.claims = replace(replies.claims, examples=examples)
-
-    def _weigh(self, replies: Replies) -> None:
-        number, population = self._state.snapshot.round_number, self._state.population
-        algorithm, registry = self._settings.algorithm, self._state.store.registry
-        clients, claims = replies.clients, replies.claims
-        shares, ages = population.shares(registry, clients), population.ages(registry, clients, number)
-        if claims.clients is not clients or shares is not claims.shares or ages is not claims.ages:
-            replies.claims = replace(claims, shares=shares, ages=ages, clients=clients)
-        replies.weights = check_weights(algorithm, algorithm.weigh(replies.claims), replies.claims)
-
     def _leave_out(self, replies: Replies, verdict: Verdict) -> None:
         """Refuse what does not count, and keep what is undecided: a copy, unless nobody can change it."""
         for i, reason in sorted(verdict.refused.items()):
@@ -373,28 +395,3 @@ class Round(Represented):
             if not self._may_hold:
                 self._undecided.vectors = [lasting(y) for y in self._undecided.vectors]
                 self._undecided.controls = [lasting(control) for control in self._undecided.controls]
-
-    def _make_report(
-        self, prepared: PreparedStep, heard: Replies, found: Diagnostics, stale: float | None
-    ) -> RoundReport:
-        norms, weights, diversity = np.sqrt(heard.squares), heard.weights, None
-        if found.mean_square:
-            mean = core.column_sum(0.0, weights, heard.squares) / core.column_sum(0.0, weights, None)
-            diversity = mean / found.mean_square
-        claims = heard.claims
-        self._most_steps = prepared.most_steps
-        return RoundReport(
-            round=prepared.before.round_number,
-            heard=tuple(heard.clients),
-            refused=tuple(self._refused),
-            steps=int(core.column_sum(0.0, claims.steps, claims.counts)),
-            # |h_i| as a gradient, whatever the units that were folded
-            norms=norms / heard.eta_steps if self._settings.averages_models else norms,
-            diversity=diversity,
-            staleness=stale,
-            correction_norm=found.correction_norm,
-            gamma=prepared.gamma,
-            awaited=prepared.awaited,
-            seconds=self._seconds + time.perf_counter(),
-            bytes=self._bytes,
-        )

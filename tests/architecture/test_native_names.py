@@ -27,6 +27,7 @@ EXCEPT = {
         "siphash": "timed within the registry",
         "random_words": "timed within every draw",
         "read_plain_updates": "timed within small rounds (bench/rounds/bench_small.py)",
+        "column_sum": "timed within small rounds",
         "joined_bytes": "timed within Flower's messages (bench/adapters/bench_flower.py)",
     },
 }

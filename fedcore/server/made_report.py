@@ -1,0 +1,51 @@
+"""The report that a finished round makes of itself."""
+
+import numpy as np
+
+from fedcore.aggregation import Replies
+from fedcore.clients import ClientId
+from fedcore.native import core
+from fedcore.server.diagnostics import Diagnostics
+from fedcore.server.prepared_step import PreparedStep
+from fedcore.server.report import RoundReport
+from fedcore.server.settings import Settings
+
+
+def report_of(
+    settings: Settings,
+    prepared: PreparedStep,
+    heard: Replies,
+    found: Diagnostics,
+    stale: float | None,
+    refused: tuple[tuple[ClientId, str], ...],
+    seconds: float,
+    bytes: int,
+) -> RoundReport:
+    """The report of a round whose step was accepted.
+
+    Args:
+        heard: the cohort.
+        found: what was measured of the step.
+        stale: the cohort's staleness.
+        refused, seconds, bytes: as the report has them.
+    """
+    norms, weights, diversity = np.sqrt(heard.squares), heard.weights, None
+    if found.mean_square:
+        mean = core.column_sum(0.0, weights, heard.squares) / core.column_sum(0.0, weights, None)
+        diversity = mean / found.mean_square
+    claims = heard.claims
+    return RoundReport(
+        round=prepared.before.round_number,
+        heard=tuple(heard.clients),
+        refused=refused,
+        steps=int(core.column_sum(0.0, claims.steps, claims.counts)),
+        # |h_i| as a gradient, whatever the units that were folded
+        norms=norms / heard.eta_steps if settings.averages_models else norms,
+        diversity=diversity,
+        staleness=stale,
+        correction_norm=found.correction_norm,
+        gamma=prepared.gamma,
+        awaited=prepared.awaited,
+        seconds=seconds,
+        bytes=bytes,
+    )

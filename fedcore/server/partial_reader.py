@@ -1,0 +1,192 @@
+"""A partial sum as a round takes it, or why it cannot be believed."""
+
+import math
+
+import numpy as np
+
+from fedcore.aggregation import Aggregator, Replies, Sum
+from fedcore.algorithms import Claims
+from fedcore.clients import ClientId
+from fedcore.errors import ArrayError, FedcoreError, RangeError, UnknownClientError
+from fedcore.kernels.exact import MOST_EXACT
+from fedcore.rates import rate_at
+from fedcore.server.partial import COLUMNS, Partial, fingerprint, require_partial_sums
+from fedcore.server.settings import Settings
+from fedcore.server.snapshot import Snapshot
+from fedcore.server.state import State
+from fedcore.server.weighing import Weighing
+from fedcore.store import ClientStore
+from fedcore.typing import F64
+
+
+class Partials:
+    """The partial sums that come into a server's open round, and the one that it becomes."""
+
+    def __init__(self, settings: Settings, state: State, weighing: Weighing) -> None:
+        self._settings, self._state, self._weighing = settings, state, weighing
+        self._made_under: str | None = None
+
+    def require(self) -> None:
+        """Check that the round's sums can be had in parts; errors are those of ``require_partial_sums``."""
+        require_partial_sums(self._settings)
+
+    @property
+    def made_under(self) -> str:
+        """The open round's ``fingerprint``."""
+        if self._made_under is None:
+            self._made_under = fingerprint(self._settings, self._state.snapshot)
+        return self._made_under
+
+    def join(
+        self,
+        aggregator: Aggregator,
+        partial: Partial | bytes,
+        sender: ClientId,
+        known: set[ClientId],
+        folded: list[Replies],
+    ) -> list[tuple[ClientId, str]]:
+        """Take a partial sum in; returns what it has refused, or that it is refused itself.
+
+        Args:
+            known: the clients heard, and
+            folded: their replies: the partial sum's join them.
+        """
+        assert isinstance(aggregator, Sum)
+        try:
+            given = Partial.from_bytes(partial) if isinstance(partial, bytes | bytearray | memoryview) else partial
+            if not isinstance(given, Partial):
+                raise ArrayError(f"partial: expected a Partial or its bytes, got {type(given).__name__}")
+            replies = replies_of(given, self._settings, self._state.snapshot, self._state.store, self.made_under)
+            if again := known.intersection(replies.clients):
+                raise RangeError(f"clients: expected each once a round, got {sorted(map(repr, again))[0]} again")
+            if (self._weighing.known_at_most(replies) < replies.claims.examples).any():
+                raise RangeError("examples: expected at most those of client_sizes, got more")
+            self._weighing.weigh(replies)
+            if not np.array_equal(replies.weights, given.weights):
+                raise RangeError("weights: expected those that the method gives such claims, got others")
+            if not aggregator.join(given.sum, replies):
+                raise RangeError("high: expected what an exact sum holds beside the others, got more")
+        except FedcoreError as error:
+            return [(sender, str(error))]
+        if len(replies):
+            known.update(replies.clients)
+            folded.append(replies)
+        return list(given.refused)
+
+    def collect(
+        self, aggregator: Aggregator, folded: list[Replies], refused: tuple[tuple[ClientId, str], ...], received: int
+    ) -> Partial:
+        """The round's sum and claims as a value."""
+        assert isinstance(aggregator, Sum)
+        words, heard = aggregator.words(), Replies.joined(folded)
+        heard = heard.ordered(self._state.store.registry.numbers(heard.clients))
+        claims = heard.claims
+        return Partial(
+            round=self._state.snapshot.round_number,
+            made_under=self.made_under,
+            high=words.high,
+            low=words.low,
+            clients=tuple(heard.clients),
+            steps=claims.steps.copy(),
+            examples=claims.examples.copy(),
+            counts=claims.counts.copy(),
+            eta_steps=heard.eta_steps.copy(),
+            weights=heard.weights.copy(),
+            squares=heard.squares.copy(),
+            has_buffers=heard.has_buffers.astype(np.float64),
+            refused=refused,
+            received=received,
+        )
+
+
+NEAR = 1.001
+"""How many times longer an element may be than the clients' lengths together: those are measured in float32."""
+
+
+def replies_of(partial: Partial, settings: Settings, now: Snapshot, store: ClientStore, made_under: str) -> Replies:
+    """The clients of a partial sum as replies that were folded; nothing but their weights is left to be checked.
+
+    Args:
+        made_under: the round's own ``fingerprint``.
+
+    Raises:
+        FedcoreError: something of it cannot be believed.
+
+    Cost: reads 16 n bytes.
+    """
+    n, k = settings.layout.n, len(partial.clients)
+    if partial.round != now.round_number:
+        raise RangeError(f"round: expected {now.round_number}, the open one, got {partial.round}")
+    for name in ("high", "low"):
+        _require_array(name, getattr(partial, name), n, np.int64)
+    for name in COLUMNS:
+        _require_array(name, getattr(partial, name), k, np.float64)
+    if partial.made_under != made_under:
+        raise RangeError(
+            "made_under: expected a sum of this method and layout, of what this server sent, got one of others"
+        )
+    clients = [_registered(store, client) for client in partial.clients]
+    if len(set(clients)) < k:
+        raise RangeError("clients: expected each once, got one twice")
+    limits, own = settings.asked, settings.limits.own_rates
+    _require_whole("steps", partial.steps, limits.steps)
+    _require_whole("examples", partial.examples, limits.examples)
+    _require_whole("counts", partial.counts, 1 if settings.algorithm.hears_once else 2**31)
+    if not np.isin(partial.has_buffers, (0, 1)).all():
+        raise RangeError("has_buffers: expected zeros and ones, got others")
+    lr = limits.lr if own else rate_at(settings.lr, now.round_number)
+    most = partial.steps * lr
+    if not ((partial.eta_steps > 0) & (partial.eta_steps <= most if own else partial.eta_steps == most)).all():
+        raise RangeError(f"eta_steps: expected steps times {'at most ' if own else ''}{lr:g}, got others")
+    _require_held(partial, settings, store)
+    return Replies(
+        clients=clients,
+        vectors=[None] * k,
+        bases=[None] * k,
+        scales=np.zeros(k),
+        claims=Claims(partial.steps, partial.examples, partial.counts),
+        eta_steps=partial.eta_steps,
+        has_buffers=partial.has_buffers > 0,
+        counters=[{}] * k,
+        controls=[None] * k,
+        weights=partial.weights,
+        squares=partial.squares,
+    )
+
+
+def _require_held(partial: Partial, settings: Settings, store: ClientStore) -> None:
+    """Check that the words are a sum in its one form, and no longer than the clients' updates together."""
+    if not ((partial.squares >= 0) & (partial.squares < math.inf)).all():
+        raise RangeError("squares: expected finite numbers of at least 0, got others")
+    norms, limit = np.sqrt(partial.squares), settings.limits.norm
+    if limit is not None and (norms.astype(np.float32) > np.float32(limit)).any():
+        raise RangeError(f"squares: expected lengths of at most {limit:g} (max_norm), got {norms.max():g}")
+    longest = MOST_EXACT / 4 / max(2**11, len(store.registry))
+    if not (np.isfinite(partial.weights) & (np.abs(partial.weights) * norms < longest)).all():
+        raise RangeError(f"weights: expected updates that an exact sum holds, w |h| < {longest:g}, got longer ones")
+    if partial.low.size and (int(partial.low.min()) < 0 or int(partial.low.max()) >= 1 << 50):
+        raise RangeError("low: expected words in 0..2^50 - 1, got others")
+    p = settings.layout.n_parameters
+    together = NEAR * float(np.abs(partial.weights) @ norms)
+    for name, words, most in (("high", partial.high[:p], together), ("high of buffers", partial.high[p:], 2.0**50)):
+        bound = 2.0**10 * most + len(norms) + 1
+        if words.size and not (-bound <= float(words.min()) and float(words.max()) <= bound):
+            raise RangeError(f"{name}: expected elements of at most {most:g}, as long as the updates, got longer ones")
+
+
+def _registered(store: ClientStore, client: ClientId) -> ClientId:
+    try:
+        return store.registry.check(client)
+    except UnknownClientError as error:
+        raise RangeError(f"clients: {error}") from None
+
+
+def _require_array(name: str, array: object, length: int, dtype: type[np.generic]) -> None:
+    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != (length,):
+        got = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+        raise ArrayError(f"{name}: expected {np.dtype(dtype).name}[{length}], got {got}")
+
+
+def _require_whole(name: str, column: F64, most: int) -> None:
+    if not ((column >= 1) & (column <= most) & (column == np.floor(column))).all():
+        raise RangeError(f"{name}: expected integers in 1..{most}, got others")

@@ -1,0 +1,84 @@
+"""Edges: a hierarchy of one level has the bits of one server over several rounds, norms and refusals among them."""
+
+import numpy as np
+import pytest
+
+from fedcore import Edge, Layout, Server, Update, errors
+
+N, CLIENTS, ROUNDS = 200, 9, 4
+OWN = [(0, 5, 7), (1, 2), (3, 4, 6, 8)]
+
+
+def update(x, t, client):
+    rng = np.random.default_rng([t, client])
+    y = x - (rng.normal(size=N) * 10.0 ** rng.uniform(-9, 0, N)).astype(np.float32)
+    return Update(client, y * 1e30 if client == t else y, steps=3, examples=10 + client)
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "FedProx", "FedAvgM"])
+@pytest.mark.parametrize("server_lr", [None, 0.5])
+def test_a_hierarchy_has_the_bits_of_one_server(name, server_lr):
+    if server_lr is not None and name == "FedProx":
+        pytest.skip("FedProx has no server rate")
+    rates = dict(lr=0.1, server_lr=server_lr)
+    options = rates | dict(accumulate="exact", max_norm=1e6)
+    server, straight = (Server(name, np.zeros(N, np.float32), CLIENTS, **options) for _ in range(2))
+    edges = [Edge(name, np.zeros(N, np.float32), own, max_norm=1e6, **rates) for own in OWN]
+    for t in range(ROUNDS):
+        due = straight.round([update(straight.x, t, client) for client in range(CLIENTS)])
+        with server.open_round() as round:
+            for edge in edges[t % 3 :] + edges[: t % 3]:
+                sent = [update(server.x, t, client) for client in edge.clients]
+                round.add_partial(edge.fold(server.x, sent, round=t).to_bytes(), f"edge of {edge.clients[0]}")
+            report = round.finish()
+        assert server.x.tobytes() == straight.x.tobytes()
+        assert report.heard == due.heard
+        assert report.norms.tobytes() == due.norms.tobytes()
+        assert [client for client, _ in report.refused] == [client for client, _ in due.refused] == [t]
+        assert (report.diversity, report.gamma, report.steps) == (due.diversity, due.gamma, due.steps)
+
+
+def test_models_of_bfloat16_and_named_tensors_reach_an_edge_as_they_were_sent():
+    torch = pytest.importorskip("torch")
+    x0 = {"w": torch.linspace(-1, 1, 60).to(torch.bfloat16), "b": torch.zeros(5)}
+    server = Server("FedAvg", x0, 2, lr=0.1, accumulate="exact")
+    edge = Edge("FedAvg", x0, [0, 1], lr=0.1)
+    for t in range(3):
+        sent = server.broadcast([0, 1]).x
+        y = {"w": torch.linspace(-1, 1 + t, 60).to(torch.bfloat16), "b": torch.full((5,), 0.3)}
+        partial = edge.fold(sent, [Update(0, y, steps=1), Update(1, y, steps=1)], round=t)
+        with server.open_round() as round:
+            round.add_partial(partial, "edge")
+            report = round.finish()
+        assert report.refused == ()
+        assert report.heard == (0, 1)
+    assert Layout.of(x0).n == 65
+
+
+def test_an_edge_that_was_sent_another_model_is_refused():
+    server = Server("FedAvg", np.zeros(N, np.float32), CLIENTS, lr=0.1, accumulate="exact")
+    edge = Edge("FedAvg", np.zeros(N, np.float32), [0, 1], lr=0.1)
+    with server.open_round() as round:
+        sent = [update(server.x, 5, 0)]
+        round.add_partial(edge.fold(np.ones(N, np.float32), sent, round=0), "edge")
+        round.add_partial(edge.fold(server.x, sent, round=1), "edge")
+        reasons = [reason for _, reason in round.finish().refused]
+    assert [reason.split(":")[0] for reason in reasons] == ["made_under", "round"]
+
+
+def test_what_is_the_upper_servers_is_refused_by_name():
+    x0 = np.zeros(N, np.float32)
+    with pytest.raises(errors.RangeError, match="store: expected an edge without one"):
+        Edge("FedAvg", x0, [0], lr=0.1, store="ram")
+    with pytest.raises(errors.RangeError, match="expected a method that adds h alone"):
+        Edge("MIFA", x0, [0], lr=0.1)
+    with pytest.raises(errors.RangeError, match="expected a layout without integer counters, got steps"):
+        Edge("FedAvg", {"w": x0, "steps": np.zeros(1, np.int64)}, [0], lr=0.1)
+    edge = Edge("FedAvg", x0, [0], lr=0.1)
+    with pytest.raises(errors.ArrayError, match="x: expected finite"):
+        edge.open_round(np.full(N, np.nan, np.float32), round=0)
+    with pytest.raises(errors.RangeError, match="round: expected"):
+        edge.open_round(x0, round=-1)
+    with edge.open_round(x0, round=0) as round, pytest.raises(errors.RoundError):
+        edge.open_round(x0, round=0)
+    assert not round.is_open

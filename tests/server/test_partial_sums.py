@@ -1,0 +1,251 @@
+"""Partial sums: the bits of adding every update, whatever the tree; and nothing of what comes is taken on trust."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fedcore
+from fedcore import Partial, Server, Update, algorithms, errors
+from fedcore.algorithms import REGISTRY
+from fedcore.server.partial import COLUMNS, MAGIC, adds_alone
+
+N, CLIENTS = 257, 12
+METHODS = [name for name in REGISTRY if adds_alone(algorithms.named(name))]
+OTHERS = [name for name in REGISTRY if name not in METHODS]
+
+
+def server_of(name="FedAvg", buffers=True, **options):
+    x0 = {"w": np.linspace(-1, 1, N - 20).astype(np.float32), "b": np.zeros(20, np.float32)}
+    if buffers:
+        x0["running_mean"] = x0.pop("b")
+    algorithm = algorithms.named(name)
+    sizes = dict.fromkeys(range(CLIENTS), 10) if algorithm.needs_shares else None
+    options = dict(accumulate="exact", lr=0.1) | options
+    return Server(algorithm, x0, CLIENTS, client_sizes=sizes, **options)
+
+
+def updates(server, t):
+    """What clients send: of many magnitudes; one gradient, which has no buffers, and one that is refused."""
+    found = []
+    for client in range(CLIENTS):
+        rng = np.random.default_rng([t, client])
+        h = (rng.normal(size=N) * 10.0 ** rng.uniform(-9, 0, N)).astype(np.float32)
+        work = dict(steps=min(2 + client % 3, server.algorithm.most_steps or 9), examples=10 + 7 * client)
+        if client == 3:
+            found.append(Update(client, gradient=h[: server.layout.n_parameters], **work))
+        else:
+            found.append(Update(client, np.full(N, np.nan, np.float32) if client == 5 else server.x - h, **work))
+    return found
+
+
+def state_of(server):
+    now, report = server._state.snapshot, server.last
+    return now.x.tobytes(), now.momentum.tobytes(), now.gamma, report.heard, report.norms.tobytes(), report.diversity
+
+
+def summed(server, sent):
+    """What an edge of the server's state makes of some updates."""
+    with server.open_round() as round:
+        round.add_all(list(sent))
+        return round.partial()
+
+
+def finish(server, round):
+    server.last = round.finish()
+    return state_of(server)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_sixty_orders_and_trees_have_the_bits_of_one_server(name):
+    rng, due = np.random.default_rng(1), set()
+    for trial in range(60):
+        server, edge = server_of(name), server_of(name)
+        for t in range(2):
+            sent = [updates(server, t)[i] for i in rng.permutation(CLIENTS)]
+            with server.open_round() as round:
+                if trial == 0:
+                    round.add_all(sent)
+                while trial and sent:
+                    some, sent = sent[: (size := int(rng.integers(1, 7)))], sent[size:]
+                    if rng.random() < 0.3:
+                        round.add_all(some)
+                        continue
+                    partial = summed(edge, some)
+                    if rng.random() < 0.5:  # and once more through another
+                        with edge.open_round() as between:
+                            between.add_partial(partial.to_bytes(), "below")
+                            partial = between.partial()
+                    round.add_partial(partial if rng.random() < 0.5 else partial.to_bytes(), "edge")
+                due.add(finish(server, round))
+                assert [client for client, _ in server.last.refused] == [5]
+            now = server._state.snapshot
+            edge._state.snapshot = edge._state.snapshot._replace(x=now.x, round_number=now.round_number)
+    assert len(due) == 2
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=CLIENTS, max_size=CLIENTS), st.permutations(range(4)))
+def test_any_partition_joins_to_the_same(edges, order):
+    server, edge, straight = server_of(), server_of(), server_of()
+    sent = updates(server, 0)
+    with straight.open_round() as round:
+        round.add_all(sent)
+        due = finish(straight, round)
+    with server.open_round() as round:
+        for one in order:
+            round.add_partial(summed(edge, [u for u, e in zip(sent, edges, strict=True) if e == one]), "edge")
+        assert finish(server, round) == due
+
+
+def test_a_message_is_read_back():
+    partial = summed(server_of(), updates(server_of(), 0))
+    again = Partial.from_bytes(partial.to_bytes())
+    assert again.to_bytes() == partial.to_bytes()
+    assert again.clients == partial.clients == tuple(i for i in range(CLIENTS) if i != 5)
+    assert [client for client, _ in again.refused] == [5]
+    assert fedcore.Partial is Partial
+    assert "clients=11" in repr(again)
+
+
+def spoilt(**changes):
+    return lambda partial: replace(partial, **{k: f(getattr(partial, k).copy()) for k, f in changes.items()})
+
+
+def with_entry(value, at=0):
+    def change(array):
+        array[at] = value
+        return array
+
+    return change
+
+
+BAD = {
+    "another round": (lambda p: replace(p, round=1), "round: expected 0"),
+    "other settings": (lambda p: replace(p, made_under="0" * 64), "made_under: expected"),
+    "a short word": (lambda p: replace(p, high=p.high[1:]), "high: expected int64"),
+    "floats": (lambda p: replace(p, low=p.low.astype(float)), "low: expected int64"),
+    "a list": (lambda p: replace(p, steps=[1]), "steps: expected float64"),
+    "low past its form": (spoilt(low=with_entry(1 << 50)), "low: expected words"),
+    "negative low": (spoilt(low=with_entry(-1)), "low: expected words"),
+    "a long element": (spoilt(high=with_entry(1 << 40)), "high: expected elements"),
+    "the least integer": (spoilt(high=with_entry(-(1 << 63), 5)), "high: expected elements"),
+    "a long buffer": (spoilt(high=with_entry(1 << 62, -1)), "high of buffers: expected"),
+    "an unknown client": (lambda p: replace(p, clients=(99, *p.clients[1:])), "clients: "),
+    "a client twice": (lambda p: replace(p, clients=(p.clients[1], *p.clients[1:])), "clients: expected each once"),
+    "no steps": (spoilt(steps=with_entry(0)), "steps: expected integers"),
+    "half a step": (spoilt(steps=with_entry(1.5)), "steps: expected integers"),
+    "NaN examples": (spoilt(examples=with_entry(np.nan)), "examples: expected integers"),
+    "no draws": (spoilt(counts=with_entry(0)), "counts: expected integers"),
+    "another distance": (spoilt(eta_steps=with_entry(7)), "eta_steps: expected"),
+    "another weight": (spoilt(weights=with_entry(11)), "weights: expected those"),
+    "a NaN weight": (spoilt(weights=with_entry(np.nan)), "weights: expected updates"),
+    "an infinite norm": (spoilt(squares=with_entry(np.inf)), "squares: expected"),
+    "a negative norm": (spoilt(squares=with_entry(-1)), "squares: expected"),
+    "a norm past the grid": (spoilt(squares=with_entry(2.0**90)), "weights: expected updates"),
+    "buffers of a half": (spoilt(has_buffers=with_entry(0.5)), "has_buffers: expected"),
+    "no partial sum": (lambda _: 7, "partial: expected a Partial"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_bad_sum_is_refused_whole_and_the_round_goes_on(what):
+    spoil, reason = BAD[what]
+    server, straight = server_of(), server_of()
+    sent = updates(server, 0)
+    bad = spoil(summed(server_of(), sent[:4]))
+    for one in (server, straight):
+        with one.open_round() as round:
+            round.add_all(sent[6:])
+            if one is server:
+                round.add_partial(bad, "edge-1")
+            finish(one, round)
+    assert state_of(server) == state_of(straight)
+    ((sender, told),) = server.last.refused
+    assert sender == "edge-1"
+    assert told.startswith(reason)
+
+
+def test_a_client_counts_once_a_round_whichever_way_it_came():
+    server, sent = server_of(), updates(server_of(), 0)
+    with server.open_round() as round:
+        round.add_update(sent[0])
+        round.add_partial(summed(server_of(), sent[:2]), "edge")
+        round.add_partial(summed(server_of(), sent[1:3]), "edge")
+        with pytest.raises(errors.DuplicateUpdateError):
+            round.add_update(sent[1])
+        report = round.finish()
+    assert report.heard == (0, 1, 2)
+    assert "again" in report.refused[0][1]
+
+
+def test_limits_in_numbers_hold_for_what_edges_send():
+    sent = updates(server_of(), 0)
+    for limit in (dict(max_norm=0.5), dict(max_examples=50), dict(max_steps=3)):
+        server = server_of(**limit)
+        with server.open_round() as round:
+            round.add_partial(summed(server_of(), sent), "edge")
+            assert [sender for sender, _ in round.finish().refused] == ["edge"]
+
+
+@given(st.binary(max_size=200), st.integers(0, 400), st.integers(0, 255))
+@settings(max_examples=150, deadline=None)
+def test_no_bytes_do_more_than_to_be_refused(noise, at, byte):
+    good = bytearray(summed(server_of(), updates(server_of(), 0)[:2]).to_bytes())
+    good[at] = byte
+    for message in (noise, MAGIC + noise, bytes(good), bytes(good[: len(good) - 1 - at])):
+        server = server_of()
+        with server.open_round() as round:
+            round.add_partial(message, "edge")
+            report = round.finish()
+        assert np.isfinite(server.x).all()
+        assert len(report.heard) in (0, 2)
+
+
+def test_headers_that_lie_are_refused():
+    good = summed(server_of(), updates(server_of(), 0)[:2]).to_bytes()
+    start = len(MAGIC) + 8
+    size = int.from_bytes(good[len(MAGIC) : start], "little")
+    header, rest = json.loads(good[start : start + size]), good[start + size :]
+    for change in (
+        dict(n=1 << 60),
+        dict(n=-1),
+        dict(n=2.0),
+        dict(clients=7),
+        dict(clients=[[1]]),
+        dict(clients=[1] * 1000),
+        dict(refused=[7]),
+        dict(round=True),
+        dict(received=None),
+    ):
+        told = json.dumps(header | change).encode()
+        with pytest.raises(errors.ArrayError, match="partial: expected"):
+            Partial.from_bytes(MAGIC + len(told).to_bytes(8, "little") + told + rest)
+    with pytest.raises(errors.ArrayError):
+        Partial.from_bytes(MAGIC + (1 << 62).to_bytes(8, "little") + rest)
+    assert len(COLUMNS) == 7
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_methods_that_do_more_than_to_add_h_refuse(name):
+    server = server_of(name)
+    with server.open_round() as round, pytest.raises(errors.RangeError, match="expected a method that adds h alone"):
+        round.partial()
+    server = server_of(name)
+    with server.open_round() as round, pytest.raises(errors.RangeError, match="expected a method that adds h alone"):
+        round.add_partial(b"", "edge")
+
+
+def test_other_sums_and_closed_rounds_refuse():
+    with server_of(accumulate="float64").open_round() as round, pytest.raises(errors.RangeError, match="exact"):
+        round.partial()
+    server = server_of()
+    with server.open_round() as round:
+        round.partial()
+    assert not round.is_open
+    assert server.round_number == 0
+    with pytest.raises(errors.RoundError):
+        round.add_partial(b"", "edge")
