@@ -15,6 +15,7 @@ from fedcore.adapters.nvflare.wire import update_of
 from fedcore.adapters.open_server import check_limits, newcomers, open_server
 from fedcore.adapters.order import with_plain_steps
 from fedcore.adapters.refusals import refusal_line
+from fedcore.aggregation.sum import Precision
 from fedcore.algorithms import Algorithm
 from fedcore.errors import ArrayError, FedcoreError, RoundError
 from fedcore.server import Round, RoundReport, Server
@@ -33,6 +34,7 @@ class Aggregator(ModelAggregator):
         server_lr, optimizer: as for ``fedcore.Server``.
         limits: those of ``fedcore.Server`` by name: max_steps, max_examples, max_lr, max_norm, max_norm_ratio,
             own_rates.
+        accumulate: as for ``fedcore.Server``: with "exact" no order of the answers shows.
         store: "ram", or "mmap:PATH" so that a later job goes on after the last finished round: with the rows, and with
             the model, which takes the place of the one that the job starts from.
         model: the first model by name; None for the job's own.
@@ -58,10 +60,12 @@ class Aggregator(ModelAggregator):
         model: dict[str, Any] | None = None,
         clients: list[str] | None = None,
         limits: Mapping[str, Any] | None = None,
+        accumulate: Precision = "float32",
     ) -> None:
         super().__init__()
         self.algorithm, self.lr, self.server_lr, self.optimizer = algorithm, lr, server_lr, optimizer
         self.store, self.model, self.clients, self.limits = store, model, clients, limits
+        self.accumulate = accumulate
         with_plain_steps(algorithm, lr)
         check_limits(limits)
         self.server: Server | None = None
@@ -120,6 +124,7 @@ class Aggregator(ModelAggregator):
             lr=self.lr,
             server_lr=self.server_lr,
             optimizer=self.optimizer,
+            accumulate=self.accumulate,
             **check_limits(self.limits),
         )
         if server.round_number:

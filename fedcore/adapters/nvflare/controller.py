@@ -11,6 +11,7 @@ from fedcore.adapters.nvflare.wire import knows_the_order, model_of, update_of
 from fedcore.adapters.open_server import check_limits, newcomers, open_server
 from fedcore.adapters.order import beyond_plain_steps, require_rate_of_rounds
 from fedcore.adapters.refusals import refusal_line, silence
+from fedcore.aggregation.sum import Precision
 from fedcore.algorithms import Algorithm
 from fedcore.errors import FedcoreError
 from fedcore.sampling import without_replacement
@@ -37,6 +38,7 @@ class Controller(ModelController):
             not of what a reply claims; a client that is not in it does not take part. Steps are those that it says.
         limits: those of ``fedcore.Server`` by name: max_steps, max_examples, max_lr, max_norm, max_norm_ratio,
             own_rates.
+        accumulate: as for ``fedcore.Server``: with "exact" no order of the answers shows.
         store: "ram" or "mmap:PATH", on the server's machine.
         timeout: seconds that a round waits for its clients; 0 for as long as it takes.
         seed: of the draws.
@@ -62,6 +64,7 @@ class Controller(ModelController):
         optimizer: Any = None,
         client_sizes: Mapping[str, int] | None = None,
         limits: Mapping[str, Any] | None = None,
+        accumulate: Precision = "float32",
         store: str = "ram",
         timeout: int = 0,
         seed: int = 0,
@@ -76,6 +79,7 @@ class Controller(ModelController):
         self.algorithm, self.lr, self.server_lr, self.optimizer = algorithm, lr, server_lr, optimizer
         self.num_rounds, self.num_clients, self.store, self.timeout = num_rounds, num_clients, store, timeout
         self.seed, self.task_name, self.client_sizes, self.limits = seed, task_name, client_sizes, limits
+        self.accumulate = accumulate
         self.server: Server | None = None
         self.reports: list[RoundReport] = []
 
@@ -89,6 +93,7 @@ class Controller(ModelController):
             lr=self.lr,
             server_lr=self.server_lr,
             optimizer=self.optimizer,
+            accumulate=self.accumulate,
             **check_limits(self.limits),
         )
         self.info(f"{type(server.algorithm).__name__} starts at round {server.round_number} of {self.num_rounds}")
