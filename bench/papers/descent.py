@@ -24,6 +24,8 @@ from tests.theory.local_descent import DRAWN, E, N, descend, diversity, n
 from tests.theory.quadratics import Clients, server_of
 
 SEEDS = 8
+CLIENTS = 16
+"""Of LFSGD's problem: N."""
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 
 
@@ -58,26 +60,34 @@ def different_minimisers(rounds=400):
     return E * np.arange(1, rounds + 1), np.array(error), drawn, np.array(met)
 
 
-def stochastic_error(clients, drawn, steps, seed):
+def stochastic_error(clients, drawn, steps, seed, *, replacement=True):
     """f - f* of LFSGD with gradients of noise 1 and eta_t = 4 / (mu (t + 40)), t the steps (Thm 3.2)."""
     rng, mu = np.random.default_rng(seed), float(clients.a.min())
     server = server_of(algorithms.LocalDescent(), clients, lr=InverseStep(mu, 36 / E, E))
     for t in range(steps // E):
-        broadcast = server.broadcast(fedcore.sampling.without_replacement(clients.N, drawn, seed=seed, round=t))
+        if replacement:
+            draws = fedcore.sampling.with_replacement([1.0] * clients.N, drawn, seed=seed, round=t)
+        else:
+            draws = fedcore.sampling.without_replacement(clients.N, drawn, seed=seed, round=t)
+        ids, counts = np.unique(draws, return_counts=True)
+        broadcast = server.broadcast(ids)
         with server.open_round() as round:
-            for i in broadcast.ids:
+            for i, count in zip(broadcast.ids, counts, strict=True):
                 y, _ = clients.work(broadcast, i, E, lambda: rng.normal(size=clients.n))
-                round.add(i, y, steps=E)
+                round.add(i, y, steps=E, count=int(count))
     return clients.value(server.x)
 
 
-def slopes():
-    """The error over K (400 steps) and over T (one client), with the slopes of their logarithms."""
-    clients = Clients(16, 2000, seed=4, shared=True)  # each coordinate is a problem of its own: one run averages many
+def errors():
+    """LFSGD's error over K, drawn with replacement as in Algorithm 1 and without (400 steps), and over T (one client)."""
+    clients = Clients(CLIENTS, 2000, seed=4, shared=True)  # each coordinate is a problem of its own: one averages many
+
+    def mean(K, T, replacement):
+        return np.mean([stochastic_error(clients, K, T, seed, replacement=replacement) for seed in range(2)])
+
     Ks, Ts = [1, 2, 4, 8, 16], [200, 400, 800, 1600, 3200]
-    over_K = [np.mean([stochastic_error(clients, K, 400, seed) for seed in range(2)]) for K in Ks]
-    over_T = [np.mean([stochastic_error(clients, 1, T, seed) for seed in range(2)]) for T in Ts]
-    return (Ks, over_K, slope(Ks, over_K)), (Ts, over_T, slope(Ts, over_T))
+    drawn, different = ([mean(K, 400, replacement) for K in Ks] for replacement in (True, False))
+    return (Ks, drawn, different), (Ts, [mean(1, T, True) for T in Ts])
 
 
 def slope(x, y):
@@ -101,7 +111,8 @@ def over_zeta(nodes=9, rounds=150, lr=0.05):
 def main(stem):
     T, mean, bound, numbers = eq_20()
     T2, error, drawn, met = different_minimisers()
-    (Ks, over_K, slope_K), (Ts, over_T, slope_T) = slopes()
+    (Ks, over_K, different_K), (Ts, over_T) = errors()
+    slope_K, slope_different, slope_T = slope(Ks, over_K), slope(Ks, different_K), slope(Ts, over_T)
     zetas = over_zeta()
     rows = [
         *(("eq. 20: f - f*", x, y) for x, y in zip(T[::20], mean[::20], strict=True)),
@@ -110,6 +121,7 @@ def main(stem):
         *(("different minimisers: f - f*, 3 drawn", x, y) for x, y in zip(T2[::20], drawn[::20], strict=True)),
         *(("different minimisers: Lambda", x, y) for x, y in zip(T2[::20], met[::20], strict=True)),
         *(("LFSGD: f - f* over K", x, y) for x, y in zip(Ks, over_K, strict=True)),
+        *(("LFSGD: f - f* over K, without replacement", x, y) for x, y in zip(Ks, different_K, strict=True)),
         *(("LFSGD: f - f* over T", x, y) for x, y in zip(Ts, over_T, strict=True)),
         *(("NFSGD: distance over zeta", x, y) for x, y in zetas),
     ]
@@ -130,9 +142,10 @@ def main(stem):
     other.semilogy(T2, drawn, color=COLOURS[2], label=f"f - f*, {DRAWN} of {N} drawn")
     other.semilogy(T2, met, color=COLOURS[1], linestyle="--", label="Lambda, everybody")
     other.set(title="Different minimisers: no eq. 20, Lambda diverges", xlabel="T, steps")
-    noise.loglog(Ks, over_K, "o-", color=COLOURS[0], label=f"over K, T = 400: slope {slope_K:.2f}")
+    noise.loglog(Ks, over_K, "o-", color=COLOURS[0], label=f"over K, drawn with replacement: slope {slope_K:.2f}")
+    noise.loglog(Ks, different_K, "^:", color=COLOURS[2], label=f"over K, without: slope {slope_different:.2f}")
     noise.loglog(Ts, over_T, "s-", color=COLOURS[1], label=f"over T, K = 1: slope {slope_T:.2f}")
-    noise.set(title="LFSGD: f - f* like 1 / (K T)", xlabel="K, or T")
+    noise.set(title=f"LFSGD: f - f* over K of {CLIENTS} clients (T = 400), and over T", xlabel="K, or T")
     mixing.plot(*zetas.T, "o-", color=COLOURS[0], label="ring to complete graph, 9 nodes")
     mixing.set(title="NFSGD: the distance to the optimum over zeta", xlabel="zeta")
     for axes in (shared, other, noise, mixing):
@@ -146,7 +159,10 @@ def main(stem):
         f"different minimisers: f - f* {error[-1]:.3g} with everybody, {drawn[-100:].mean():.3g} with draws; "
         f"Lambda {met[0]:.3g} at first, {met.max():.3g} at most"
     )
-    print(f"LFSGD: slope {slope_K:.3f} over K, {slope_T:.3f} over T")
+    print(f"LFSGD: slope {slope_K:.3f} over K, {slope_different:.3f} without replacement, {slope_T:.3f} over T")
+    print(
+        "LFSGD: K error(K) / error(1), drawn with replacement:", np.round(np.array(Ks) * over_K / over_K[0], 2).tolist()
+    )
     print(f"NFSGD: distance {zetas[0, 1]:.4g} at zeta {zetas[0, 0]:.3f}, {zetas[-1, 1]:.4g} at {zetas[-1, 0]:.3f}")
 
 

@@ -74,6 +74,7 @@ class NetworkRound(Represented):
         self.report: NetworkReport | None = None
         self.is_open = True
         self._layout, self._state, self._W, self._zeta, self._q = layout, state, W, zeta, q
+        self._shares = np.ones(len(q)) if (q == q[0]).all() else q * len(q)  # p q_j
         self._limits, self._rates = limits, SentRates(lr, limits)
         self._rates.sent(state.round_number)  # refuses one that has run out
         self._turn = Lock()
@@ -215,7 +216,10 @@ class NetworkRound(Represented):
         return node
 
     def _take(self, update: Update, node: int) -> int:
-        """Stage the node's model, and add its step to the sum; returns the bytes that came.
+        """Stage the node's model, p q_j of the way to what it sent, and add its step to the sum.
+
+        Returns:
+            the bytes that came.
 
         Raises:
             FedcoreError: what the node sent cannot be believed.
@@ -241,6 +245,8 @@ class NetworkRound(Represented):
             raise RangeError(
                 "update: expected finite numbers, got a NaN, an infinity, or an update past float32's range"
             )
+        if (share := self._shares[node]) != 1:
+            kernels.combine([staged[:p], x[:p]], [share, 1 - share], staged[:p])
         self._sum, self._spare_sum = self._spare_sum, self._sum
         self._heard[node] = (float(square), int(update.steps), distance)
         self._counters.append(counters)

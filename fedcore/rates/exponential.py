@@ -10,7 +10,7 @@ class Exponential:
     """``initial * decay**round``, the schedule of the MimiC paper's experiments (there 0.01 * 0.95^t).
 
     Reference: Sun, Mao, Zhang, "MimiC: Combating Client Dropouts in Federated Learning by Mimicking Central Updates",
-    2023, Sec. 6.
+    2023, Sec. 7.
 
     >>> Exponential(0.01, 0.5)(2)
     0.0025

@@ -31,10 +31,10 @@ def largest_alpha(kappa: float, diversity: float, K: int) -> float:
 
 @ieee
 def largest_full_gradient_rate(L: float, mu: float, E: int, diversity: float) -> float:
-    """The largest eta with eta (L + 4 kappa L E / (mu (1 - mu eta)^(E-1))) <= 1 / lambda.
+    """The largest eta with eta (L + 4 kappa L E / (1 - mu eta)^(E-1)) <= 1 / lambda.
 
     With it E full-gradient steps a round contract by exp(-mu eta) a step, as long as the gradient diversity stays
-    below lambda (eq. 20).
+    below lambda (eq. 20). The rate is 1/c of what it was where every objective is c times what it was.
 
     Args:
         L: the smoothness of the clients' objectives.
@@ -42,7 +42,9 @@ def largest_full_gradient_rate(L: float, mu: float, E: int, diversity: float) ->
         E: the local steps of a round.
         diversity: lambda, a bound on the weighted gradient diversity, >= 1.
 
-    Reference: Haddadpour, Mahdavi, "On the Convergence of Local Descent Methods in Federated Learning", 2019, eq. 19.
+    Reference: Haddadpour, Mahdavi, "On the Convergence of Local Descent Methods in Federated Learning", 2019, eq. 46.
+    Eq. 19, of the same theorem, divides by mu once more; eqs. 9 and 46 and the proof (eq. 112) do not, and a rate with
+    that mu in it would depend on the unit of the objective.
 
     >>> largest_full_gradient_rate(L=1.0, mu=1.0, E=1, diversity=2.0)
     0.1
@@ -54,7 +56,7 @@ def largest_full_gradient_rate(L: float, mu: float, E: int, diversity: float) ->
 
     def allowed(eta: float) -> bool:
         shrunk = (1 - mu * eta) ** (E - 1)  # multiplied by, not divided by: over many steps it underflows
-        return eta * (L * shrunk + 4 * (L / mu) * L * E / mu) <= shrunk / diversity
+        return eta * (L * shrunk + 4 * (L / mu) * L * E) <= shrunk / diversity
 
     return _largest(allowed, 1 / (L * diversity))  # the first summand alone allows no more
 

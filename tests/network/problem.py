@@ -15,15 +15,16 @@ def pair():
 
 
 class LeastSquares:
-    """f_j(y) = |A_j y - b_j|^2 / 2, and f the mean over the nodes."""
+    """f_j(y) = |A_j y - b_j|^2 / 2, and f = sum_j q_j f_j: the mean over the nodes unless there is a q."""
 
-    def __init__(self, nodes: int, n: int, *, spread: float = 1.0, seed: int = 0) -> None:
+    def __init__(self, nodes: int, n: int, *, spread: float = 1.0, seed: int = 0, q: np.ndarray | None = None) -> None:
         rng = np.random.default_rng(seed)
         factors = [np.eye(n) + 0.3 * rng.normal(size=(n, n)) for _ in range(nodes)]
         self.H = [A.T @ A for A in factors]
         self.g = [A.T @ A @ (spread * rng.normal(size=n)) for A in factors]
         self.nodes, self.n = nodes, n
-        self.optimum = np.linalg.solve(sum(self.H), sum(self.g))
+        q = np.full(nodes, 1 / nodes) if q is None else q
+        self.optimum = np.linalg.solve(np.tensordot(q, self.H, 1), np.tensordot(q, self.g, 1))
 
     def steps(self, node: int, y: np.ndarray, E: int, lr: float) -> np.ndarray:
         """y after E steps, in float64."""

@@ -16,19 +16,21 @@ from tests.network.problem import LeastSquares, pair, vector
 def test_a_round_by_hand():
     network = pair()
     report = network.round([Update(1, vector(8, 0), steps=4), Update(0, vector(4, 4), steps=2, lr=0.25)])
-    np.testing.assert_array_equal(network.models, [[5, 3], [7, 1]])
-    np.testing.assert_array_equal(network.output(), [6.5, 1.5])
+    # q = 1/4, 3/4: a half of node 0's step counts, and three halves of node 1's: (2, 2) and (12, 0), which are mixed.
+    np.testing.assert_array_equal(network.models, [[4.5, 1.5], [9.5, 0.5]])
+    np.testing.assert_array_equal(network.output(), [8.25, 0.75])
+    np.testing.assert_array_equal(np.mean(network.models, axis=0), [4 / 4 + 8 * 3 / 4, 4 / 4])  # eq. 75
     assert (report.round, report.heard, report.refused, report.steps, report.gamma) == (0, (1, 0), (), 6, 0)
     np.testing.assert_allclose(report.norms, [8 / (0.5 * 4), np.sqrt(32) / (0.25 * 2)])
     # q = 1/4, 3/4: (1/4 32 + 3/4 64) / |(1/4 4 + 3/4 8, 1/4 4)|^2
     assert report.diversity == pytest.approx(56 / 50)
     assert report.zeta == network.zeta == 0.5
-    assert report.consensus == pytest.approx(np.sqrt(2))  # both are (1, -1) from their mean
+    assert report.consensus == pytest.approx(np.sqrt(6.5))  # both are (2.5, -.5) from their mean
     assert report.bytes == 16
     assert report.seconds > 0
     assert network.round_number == 1
     # Each node's step is measured from its own model.
-    report = network.round([Update(0, vector(5, 7), steps=2), Update(1, vector(10, 5), steps=1)])
+    report = network.round([Update(0, vector(4.5, 5.5), steps=2), Update(1, vector(12.5, 4.5), steps=1)])
     np.testing.assert_allclose(report.norms, [4 / (0.5 * 2), 5 / (0.5 * 1)])
     assert report.diversity == pytest.approx((16 / 4 + 25 * 3 / 4) / ((3 * 3 / 4) ** 2 + (4 / 4 + 4 * 3 / 4) ** 2))
 
@@ -139,7 +141,7 @@ def test_a_round_without_nodes_counts_and_changes_nothing():
     report = network.round([])
     np.testing.assert_array_equal(network.models, before)
     assert (report.round, report.heard, report.diversity, report.zeta) == (1, (), None, 1)
-    assert report.consensus == pytest.approx(np.sqrt(2) / 4)
+    assert report.consensus == pytest.approx(np.sqrt(0.25**2 + 0.75**2) / 2)  # (1/2, 0) and (0, 3/2), mixed
     assert network.round_number == 2
 
 
@@ -171,7 +173,7 @@ def test_leaving_a_round_finishes_it():
             network.open_round()
     assert opened.report is not None
     assert opened.report.heard == (0,)
-    np.testing.assert_array_equal(network.models, [[4, 4], [0, 0]])
+    np.testing.assert_array_equal(network.models, [[2, 2], [0, 0]])  # 2 q_0 = 1/2 of the step
 
 
 def test_a_dropped_round_does_not_stay_open():

@@ -52,7 +52,7 @@ def test_a_node_that_was_refused_may_try_again():
         opened.add(0, vector(np.inf, 1), steps=1)
         opened.add(0, vector(2, 2), steps=1)
     assert (opened.report.heard, len(opened.report.refused)) == ((0,), 1)
-    np.testing.assert_array_equal(network.models, [[2, 2], [0, 0]])
+    np.testing.assert_array_equal(network.models, [[1, 1], [0, 0]])
 
 
 @pytest.mark.parametrize(

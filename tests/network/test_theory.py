@@ -61,6 +61,44 @@ def test_a_shared_minimiser_is_reached_on_any_graph():
     assert report.consensus < 1e-5
 
 
+Q = np.arange(1.0, NODES + 1) / np.arange(1.0, NODES + 1).sum()
+
+
+@pytest.mark.parametrize("graph", ["ring", "complete"])
+def test_unequal_weights_reach_their_own_optimum(graph):
+    """sum_j q_j f_j, the paper's objective, and not the nodes' mean: the smaller the rate, the nearer."""
+    problem, uniform = LeastSquares(NODES, 4, seed=5, q=Q), LeastSquares(NODES, 4, seed=5)
+    network, rounds = Network([np.zeros(4, np.float32)] * NODES, Topology.named(graph, NODES), lr=0.1, q=Q), 60
+    found = []
+    for lr in (0.05, 0.01, 0.002):
+        network = Network(network.models, Topology.named(graph, NODES), lr=lr, q=Q)
+        for _ in range(rounds := rounds * 4):
+            network.round(
+                Update(j, problem.steps(j, network.models[j], 1, lr).astype(np.float32), 1) for j in range(NODES)
+            )
+        found.append(np.linalg.norm(network.output() - problem.optimum))
+    apart = np.linalg.norm(problem.optimum - uniform.optimum)
+    assert found[-1] < 0.02 * apart
+    if graph == "complete":
+        assert found[0] < 1e-5 * apart  # with one local step, all models are one
+    else:
+        assert found == sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize("E", [1, 3])
+def test_the_mean_moves_by_the_weighted_steps(E):
+    """Eq. 75, whatever the graph, in every round: also where a weight is 0."""
+    q = np.where(np.arange(NODES) == 4, 0, Q) / (1 - Q[4])
+    problem = LeastSquares(NODES, 4, seed=3, q=q)
+    network = Network([np.zeros(4, np.float32)] * NODES, Topology.named("ring", NODES), lr=LR, q=q)
+    for _ in range(5):
+        before = np.array(network.models, np.float64)
+        ys = np.array([problem.steps(j, network.models[j], E, LR) for j in range(NODES)])
+        network.round(Update(j, y.astype(np.float32), E) for j, y in enumerate(ys))
+        moved = np.mean(network.models, axis=0, dtype=np.float64) - before.mean(axis=0)
+        np.testing.assert_allclose(moved, q @ (ys - before), rtol=1e-5, atol=1e-6)
+
+
 def test_consensus_alone_shrinks_by_zeta():
     """Without steps every round multiplies the disagreement by at most zeta, and in the end by zeta."""
     topology = Topology.named("ring", 9)

@@ -106,7 +106,7 @@ def test_the_largest_alpha_is_at_the_edge(kappa, diversity, K):
 @given(st.floats(0.01, 1), st.integers(1, 60), st.floats(1, 1e4))
 def test_the_largest_full_gradient_rate_is_at_the_edge(mu, E, diversity):
     def left(eta):
-        return eta * (1 + 4 * (1 / mu) * E / (mu * (1 - mu * eta) ** (E - 1)))
+        return eta * (1 + 4 * (1 / mu) * E / (1 - mu * eta) ** (E - 1))
 
     eta = largest_full_gradient_rate(1.0, mu, E, diversity)
     assert left(eta) <= 1 / diversity * (1 + 1e-12)
@@ -117,16 +117,23 @@ def test_the_largest_full_gradient_rate_is_at_the_edge(mu, E, diversity):
 
 
 def _by_hand(L, mu, E, diversity):
-    """The same edge by a scan of eq. 19 as it is printed."""
+    """The same edge by a scan of eq. 46 as it is printed."""
     low, high = 0.0, 1 / (L * diversity)
     for _ in range(200):
         eta = (low + high) / 2
-        denominator = mu * (1 - mu * eta) ** (E - 1)
+        denominator = (1 - mu * eta) ** (E - 1)
         if denominator > 0 and eta * (L + 4 * (L / mu) * L * E / denominator) <= 1 / diversity:
             low = eta
         else:
             high = eta
     return low
+
+
+@given(st.floats(0.01, 1), st.integers(1, 60), st.floats(1, 1e4), st.sampled_from([2.0**-10, 0.5, 2.0**7]))
+def test_the_rate_is_in_the_unit_of_the_objective(mu, E, diversity, c):
+    """f and c f have the same kappa and the same lambda, and eta c f' must be the same step: eq. 19 as printed fails."""
+    of_f, of_cf = (largest_full_gradient_rate(L, L * mu, E, diversity) for L in (1.0, c))
+    assert of_cf * c == pytest.approx(of_f, rel=1e-12)
 
 
 def test_many_local_steps_leave_a_rate():

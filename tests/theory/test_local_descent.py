@@ -6,26 +6,17 @@ import pytest
 import fedcore
 from fedcore import algorithms
 from fedcore.rates import InverseStep
-from tests.theory.local_descent import E, N, descend, diversity, n
+from fedcore.theory.local_sgd import largest_full_gradient_rate
+from tests.theory.local_descent import E, N, Q, descend, diversity, n
 from tests.theory.quadratics import Clients, server_of
-
-
-def rate_of_eq_19(L, mu, bound):
-    """The largest eta with eta (L + 4 kappa L E / (mu (1 - mu eta)^(E - 1))) <= 1 / lambda, by bisection."""
-    low, high = 0.0, 1 / L
-    for _ in range(100):
-        eta = (low + high) / 2
-        fits = eta * (L + 4 * (L / mu) * L * E / (mu * (1 - mu * eta) ** (E - 1))) <= 1 / bound
-        low, high = (eta, high) if fits else (low, eta)
-    return low
 
 
 def test_lfgd_obeys_eq_20_where_the_clients_share_a_minimiser():
     clients = Clients(N, n, seed=3, shared=True)
-    L, mu = clients.a.max(), clients.a.mean(axis=0).min()
+    L, mu = float(clients.a.max()), float(clients.a.mean(axis=0).min())
     rounds, bound = 400, 1.0
     for _ in range(3):  # lambda is the largest Lambda met with the rate that lambda allows
-        eta = rate_of_eq_19(L, mu, bound)
+        eta = largest_full_gradient_rate(L, mu, E, bound)
         runs = [descend(clients, eta, rounds, seed) for seed in range(4)]
         bound = max(bound, *(float(met.max()) for _, met in runs))
     mean = np.mean([values for values, _ in runs], axis=0)
@@ -52,27 +43,42 @@ def test_with_different_minimisers_it_stalls_and_lambda_diverges():
     assert values[-100:].mean() - best > 1e-3 * best  # nor do draws of some of the clients
 
 
-def stochastic_error(clients, drawn, steps):
-    """f - f* of LFSGD with noise of variance 1 in every gradient, K clients drawn uniformly without replacement."""
+def stochastic_error(clients, drawn, steps, replacement):
+    """f - f* of LFSGD with noise of variance 1 in every gradient, K clients drawn uniformly."""
     rng, mu = np.random.default_rng(0), float(clients.a.min())
     server = server_of(algorithms.LocalDescent(), clients, lr=InverseStep(mu, 36 / E, E))
     for t in range(steps // E):
-        broadcast = server.broadcast(fedcore.sampling.without_replacement(N, drawn, seed=0, round=t))
+        if replacement:
+            drawn_ids = fedcore.sampling.with_replacement(Q, drawn, seed=0, round=t)
+        else:
+            drawn_ids = fedcore.sampling.without_replacement(N, drawn, seed=0, round=t)
+        ids, counts = np.unique(drawn_ids, return_counts=True)
+        broadcast = server.broadcast(ids)
         with server.open_round() as round:
-            for i in broadcast.ids:
+            for i, count in zip(broadcast.ids, counts, strict=True):
                 y, _ = clients.work(broadcast, i, E, lambda: rng.normal(size=clients.n))
-                round.add(i, y, steps=E)
+                round.add(i, y, steps=E, count=int(count))
     return clients.value(server.x)
 
 
-@pytest.mark.parametrize("of", ["drawn clients", "steps"])
-def test_lfsgds_error_falls_like_one_over_k_t(of):
-    """eta_t = 4 / (mu (t + a)) (Thm 3.2): the slope of log error over log K, or log T, is near -1."""
-    clients = Clients(N, 3000, seed=4, shared=True)  # each coordinate is a problem of its own: one run averages many
-    if of == "steps":
-        sizes = [200, 400, 800, 1600]
-        errors = [stochastic_error(clients, 1, steps) for steps in sizes]
-    else:
-        sizes = [1, 2, 4, 6]
-        errors = [stochastic_error(clients, drawn, 400) for drawn in sizes]
+# Each coordinate is a problem of its own: one run averages many.
+SHARED = Clients(N, 3000, seed=4, shared=True)
+
+
+def test_lfsgds_error_falls_like_one_over_t():
+    """eta_t = 4 / (mu (t + a)) (Thm 3.2): the slope of log error over log T is near -1."""
+    sizes = [200, 400, 800, 1600]
+    errors = [stochastic_error(SHARED, 1, steps, replacement=True) for steps in sizes]
     assert np.polyfit(np.log(sizes), np.log(errors), 1)[0] == pytest.approx(-1, abs=0.15)
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_lfsgds_error_over_the_draws(replacement):
+    """1 / K where K clients differ; Algorithm 1 draws with replacement, and a client's noise that comes twice is one.
+
+    The variance of a mean of K draws from N clients is then (1 + (K - 1) / N) / K of one client's.
+    """
+    drawn = np.array([1, 2, 4, 6])
+    errors = np.array([stochastic_error(SHARED, K, 400, replacement) for K in drawn])
+    due = (1 + (drawn - 1) / N * replacement) / drawn
+    np.testing.assert_allclose(errors / errors[0], due, rtol=0.12)
