@@ -5,9 +5,12 @@ grad(y_{k-1}; xi), from the v_t that all clients have just averaged at x_t: two 
 offset changes with every local step. A method here has one exchange, and an offset that a client's steps leave alone.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from fedcore.algorithms.algorithm import Step
+from fedcore.algorithms.cohort import Cohort
 from fedcore.algorithms.fedavg_m import FedAvgMVR
+from fedcore.arguments import whole
 from fedcore.local_rules import OneMinibatch
 
 
@@ -17,10 +20,26 @@ class MBSTORM(FedAvgMVR):
 
     Clients take no local steps: each spends the examples of its K minibatches on one gradient at both points. So it is
     FedAvg-M-VR with K = 1 and a K times larger minibatch. Here v_{-1} = 0 and x_{-1} = x_0, but ``Server.warm_start``
-    makes v_{-1} a mean of gradients at x_0; without a server rate gamma = eta.
+    makes v_{-1} a mean of gradients at x_0; without a server rate gamma = eta K.
 
     Args:
         beta: in (0, 1]; 1 is minibatch SGD.
+        steps: K, how many of a client's steps along v the server goes. Cheng et al. compare with K as many as the local
+            steps of the other methods (Appendix D.1).
     """
 
+    steps: int = 1
+
     local_rule = OneMinibatch()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole("steps", self.steps, 1)
+
+    def step(self, cohort: Cohort) -> Step:
+        """v = A / W, W = S draws; gamma = K times the draws' mean of eta_i."""
+        if self.steps == 1 or not cohort.S:
+            return super().step(cohort)
+        counts = cohort.claims.counts
+        eta = float((cohort.eta_steps * counts).sum() / counts.sum())
+        return replace(super().step(cohort), gamma=self.steps * eta)

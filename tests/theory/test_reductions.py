@@ -98,6 +98,18 @@ def test_one_full_gradient_step_of_everybody_is_gradient_descent(clients, algori
     same(path(algorithm, clients, steps=1, start=start), descent(clients))
 
 
+def test_mb_storms_server_goes_as_far_as_k_steps(clients):
+    """gamma = eta K, as Cheng et al. compare it: the server's rate that says the same."""
+    by_option = server_of(algorithms.MBSTORM(0.3, steps=5), clients, LR)
+    by_rate = server_of(algorithms.MBSTORM(0.3), clients, LR, server_lr=5 * LR)
+    for server in (by_option, by_rate):
+        for _ in range(ROUNDS):
+            broadcast = server.broadcast(range(N))
+            report = server.round([Update(i, clients.work(broadcast, i, 1)[0], steps=1) for i in broadcast.ids])
+            assert report.gamma == pytest.approx(5 * LR)
+    same(by_option.x, by_rate.x)
+
+
 @pytest.mark.parametrize(
     "algorithm", [algorithms.FedAvgM(0.3), algorithms.SCAFFOLDM(0.3)], ids=["FedAvgM", "SCAFFOLDM"]
 )
