@@ -1,6 +1,7 @@
-"""Accuracy over rounds or uploadings: a line for each algorithm's mean, a band from the lowest to the highest seed."""
+"""Accuracy or test loss over rounds or uploadings: a line for each algorithm's mean, a band over its seeds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from matplotlib.ticker import MaxNLocator
@@ -8,10 +9,33 @@ from matplotlib.ticker import MaxNLocator
 from fedcore.experiment.records import Record
 from fedcore.reports.comparison import Comparison
 from fedcore.reports.drawing import BESIDE_TEXT, frame, label_axis, look, name_ends, new_figure, room_for
-from fedcore.reports.summary import accuracies
+from fedcore.reports.summary import accuracies, losses
 
 WIDTH, HEIGHT = 8.0, 4.8
 AXES = {"rounds": "round", "uploadings": "uploadings (rounds × vectors that a client sends in one)"}
+WIDE = 20
+"""From this ratio of the largest loss to the smallest on, the axis is logarithmic."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One of the things that a record has a curve of.
+
+    Attributes:
+        says: what is drawn, with its unit.
+        curve: its values by round.
+        unit: what a value is multiplied with for the picture.
+        may_be_log: whether values that lie far apart make the axis logarithmic.
+    """
+
+    says: str
+    curve: Callable[[Record], Mapping[int, float]] = field(repr=False)
+    unit: float = 1.0
+    may_be_log: bool = False
+
+
+ACCURACY = Measure("Test accuracy (%)", accuracies, unit=100)
+LOSS = Measure("Test loss (mean cross entropy)", losses, may_be_log=True)
 
 
 def draw_curves(
@@ -21,8 +45,9 @@ def draw_curves(
     *,
     over: str = "rounds",
     changed: str = "",
+    measure: Measure = ACCURACY,
 ) -> None:
-    """Draw the accuracies of a run's records as a PNG.
+    """Draw the curves of a run's records as a PNG.
 
     A curve ends where the first of its seeds ends, so that a mean never jumps because a seed stopped early.
 
@@ -32,7 +57,9 @@ def draw_curves(
         paper: its accuracies at the end are dotted lines.
         over: "rounds", or "uploadings" (rounds where a record of an older version does not have them).
         changed: what the experiment has otherwise than its title says.
+        measure: what is drawn.
     """
+    accuracy = paper.accuracy if paper and measure is ACCURACY else {}
     if any(line.uploadings is None for record in records for line in record.rounds):
         over = "rounds"
     labels = list(dict.fromkeys(record.header.algorithm for record in records))
@@ -41,33 +68,38 @@ def draw_curves(
     ends: list[tuple[float, str, str]] = []
     for algorithm in labels:
         group = [record for record in records if record.header.algorithm == algorithm]
-        places, low, mean, high = band(group, over)
+        places, low, mean, high = band(group, over, measure)
         if not places:
             continue
         colour, style = look(group[0].header.order)
         axes.fill_between(places, low, high, color=colour, alpha=0.13, linewidth=0)
         axes.plot(places, mean, color=colour, linestyle=style, linewidth=1.8)
         ends.append((mean[-1], algorithm, colour))
-        if paper and algorithm in paper.accuracy:
-            axes.axhline(paper.accuracy[algorithm], color=colour, linestyle=":", linewidth=1)
+        if algorithm in accuracy:
+            axes.axhline(accuracy[algorithm], color=colour, linestyle=":", linewidth=1)
     seeds = len({record.header.seed for record in records})
     spread = f"mean of {seeds} seeds, band from the lowest to the highest" if seeds > 1 else "one seed"
-    dotted = ", dotted: the paper's" if paper and paper.accuracy else ""
+    dotted = ", dotted: the paper's" if accuracy else ""
     dotted += f" (CUT SHORT here: {paper.short})" if dotted and paper and paper.short else ""
-    says = [f"Test accuracy (%), {spread}{dotted}", *([f"changed: {changed}"] if changed else [])]
+    says = [f"{measure.says}, {spread}{dotted}", *([f"changed: {changed}"] if changed else [])]
     frame(axes, "\n".join(says), width=WIDTH, title=records[0].header.title)
     label_axis(axes.xaxis, AXES[over], WIDTH - 2 * BESIDE_TEXT)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.margins(x=0)
+    values = [y for line in axes.lines for y in line.get_ydata()]
+    if measure.may_be_log and 0 < WIDE * min(values, default=0.0) < max(values, default=0.0):
+        axes.set_yscale("log")
     name_ends(axes, ends)
     figure.savefig(path)
 
 
-def band(group: Sequence[Record], over: str) -> tuple[list[int], list[float], list[float], list[float]]:
-    """Places on the axis (both count from 1), and the lowest, mean and highest accuracy in percent."""
-    curves = [curve for curve in map(accuracies, group) if curve]
+def band(
+    group: Sequence[Record], over: str, measure: Measure = ACCURACY
+) -> tuple[list[int], list[float], list[float], list[float]]:
+    """Places on the axis (both count from 1), and the lowest, mean and highest value in the picture's unit."""
+    curves = [curve for curve in map(measure.curve, group) if curve]
     shared = [round for round in curves[0] if all(round in curve for curve in curves)] if curves else []
-    columns = [[100 * curve[round] for curve in curves] for round in shared]
+    columns = [[measure.unit * curve[round] for curve in curves] for round in shared]
     sent = {line.round: line.uploadings or 0 for record in group for line in record.rounds}
     return (
         [sent[round] if over == "uploadings" else round + 1 for round in shared],

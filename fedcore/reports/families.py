@@ -23,7 +23,7 @@ SAYS = {
     ACCURACY: "Test accuracy (%)",
     POINTS: "Difference of accuracies (points)",
     RECOVERY: "Rounds until the accuracy is what it was",
-    CROSSING: "Rounds until the first is above the second",
+    CROSSING: "Rounds until the first's test loss is below the second's",
 }
 """The kinds of figure in the order of their panels, and what is said above each."""
 WIDE = 10

@@ -10,13 +10,13 @@ from typing import Any
 
 from fedcore.experiment.records import Record
 from fedcore.reports.paired import Difference, difference
-from fedcore.reports.summary import Statistic, accuracies, final
+from fedcore.reports.summary import Statistic, accuracies, final, losses
 
 HOLD = 5
 """Rounds over whose mean one curve must be above another to have crossed it; one round alone may be chance."""
 
 ACCURACY, POINTS = ", accuracy %", ", points"
-RECOVERY, CROSSING = ": rounds to recover", ": rounds until above"
+RECOVERY, CROSSING = ": rounds to recover", ": rounds until the loss is lower"
 """The kinds of figure, as they follow the label of what they are of."""
 
 
@@ -162,8 +162,8 @@ def _gain(found: Difference, paper: str, spread: str) -> Line:
 
 
 def _crossings(records: Sequence[Record], pair: str, shift: int) -> list[int | None]:
-    above, below = ({r.header.seed: accuracies(r) for r in records if r.header.algorithm == x} for x in _pair(pair))
-    return [crossing(above[seed], below[seed], shift) for seed in above if seed in below]
+    lower, higher = ({r.header.seed: losses(r) for r in records if r.header.algorithm == x} for x in _pair(pair))
+    return [crossing(higher[seed], lower[seed], shift) for seed in lower if seed in higher]
 
 
 def _counted(label: str, kind: str, paper: int, counts: Sequence[int | None]) -> Line:

@@ -1,7 +1,7 @@
-"""All reports of a run's folder: ``table.md``, ``table.csv``, ``curves.png`` and ``report.html``."""
+"""All reports of a run's folder: ``table.md``, ``table.csv``, ``curves.png``, ``loss.png`` and ``report.html``."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,11 +15,11 @@ from fedcore.experiment.schema.changes import Changes, of_tables, said
 from fedcore.experiment.schema.pictures import Pictures
 from fedcore.reports import html_page as page
 from fedcore.reports.comparison import Comparison, comparison
-from fedcore.reports.curves import draw_curves
+from fedcore.reports.curves import LOSS, draw_curves
 from fedcore.reports.diagnostics import NOTE, diagnostics, diagnostics_table
 from fedcore.reports.paired import Difference, differences_to_first
 from fedcore.reports.papers import interval
-from fedcore.reports.summary import Summary, summarise
+from fedcore.reports.summary import Summary, losses, summarise
 from fedcore.reports.table import cells, csv_table, escaped, legend, markdown_lines, markdown_table
 
 DIFFERENCES = ("paired by seed", "points", "interval", "seeds")
@@ -121,9 +121,13 @@ def report_on(
         f"{markdown_table(summary)}\n{diagnostics_table(records)}{_sections(paper, apart)}", encoding="utf-8"
     )
     table.write_text(csv_table(summary), encoding="utf-8")
+    drawings = {curves: "test accuracy"}
     draw_curves(records, curves, paper, over=drawn.over, changed=summary.changed)
-    report = Report(summary, (markdown, table, curves, html), paper)
-    html.write_text(_page(report, records, apart, curves, config), encoding="utf-8")
+    if any(map(losses, records)):  # runs of older versions have none
+        drawings[folder / "loss.png"] = "test loss"
+        draw_curves(records, folder / "loss.png", over=drawn.over, changed=summary.changed, measure=LOSS)
+    report = Report(summary, (markdown, table, *drawings, html), paper)
+    html.write_text(_page(report, records, apart, drawings, config), encoding="utf-8")
     return report
 
 
@@ -161,10 +165,12 @@ def _sections(paper: Comparison | None, apart: Sequence[Difference]) -> str:
     return "\n".join([*found, ""]) if found else ""
 
 
-def _page(report: Report, records: Sequence[Record], apart: Sequence[Difference], curves: Path, config: str) -> str:
+def _page(
+    report: Report, records: Sequence[Record], apart: Sequence[Difference], drawings: Mapping[Path, str], config: str
+) -> str:
     summary = report.summary
     parts = [page.remark(f"Changed: {summary.changed}.")] if summary.changed else []
-    parts.append(page.picture(curves, f"{summary.title}: test accuracy"))
+    parts += [page.picture(file, f"{summary.title}: {what}") for file, what in drawings.items()]
     if report.paper:
         parts += [page.heading("The paper"), *paper_parts(report.paper)]
     parts += [page.heading("Here"), page.table(*cells(summary)), page.paragraph(legend(summary), faint=True)]

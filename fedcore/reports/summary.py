@@ -38,6 +38,7 @@ class Row:
         final: accuracy, the mean over the last 10 evaluated rounds.
         best: the highest accuracy in any round.
         oscillation: standard deviation of the accuracy over those last 10 rounds.
+        loss: the test loss (mean cross entropy), the mean over the last 10 evaluated rounds that have one.
         difference: ``final`` minus that of the first algorithm with the same seed, over the rounds that both
             did; None for the first algorithm itself.
         seconds: wall time of one trial.
@@ -49,6 +50,7 @@ class Row:
     final: Statistic
     best: Statistic
     oscillation: Statistic
+    loss: Statistic
     difference: Statistic | None
     seconds: Statistic
 
@@ -97,9 +99,20 @@ def accuracies(record: Record) -> dict[int, float]:
     return {line.round: line.accuracy for line in record.rounds if line.accuracy is not None}
 
 
+def losses(record: Record) -> dict[int, float]:
+    """Round to test loss, for the rounds that were evaluated and whose loss is finite."""
+    return {line.round: line.loss for line in record.rounds if line.loss is not None}
+
+
 def final(record: Record) -> float | None:
     """A trial's result: its accuracy, the mean over the last 10 evaluated rounds; None without any."""
     last = list(accuracies(record).values())[-LAST:]
+    return fmean(last) if last else None
+
+
+def final_loss(record: Record) -> float | None:
+    """A trial's test loss, the mean over the last 10 evaluated rounds; None without any."""
+    last = list(losses(record).values())[-LAST:]
     return fmean(last) if last else None
 
 
@@ -122,6 +135,7 @@ def _row(label: str, group: Sequence[Record], first: dict[int, Record]) -> Row:
         final=Statistic.of([fmean(last) for last in lasts]),
         best=Statistic.of([max(curve.values()) for curve in curves.values()]),
         oscillation=Statistic.of([stdev(last) for last in lasts if len(last) > 1]),
+        loss=Statistic.of([loss for record in group if (loss := final_loss(record)) is not None]),
         difference=None
         if group[0].header.order == 0
         else Statistic.of([difference for difference in pairs if difference is not None]),

@@ -20,7 +20,7 @@ from fedcore.experiment.schema.changes import Change, Changes
 from fedcore.reports import html_page as page
 from fedcore.reports.families import Family, draw_family, families
 from fedcore.reports.report import Report, changes, paper_lines, paper_parts, pictures, report_on
-from fedcore.reports.summary import final
+from fedcore.reports.summary import final, final_loss
 from fedcore.reports.table import cells, escaped, legend, markdown_lines
 
 MOST = 10
@@ -222,14 +222,22 @@ def _write_trials(found: dict[str, Runs], path: Path) -> None:
     """A line for each trial, whole or not: its result in full precision, as a fraction."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["preset", "point", "algorithm", "seed", "rounds", "accuracy", "uploads", "seconds"])
+        writer.writerow(["preset", "point", "algorithm", "seed", "rounds", "accuracy", "loss", "uploads", "seconds"])
         for preset, runs in found.items():
             for point, (_, records) in runs.items():
                 for record in records:
                     header, lines = record.header, record.rounds
                     uploads = lines[-1].uploads if lines else 0
                     seconds = round(sum(sum(line.seconds.values()) for line in lines), 1)
-                    own = [header.algorithm, header.seed, len(lines), final(record), uploads, seconds]
+                    own = [
+                        header.algorithm,
+                        header.seed,
+                        len(lines),
+                        final(record),
+                        final_loss(record),
+                        uploads,
+                        seconds,
+                    ]
                     writer.writerow([preset, point, *own])
 
 

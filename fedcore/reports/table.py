@@ -11,7 +11,17 @@ from rich.text import Text
 
 from fedcore.reports.summary import LAST, Row, Statistic, Summary
 
-HEADINGS = ("algorithm", "accuracy %", "vs {first}", "best %", "oscillation", "seeds", "rounds", "s / trial")
+HEADINGS = (
+    "algorithm",
+    "accuracy %",
+    "vs {first}",
+    "best %",
+    "oscillation",
+    "test loss",
+    "seeds",
+    "rounds",
+    "s / trial",
+)
 ESSENTIAL = 5
 """How many of these columns a terminal of 80 characters has room for."""
 
@@ -55,7 +65,8 @@ def legend(*summaries: Summary) -> str:
         over = "the one evaluated round there is" if fewest == 1 else f"the {fewest} evaluated rounds there are"
     return (
         f"Accuracy: mean over {over}; oscillation: its standard deviation over them; mean ± sample standard deviation "
-        "over seeds, in points; vs: paired by seed, same clients in each round."
+        "over seeds, in points; vs: paired by seed, same clients in each round; test loss: mean cross entropy, "
+        "over the same rounds."
     )
 
 
@@ -77,7 +88,7 @@ def csv_table(summary: Summary) -> str:
     """The table as CSV: fractions, not points, in full precision; empty where there is no value."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    names = ("final", "best", "oscillation", "difference", "seconds")
+    names = ("final", "best", "oscillation", "loss", "difference", "seconds")
     spread = [f"{name}_{part}" for name in names for part in ("mean", "std")]
     writer.writerow(["algorithm", "seeds", "rounds", *spread])
     for row in summary.rows:
@@ -100,10 +111,19 @@ def _cells(row: Row) -> list[str]:
         difference,
         _points(row.best),
         _points(row.oscillation),
+        _plain(row.loss),
         str(len(row.seeds)),
         str(row.rounds),
         seconds,
     ]
+
+
+def _plain(statistic: Statistic) -> str:
+    """``0.713 ± 0.020``: three digits behind the point, or as many as it has."""
+    if statistic.mean is None:
+        return "–"
+    mean = f"{statistic.mean:.3f}" if statistic.mean < 1e4 else f"{statistic.mean:.3g}"
+    return mean if statistic.deviation is None else f"{mean} ± {statistic.deviation:.3g}"
 
 
 def _points(statistic: Statistic, sign: str = "") -> str:

@@ -34,6 +34,7 @@ def test_the_quickstart_from_end_to_end(tmp_path):
         "table.md",
         "table.csv",
         "curves.png",
+        "loss.png",
         "report.html",
     }
     assert len(list((folder / "records").iterdir())) == 3

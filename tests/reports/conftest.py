@@ -10,13 +10,27 @@ Make = Callable[..., Record]
 
 @pytest.fixture
 def record() -> Make:
-    """Makes a record from the accuracies of its rounds."""
+    """Makes a record from the accuracies of its rounds; where one is evaluated its loss is 1 - accuracy."""
 
     def make(
         algorithm: str, order: int, seed: int, accuracies: Sequence[float | None], rounds: int | None = None
     ) -> Record:
         lines = [
-            RoundRecord(round, [0], 1, 0, accuracy, None, 0.1, 0.1, 5, round + 1, 1.0, 8, {"train": 0.5})
+            RoundRecord(
+                round,
+                [0],
+                1,
+                0,
+                accuracy,
+                None if accuracy is None else 1 - accuracy,
+                0.1,
+                0.1,
+                5,
+                round + 1,
+                1.0,
+                8,
+                {"train": 0.5},
+            )
             for round, accuracy in enumerate(accuracies)
         ]
         return Record(Header("p", "P", algorithm, order, seed, rounds or len(lines), "0"), lines, torn=False)

@@ -38,7 +38,7 @@ def everywhere(run, drawn):
     """What a run's report says: on the terminal, in Markdown, on the page, in the picture."""
     shown = invoke("report", run)
     assert shown.status == 0
-    picture = " ".join(text.get_text() for text in drawn[-1].axes[0].texts)
+    picture = " ".join(text.get_text() for text in drawn[-2].axes[0].texts)  # the last is the loss
     markdown = (run / "table.md").read_text()
     page = parsed(run / "report.html").text.partition("Configuration")[0]
     return {

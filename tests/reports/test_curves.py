@@ -6,7 +6,8 @@ from fedcore.experiment import load_preset
 from fedcore.experiment.loop import run_trial
 from fedcore.experiment.records import read_folder
 from fedcore.experiment.trial import trials
-from fedcore.reports.curves import AXES, band, draw_curves
+from fedcore.reports.comparison import Comparison
+from fedcore.reports.curves import ACCURACY, AXES, LOSS, band, draw_curves
 from fedcore.reports.drawing import COLOURS, apart
 
 
@@ -17,6 +18,26 @@ def test_the_band_runs_from_the_lowest_to_the_highest_seed_and_ends_with_the_fir
     assert low == pytest.approx([10, 30])
     assert mean == pytest.approx([20, 30])
     assert high == pytest.approx([30, 30])
+
+
+def test_losses_are_drawn_in_their_own_unit_and_far_apart_ones_on_a_logarithmic_axis(tmp_path, record, drawn):
+    near, far = record("A", 0, 0, [0.1, None, 0.3]), record("B", 1, 0, [0.2, 0.5, 0.99])
+    for records, scale in (([near], "linear"), ([near, far], "log")):
+        draw_curves(records, tmp_path / "a.png", measure=LOSS)
+        (axes,) = drawn[-1].axes
+        assert axes.get_yscale() == scale
+        assert axes.lines[0].get_ydata() == pytest.approx([0.9, 0.7])
+        assert axes.texts[0].get_text().startswith("Test loss (mean cross entropy)")
+    rounds, low, mean, high = band([near], "rounds", LOSS)
+    assert (rounds, low, mean, high) == ([1, 3], [0.9, 0.7], [0.9, 0.7], [0.9, 0.7])
+
+
+def test_the_loss_has_no_dotted_lines(tmp_path, record, drawn):
+    """The papers print accuracies."""
+    paper = Comparison("P", accuracy={"A": 50.0})
+    for measure, lines in ((ACCURACY, 2), (LOSS, 1)):
+        draw_curves([record("A", 0, 0, [0.4, 0.5])], tmp_path / "a.png", paper, measure=measure)
+        assert len(drawn[-1].axes[0].lines) == lines
 
 
 def test_more_algorithms_than_colours_can_be_drawn(tmp_path, record):

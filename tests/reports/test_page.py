@@ -44,10 +44,10 @@ def test_a_report_is_one_page_by_itself(tmp_path, record):
     assert seen.addresses == []
     assert "script" not in seen.tags
     assert "link" not in seen.tags
-    (image,) = seen.images
-    kind, _, data = image.partition(",")
-    assert kind == "data:image/png;base64"
-    assert base64.b64decode(data) == (tmp_path / "curves.png").read_bytes()
+    for image, file in zip(seen.images, ("curves.png", "loss.png"), strict=True):
+        kind, _, data = image.partition(",")
+        assert kind == "data:image/png;base64"
+        assert base64.b64decode(data) == (tmp_path / file).read_bytes()
     assert "FedAvg <b>" in seen.text
     assert '{"name": "x & y"}' in seen.text
     assert "url(" not in (tmp_path / "report.html").read_text()

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from fedcore.experiment import load_preset, presets
@@ -33,6 +35,26 @@ def test_recovery_counts_from_the_first_round_after_the_shift(record):
     assert recovery(trial, 1) == 1
     assert recovery(record("A", 0, 0, [0.5, 0.2, 0.3]), 1) is None
     assert recovery(trial, 9) is None
+
+
+def test_a_crossing_is_that_of_the_test_losses(record):
+    """Ruan et al., Table 5: not of the accuracies, which lie the other way here."""
+    falling = [0.9 - 0.02 * round for round in range(20)]
+    trials = {
+        "include": record("include", 0, 0, [0.5] * 20),
+        "exclude": record("exclude", 1, 0, [0.3] * 20),
+    }
+    lines = [replace(line, loss=loss) for line, loss in zip(trials["exclude"].rounds, falling, strict=True)]
+    trials["exclude"] = replace(trials["exclude"], rounds=lines)
+    (line,) = compare(list(trials.values()), Figures("P", shift=10, crossing={"exclude - include": 27}))
+    # .9 - .02 t is below .5 from t = 21 on; nowhere here
+    assert line.values == (None,)
+    lines = [replace(line, loss=line.loss - 0.2) for line in lines]
+    trials["exclude"] = replace(trials["exclude"], rounds=lines)
+    (line,) = compare(list(trials.values()), Figures("P", shift=5, crossing={"exclude - include": 27}))
+    # .7 - .02 t, over five rounds the mean is that in the middle: below .5 from the middle 11 on, rounds 9 to 13
+    assert line.values == (9 - 5 + 1,)
+    assert line.what == "exclude - include: rounds until the loss is lower"
 
 
 def test_a_crossing_holds_for_five_rounds():

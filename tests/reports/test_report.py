@@ -25,7 +25,7 @@ def test_a_run_that_was_cut_short_has_a_report(tmp_path, record):
     torn = tmp_path / "records" / "B-0.jsonl"
     torn.write_text(torn.read_text() + '{"round": 2, "act')
     written = write_report(tmp_path)
-    assert [path.name for path in written.files] == ["table.md", "table.csv", "curves.png", "report.html"]
+    assert [path.name for path in written.files] == ["table.md", "table.csv", "curves.png", "loss.png", "report.html"]
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert written.summary.notes == (
         "B, seed 0: stopped after 2 of 3 rounds",

@@ -43,6 +43,7 @@ def test_each_algorithm_has_its_own_best_point(tmp_path, put):
         "table.md",
         "table.csv",
         "curves.png",
+        "loss.png",
         "report.html",
     }
     with (tmp_path / "trials.csv").open() as file:
@@ -55,6 +56,7 @@ def test_each_algorithm_has_its_own_best_point(tmp_path, put):
         "seed": "0",
         "rounds": "3",
         "accuracy": "0.6",
+        "loss": str(1 - 0.6),
         "uploads": "3",
         "seconds": "1.5",
     }

@@ -11,8 +11,8 @@ def test_markdown(record):
     records = [record(name, i, seed, [0.1 * (i + seed + 1)] * 2) for i, name in enumerate("AB") for seed in (0, 1)]
     lines = markdown_table(summarise(records)).splitlines()
     assert lines[2].startswith("| algorithm | accuracy % | vs A |")
-    assert lines[4] == "| A | 15.0 ± 7.1 |  | 15.0 ± 7.1 | 0.0 ± 0.0 | 2 | 2 | 1.0 |"
-    assert lines[5] == "| B | 25.0 ± 7.1 | +10.0 ± 0.0 | 25.0 ± 7.1 | 0.0 ± 0.0 | 2 | 2 | 1.0 |"
+    assert lines[4] == "| A | 15.0 ± 7.1 |  | 15.0 ± 7.1 | 0.0 ± 0.0 | 0.850 ± 0.0707 | 2 | 2 | 1.0 |"
+    assert lines[5] == "| B | 25.0 ± 7.1 | +10.0 ± 0.0 | 25.0 ± 7.1 | 0.0 ± 0.0 | 0.750 ± 0.0707 | 2 | 2 | 1.0 |"
 
 
 def test_markdown_escapes_labels_and_lists_notes(record):
