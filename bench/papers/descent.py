@@ -79,7 +79,7 @@ def stochastic_error(clients, drawn, steps, seed, *, replacement=True):
 
 
 def errors():
-    """LFSGD's error over K, drawn with replacement as in Algorithm 1 and without (400 steps), and over T (one client)."""
+    """LFSGD's error over K (400 steps), drawn with replacement as in Algorithm 1 and without, and over T (one client)."""
     clients = Clients(CLIENTS, 2000, seed=4, shared=True)  # each coordinate is a problem of its own: one averages many
 
     def mean(K, T, replacement):
@@ -146,6 +146,7 @@ def main(stem):
     noise.loglog(Ks, different_K, "^:", color=COLOURS[2], label=f"over K, without: slope {slope_different:.2f}")
     noise.loglog(Ts, over_T, "s-", color=COLOURS[1], label=f"over T, K = 1: slope {slope_T:.2f}")
     noise.set(title=f"LFSGD: f - f* over K of {CLIENTS} clients (T = 400), and over T", xlabel="K, or T")
+    noise.set_ylim(top=400)  # room for the names
     mixing.plot(*zetas.T, "o-", color=COLOURS[0], label="ring to complete graph, 9 nodes")
     mixing.set(title="NFSGD: the distance to the optimum over zeta", xlabel="zeta")
     for axes in (shared, other, noise, mixing):

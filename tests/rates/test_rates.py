@@ -131,7 +131,7 @@ def _by_hand(L, mu, E, diversity):
 
 @given(st.floats(0.01, 1), st.integers(1, 60), st.floats(1, 1e4), st.sampled_from([2.0**-10, 0.5, 2.0**7]))
 def test_the_rate_is_in_the_unit_of_the_objective(mu, E, diversity, c):
-    """f and c f have the same kappa and the same lambda, and eta c f' must be the same step: eq. 19 as printed fails."""
+    """f and c f have one kappa and one lambda, so eta c f' must be the same step: eq. 19 as printed fails."""
     of_f, of_cf = (largest_full_gradient_rate(L, L * mu, E, diversity) for L in (1.0, c))
     assert of_cf * c == pytest.approx(of_f, rel=1e-12)
 
