@@ -79,7 +79,7 @@ def stochastic_error(clients, drawn, steps, seed, *, replacement=True):
 
 
 def errors():
-    """LFSGD's error over K (400 steps), drawn with replacement as in Algorithm 1 and without, and over T (one client)."""
+    """LFSGD's error over K (400 steps), drawn with replacement as in Algorithm 1 and without, and over T (K = 1)."""
     clients = Clients(CLIENTS, 2000, seed=4, shared=True)  # each coordinate is a problem of its own: one averages many
 
     def mean(K, T, replacement):

@@ -40,8 +40,8 @@ class Network(Represented, Unpicklable):
     neighbours keep the weight that they would have given it: W'_ij = 0 for i or j away, and the missing weight goes to
     the diagonal, so that W' is symmetric and doubly stochastic as W is.
 
-    The models' mean then moves by sum_j q_j (y_j - x_j), so that the network minimises sum_j q_j f_j: what a node did in
-    its local steps counts p q_j fold, x_j + p q_j (y_j - x_j), before it is mixed. With equal weights that is y_j.
+    The models' mean moves by sum_j q_j (y_j - x_j), so that the network minimises sum_j q_j f_j: what a node did in its
+    local steps counts p q_j fold, x_j + p q_j (y_j - x_j), before it is mixed. With equal weights that is y_j.
 
     The paper prints, in line 9 of its algorithm, w_j instead of the neighbours' models and a factor q_i. The factor
     is what its analysis needs for that sum (eqs. 74, 75); as printed it would shrink the models and not their steps.
@@ -52,8 +52,8 @@ class Network(Represented, Unpicklable):
         W: a ``Topology``, or float32[p, p] or float64[p, p] (or a sparse matrix): symmetric, rows that add up to 1,
             no entry below 0, zeta < 1.
         lr: eta, the rate of the local steps: a number, or a function of the round.
-        q: p numbers >= 0, the weights of the nodes in the objective, in the output and in the gradient diversity; scaled
-            to the sum 1. None is 1/p. A rate that is stable for one node has to be so p q_j fold.
+        q: p numbers >= 0, the nodes' weights in the objective, the output and the gradient diversity; scaled to the sum
+            1. None is 1/p. A rate that is stable for one node has to be so p q_j fold.
         max_steps: an update that claims more is refused.
         own_rates: whether nodes may have rates of their own, up to ``max_lr``. Else one that says another is refused.
 

@@ -75,7 +75,9 @@ def test_the_test_examples_are_the_clients_own_and_else_those_of_their_classes()
     right = lambda found, clients: found.accuracy * sum(len(dataset.test_parts[c]) for c in clients)  # noqa: E731
     difference = right(after, range(5)) - right(before, range(1, 5))
     assert 0 <= round(difference) <= 4
-    digits = load_preset("quickstart", ["partition={name='one-label', clients=10, smallest=5, balanced=true}", "objective={}"])
+    digits = load_preset(
+        "quickstart", ["partition={name='one-label', clients=10, smallest=5, balanced=true}", "objective={}"]
+    )
     parts = build(Trial(digits.model_copy(update={"participation": arriving().participation}), 0, 0))
     parts.evaluate(0, parts.server.x)
     (judge,) = parts.test_sets._engines.values()
