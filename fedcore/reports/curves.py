@@ -13,7 +13,7 @@ from fedcore.reports.summary import accuracies, losses
 
 WIDTH, HEIGHT = 8.0, 4.8
 AXES = {"rounds": "round", "uploadings": "uploadings (rounds × vectors that a client sends in one)"}
-WIDE = 20
+WIDE = 10
 """From this ratio of the largest loss to the smallest on, the axis is logarithmic."""
 
 
