@@ -66,6 +66,7 @@ def draw_curves(
     figure = new_figure(WIDTH, max(HEIGHT, room_for(labels) + 1.8))
     axes = figure.add_subplot()
     ends: list[tuple[float, str, str]] = []
+    means: list[float] = []
     for algorithm in labels:
         group = [record for record in records if record.header.algorithm == algorithm]
         places, low, mean, high = band(group, over, measure)
@@ -75,6 +76,7 @@ def draw_curves(
         axes.fill_between(places, low, high, color=colour, alpha=0.13, linewidth=0)
         axes.plot(places, mean, color=colour, linestyle=style, linewidth=1.8)
         ends.append((mean[-1], algorithm, colour))
+        means += mean
         if algorithm in accuracy:
             axes.axhline(accuracy[algorithm], color=colour, linestyle=":", linewidth=1)
     seeds = len({record.header.seed for record in records})
@@ -86,8 +88,7 @@ def draw_curves(
     label_axis(axes.xaxis, AXES[over], WIDTH - 2 * BESIDE_TEXT)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.margins(x=0)
-    values = [y for line in axes.lines for y in line.get_ydata()]
-    if measure.may_be_log and 0 < WIDE * min(values, default=0.0) < max(values, default=0.0):
+    if measure.may_be_log and 0 < WIDE * min(means, default=0.0) < max(means, default=0.0):
         axes.set_yscale("log")
     name_ends(axes, ends)
     figure.savefig(path)
