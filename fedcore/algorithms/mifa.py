@@ -14,7 +14,7 @@ class MIFA(Algorithm):
     The total T is the sum of all rows, in float64: T' = T + sum over the cohort of (h_i - r_i), v = T' / N. Rows are
     gradients: no rate multiplies them, so today's rate multiplies old ones too. A round without clients still steps
     along the remembered mean. T follows the rows to float64 rounding, so a row 10^16 times the others' length leaves a
-    trace of it behind.
+    trace of it behind; with ``Server(accumulate="exact")`` T is their sum to the last bit, and nothing leaves one.
 
     Args:
         wait: x stays until each client was heard once (the paper's form; rows fill and rounds count meanwhile).
