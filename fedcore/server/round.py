@@ -282,12 +282,8 @@ class Round(Represented):
             if self.is_open:
                 self._abort()
             else:
-                del (
-                    self._state,
-                    self._reader,
-                    self._partials,
-                    self._aggregator,
-                )  # a round that is over keeps no store open
+                self._let_go()  # a round that is over keeps no store open
+                del self._aggregator
         return self.report
 
     def abort(self) -> None:
