@@ -74,6 +74,21 @@ def test_as_they_come_each_comes_once(together):
         np.testing.assert_array_equal(update.model, due[update.client])
 
 
+def test_as_they_come_exact_sums_have_the_same_bits(together):
+    """Round after round, through MIFA's rows and their total, whoever was first."""
+    ends = []
+    for engine, ordered in ((together.here, True), (together.there, False)):
+        server = Server("MIFA", engine.initial, clients=together.clients, lr=0.1, accumulate="exact")
+        together.there.ordered = ordered
+        try:
+            for round in range(3):
+                server.round(engine.updates(server.broadcast(range(round, together.clients))))
+        finally:
+            together.there.ordered = True
+        ends.append(np.array(server.x))
+    np.testing.assert_array_equal(*ends)
+
+
 def test_an_update_is_read_only_and_kept(together):
     server = Server("FedAvg", together.here.initial, clients=together.clients, lr=0.1)
     first, *_ = together.there.updates(server.broadcast([0, 1]))
