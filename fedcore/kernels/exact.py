@@ -30,12 +30,12 @@ class ExactSum(NamedTuple):
     """A sum of n elements, high 2^-10 + low 2^-60 each, in one form: 0 <= low < 2^50. Equal sums are equal bytes.
 
     >>> sum = ExactSum.zeros(2)
-    >>> accumulate_exact(sum, [None], [np.float32([-1, 3e8])], np.ones(1), np.ones(1), out=sum)
-    array([9.e+16])
+    >>> accumulate_exact(sum, [None], [np.float32([-1, 4])], np.ones(1), np.ones(1), out=sum)
+    array([17.])
     >>> sum
-    ExactSum(high=array([        1024, -307200000000]), low=array([0, 0]))
+    ExactSum(high=array([ 1024, -4096]), low=array([0, 0]))
     >>> read_exact(sum)
-    array([ 1.e+00, -3.e+08])
+    array([ 1., -4.])
     """
 
     high: Words

@@ -192,6 +192,7 @@ class Round(Represented):
 
         Cost: 4 n bytes for each that is out at a time: up to ``fold`` in the round, and what the caller has.
 
+        >>> import numpy as np
         >>> from fedcore import Server
         >>> server = Server("FedAvg", np.zeros(2, np.float32), clients=2, lr=0.1)
         >>> with server.open_round() as round:

@@ -59,11 +59,11 @@ def test_a_departed_client_keeps_its_share_or_does_not(order, total):
 def test_the_model_is_judged_on_those_who_count():
     changing = build(Trial(arriving(), 0, 0)).changing
     assert [sorted(changing.judged_by(round)) for round in (2, 3)] == [[1, 2, 3, 4], [0, 1, 2, 3, 4]]
-    included = build(Trial(departing(), 0, 0)).changing
-    assert [len(included.judged_by(round)) for round in (2, 3)] == [5, 4]  # those present
-    method = "{name='FlexibleFedAvg', scheme='C', local_steps=5, objective={departures='include'}}"
-    kept = build(Trial(departing(f"algorithms=[{method}]"), 0, 0)).changing
+    kept = build(Trial(departing(), 0, 0)).changing
     assert [len(kept.judged_by(round)) for round in (2, 3)] == [5, 5]  # those in the objective
+    method = "{name='FlexibleFedAvg', scheme='C', local_steps=5, objective={departures='include', test='present'}}"
+    included = build(Trial(departing(f"algorithms=[{method}]"), 0, 0)).changing
+    assert [len(included.judged_by(round)) for round in (2, 3)] == [5, 4]  # those present
 
 
 def test_the_test_examples_are_the_clients_own_and_else_those_of_their_classes():

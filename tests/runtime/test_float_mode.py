@@ -23,6 +23,7 @@ TINY = np.float32([1e-40, 1, 3e-39, -2e-42, 0, 1e-30, -1e-38, 2])
 WIDE = TINY.astype(np.float64) * np.float64([1e-280] * 4 + [1] * 4)
 SCALES = np.float64([1e-40, 1])
 LARGE = np.full(8, 1e30, np.float32)
+SMALL = TINY * np.float32(0.5)
 DRAW = dict(seed=1, round=2)
 
 
@@ -73,6 +74,20 @@ def exchanged(form):
     return [total, row, norms]
 
 
+def accumulated_exactly():
+    total = kernels.ExactSum.zeros(8)
+    norms = kernels.accumulate_exact(total, [None, TINY], [TINY, SHORT], SCALES, np.float64([1e-30, 1]), out=total)
+    return [total, norms, kernels.read_exact(total)]
+
+
+def exchanged_exactly(form):
+    total, row = kernels.ExactSum.zeros(8), TINY.copy()
+    norms = kernels.exchange_exact(
+        total, [SHORT], [TINY], np.ones(1), np.ones(1), [row], [None], [row], out=total, **FORMS[form]
+    )
+    return [total, row, norms]
+
+
 def stepped():
     v, total, x = np.empty(8, np.float32), np.empty(8), np.empty(8, np.float32)
     arguments = dict(
@@ -117,6 +132,12 @@ KERNELS = {
         kernels.weighted_sum_segments([[LARGE, TINY]], [1e-40], norms=True),
     ],
     "accumulate": lambda: [accumulated(TINY.copy()), accumulated(WIDE.copy())],
+    "accumulate_exact": accumulated_exactly,
+    "exchange_exact": lambda: [*map(exchanged_exactly, FORMS)],
+    "read_exact": lambda: kernels.read_exact(kernels.ExactSum(np.int64([1, 0]), np.int64([3, 5]))),
+    "combine_exact": lambda: kernels.combine_exact(
+        [kernels.ExactSum(np.int64([1] * 8), np.int64([3] * 8)), SMALL], [2, -3]
+    ),
     "server_step": stepped,
     "exchange": lambda: [*map(exchanged, FORMS)],
     "direction_step": lambda: written(lambda y: kernels.direction_step(y, LARGE, lr=1e-40, offset=TINY), TINY),
