@@ -75,12 +75,11 @@ def test_a_worker_has_two_tasks_and_no_task_begins_beyond_the_window(workers):
 
 def test_a_task_that_ends_its_worker_again_and_again(workers):
     pool = workers(1)
-    work, came = tasks(pool, 0, "end", 2), []
-    with pytest.raises(ClusterError, match=r"^task 1: the workers ended 2 times while they trained there: The actor"):
+    work = tasks(pool, "end", 1)  # the first of all: a result just before the end may be lost with the worker
+    with pytest.raises(ClusterError, match=r"^task 0: the workers ended 2 times while they trained there: The actor"):
         while True:
-            work.start(3)
-            came += work.wait()
-    assert (0, 0) in came
+            work.start(2)
+            work.wait()
     assert pool.stats.lost == 2
     work.stop()
     pool.fill()
