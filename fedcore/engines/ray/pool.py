@@ -26,12 +26,14 @@ class Worker:
     Attributes:
         since: when it was asked for.
         process: its number, on its machine; None while it is not prepared.
+        ended: whether the task is known that it was at when it ended.
     """
 
     actor: Any
     since: float
     tasks: list[int] = field(default_factory=list)
     process: int | None = None
+    ended: bool = False
 
 
 @dataclass
@@ -208,7 +210,8 @@ class Tasks:
     def _again(self, task: int, worker: Worker, error: LostError) -> None:
         heapq.heappush(self._waiting, task)
         self._pool.lose(worker, error)
-        if worker.tasks[0] == task:  # the one that it was at; those behind it had not begun
+        if worker.tasks[0] == task and not worker.ended:  # the one that it was at; those behind it had not begun
+            worker.ended = True
             self._brought_down[task] += 1
             if self._brought_down[task] == MOST_TRIES:
                 raise ClusterError(

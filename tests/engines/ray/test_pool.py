@@ -81,6 +81,7 @@ def test_a_task_that_ends_its_worker_again_and_again(workers):
             work.start(2)
             work.wait()
     assert pool.stats.lost == 2
+    assert work._brought_down == {0: 2}  # and not the task that waited behind it
     work.stop()
     pool.fill()
     assert done(tasks(pool, 7), 1) == [7]
