@@ -10,6 +10,7 @@ from math import prod
 import numpy as np
 
 from tests.devices.memory import Memory, wait_for
+from tests.kernels.dlpack import Tensor as DLTensor
 
 CUDA, PINNED, MANAGED = 2, 3, 13  # DLPack's types of devices
 LEGACY = 1  # the legacy default stream, as the protocols number it
@@ -26,21 +27,6 @@ CODES = {
     "uint16": (1, 16),
     "uint64": (1, 64),
 }
-
-
-class DLTensor(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
 
 
 DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
