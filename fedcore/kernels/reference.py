@@ -160,7 +160,7 @@ def exchange(
         if isinstance(new_row, tuple):
             codec, codes, of_codes = new_row
             assert keys is not None
-            quantise(new, codec, codes, of_codes, *keys[i], first)
+            quantise(new, codec, codes, of_codes, *keys[i], first=first)
             new = decoded(new_row, len(h))
         else:
             new_row[:] = new
