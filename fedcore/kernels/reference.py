@@ -111,7 +111,7 @@ def accumulate(
     hs = [gradient(*sent) for sent in zip(bases, map(whole, ys), scales, strict=True)]
     for h, weight in zip(hs, weights, strict=True):
         out += out.dtype.type(weight) * h.astype(out.dtype)
-    return squared_norms(hs, partials, sizes_of(ys))
+    return added(squares_of_blocks(hs, sizes_of(ys)), partials)
 
 
 def decoded(row: Any, n: int) -> F32:
@@ -370,9 +370,9 @@ def dequantise(codes: npt.NDArray[Any], scales: F32 | None, codec: str, out: F32
         out[:] = (codes.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def squared_norms(rows: Sequence[Sum], partials: F64 | None = None, sizes: Sequence[int] | None = None) -> F64:
+def squared_norms(rows: Sequence[Sum], partials: F64 | None = None) -> F64:
     """|row|^2 of each row, in float64: the blocks' squares, which are also left in ``partials``, in their order."""
-    return added(squares_of_blocks(rows, sizes), partials)
+    return added(squares_of_blocks(rows), partials)
 
 
 def squares_of_blocks(rows: Sequence[Sum], sizes: Sequence[int] | None = None) -> F64:
