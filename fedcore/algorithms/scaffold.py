@@ -1,6 +1,8 @@
 """SCAFFOLD: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020.
 
-Written as in Cheng et al., "Momentum Benefits Non-IID Federated Learning Simply and Provably", ICLR 2024.
+Written as in Cheng et al., "Momentum Benefits Non-IID Federated Learning Simply and Provably", ICLR 2024. The
+MimiC paper (arXiv 2306.12212) writes its baseline with c from the gradients of this round's cohort at x (eq. 18); its
+experiments are taken to be of the method as published.
 """
 
 from dataclasses import dataclass

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.algorithms import MEAN_GRADIENT, Algorithm, is_made_here
+from fedcore.algorithms import MEAN_GRADIENT, ROW_CHANGE, Algorithm, MimiC, is_made_here
 from fedcore.clients import ClientId
 from fedcore.errors import RangeError
 from fedcore.local_rules import LocalRule
@@ -42,8 +42,14 @@ class Engine(Protocol):
             overwritten by the next one unless it says ``keep``.
         """
 
-    def gradients(self, broadcast: Broadcast) -> dict[ClientId, npt.NDArray[np.float32]]:
-        """The mean of each client's minibatch gradients at a broadcast's x, float32[n_parameters] by client."""
+    def gradients(
+        self, broadcast: Broadcast, minibatches: int | None = None
+    ) -> dict[ClientId, npt.NDArray[np.float32]]:
+        """The mean of each client's minibatch gradients at a broadcast's x, float32[n_parameters] by client.
+
+        Args:
+            minibatches: how many each takes; None is as many as a round has local steps.
+        """
 
     def evaluate(self, x: npt.NDArray[np.float32]) -> Evaluation:
         """Accuracy and loss of a model, float32[n], on the engine's test set."""
@@ -59,16 +65,19 @@ def check_method(algorithm: Algorithm) -> None:
     """Refuse a method that asks clients for what those of an engine cannot do.
 
     Raises:
-        RangeError: clients would have to keep rows, or send a second vector that nobody here knows how to make.
+        RangeError: clients would have to keep rows that nobody here knows how to make (``KeepingClients`` does those of
+            MimiC and of the SCAFFOLDs), or send such a second vector.
     """
-    check_asked(algorithm.rows_at_clients, algorithm.second_vector)
+    if not (algorithm.rows_at_clients and (algorithm.second_vector == ROW_CHANGE or isinstance(algorithm, MimiC))):
+        check_asked(algorithm.rows_at_clients, algorithm.second_vector)
 
 
 def check_asked(keeps_row: bool, second: str | None) -> None:
     """``check_method``, of what a broadcast says."""
     if keeps_row:
         raise RangeError(
-            "placement: expected 'server', which goes the same way: simulated clients keep nothing, got 'client'"
+            "placement: expected 'server', or clients that keep rows as MimiC's and SCAFFOLD's do"
+            " (engines.KeepingClients), got 'client'"
         )
     if not is_made_here(second):
         raise RangeError(

@@ -136,7 +136,9 @@ class InProcess:
                 rows, as these do not, for a second vector that they do not know, or for plain steps beside local
                 momentum or clipping.
         """
-        orders = self.parts.orders(broadcast.on_host(), active)
+        yield from self._updates(self.parts.orders(broadcast.on_host(), active))
+
+    def _updates(self, orders: Orders) -> Iterator[Update]:
         for (client, y, work), count in zip(self.trained(orders), orders.counts, strict=True):
             yield Update(
                 client,
@@ -153,18 +155,25 @@ class InProcess:
         """Train clients by their orders, as ``updates`` does: each one's y, and what it did."""
         return self._one_by_one(orders) if self._net is None else self._in_groups(self._net, orders)
 
-    def gradients(self, broadcast: Broadcast) -> dict[ClientId, npt.NDArray[np.float32]]:
+    def gradients(
+        self, broadcast: Broadcast, minibatches: int | None = None
+    ) -> dict[ClientId, npt.NDArray[np.float32]]:
         """The mean of each client's minibatch gradients at a broadcast's x, for a warm start.
 
-        As many gradients as a round has local steps (one, where the method takes their minibatches as one), of other
-        minibatches than any round's.
+        Of other minibatches than any round's.
+
+        Args:
+            minibatches: how many each takes; None is as many as a round has local steps. Where the method takes a
+                client's minibatches as one, there is one gradient over all of them.
 
         Returns:
             float32[n_parameters] by client.
 
-        Raises: what ``updates`` does.
+        Raises: what ``updates`` does, and
+            RangeError: ``minibatches`` is below 1.
         """
-        return {update.client: np.array(update.control) for update in self.updates(standing(broadcast))}
+        orders = self.parts.orders(standing(broadcast.on_host()), None, minibatches=minibatches)
+        return {update.client: np.array(update.control) for update in self._updates(orders)}
 
     def evaluate(self, x: npt.NDArray[np.float32]) -> Evaluation:
         """Accuracy and loss of a model on the test set.
@@ -204,7 +213,7 @@ class InProcess:
             self._model.load(orders.x)
             self._model.module.train()
             part = self.parts[client]
-            batches = rule.along(islice(self.parts.minibatches(round, client, rule), most), len(part))
+            batches = rule.along(islice(self.parts.minibatches(round, client, rule, max(1, most)), most), len(part))
             masks = seeded(seed, "local: dropout", round=round, client=client)
             with masks if self._drops_out else nullcontext():
                 work = sgd(

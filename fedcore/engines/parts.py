@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.arguments import whole
 from fedcore.engines.engine import check_asked
 from fedcore.engines.orders import Orders
 from fedcore.errors import RangeError, UnknownClientError
@@ -60,12 +61,13 @@ class Parts:
         """The training examples that a client holds."""
         return self._held[client]
 
-    def orders(self, broadcast: Broadcast, active: Active | None) -> Orders:
+    def orders(self, broadcast: Broadcast, active: Active | None, *, minibatches: int | None = None) -> Orders:
         """The orders that a broadcast is to its clients.
 
         Args:
             broadcast: its vectors in host memory.
             active: as for ``Engine.updates``.
+            minibatches: how many make complete work; None is the parts' own number.
 
         Raises:
             UnknownClientError: an id is no index into the parts.
@@ -79,6 +81,7 @@ class Parts:
             )
         ids = [self._known(client) for client in broadcast.ids]
         due, counts = self._full_steps(ids, broadcast.local_rule), np.ones(len(ids), np.int64)
+        due = due if minibatches is None else np.full_like(due, whole("minibatches", minibatches, 1))
         if active is not None:
             if active.clients.tolist() != ids:
                 raise RangeError(f"active: expected the clients {ids}, got {active.clients.tolist()}")
@@ -94,13 +97,15 @@ class Parts:
         """The size of a minibatch under a rule."""
         return local_rule.batch(self._batch)
 
-    def minibatches(self, round: int, client: int, local_rule: LocalRule) -> Iterator[Indices]:
-        """A client's minibatches in a round, as indices into its own part."""
+    def minibatches(
+        self, round: int, client: int, local_rule: LocalRule, steps: int | None = None
+    ) -> Iterator[Indices]:
+        """A client's minibatches in a round, as indices into its own part: so many, or those of complete work."""
         return minibatches(
             len(self[client]),
             self.batch(local_rule),
-            epochs=self._epochs,
-            steps=self._steps,
+            epochs=self._epochs if steps is None else None,
+            steps=self._steps if steps is None else steps,
             seed=self.seed,
             round=round,
             client=client,

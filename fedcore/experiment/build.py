@@ -9,16 +9,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import nn
+
 from fedcore import devices, participation
+from fedcore.algorithms import Algorithm, LocalDescent
 from fedcore.clients import ClientId
-from fedcore.engines import Engine, Evaluation, InProcess
+from fedcore.engines import Engine, Evaluation, InProcess, KeepingClients
 from fedcore.experiment.changing_objective import ChangingObjective, TestSets
+from fedcore.experiment.checkpoints import rows_file
 from fedcore.experiment.datasets import load_and_partition
+from fedcore.experiment.nodes import Nodes, NodesEngine
+from fedcore.experiment.schema.experiment import Experiment
 from fedcore.experiment.trial import Trial
 from fedcore.local import LocalOptions, nets
+from fedcore.network import Network
 from fedcore.participation import Participation
 from fedcore.rates import PerCohort
-from fedcore.server import Server
+from fedcore.server import RoundReport, Server
 from fedcore.typing import F32
 
 MakeEngine = Callable[..., Engine]
@@ -36,7 +43,7 @@ class TrialParts:
         uploads: vectors that clients have sent for a warm start, one each; 0 without one.
     """
 
-    server: Server
+    server: Server | Nodes
     engine: Engine
     pattern: Participation
     changing: ChangingObjective | None = None
@@ -45,8 +52,13 @@ class TrialParts:
 
     def begin(self, round: int) -> None:
         """Do what comes before a round."""
-        if self.changing is not None:
+        if self.changing is not None and isinstance(self.server, Server):
             self.changing.begin(self.server, round)
+
+    def end(self, report: RoundReport) -> None:
+        """Do what comes after a round: clients that keep rows hear of v."""
+        if isinstance(self.engine, KeepingClients) and isinstance(self.server, Server):
+            self.engine.after(self.server, report)
 
     def evaluate(self, round: int, x: F32) -> Evaluation:
         """Accuracy and loss of a round's model."""
@@ -99,11 +111,17 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
         together=experiment.together is not False,
         threads=experiment.threads,
     )
+    algorithm = trial.method.make()
+    if experiment.network is not None:
+        nodes = _nodes(experiment, algorithm, module, sizes, engine.most_steps(algorithm.local_rule), saved)
+        return TrialParts(nodes, NodesEngine(engine, nodes), pattern)
+    if algorithm.rows_at_clients:
+        engine = KeepingClients(engine, algorithm)
     gamma = experiment.rate.server_lr.make() if experiment.rate.server_lr else None
     if isinstance(gamma, PerCohort):
         gamma = gamma.over(lambda round: len(pattern.active(round)))
     optimizer = experiment.rate.optimizer.make() if experiment.rate.optimizer else None
-    lr, algorithm = experiment.rate.lr.make(), trial.method.make()
+    lr = experiment.rate.lr.make()
     lr = lr if changing is None else changing.rate(lr)
     present: dict[ClientId, int] = dict(enumerate(sizes)) if changing is None else changing.start()
     device = experiment.device or devices.CPU
@@ -111,6 +129,8 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
         server = Server.load(
             saved, algorithm=algorithm, server_lr=gamma, device=device
         )  # lr is fedcore's own and saved with it
+        if isinstance(engine, KeepingClients):
+            engine.load(rows_file(saved, server.round_number))
     else:
         # The module, not its flat vector, which does not tell BatchNorm's statistics from parameters.
         # A simulation can afford to read the rows once more: it is less than one local step.
@@ -127,6 +147,21 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
             device=device,
         )
         if trial.method.warm_start:
-            server.warm_start(engine.gradients(server.broadcast(present)))
+            minibatches = None if trial.method.warm_start is True else trial.method.warm_start
+            server.warm_start(engine.gradients(server.broadcast(present), minibatches))
     uploads = len(present) if trial.method.warm_start else 0
     return TrialParts(server, engine, pattern, changing, test_sets, uploads)
+
+
+def _nodes(
+    experiment: Experiment, algorithm: Algorithm, module: nn.Module, sizes: list[int], steps: int, saved: Path | None
+) -> Nodes:
+    """The network of a trial, new or as a run before has left it."""
+    assert isinstance(algorithm, LocalDescent)
+    assert experiment.network is not None
+    if saved is not None and saved.exists():
+        return Nodes(Network.load(saved), algorithm)
+    topology = experiment.network.topology(len(sizes))
+    q = sizes if experiment.network.weights == "examples" else None
+    models = [module] * len(sizes)
+    return Nodes(Network(models, topology, lr=experiment.rate.lr.make(), q=q, max_steps=steps), algorithm)

@@ -11,7 +11,7 @@ from fedcore.data import Dataset
 from fedcore.engines import Engine, Evaluation
 from fedcore.experiment.schema.objective import Objective
 from fedcore.participation import Participation, Schedule
-from fedcore.rates import Rate, Staircase
+from fedcore.rates import InverseRound, Rate, Staircase
 from fedcore.server import Server
 from fedcore.typing import F32
 
@@ -59,7 +59,7 @@ class ChangingObjective:
 
     def rate(self, rate: Rate) -> Rate:
         """The rate, which begins anew where the objective changes."""
-        if self.objective.restart and isinstance(rate, Staircase):
+        if self.objective.restart and isinstance(rate, Staircase | InverseRound):
             for round in {*self.arrivals.values(), *(self.departures.values() if self.excludes else ())}:
                 rate = rate.restarted(round)
         return rate

@@ -74,7 +74,7 @@ def run_trial(
         for line in rounds(parts, count=experiment.rounds, evaluate_every=every, uploads=uploads):
             record.add(line)
             on_round(line)
-            checkpoints.save_when_due(parts.server, record)
+            checkpoints.save_when_due(parts.server, record, parts.engine)
     checkpoints.remove()
 
 
@@ -97,6 +97,7 @@ def rounds(parts: TrialParts, *, count: int, evaluate_every: int, uploads: int =
         stream = _Timed(parts.engine.updates(broadcast, active))
         start = perf_counter()
         report = server.round(stream)
+        parts.end(report)
         folded = perf_counter()
         evaluate = (round + 1) % evaluate_every == 0 or round + 1 == count
         evaluation = parts.evaluate(round, server.x) if evaluate else None

@@ -17,6 +17,9 @@ class TimeVarying(Participation):
     Each draw takes i with probability a_i / sum a, the sum over those not drawn yet;
     k = max(1, round(share N)), halves to even, N the number of those to choose from.
 
+    Since the weights are drawn anew, alike for all and unseen, every set of k clients is as likely as every other: over
+    the rounds this is uniform sampling, in which plain averaging has no bias either.
+
     Args:
         clients: N.
         share: P, the share of the clients that is active, in (0, 1].

@@ -14,6 +14,7 @@ from fedcore.float_mode import ieee
 from fedcore.rates.constant import Constant
 from fedcore.rates.exponential import Exponential
 from fedcore.rates.horizon import Horizon
+from fedcore.rates.inverse_round import InverseRound
 from fedcore.rates.inverse_step import InverseStep
 from fedcore.rates.per_cohort import PerCohort
 from fedcore.rates.rate import Rate, rate_at, rate_of_steps
@@ -24,6 +25,7 @@ _ROWS: dict[str, type[Any]] = {
     "Constant": Constant,
     "Exponential": Exponential,
     "Horizon": Horizon,
+    "InverseRound": InverseRound,
     "InverseStep": InverseStep,
     "PerCohort": PerCohort,
     "Staircase": Staircase,
@@ -58,6 +60,7 @@ __all__ = [
     "Constant",
     "Exponential",
     "Horizon",
+    "InverseRound",
     "InverseStep",
     "PerCohort",
     "Rate",

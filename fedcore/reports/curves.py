@@ -46,6 +46,7 @@ def draw_curves(
     over: str = "rounds",
     changed: str = "",
     measure: Measure = ACCURACY,
+    shifts: Sequence[int] = (),
 ) -> None:
     """Draw the curves of a run's records as a PNG.
 
@@ -58,6 +59,8 @@ def draw_curves(
         over: "rounds", or "uploadings" (rounds where a record of an older version does not have them).
         changed: what the experiment has otherwise than its title says.
         measure: what is drawn.
+        shifts: the first rounds in which the objective is another one, as after an arrival or a departure: dashed lines
+            where the curves are over rounds.
     """
     accuracy = paper.accuracy if paper and measure is ACCURACY else {}
     if any(line.uploadings is None for record in records for line in record.rounds):
@@ -79,11 +82,14 @@ def draw_curves(
         means += mean
         if algorithm in accuracy:
             axes.axhline(accuracy[algorithm], color=colour, linestyle=":", linewidth=1)
+    for shift in shifts if over == "rounds" else ():
+        axes.axvline(shift + 1, color="0.5", linestyle="--", linewidth=1, zorder=0)
     seeds = len({record.header.seed for record in records})
     spread = f"mean of {seeds} seeds, band from the lowest to the highest" if seeds > 1 else "one seed"
     dotted = ", dotted: the paper's" if accuracy else ""
     dotted += f" (CUT SHORT here: {paper.short})" if dotted and paper and paper.short else ""
-    says = [f"{measure.says}, {spread}{dotted}", *([f"changed: {changed}"] if changed else [])]
+    dashed = ", dashed: somebody came or went" if shifts and over == "rounds" else ""
+    says = [f"{measure.says}, {spread}{dotted}{dashed}", *([f"changed: {changed}"] if changed else [])]
     frame(axes, "\n".join(says), width=WIDTH, title=records[0].header.title)
     label_axis(axes.xaxis, AXES[over], WIDTH - 2 * BESIDE_TEXT)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))

@@ -82,6 +82,26 @@ def changes(preset: str, config: str) -> Changes:
         return of_tables(tables)
 
 
+def shifts(preset: str, config: str) -> list[int]:
+    """The rounds in which clients arrive or depart, ascending.
+
+    Args:
+        preset, config: as for ``pictures``.
+
+    Raises:
+        MissingDataError: the configuration is damaged.
+    """
+    with _config(preset, config) as tables:
+        rounds: set[int] = set()
+        pattern = tables.get("participation")
+        while isinstance(pattern, dict):
+            for kind in ("arrivals", "departures"):
+                given = pattern.get(kind)
+                rounds |= {t for t in given.values() if isinstance(t, int)} if isinstance(given, dict) else set()
+            pattern = pattern.get("among")
+        return sorted(rounds - {0})
+
+
 @contextmanager
 def _config(preset: str, config: str) -> Iterator[dict[str, Any]]:
     try:
@@ -121,11 +141,11 @@ def report_on(
         f"{markdown_table(summary)}\n{diagnostics_table(records)}{_sections(paper, apart)}", encoding="utf-8"
     )
     table.write_text(csv_table(summary), encoding="utf-8")
-    drawings = {curves: "test accuracy"}
-    draw_curves(records, curves, paper, over=drawn.over, changed=summary.changed)
+    drawings, when = {curves: "test accuracy"}, shifts(records[0].header.preset, config)
+    draw_curves(records, curves, paper, over=drawn.over, changed=summary.changed, shifts=when)
     if any(map(losses, records)):  # runs of older versions have none
         drawings[folder / "loss.png"] = "test loss"
-        draw_curves(records, folder / "loss.png", over=drawn.over, changed=summary.changed, measure=LOSS)
+        draw_curves(records, folder / "loss.png", over=drawn.over, changed=summary.changed, measure=LOSS, shifts=when)
     report = Report(summary, (markdown, table, *drawings, html), paper)
     html.write_text(_page(report, records, apart, drawings, config), encoding="utf-8")
     return report

@@ -105,6 +105,21 @@ class Population:
             return Population(sizes, arrived, self.included, self.total - size)
         return Population(sizes, arrived, {**self.included, client: size}, self.total)
 
+    def with_sizes(self, registry: Registry, client_sizes: Mapping[ClientId, int]) -> "Population":
+        """The population after some clients' numbers of examples have changed.
+
+        Raises:
+            RangeError: the clients have no sizes, or one is no integer in 1..2^53.
+            UnknownClientError: one is for a client that is not registered.
+        """
+        clients, sizes = _listed(registry, client_sizes)
+        if self.sizes is None:
+            raise RangeError("client_sizes: expected clients that have sizes, got a server that was told none")
+        numbers = registry.numbers(clients)
+        total = self.total + sum(sizes) - int(_of(self.sizes, numbers, 0).sum())
+        left = self.sizes[:, ~np.isin(self.sizes[0], numbers)]
+        return replace(self, sizes=_with(left, numbers.tolist(), sizes), total=total)
+
     def bound(self, registry: Registry, clients: Sequence[ClientId], claims: F64) -> F64:
         """The claims of clients about their examples, none of them more than n_k where that is known; float64[k]."""
         if self.sizes is None:

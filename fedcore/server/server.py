@@ -280,6 +280,24 @@ class Server(ServerView):
         if listed:
             self._state.arrive(listed, sizes)
 
+    def resize(self, client_sizes: Mapping[ClientId, int]) -> None:
+        """Let registered clients hold other numbers of examples: p^k = n_k / n is of these from the next round on.
+
+        The objective shifts as with an arrival, and a rate eta_0 / t should restart (Ruan et al. 2021, Sec. 4.2).
+
+        Args:
+            client_sizes: n_k by id, of those that have changed.
+
+        Raises:
+            RoundError, RangeError: a round is open; the clients have no sizes, or one is no integer in 1..2^53.
+            UnknownClientError: a client is not registered.
+
+        Cost: one commit, and one copy of the sizes.
+        """
+        self._between_rounds()
+        if client_sizes:
+            self._state.repopulate(self._state.population.with_sizes(self._state.store.registry, client_sizes))
+
     def depart(self, client: ClientId, *, from_objective: bool = True) -> None:
         """A client goes: its row's share leaves every running sum, and its slot is used again.
 

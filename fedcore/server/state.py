@@ -325,8 +325,12 @@ class State:
         with self._changing():
             numbers = self.store.add_all(clients)
             ids = [self.store.registry.id_of(number) for number in numbers]
-            population = now.population.with_clients(numbers, ids, sizes, now.round_number)
-            self._become(now._replace(population=population), now.round_number)
+            self.repopulate(now.population.with_clients(numbers, ids, sizes, now.round_number))
+
+    def repopulate(self, population: Population) -> None:
+        """Let another population count from the next round on."""
+        with self._changing():
+            self._become(self.snapshot._replace(population=population), self.snapshot.round_number)
 
     @ieee
     def depart(self, client: ClientId, from_objective: bool) -> None:
@@ -368,29 +372,26 @@ class State:
                 "warm_start: expected a method that can start from gradients (SCAFFOLD, MIFA or a -VR), got"
                 f" {type(algorithm).__name__}"
             )
-        clients, ys, none, minus, ones = list(gradients), list(gradients.values()), [None] * k, -np.ones(k), np.ones(k)
-        if self.upload is not None:
-            ys = self.upload.vectors(ys)
+        clients, ys, no, minus, ones = list(gradients), list(gradients.values()), [None] * k, -np.ones(k), np.ones(k)
+        ys = ys if self.upload is None else self.upload.vectors(ys)
         mean: F64 = empty(self.settings.layout.n_parameters, np.float64, device=self.settings.device)
-        squares = kernels.accumulate(None, none, ys, minus, ones / k, out=mean)
+        squares = kernels.accumulate(None, no, ys, minus, ones / k, out=mean)
         if not np.isfinite(squares).all():
             bad = clients[int(np.flatnonzero(~np.isfinite(squares))[0])]
             raise ArrayError(f"gradients[{bad!r}]: expected finite numbers, got a NaN or an infinity")
         after, share = now, 1.0
         with self._changing():
             if now.total is not None:
-                total: Any = copied(now.total)
-                if now.exact_total is not None:
-                    total = ExactSum(*map(copied, now.exact_total))
+                exact = now.exact_total
+                total: Any = copied(now.total) if exact is None else ExactSum(*map(copied, exact))
                 if algorithm.keeps_rows:
                     new = self.store.stage_all(clients)
                     keys = rounding_keys(self.store, "a warm start", now.round_number, clients)
-                    arguments = total, none, ys, minus, ones, none, none, new
-                    exchange_whole(self.store, clients, *arguments, out=total, keys=keys)
+                    exchange_whole(self.store, clients, total, no, ys, minus, ones, no, no, new, out=total, keys=keys)
                 elif now.exact_total is not None:
-                    kernels.accumulate_exact(total, none, ys, minus, ones, out=total)
+                    kernels.accumulate_exact(total, no, ys, minus, ones, out=total)
                 else:
-                    kernels.accumulate(total, none, ys, minus, ones, out=total)
+                    kernels.accumulate(total, no, ys, minus, ones, out=total)
                 if now.exact_total is not None:
                     after, total = after._replace(exact_total=total), kernels.read_exact(total)
                 after, mean, share = after._replace(total=total), total, 1 / len(self.store.registry)

@@ -54,6 +54,10 @@ def test_what_a_preset_varies_has_that_value_in_it():
         tables = load_preset(name).model_dump(mode="json")
         if varied := tables["pictures"]["varied"]:
             due = varied["value"] / 100 if "%" in varied["label"] else varied["value"]
+            if varied["label"] == "zeta":
+                zeta = load_preset(name).network.topology(tables["partition"]["clients"]).zeta
+                assert varied["value"] == pytest.approx(zeta, abs=5e-4), name
+                continue
             if varied["label"] == "S" and tables["participation"]["name"] == "Always":
                 due = tables["partition"]["clients"]
             assert due in leaves({key: tables[key] for key in ("partition", "participation")}), name

@@ -1,6 +1,8 @@
 import numpy as np
 import pytest
 
+from fedcore.errors import RangeError
+from fedcore.experiment import load_preset
 from fedcore.participation import Bernoulli
 
 
@@ -45,3 +47,27 @@ def test_the_public_codes_five_levels(p: float) -> None:
     np.testing.assert_allclose(pattern.p, due, rtol=1e-15)
     assert pattern.p[4] == pattern.p[9] == 1
     assert all({4, 9} <= set(pattern.active(t).clients.tolist()) for t in range(50))
+
+
+def test_chances_may_change_with_the_round() -> None:
+    """p_i^t, for all or for each, from the rounds of a table on; and the same draws as without one."""
+    rounds, each = 3000, [0.9, 0.1, 0.5, 1.0]
+    pattern = Bernoulli(4, {"0": 0.2, 3000: each}, seed=3)
+    for began, p in ((0, np.full(4, 0.2)), (3000, np.array(each))):
+        heard = np.concatenate([pattern.active(t).clients for t in range(began, began + rounds)])
+        mean = np.bincount(heard, minlength=4) / rounds
+        assert (np.abs(mean - p) <= 4.5 * np.sqrt(p * (1 - p) / rounds)).all()
+    alone = Bernoulli(4, each, seed=3)
+    assert all((pattern.active(t).clients == alone.active(t).clients).all() for t in range(3000, 3020))
+    assert "3000" in repr(pattern)
+
+
+@pytest.mark.parametrize("p", [{}, {1: 0.5}, {0: 0.5, "0": 0.5}, {0: 0.5, -1: 0.5}, {0: 0.5, "x": 0.1}, {0: 1.5}])
+def test_chances_that_say_too_little_are_refused(p: object) -> None:
+    with pytest.raises(RangeError, match="p"):
+        Bernoulli(4, p)
+
+
+def test_a_table_may_hold_them() -> None:
+    changed = ["participation.p={0 = 0.2, 50 = 0.4}", "partition.clients=30"]
+    assert load_preset("mimic/figure7", changed).participation.options["p"] == {"0": 0.2, "50": 0.4}

@@ -22,7 +22,8 @@ def test_inclusion_within_a_round_follows_its_weights(monkeypatch: pytest.Monkey
     """With weights that are given instead of drawn, the sets are those of successive draws."""
 
     class Given:
-        def uniform(self, *_: object) -> np.ndarray:
+        def uniform(self, least: float, most: float, _: int) -> np.ndarray:
+            assert (least, most) == (1, 10)  # which the sets themselves cannot show
             return np.array([1.0, 2.0, 5.0, 10.0])
 
     monkeypatch.setattr(module, "generator", lambda *_, **__: Given())

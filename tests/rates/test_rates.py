@@ -12,6 +12,7 @@ from fedcore.rates import (
     Constant,
     Exponential,
     Horizon,
+    InverseRound,
     InverseStep,
     PerCohort,
     Staircase,
@@ -33,6 +34,15 @@ def test_rates_by_hand():
 
 def test_the_staircase_counts_from_one():
     assert [Staircase(12)(t) for t in range(4)] == [12, 6, 4, 3]
+
+
+def test_theorem_3_1s_rate_by_hand():
+    """16 E / (mu w) / (t E + gamma): here 16 * 5 / (2 * 4) / (5 t + 10) = 10 / (5 t + 10)."""
+    rate = InverseRound(mu=2.0, E=5, work=4.0, gamma=10.0)
+    assert [rate(t) for t in range(3)] == pytest.approx([1, 10 / 15, 10 / 20])
+    assert [rate.restarted(2)(t) for t in range(4)] == pytest.approx([1, 10 / 15, 1, 10 / 15])
+    with pytest.raises(errors.RangeError, match="work"):
+        InverseRound(mu=2.0, E=5, work=0.0, gamma=10.0)
 
 
 def test_the_staircase_begins_anew():

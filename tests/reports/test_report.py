@@ -4,7 +4,10 @@ from dataclasses import asdict
 import pytest
 
 from fedcore.errors import MissingDataError
+from fedcore.experiment import load_preset
 from fedcore.reports import write_report
+from fedcore.reports.curves import draw_curves
+from fedcore.reports.report import shifts
 
 
 def write(folder, *records):
@@ -44,3 +47,20 @@ def test_a_run_without_a_round_has_one_too(tmp_path, record):
 def test_a_folder_that_is_no_run(tmp_path):
     with pytest.raises(MissingDataError, match="expected records"):
         write_report(tmp_path)
+
+
+def test_the_rounds_in_which_somebody_comes_or_goes():
+    participation = load_preset("flexible/figure5-synthetic").tables()["participation"]
+    assert shifts("p", json.dumps({"participation": participation})) == [100, 150, 200]
+    departing = load_preset("flexible/figure4-departure-synthetic").tables()["participation"]
+    assert shifts("p", json.dumps({"participation": {"name": "Uniform", "k": 3, "among": departing}})) == [50]
+    assert shifts("p", "") == shifts("p", json.dumps({"participation": {"name": "Always"}})) == []
+
+
+def test_a_shift_is_drawn(tmp_path, record):
+    records = [record("include", 0, 0, [0.5] * 9), record("exclude", 1, 0, [0.4] * 9)]
+    pictures = []
+    for when in ((), (4,)):
+        draw_curves(records, tmp_path / "curves.png", shifts=when)
+        pictures.append((tmp_path / "curves.png").read_bytes())
+    assert pictures[0] != pictures[1]

@@ -5,7 +5,7 @@ import pytest
 
 from fedcore import Server, Update
 from fedcore.clients import Registry
-from fedcore.errors import RangeError, UnknownClientError
+from fedcore.errors import RangeError, RoundError, UnknownClientError
 from fedcore.server.population import Population
 
 N = 3000
@@ -126,3 +126,40 @@ def test_one_comes_or_many():
     sized.arrive("b", client_sizes={"b": 4})
     sized.arrive("c", client_sizes=[5])
     assert sized.client_sizes.tolist() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("kept", ["ram", "mmap"])
+def test_clients_whose_data_change_have_other_shares(tmp_path, kept):
+    """p^k = n_k / n of the sizes as they are from then on, as of a server that was told them from the start."""
+    server = flexible(f"mmap:{tmp_path / 'state'}" if kept == "mmap" else "ram", ["a", "b", 3], [1, 2, 5])
+    server.resize({"b": 9, 3: 4})
+    fresh = flexible("ram", ["a", "b", 3], [1, 9, 4])
+    for each in (server, fresh):
+        hear(each, "a", "b")
+    assert (server.x == fresh.x).all()
+    np.testing.assert_allclose(server.x, (1 + 9) / 14, rtol=1e-6)
+    server.resize({})
+    server.arrive("d", client_sizes=6)
+    server.resize({"a": 2})
+    hear(server, "d")
+    np.testing.assert_allclose(server.x, 10 / 14 + 3 * 6 / 21, rtol=1e-6)  # a newcomer's share, threefold at first
+    if kept == "mmap":
+        x = server.x.copy()
+        server.close()
+        server = Server.load(tmp_path / "state")
+        hear(server, "a")
+        np.testing.assert_allclose(server.x - x, 2 / 21, rtol=1e-5)
+
+
+def test_sizes_that_cannot_change_are_refused():
+    server = flexible("ram", ["a", "b"], [1, 2])
+    with pytest.raises(UnknownClientError, match="expected registered ids, got 'c'"):
+        server.resize({"c": 1})
+    with pytest.raises(RangeError, match="client_sizes"):
+        server.resize({"a": 0})
+    with server.open_round(), pytest.raises(RoundError):
+        server.resize({"a": 2})
+    with pytest.raises(RangeError, match="told none"):
+        Server("MimiC", np.zeros(2, np.float32), 2, lr=0.1).resize({0: 3})
+    hear(server, "a", "b")
+    np.testing.assert_allclose(server.x, 1, rtol=1e-6)

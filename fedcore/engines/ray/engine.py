@@ -118,7 +118,9 @@ class Ray:
         Cost: x, x_prev and the offset are copied once each to Ray, or an offset for each client where it has its own,
             and y back.
         """
-        orders = self._here.parts.orders(broadcast.on_host(), active)
+        yield from self._updates(broadcast, self._here.parts.orders(broadcast.on_host(), active))
+
+    def _updates(self, broadcast: Broadcast, orders: Orders) -> Iterator[Update]:
         if not orders.clients:
             return
         self._pool.fill()
@@ -130,9 +132,13 @@ class Ray:
         finally:
             tasks.stop()
 
-    def gradients(self, broadcast: Broadcast) -> dict[ClientId, npt.NDArray[np.float32]]:
+    def gradients(
+        self, broadcast: Broadcast, minibatches: int | None = None
+    ) -> dict[ClientId, npt.NDArray[np.float32]]:
         """The gradients of ``InProcess.gradients``, made by the workers."""
-        return {update.client: np.array(update.control) for update in self.updates(standing(broadcast))}
+        still = standing(broadcast)
+        orders = self._here.parts.orders(still.on_host(), None, minibatches=minibatches)
+        return {update.client: np.array(update.control) for update in self._updates(still, orders)}
 
     def evaluate(self, x: npt.NDArray[np.float32]) -> Evaluation:
         """Evaluate a model, in this process: ``InProcess.evaluate``."""

@@ -20,6 +20,7 @@ from fedcore.data import partitions
 from fedcore.errors import FedcoreError, RangeError, ShapeError, UnknownNameError
 from fedcore.experiment.schema.changes import Change
 from fedcore.experiment.schema.fields import Count, Device, Line, Seed, Threads
+from fedcore.experiment.schema.network import NetworkOfNodes
 from fedcore.experiment.schema.objective import Objective
 from fedcore.experiment.schema.pictures import Pictures
 from fedcore.experiment.schema.rates import LARGEST_STEP, Rate
@@ -33,12 +34,13 @@ class Method(FromRegistry):
     """One entry of the comparison: an algorithm, its options, and the name it has in tables and curves.
 
     Its ``objective``, if it has one, takes the place of the experiment's. With ``warm_start`` its rows and momentum
-    start from the clients' gradients at the first model (``Server.warm_start``) instead of zero.
+    start from the clients' gradients at the first model (``Server.warm_start``) instead of zero: means over so many
+    minibatches (the papers' B), or, if it is true, over as many as a round has local steps.
     """
 
     label: Line = ""
     objective: Objective | None = None
-    warm_start: bool = False
+    warm_start: bool | Count = False
 
     @classmethod
     def registry(cls) -> Registry[Any]:
@@ -58,13 +60,16 @@ class Method(FromRegistry):
         check_method(made)
         if self.warm_start and not made.takes_warm_start:
             raise RangeError(
-                f"warm_start: expected false, since {self.name} keeps nothing that gradients could start, got true"
+                f"warm_start: expected false, since {self.name} keeps nothing that gradients could start, got "
+                f"{self.warm_start}"
             )
 
     @model_validator(mode="after")
     def _label(self) -> Self:
         if not self.label:
-            options = [f"{key}={value}" for key, value in self.options.items()] + ["warm start"] * self.warm_start
+            options = [f"{key}={value}" for key, value in self.options.items()]
+            if self.warm_start:
+                options.append("warm start" if self.warm_start is True else f"warm start, B={self.warm_start}")
             name = self.name.rpartition(":")[2]  # one's own is called by its class, wherever it stands
             object.__setattr__(self, "label", f"{name} ({', '.join(options)})" if options else name)
         return self
@@ -179,6 +184,7 @@ class Experiment(Section):
     says whether they are, where the model can be (``engines.InProcess``); without it the perceptrons are, and for a
     convolutional network a run measures what is faster and writes it into its configuration.
     ``device`` is where the server's vectors lie, the CPU's memory or a GPU's: all figures are the same there.
+    With ``network`` there is no server: the clients are nodes that mix their models with their neighbours'.
     ``changes`` is what it has otherwise than the preset whose title it bears (``load_preset`` fills it in).
     """
 
@@ -199,6 +205,7 @@ class Experiment(Section):
     rate: Rate
     participation: Participation
     objective: Objective | None = None
+    network: NetworkOfNodes | None = None
     evaluate: Evaluate = Evaluate()
     pictures: Pictures = Pictures()
     grid: Mapping[str, list[Any]] = Field(default_factory=dict)
@@ -288,6 +295,26 @@ class Experiment(Section):
             except FedcoreError as error:
                 raise problems({"": str(error)}) from None
         return pattern
+
+    @field_validator("network")
+    @classmethod
+    def _network_fits(cls, network: NetworkOfNodes | None, info: ValidationInfo) -> NetworkOfNodes | None:
+        if network is None or not {"algorithms", "partition", "rate"} <= info.data.keys():
+            return network
+        rate: Rate = info.data["rate"]
+        serving = [rate.server_lr and "rate.server_lr", rate.optimizer and "rate.optimizer"]
+        serving += [info.data.get("objective") and "objective"]
+        for method in info.data["algorithms"]:
+            if not isinstance(method.make(), algorithms.LocalDescent):
+                raise problems(
+                    {"": f"expected LocalDescent as the method of nodes without a server, got {method.label}"}
+                )
+            serving += [method.objective and f"the objective of {method.label}"]
+        if there := [what for what in serving if what]:
+            raise problems({"": f"expected no {there[0]}, which is a server's, got one: leave it out"})
+        if problem := network.problem(info.data["partition"].clients):
+            raise problems({"": problem})
+        return network
 
 
 @cache

@@ -13,7 +13,7 @@ class Objective(Section):
 
     Attributes:
         departures: "include" or "exclude".
-        restart: whether a rate eta_0 / t (``Staircase``) begins anew where the objective changes.
+        restart: whether a rate eta_0 / t (``Staircase``) or ``InverseRound`` begins anew where the objective changes.
         test: whose test examples count: of the clients in the "objective", or of those "present", which differ after a
             departure that is included.
 

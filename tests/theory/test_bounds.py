@@ -1,0 +1,216 @@
+"""The theorems' bounds as inequalities, on least squares: what breaks one is wrong, or is not the method.
+
+A docstring says where a bound is not written with the paper's own constants.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from fedcore import Network, Update, algorithms, rates
+from fedcore.participation import Bernoulli, RoundRobin
+from fedcore.topology import Topology
+from tests.theory.quadratics import Clients, distance, run, server_of
+
+N, n = 8, 20
+
+
+def gradient_square(clients, x):
+    return float(np.sum(np.mean([clients.gradient(i, x) for i in range(clients.N)], axis=0) ** 2))
+
+
+def gap(clients, x):
+    return clients.value(x) - clients.value(clients.optimum())
+
+
+def follow(server, clients, cohort, rounds, steps=1):
+    """|grad f|^2 at x_0, x_1, ..., and f's gap at x_0."""
+    first, met = gap(clients, server.x), []
+    for t in range(rounds):
+        met.append(gradient_square(clients, server.x))
+        run(server, clients, 1, cohort=lambda _, t=t: cohort(t), steps=lambda *_: steps)
+    return np.array(met), first
+
+
+def per_cohort(clients, pattern, algorithm, c, beta):
+    """A server with Lemma 6's rate eta_t = c S_t / (t + beta), and K = 1."""
+    sizes = [max(1, len(pattern.active(t))) for t in range(800)]
+    rule = rates.PerCohort(c=c, beta=beta).over(sizes.__getitem__)
+    return server_of(algorithm, clients, lr=0.1, server_lr=rule), [rule(t) for t in range(len(sizes))]
+
+
+@pytest.mark.parametrize("tau_max", [2, 5, 10])
+def test_mimic_keeps_the_sum_of_theorem_2_under_bounded_dropouts(tau_max):
+    """sum eta_t |grad f(x_t)|^2 <= 2 (f(x_0) - f*), the first term of Sun et al.'s bound, which FedAvg does not keep.
+
+    What the bound adds for staleness is not needed here. The sum of the rates has no limit, so that a sum that has one
+    says that the gradient comes to 0 (Corollary 1).
+    """
+    clients = Clients(N, n, seed=1)
+    pattern = RoundRobin(N, tau_max, phase="random", seed=0, first_round="all")
+    sums = []
+    for algorithm in (algorithms.MimiC(), algorithms.FedAvg("uniform")):
+        server, eta = per_cohort(clients, pattern, algorithm, c=0.5, beta=5.0 * tau_max)
+        met, first = follow(server, clients, lambda t: pattern.active(t).clients.tolist(), 200)
+        sums.append(float(np.dot(eta[: len(met)], met)) / (2 * first))
+    assert sums[0] < 0.8
+    assert sums[1] > 1.1
+
+
+def test_with_falling_rates_mimic_is_as_fast_as_gradient_descent_by_everybody():
+    """Corollary 1: the slope of log |x - x*| over log t, under bounded dropouts, is that of exact gradient descent."""
+    clients, pattern = Clients(N, n, seed=1), RoundRobin(N, 5, phase="random", seed=3, first_round="all")
+    server, eta = per_cohort(clients, pattern, algorithms.MimiC(), c=0.25, beta=20.0)
+    exact, rows = np.zeros(n), []
+    for t in range(800):
+        run(server, clients, 1, cohort=lambda _, t=t: pattern.active(t).clients.tolist(), steps=lambda *_: 1)
+        exact = exact - eta[t] * np.mean([clients.gradient(i, exact) for i in range(N)], axis=0)
+        if t + 1 in (50, 100, 200, 400, 800):
+            rows.append((t + 1, distance(server.x, clients.optimum()), distance(exact, clients.optimum())))
+    t, ours, due = np.log(np.array(rows)).T
+    np.testing.assert_allclose(np.diff(ours) / np.diff(t), np.diff(due) / np.diff(t), rtol=0.1)
+    assert ours[-1] < ours[0] - 0.5
+
+
+def test_mimics_limit_follows_the_local_rate_under_unequal_chances():
+    """Corollary 2, and the one after it: with K > 1 what is left of the gradient is in proportion to eta_L."""
+    clients, pattern = Clients(N, n, seed=1), Bernoulli(N, np.linspace(0.2, 0.9, N), seed=2, first_round="all")
+    left = []
+    for eta in (0.08, 0.04, 0.02):
+        server = server_of(algorithms.MimiC(), clients, lr=eta)
+        run(server, clients, int(24 / eta), cohort=lambda t: pattern.active(t).clients.tolist(), steps=lambda *_: 5)
+        left.append(np.sqrt(gradient_square(clients, server.x)))
+    for larger, smaller in pairwise(left):
+        assert larger / smaller == pytest.approx(2, rel=0.3)
+
+
+E_STEPS = 5
+SIZES = [1, 2, 3, 4, 5, 6]
+
+
+def coefficients(scheme, rounds):
+    """p_t^k of each device and round, read off by updates along a device's own axis: [rounds, 6]; and s_k."""
+    p, rng = len(SIZES), np.random.default_rng(0)
+    server = server_of(
+        algorithms.FlexibleFedAvg(scheme, E_STEPS), Clients(p, p, seed=0), 1.0, client_sizes=SIZES, max_steps=E_STEPS
+    )
+    done = np.where(rng.random((rounds, p)) < 0.4, E_STEPS, rng.integers(0, E_STEPS, (rounds, p)))
+    found = np.zeros((rounds, p))
+    for t in range(rounds):
+        x = server.x.copy()
+        with server.open_round() as opened:
+            for k in np.flatnonzero(done[t]):
+                opened.add(int(k), x + np.eye(p, dtype=np.float32)[k], steps=int(done[t, k]))
+        found[t] = server.x - x
+    return found, done
+
+
+def test_the_schemes_coefficients_have_the_expectations_of_table_1():
+    """Ruan et al., App. A.4: E[p s] / p is E for scheme C alone, whatever the law of s; for B it is E[s].
+
+    For A the coefficient is N p / K_t of the complete ones, with the expectation p P(K_t > 0); C is left without work
+    with the chance P(s = 0), which the ratio leaves out.
+    """
+    share, rounds = np.array(SIZES) / sum(SIZES), 1200
+    for scheme in "ABC":
+        found, done = coefficients(scheme, rounds)
+        ratio = (found * done) / share
+        error = 4 * ratio.std(axis=0) / np.sqrt(rounds) + 1e-5
+        if scheme == "C":
+            np.testing.assert_allclose(ratio[done > 0], E_STEPS, rtol=1e-4)
+        elif scheme == "B":
+            assert (abs(ratio.mean(axis=0) - done.mean(axis=0)) < error).all()
+            np.testing.assert_allclose(found, np.where(done > 0, share, 0), atol=1e-4)
+        else:
+            complete = (done == E_STEPS).sum(axis=1, keepdims=True)
+            due = np.where((done == E_STEPS) & (complete > 0), len(SIZES) * share / np.maximum(complete, 1), 0)
+            np.testing.assert_allclose(found, due, atol=1e-4)
+            assert (abs(found.mean(axis=0) - share * (1 - 0.52**6)) < 4 * found.std(axis=0) / np.sqrt(rounds)).all()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "heard", "gamma"),
+    [
+        (algorithms.FedAvgM(0.5), N, 1 / 24),
+        (algorithms.FedAvgM(0.1), N, 0.1 / 6),
+        (algorithms.SCAFFOLDM(0.5), N, 1 / 24),
+        (algorithms.SCAFFOLDM(0.25), 2, 1 / 24),
+        (algorithms.SCAFFOLDMVR(0.25), 2, 1 / 24),
+    ],
+    ids=repr,
+)
+def test_momentum_needs_no_bound_on_heterogeneity(algorithm, heard, gamma):
+    """Cheng et al., Theorems 1, 3, 4 without noise: sum over R rounds of |grad f|^2 / (L Delta) stays bounded in R.
+
+    Everybody for FedAvg-M, some for the SCAFFOLDs, whose clients' minimisers lie as far apart as one likes; gamma in
+    units of 1/L, and local rates that are small enough.
+    """
+    clients = Clients(N, n, seed=2)
+    clients.o = clients.o * 50
+    L = float(clients.a.max())
+    server = server_of(algorithm, clients, lr=1e-4, server_lr=gamma / L)
+    met, first = follow(
+        server, clients, lambda t: np.random.default_rng(t).choice(N, heard, replace=False).tolist(), 300, steps=3
+    )
+    sums = np.cumsum(met) / (L * first)
+    assert sums[-1] < 1.1 * sums[149]  # what is added after the first half
+    assert sums[-1] < 2.2 / gamma
+
+
+def test_fedavg_with_some_clients_does_need_one():
+    """So that the test above has something to tell apart: FedAvg's sum grows with R."""
+    clients = Clients(N, n, seed=2)
+    clients.o = clients.o * 50
+    server = server_of(algorithms.FedAvg("uniform"), clients, lr=1e-4, server_lr=1 / 24 / float(clients.a.max()))
+    met, _ = follow(server, clients, lambda t: np.random.default_rng(t).choice(N, 2, replace=False).tolist(), 300, 3)
+    sums = np.cumsum(met)
+    assert sums[-1] > 1.1 * sums[149]
+
+
+def local_bound(delta, eta, L, sigma_square, K, E, T):
+    """2 Delta / (eta T) + eta L sigma^2 / K + eta^2 L^2 sigma^2 (E - 1) (K + 1) / K: start, noise, and local drift."""
+    drift = eta**2 * L**2 * sigma_square * (E - 1) * (K + 1) / K
+    return 2 * delta / (eta * T) + eta * L * sigma_square / K + drift
+
+
+@pytest.mark.parametrize("E", [1, 4])
+@pytest.mark.parametrize("spread", ["shared", "own"])
+def test_lfsgd_keeps_the_bound_of_theorem_3_3(E, spread):
+    """Haddadpour, Mahdavi, eqs. 24, in the form above: the mean of |grad f|^2 over the rounds, with noise."""
+    clients, rng, rounds = Clients(6, 40, seed=3, shared=spread == "shared"), np.random.default_rng(0), 150
+    L, T, K = float(clients.a.max()), rounds * E, 6
+    eta = rates.Horizon(L=L, K=K, T=T)(0)
+    server = server_of(algorithms.LocalDescent(), clients, eta)
+    first, met = gap(clients, server.x), []
+    for _ in range(rounds):
+        met.append(gradient_square(clients, server.x))
+        run(server, clients, 1, cohort=lambda _: range(K), steps=lambda *_: E, noise=lambda: rng.normal(size=clients.n))
+    bound = local_bound(first, eta, L, clients.n, K, E, T)
+    assert 0.05 * bound < np.mean(met) < bound
+
+
+@pytest.mark.parametrize("nodes", [5, 9])
+def test_nfsgd_keeps_the_bound_of_theorem_3_4(nodes):
+    """Eq. 29 in the form 2 Delta / (eta T) + eta L sigma^2 / p + eta^2 L^2 sigma^2 ((1 + zeta^2)/(1 - zeta^2) E - 1).
+
+    On a ring, where the nodes share a minimiser, for the mean of the models.
+    """
+    clients, rng, rounds, E = Clients(nodes, 40, seed=3, shared=True), np.random.default_rng(0), 150, 2
+    L, ring = float(clients.a.max()), Topology.named("ring", nodes)
+    eta = rates.Horizon(L=L, K=nodes, T=rounds * E)(0)
+    network = Network([np.zeros(clients.n, np.float32)] * nodes, ring, lr=eta)
+    first, met = gap(clients, np.zeros(clients.n)), []
+    for _ in range(rounds):
+        met.append(gradient_square(clients, network.output().astype(np.float64)))
+        updates = []
+        for j, model in enumerate(network.models):
+            y = model.astype(np.float64)
+            for _ in range(E):
+                y = y - eta * (clients.gradient(j, y) + rng.normal(size=clients.n))
+            updates.append(Update(j, y.astype(np.float32), E))
+        network.round(updates)
+    zeta, noise = ring.zeta, clients.n
+    drift = eta**2 * L**2 * noise * ((1 + zeta**2) / (1 - zeta**2) * E - 1)
+    bound = 2 * first / (eta * rounds * E) + eta * L * noise / nodes + drift
+    assert 0.05 * bound < np.mean(met) < bound
