@@ -69,7 +69,11 @@ def _run(group: Group) -> None:
     parser.add_argument("--together", choices=("yes", "no"), help=words)
     words = "where the server's vectors lie: cpu, or a GPU's cuda or cuda:1; the figures are the same"
     parser.add_argument("--device", metavar="NAME", help=words)
-    _engine(parser)
+    words = (
+        "who trains the clients: the process of a trial, or workers on Ray, which other machines may have; the figures "
+        "are the same, and a run may go on with the other one; worth it for models from LeNet's size on"
+    )
+    _engine(parser, words, "workers on Ray, for each trial in its turn; by default 2")
     words = "show where the rounds' time went, and write trace.json, which chrome://tracing shows, into the folder"
     parser.add_argument("--profile", action="store_true", help=words)
 
@@ -88,6 +92,7 @@ def _sweep(group: Group) -> None:
             fedcore sweep mimic/table3-tau20 mimic/table3-tau50 --scale quick
             fedcore sweep flexible/table3-synthetic-niid-t{1,2,3,4} --seeds 5 --out runs/table3
             fedcore sweep momentum/figure5-s10 --set 'grid={"rate.lr"=[0.01, 0.1], "algorithms.beta"=[0.2]}'
+            fedcore sweep mimic/table3-tau20 --engine ray --workers 64 --address auto
         """,
         do="sweep.sweep",
     )
@@ -99,6 +104,11 @@ def _sweep(group: Group) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help=words)
     _jobs(parser)
     _imports(parser)
+    words = (
+        "who runs the trials: processes of this machine, or workers on Ray, which other machines may have, one trial "
+        "each at a time; the figures are the same, and a sweep may go on with the other one"
+    )
+    _engine(parser, words, "workers on Ray; by default 2")
 
 
 def _data(group: Group) -> None:
@@ -260,14 +270,9 @@ def _jobs(parser: Parser) -> None:
     parser.add_argument("--jobs", type=whole(0), metavar="N", help=words)
 
 
-def _engine(parser: Parser) -> None:
-    words = (
-        "who trains the clients: the process of a trial, or workers on Ray, which other machines may have; the figures "
-        "are the same, and a run may go on with the other one; worth it for models from LeNet's size on"
-    )
+def _engine(parser: Parser, words: str, workers: str) -> None:
     parser.add_argument("--engine", choices=("process", "ray"), default="process", help=words)
-    words = "workers on Ray, for each trial in its turn; by default 2"
-    parser.add_argument("--workers", type=whole(1), metavar="N", help=words)
+    parser.add_argument("--workers", type=whole(1), metavar="N", help=workers)
     words = "GPUs that a worker asks for; four workers with 0.25 share one"
     parser.add_argument("--gpus", type=real("[0, inf)"), metavar="SHARE", help=words)
     words = "a Ray cluster: `auto`, or HOST:PORT, on a trusted network only; by default one is begun here, and ended"

@@ -8,7 +8,7 @@ from typing import Literal
 
 from rich.console import Console
 
-from fedcore.cli.engine import on_ray
+from fedcore.cli.engine import EngineOptions
 from fedcore.cli.exit_status import exit_on_failures, interruptible
 from fedcore.cli.progress import RunProgress
 from fedcore.cli.report import show_report
@@ -43,7 +43,7 @@ def run(
 ) -> None:
     """Run an experiment."""
     load_all(imports)
-    engine_on_ray = on_ray(engine, workers, gpus, address, jobs, imports)
+    engines = EngineOptions(engine, workers, gpus, address, jobs)
     overrides = given(changes, rounds, seeds)
     overrides += [f"threads={threads}"] if threads is not None else []
     overrides += [f"together={str(together == 'yes').lower()}"] if together is not None else []
@@ -60,7 +60,7 @@ def run(
     go_on = f"{there}, or go on: {shlex.join(['fedcore', 'run', str(folder), '--resume', *flags(imports)])}"
     traced = trace() if profile else None
     with (
-        engine_on_ray as make_engine,
+        engines.clients(imports) as make_engine,
         interruptible(console, go_on),
         RunProgress(console, total) as progress,
         traced or nullcontext(),

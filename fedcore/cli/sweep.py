@@ -5,6 +5,7 @@ from typing import Literal
 
 from rich.console import Console
 
+from fedcore.cli.engine import EngineOptions, found_anywhere
 from fedcore.cli.exit_status import exit_on_failures, interruptible
 from fedcore.cli.progress import RunProgress
 from fedcore.cli.report import show_sweep
@@ -21,9 +22,14 @@ def sweep(
     out: Path | None,
     jobs: int | None,
     imports: list[str],
+    engine: Literal["process", "ray"],
+    workers: int | None,
+    gpus: float | None,
+    address: str | None,
 ) -> None:
     """Run several presets at every point of their grids."""
     load_all(imports)
+    runner = EngineOptions(engine, workers, gpus, address, jobs).trials()
     overrides = given(changes, rounds, seeds)
     folder = out or Path("runs", f"sweep-{scale}")
     experiments = [load_preset(name, overrides, scale=scale) for name in dict.fromkeys(names)]
@@ -32,6 +38,6 @@ def sweep(
     total = sum(job.trial.experiment.rounds for job in chosen.jobs())
     go_on = f"the same command goes on, and what is there: fedcore report {folder}"
     with interruptible(console, go_on), RunProgress(console, total) as progress:
-        failed = run_sweep(chosen, jobs=jobs, imports=imports, on_event=progress.show)
+        failed = run_sweep(chosen, jobs=jobs, imports=found_anywhere(imports), runner=runner, on_event=progress.show)
     show_sweep(console, folder)
     exit_on_failures(console, [(event.job.name, event) for event in failed])

@@ -30,6 +30,10 @@ class Engine(Protocol):
     def together(self) -> bool:
         """Tell whether clients are trained together."""
 
+    @property
+    def waited(self) -> float:
+        """Seconds so far in which updates were waited for, that other processes make; 0 for an engine without any."""
+
     def updates(self, broadcast: Broadcast, active: Active | None = None) -> Iterator[Update]:
         """Train the clients of a broadcast, each when it is asked for.
 

@@ -202,6 +202,11 @@ class InProcess:
         """Do nothing: this engine holds memory alone."""
 
     @property
+    def waited(self) -> float:
+        """Nothing: see ``Engine``."""
+        return 0.0
+
+    @property
     def together(self) -> bool:
         """Tell whether clients are trained together."""
         return self._net is not None

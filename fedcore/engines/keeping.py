@@ -125,6 +125,11 @@ class KeepingClients:
         """Tell whether clients are trained together."""
         return self._engine.together
 
+    @property
+    def waited(self) -> float:
+        """Seconds of waiting for workers; see ``Engine.waited``."""
+        return self._engine.waited
+
     def close(self) -> None:
         """Close the engine below."""
         self._engine.close()

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from fedcore import data
 from fedcore.errors import MissingDataError
@@ -61,6 +61,13 @@ class Event:
         return self.job.trial
 
 
+class Runner(Protocol):
+    """What runs the trials of a sweep elsewhere: ``ray_trials.RayTrials``, say."""
+
+    def __call__(self, jobs: Iterable[Job], imports: Sequence[str], on_event: Callable[[Event], None]) -> list[Event]:
+        """See ``run_jobs``."""
+
+
 def cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -92,6 +99,7 @@ def run_jobs(
     processes: int | None = None,
     imports: Sequence[str] = (),
     make_engine: "MakeEngine | None" = None,
+    runner: Runner | None = None,
     on_event: Callable[[Event], None] = lambda _: None,
 ) -> list[Event]:
     """Run trials, each into its folder; one that is complete there is only read.
@@ -102,6 +110,7 @@ def run_jobs(
         imports: what each process imports first.
         make_engine: who does the clients' work; None for the process of the trial. With another one the trials run in
             this process, one after another.
+        runner: who runs the trials; None for processes of this machine.
         on_event: called in this process, as things happen.
 
     Returns:
@@ -113,6 +122,8 @@ def run_jobs(
     waiting = deque(jobs)
     folders = {job.folder for job in waiting}
     try:
+        if runner is not None:
+            return runner(waiting, imports, on_event)
         if processes == 0 or make_engine is not None:
             return _run_here(waiting, make_engine, on_event)
         return _run_apart(waiting, processes, imports, on_event)

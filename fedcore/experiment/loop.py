@@ -1,6 +1,6 @@
 """The run of one trial, from the data to the last line of its record, and its rounds."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +9,11 @@ from time import perf_counter
 import numpy as np
 
 from fedcore.engines import InProcess
-from fedcore.errors import ConfigError
 from fedcore.experiment.build import MakeEngine, TrialParts, build
-from fedcore.experiment.checkpoints import SECONDS, Checkpoints
-from fedcore.experiment.records import Header, RoundRecord, Writer, finite, read, started
-from fedcore.experiment.trial import CHECKPOINTS, Trial
-from fedcore.runtime import __version__
+from fedcore.experiment.checkpoints import SECONDS
+from fedcore.experiment.journal import FolderJournal, Journal
+from fedcore.experiment.records import RoundRecord, finite
+from fedcore.experiment.trial import Trial
 from fedcore.server import Update
 
 
@@ -41,41 +40,46 @@ def run_trial(
     Determinism: all but ``seconds`` depends on the trial alone, on one machine and for one number of torch's
     threads (which this function leaves as it is).
     """
-    experiment = trial.experiment
-    header = Header(
-        preset=experiment.name,
-        title=experiment.title,
-        algorithm=trial.method.label,
-        order=trial.order,
-        seed=trial.seed,
-        rounds=experiment.rounds,
-        version=__version__,
-    )
-    path = folder / "records" / trial.file_name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    before = _rounds_before(path, header)
-    checkpoints = Checkpoints(folder / CHECKPOINTS / path.stem, checkpoint_seconds)
-    if before is not None and len(before) == experiment.rounds:
-        checkpoints.remove()  # a run that was killed at the very end leaves one
-        for line in before:
+    with (
+        FolderJournal(trial, folder, checkpoint_seconds) as journal,
+        closing(trial_rounds(trial, journal, make_engine)) as lines,
+    ):
+        for line in lines:
             on_round(line)
+
+
+def trial_rounds(
+    trial: Trial, journal: Journal, make_engine: MakeEngine = InProcess
+) -> Generator[RoundRecord, None, None]:
+    """Run one trial from where its journal stands; see ``run_trial``.
+
+    Args:
+        trial: what to run.
+        journal: where it is written.
+        make_engine: who does the clients' work.
+
+    Yields:
+        Each round after it was written; at first those that were written before.
+    """
+    experiment = trial.experiment
+    if len(journal.before) == experiment.rounds:
+        journal.end()
+        yield from journal.before
         return
-    if before is None:
-        Writer(path, header).close()  # a trial that fails at once has a record too
-    parts = build(trial, None if before is None else checkpoints.folder, make_engine)
-    if parts.server.round_number > len(before or []):  # a copy of rounds that the record has lost leads nowhere
+    parts = build(trial, journal.saved, make_engine)
+    if parts.server.round_number > len(journal.before):  # a copy of rounds that the record has lost leads nowhere
         parts.engine.close()
         parts = build(trial, None, make_engine)
-    before = (before or [])[: parts.server.round_number]
-    with closing(parts.engine), Writer(path, header, before) as record:
-        for line in before:
-            on_round(line)
+    before = journal.before[: parts.server.round_number]
+    with closing(parts.engine):
+        journal.begin(before)
+        yield from before
         uploads, every = before[-1].uploads if before else parts.uploads, experiment.evaluate.every
         for line in rounds(parts, count=experiment.rounds, evaluate_every=every, uploads=uploads):
-            record.add(line)
-            on_round(line)
-            checkpoints.save_when_due(parts.server, record, parts.engine)
-    checkpoints.remove()
+            journal.add(line)
+            yield line
+            journal.save_when_due(parts.server, parts.engine)
+    journal.end()
 
 
 def rounds(parts: TrialParts, *, count: int, evaluate_every: int, uploads: int = 0) -> Iterator[RoundRecord]:
@@ -94,11 +98,11 @@ def rounds(parts: TrialParts, *, count: int, evaluate_every: int, uploads: int =
         parts.begin(round)
         active = parts.pattern.active(round)
         broadcast = server.broadcast(active.clients)
-        stream = _Timed(parts.engine.updates(broadcast, active))
+        stream, waited = _Timed(parts.engine.updates(broadcast, active)), -parts.engine.waited
         start = perf_counter()
         report = server.round(stream)
         parts.end(report)
-        folded = perf_counter()
+        folded, waited = perf_counter(), waited + parts.engine.waited
         evaluate = (round + 1) % evaluate_every == 0 or round + 1 == count
         evaluation = parts.evaluate(round, server.x) if evaluate else None
         done = perf_counter()
@@ -118,9 +122,10 @@ def rounds(parts: TrialParts, *, count: int, evaluate_every: int, uploads: int =
             bytes=report.bytes,
             seconds={
                 "broadcast": start - begun,
-                "local": stream.seconds,
+                "local": stream.seconds - waited,
                 "aggregate": folded - start - stream.seconds,
                 "evaluate": done - folded,
+                **({"waited": waited} if waited else {}),
             },
             uploadings=(round + 1) * server.algorithm.uploads + (parts.uploads > 0),
             bytes_down=broadcast.bytes,
@@ -129,23 +134,6 @@ def rounds(parts: TrialParts, *, count: int, evaluate_every: int, uploads: int =
             staleness=report.staleness,
             together=parts.engine.together,
         )
-
-
-def _rounds_before(path: Path, header: Header) -> list[RoundRecord] | None:
-    """The rounds of a trial that was begun before, or None.
-
-    Raises:
-        ConfigError: the record is another trial's.
-    """
-    if not path.exists():
-        return None
-    if not started(path):
-        path.unlink()
-        return None
-    record = read(path)
-    if record.header != header:
-        raise ConfigError(f"{path}: expected the record of {header}, got that of {record.header}")
-    return record.rounds
 
 
 @dataclass

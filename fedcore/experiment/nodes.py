@@ -115,6 +115,11 @@ class NodesEngine:
         """False: no two nodes start from one model."""
         return False
 
+    @property
+    def waited(self) -> float:
+        """Seconds of waiting for workers; see ``Engine.waited``."""
+        return self._engine.waited
+
     def close(self) -> None:
         """Close the engine below."""
         self._engine.close()

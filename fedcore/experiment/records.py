@@ -69,6 +69,7 @@ class RoundRecord:
         bytes: what the updates of this round weighed.
         seconds: wall time by what it went to: the only field that two runs of one experiment may disagree on.
             ``broadcast``: who is active, and what they are sent. ``local``: the clients' work, their offsets counted.
+            ``waited``: for updates from other processes, on an engine that has them (``local`` is then the rest).
             ``aggregate``: the server's round. ``evaluate``: the test set.
         uploadings: rounds so far times the vectors that a client sends in one, as the MimiC paper counts, and one for a
             warm start; this and what follows has no value in older records.

@@ -50,7 +50,7 @@ def run_experiment(
     find_data([Job(trial, folder) for trial in trials(experiment)])
     chosen = settled(experiment, folder)
     if not resume:
-        prepare(folder, chosen)
+        prepare(folder, chosen, make_engine)
     elif chosen != experiment:
         write_config(folder, chosen)
     work = [Job(trial, folder) for trial in trials(chosen)]

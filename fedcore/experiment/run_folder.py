@@ -1,8 +1,11 @@
 """A run's folder: what was run, by which build, and the records."""
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from fedcore.errors import ConfigError
@@ -17,8 +20,14 @@ def default_folder(experiment: Experiment) -> Path:
     return Path("runs", f"{experiment.name.replace('/', '-') or 'run'}-{datetime.now():%Y%m%d-%H%M%S}")
 
 
-def prepare(folder: Path, experiment: Experiment) -> None:
+def prepare(folder: Path, experiment: Experiment, engine: Callable[..., object] | None = None) -> None:
     """Make the folder and write ``config.json`` (which can be run again) and ``build.json`` into it.
+
+    Args:
+        folder: where.
+        experiment: what will run.
+        engine: who will do the work, which the build names; None for processes of this machine. The run may go on with
+            another one.
 
     Raises:
         ConfigError: the folder cannot be made, or something is in it already.
@@ -28,10 +37,25 @@ def prepare(folder: Path, experiment: Experiment) -> None:
         if any(folder.iterdir()):
             raise ConfigError(f"output folder: expected a new or empty folder, got {folder}, which holds files")
         (folder / "records").mkdir()
-        (folder / "build.json").write_text(json.dumps(build_info(), indent=2) + "\n", encoding="utf-8")
+        build = build_info() | {"engine": _named(engine)}
+        (folder / "build.json").write_text(json.dumps(build, indent=2) + "\n", encoding="utf-8")
         write_config(folder, experiment)
     except OSError as error:
         raise ConfigError(f"output folder: cannot write to {folder}: {error}") from error
+
+
+def _named(engine: Callable[..., object] | None) -> dict[str, object]:
+    """An engine's name, and the options that it was given which JSON knows: how many workers, say."""
+    if engine is None:
+        return {"name": "process"}
+    options: dict[str, object] = {}
+    while isinstance(engine, partial):
+        options, engine = engine.keywords | options, engine.func
+    if is_dataclass(engine) and not isinstance(engine, type):
+        options = {field.name: getattr(engine, field.name) for field in fields(engine)}
+        engine = type(engine)
+    plain = {key: value for key, value in options.items() if isinstance(value, (int, float, str))}
+    return {"name": getattr(engine, "__name__", type(engine).__name__), **plain}
 
 
 def write_config(folder: Path, experiment: Experiment) -> None:

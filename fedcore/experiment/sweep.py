@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedcore.errors import ConfigError
-from fedcore.experiment.jobs import Event, Job, find_data, run_jobs
+from fedcore.experiment.jobs import Event, Job, Runner, find_data, run_jobs
 from fedcore.experiment.presets.grid import points
 from fedcore.experiment.run_folder import CONFIG, clear_unfinished, prepare, write_config
 from fedcore.experiment.schema.changes import Change, combined
@@ -52,6 +52,7 @@ def run_sweep(
     *,
     jobs: int | None = None,
     imports: Sequence[str] = (),
+    runner: Runner | None = None,
     on_event: Callable[[Event], None] = lambda _: None,
 ) -> list[Event]:
     """Run every trial of a sweep that is not complete.
@@ -62,6 +63,8 @@ def run_sweep(
     Args:
         sweep: what to run, and where.
         jobs, imports: as for ``run_experiment``.
+        runner: who runs the trials, such as ``experiment.ray_trials.RayTrials``; None for processes of this machine. It
+            is no part of the configuration: the figures are the same, and what one began another one may go on with.
         on_event: called in this process, as things happen.
 
     Returns:
@@ -75,20 +78,20 @@ def run_sweep(
     work = sweep.jobs()
     find_data(work)
     chosen = {
-        folder: _prepare(folder, experiment)
+        folder: _prepare(folder, experiment, runner)
         for folder, experiment in {job.folder: job.trial.experiment for job in work}.items()
     }
     work = [replace(job, trial=replace(job.trial, experiment=chosen[job.folder])) for job in work]
-    return run_jobs(work, processes=jobs, imports=imports, on_event=on_event)
+    return run_jobs(work, processes=jobs, imports=imports, runner=runner, on_event=on_event)
 
 
-def _prepare(folder: Path, experiment: Experiment) -> Experiment:
+def _prepare(folder: Path, experiment: Experiment, runner: Runner | None) -> Experiment:
     """Make the folder of a point, or see that it is this point's; and say whether its clients are trained together."""
     path = folder / CONFIG
     if not path.exists():
         clear_unfinished(folder)
         experiment = settled(experiment, folder)
-        prepare(folder, experiment)
+        prepare(folder, experiment, runner)
         return experiment
     read = Experiment.model_validate_json(path.read_text(encoding="utf-8"))
     before = settled(read, folder)

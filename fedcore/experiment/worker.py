@@ -33,9 +33,23 @@ class _RunIsGoneError(BaseException):
 
 @dataclass(frozen=True)
 class Ended:
-    """A trial is over; ``error`` says why, if it failed."""
+    """A trial is over.
+
+    Attributes:
+        error: why, if it failed.
+        trace: where, if that was none of fedcore's own errors.
+    """
 
     error: str | None
+    trace: str | None = None
+
+    def logged(self, trial: Trial, folder: Path) -> "Ended":
+        """The same with the trace in a file beside the trial's record."""
+        if self.trace is None:
+            return self
+        log = _log(trial, folder)
+        log.write_text(self.trace, encoding="utf-8")
+        return Ended(f"{self.error} (see {log})")
 
 
 class Worker:
@@ -154,19 +168,34 @@ def _run(
 
     torch.set_num_threads(1)  # the order of torch's sums depends on it, and the figures must not on the machine
     set_threads(trial.experiment.threads)
-    log = (folder / "records" / trial.file_name).with_suffix(".traceback.txt")
-    log.unlink(missing_ok=True)  # of a try before this one
-    try:
+    forget_trace(trial, folder)
+
+    def do() -> None:
         for module in imports:
             load_module(module)
         run_trial(trial, folder, tell, make_engine=make_engine or InProcess)
+
+    tell(outcome(do).logged(trial, folder))
+
+
+def forget_trace(trial: Trial, folder: Path) -> None:
+    """Take away what a try before this one has left."""
+    _log(trial, folder).unlink(missing_ok=True)
+
+
+def _log(trial: Trial, folder: Path) -> Path:
+    return (folder / "records" / trial.file_name).with_suffix(".traceback.txt")
+
+
+def outcome(do: Callable[[], None]) -> Ended:
+    """The end of a trial, or of a part of it, that is done here."""
+    try:
+        do()
     except FedcoreError as error:
-        tell(Ended(str(error)))
+        return Ended(str(error))
     except Exception as error:
-        log.write_text(traceback.format_exc(), encoding="utf-8")
-        tell(Ended(f"{type(error).__name__}: {error} (see {log})"))
-    else:
-        tell(Ended(None))
+        return Ended(f"{type(error).__name__}: {error}", traceback.format_exc())
+    return Ended(None)
 
 
 @contextmanager

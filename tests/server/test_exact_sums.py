@@ -1,6 +1,7 @@
 """Servers with exact sums: no order of the replies shows, totals are their rows' sums to the last bit, also on disk."""
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from fedcore.algorithms import REGISTRY, Linear, Step
 from fedcore.algorithms.mifa import MIFA
 from fedcore.kernels import ExactSum
 from fedcore.server.invariant import exact_total_problems, folder_problems
+from tests.server.forgeries import forge
 
 N, CLIENTS, ROUNDS = 301, 7, 5
 SIZES = {client: 10 + 7 * client for client in range(CLIENTS)}
@@ -129,6 +131,67 @@ def test_a_folder_keeps_exact_sums(name, tmp_path):
             straight.round(updates(straight, t))
             server.round(updates(server, t))
         assert state_of(server) == state_of(straight)
+
+
+@pytest.mark.parametrize(
+    ("word", "value"), [("low", 2**50), ("low", -1), ("high", 2**62), ("high", -(2**62))], ids=lambda value: f"{value}"
+)
+def test_a_folder_with_words_that_no_sum_has_is_refused(word, value, tmp_path):
+    """Whole and rightly sealed, as somebody writes it who has this package."""
+    server = server_of("MIFA")
+    server.round(updates(server, 0))
+    now = server._state.snapshot
+    words = now.exact_total._replace(**{word: getattr(now.exact_total, word).copy()})
+    getattr(words, word)[7] = value
+    server._state.snapshot = now._replace(exact_total=words)
+    server.save(tmp_path / "run")
+    with pytest.raises(errors.CheckpointError, match=f"total/{word}: expected the words of an exact sum"):
+        Server.load(tmp_path / "run")
+
+
+def without_low(head):
+    return replace(head, vectors={name: vector for name, vector in head.vectors.items() if name != "total/low"})
+
+
+def low_as_floats(head):
+    return replace(head, vectors=head.vectors | {"total/low": replace(head.vectors["total/low"], dtype="<f8")})
+
+
+def high_short(head):
+    return replace(head, vectors=head.vectors | {"total/high": replace(head.vectors["total/high"], shape=(3,))})
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (without_low, r"total: expected \['total/high', 'total/low'\] where the method keeps one"),
+        (low_as_floats, "total/low: expected"),
+        (high_short, r"vectors: expected 2248 bytes, got int64\[3\]"),
+    ],
+    ids=["without low", "low as floats", "high short"],
+)
+def test_a_folder_whose_exact_total_is_none_is_refused(head, said, tmp_path):
+    server = server_of("MIFA")
+    server.round(updates(server, 0))
+    server.save(tmp_path / "run")
+    forge(tmp_path / "run", head=head)
+    with pytest.raises(errors.CheckpointError, match=said):
+        Server.load(tmp_path / "run")
+
+
+@pytest.mark.parametrize("word", ["high", "low"])
+def test_a_flipped_bit_in_the_words_on_disk_is_found(word, tmp_path):
+    """One that leaves the words in their range: the checksums find it."""
+    server = server_of("MIFA")
+    server.round(updates(server, 0))
+    server.save(tmp_path / "run")
+    written = getattr(server._state.snapshot.exact_total, word).tobytes()
+    (file,) = [path for path in (tmp_path / "run").glob("vectors-*.slots") if written in path.read_bytes()]
+    content = bytearray(file.read_bytes())
+    content[content.index(written) + 8] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(errors.CorruptionError):
+        Server.load(tmp_path / "run")
 
 
 def test_warm_starts_are_exact_too():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, errors
+from fedcore.store.files import atomic_folder
 from fedcore.store.files import system_calls as disk
 from fedcore.store.files.locks import WriterLock
 from tests.store.contents import content, write
@@ -270,3 +271,40 @@ def test_every_folder_that_was_made_is_made_durable(tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "sync_path", lambda path: (synced.append(Path(path)), real(path)))
     made(tmp_path / "a" / "b" / "run")
     assert {tmp_path, tmp_path / "a", tmp_path / "a" / "b"} <= set(synced)
+
+
+def test_a_store_that_is_carried_is_the_same_elsewhere(tmp_path):
+    made(tmp_path / "here", round=2)
+    made(tmp_path / "there")
+    files = atomic_folder.carried(tmp_path / "here")
+    atomic_folder.put(tmp_path / "there", files)
+    own = [path.name for path in (tmp_path / "here").iterdir() if path.is_file() and path.name != "lock"]
+    assert sorted(files) == sorted(own)
+    for name in own:
+        assert (tmp_path / "there" / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
+    assert round_of(tmp_path / "there") == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"here", "there"}
+
+
+@pytest.mark.parametrize("name", ["../rows.slots", "lock", "run.sh", "readers"])
+def test_what_is_carried_has_the_names_of_a_stores_files(name, tmp_path):
+    made(tmp_path / "here")
+    before = tree(tmp_path)
+    with pytest.raises(errors.StoreError, match="expected the files of a store, got"):
+        atomic_folder.put(tmp_path / "here", {name: atomic_folder.CarriedFile(3, [])})
+    assert tree(tmp_path) == before
+
+
+def test_a_full_disk_while_a_store_is_put_down_leaves_the_old_one(tmp_path, monkeypatch):
+    made(tmp_path / "here", round=1)
+    files = atomic_folder.carried(tmp_path / "here")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(disk, "sync", full)
+    with pytest.raises(errors.StoreError):
+        atomic_folder.put(tmp_path / "here", files)
+    monkeypatch.undo()
+    assert round_of(tmp_path / "here") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]

@@ -154,6 +154,11 @@ class Ray:
         return self._here.together
 
     @property
+    def waited(self) -> float:
+        """Seconds so far of waiting for workers: those of ``stats``."""
+        return self.stats.waited
+
+    @property
     def stats(self) -> Stats:
         """Tasks so far, those that were given again, lost workers, seconds of waiting."""
         return self._pool.stats

@@ -4,7 +4,7 @@ import heapq
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,10 +81,10 @@ class Pool:
             actor = self._session.actor(self._kind, cpus=self._cpus, gpus=self._gpus)
             self._coming[actor.prepare.remote(*self._told)] = Worker(actor, time.monotonic())
 
-    def free(self) -> Worker | None:
-        """The worker with the least to do, if it has less than two tasks: the second hides the way there and back."""
+    def free(self, most: int = 2) -> Worker | None:
+        """The worker with the least to do, if it has less than so many tasks: a second one hides the way there."""
         least = min(self._there, key=lambda worker: len(worker.tasks), default=None)
-        return least if least is not None and len(least.tasks) < 2 else None
+        return least if least is not None and len(least.tasks) < most else None
 
     def drop(self, worker: Worker) -> None:
         """End a worker, if it is still there; ``fill`` asks for another one."""
@@ -99,7 +99,7 @@ class Pool:
             LOGGER.info("a worker is lost, another one takes its place: %s", error)
             self.drop(worker)
 
-    def ready(self, running: dict[Any, tuple[int, Worker]]) -> list[Any]:
+    def ready(self, running: Collection[Any]) -> list[Any]:
         """Wait for results of what is running, or for a worker that comes; it is taken in."""
         begun = time.monotonic()
         oldest = min((worker.since for worker in self._coming.values()), default=None)
@@ -113,10 +113,14 @@ class Pool:
                 self._join(reference)
         return [reference for reference in found if reference in running]
 
+    def result(self, reference: Any) -> Any:
+        """What a worker returned: ``Session.result``."""
+        return self._session.result(reference)
+
     def complete(self) -> list[Worker]:
         """Wait until all workers are there, as far as is known."""
         while self._coming:
-            self.ready({})
+            self.ready(())
         return list(self._there)
 
     def close(self) -> None:
@@ -195,7 +199,7 @@ class Tasks:
         for reference in self._pool.ready(self._running):
             task, worker = self._running.pop(reference)
             try:
-                done.append((task, self._pool._session.result(reference)))
+                done.append((task, self._pool.result(reference)))
             except LostError as error:
                 self._again(task, worker, error)
             worker.tasks.remove(task)

@@ -4,7 +4,11 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
 
 from fedcore.clients.registry import Registry
 from fedcore.errors import LockedError, StoreError
@@ -12,12 +16,25 @@ from fedcore.store.files import file_system
 from fedcore.store.files import system_calls as disk
 from fedcore.store.files.index import Index
 from fedcore.store.files.index_head import Head
-from fedcore.store.files.inventory import INDEX, READERS, ROWS, delete, drafts_of, strangers
+from fedcore.store.files.inventory import INDEX, READERS, ROWS, delete, drafts_of, is_data, strangers
 from fedcore.store.files.locks import WriterLock
 from fedcore.store.files.slot_file import SlotFile
 from fedcore.store.files.store_folder import Folder, rows_header
 from fedcore.store.files.stored_ids import stored
 from fedcore.store.row_format import RowFormat
+
+
+class CarriedFile(NamedTuple):
+    """A file as bytes: its size, and what it holds from where on; the rest are zeros."""
+
+    size: int
+    spans: list[tuple[int, npt.NDArray[np.uint8]]]
+
+
+Carried = dict[str, CarriedFile]
+"""A store's files by their names."""
+CHUNK = 1 << 26
+"""Bytes that are read and written at once: Linux takes no more than 2 GiB."""
 
 
 @contextmanager
@@ -36,7 +53,53 @@ def replacing(path: Path, form: RowFormat, registry: Registry, *, existing: bool
         StoreError: ``path`` is taken by something else, or cannot be written to, or not commit by commit.
         LockedError: the store there is open for writing.
     """
-    with disk.explained("making a store", path), ExitStack() as locks:
+    with disk.explained("making a store", path), _draft(path, existing) as (place, lock):
+        _make_files(place, form, registry)
+        folder = Folder(place, readonly=False, durable=True, lock=lock)
+        try:
+            yield folder
+        finally:
+            folder.close()
+
+
+def carried(path: Path) -> Carried:
+    """The files of the store at ``path``, which nobody writes to, by their names: for another machine."""
+    with disk.explained("reading a store", path):
+        return {name: _read(path / name) for name in sorted(os.listdir(path)) if is_data(name)}
+
+
+def put(path: Path, files: Carried) -> None:
+    """Make a store at ``path`` of what was carried here; a store that is there stays until this one is whole.
+
+    Raises:
+        StoreError: a file has a name that no file of a store has; or what ``replacing`` raises it for.
+        LockedError: the store there is open for writing.
+    """
+    if strange := [name for name in files if not is_data(name)]:
+        raise StoreError(f"{path}: expected the files of a store, got {strange[0]!r} among them")
+    with disk.explained("making a store", path), _draft(path, existing=True) as (place, _):
+        (place / READERS).mkdir()
+        for name, (size, spans) in files.items():
+            with (place / name).open("xb", buffering=0) as file:
+                disk.resize(file.fileno(), size)
+                for start, data in spans:
+                    disk.write(file.fileno(), data.tobytes(), start)
+                disk.sync(file.fileno())
+
+
+def _read(path: Path) -> CarriedFile:
+    with path.open("rb", buffering=0) as file:
+        fd, spans = file.fileno(), []
+        for begin, end in disk.data_spans(fd):
+            for start in range(begin, end, CHUNK):
+                spans.append((start, np.frombuffer(os.pread(fd, min(CHUNK, end - start), start), np.uint8)))
+        return CarriedFile(os.fstat(fd).st_size, spans)
+
+
+@contextmanager
+def _draft(path: Path, existing: bool) -> Iterator[tuple[Path, WriterLock]]:
+    """An empty folder beside ``path``, locked, which takes its place when the block is done, or goes with an error."""
+    with ExitStack() as locks:
         path = Path(os.path.realpath(path))
         if not existing:  # it will be written to in its place, and is no copy
             file_system.require_local(path)
@@ -48,12 +111,7 @@ def replacing(path: Path, form: RowFormat, registry: Registry, *, existing: bool
         place, lock = _claimed(path)
         locks.callback(lock.close)  # last of all: until the new store is in its place nobody may take it for left over
         try:
-            _make_files(place, form, registry)
-            folder = Folder(place, readonly=False, durable=True, lock=lock)
-            try:
-                yield folder
-            finally:
-                folder.close()
+            yield place, lock
             disk.sync_path(place)
             _put_in_place(place, path)
             disk.sync_path(path.parent)

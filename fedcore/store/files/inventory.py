@@ -61,6 +61,11 @@ def is_note(name: str) -> bool:
     return _NOTES.fullmatch(name) is not None
 
 
+def is_data(name: str) -> bool:
+    """Tell whether a file may be called so that holds what a store does, not who is at it."""
+    return name != LOCK and not name.endswith("-shm") and _FILES.fullmatch(name) is not None
+
+
 def vector_files(folder: Path) -> list[Path]:
     """The files of vectors in a store's folder."""
     with os.scandir(folder) as entries:

@@ -78,6 +78,28 @@ def data_end(fd: int, start: int) -> int:
             raise
 
 
+def data_spans(fd: int) -> Iterator[tuple[int, int]]:
+    """The beginning and end of each range of a file's data; holes, and what was given its place alone, are no data.
+
+    Systems and file systems that cannot tell take all of the file for data.
+    """
+    end, size = 0, os.fstat(fd).st_size
+    while end < size:
+        start = end
+        if hasattr(os, "SEEK_DATA"):
+            try:
+                start = os.lseek(fd, end, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # nothing but a hole
+                    return
+                if error.errno != errno.EINVAL:
+                    raise
+                yield start, size
+                return
+        end = os.lseek(fd, start, os.SEEK_HOLE) if hasattr(os, "SEEK_HOLE") else size
+        yield start, end
+
+
 def reserve(fd: int, start: int, size: int) -> None:
     """Give a range its place on the disk: writing to a mapped hole of a full disk would kill the process."""
     os.posix_fallocate(fd, start, size)

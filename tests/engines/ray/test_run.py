@@ -32,8 +32,18 @@ def test_the_command(ray_session, in_process, tmp_path, capsys):
     main(["run", "quickstart", *words, "--engine", "ray", "--workers", "1", "--out", str(tmp_path / "run")])
     assert "FedAvg" in capsys.readouterr().out
     assert figures(tmp_path / "run") == figures(in_process)
-    configs = [json.loads((folder / "config.json").read_text()) for folder in (tmp_path / "run", in_process)]
+    configs, builds = (
+        [json.loads((folder / name).read_text()) for folder in (tmp_path / "run", in_process)]
+        for name in ("config.json", "build.json")
+    )
     assert configs[0] == configs[1]
+    assert builds[0].pop("engine") == {"name": "Ray", "workers": 1, "gpus": 0.0}
+    assert builds[1].pop("engine") == {"name": "process"}
+    assert builds[0] == builds[1]
+    for line in read_folder(tmp_path / "run")[0].rounds:
+        assert line.seconds["waited"] > 0
+        assert line.seconds["local"] >= 0
+    assert "waited" not in read_folder(in_process)[0].rounds[0].seconds
 
 
 def test_a_run_that_one_engine_began_goes_on_with_the_other(ray_session, in_process, tmp_path):
