@@ -32,7 +32,7 @@ LAYERS = [
     {"server", "network", "data", "local"},
     {"engines", "testing"},
     {"experiment"},
-    {"reports", "adapters"},
+    {"reports", "adapters", "frames"},
     {"cli"},
 ]
 LAYER = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
@@ -59,6 +59,7 @@ OPTIONAL = {
     "pooch": {"data"},
     "datasets": {"data"},
     "pydantic": {"experiment"},
+    "pandas": {"experiment", "frames"},
     "ray": {"engines"},
     "matplotlib": {"reports"},
     "networkx": {"topology"},
