@@ -2,10 +2,11 @@
 
 import sys
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from fedcore.cli.pairs import show_pairs
+from fedcore.cli.pairs import show_json, show_pairs
 from fedcore.cli.status import FAILED
 from fedcore.errors import CheckpointError, StoreError
 from fedcore.server.invariant import folder_problems
@@ -14,10 +15,13 @@ from fedcore.store import ClientStore
 from fedcore.store.recovery import give_up, look
 
 
-def info(path: Path) -> None:
+def info(path: Path, as_json: bool) -> None:
     """Show what a store holds."""
     with ClientStore.open(path, readonly=True) as opened:
         found, undo = opened.info(), _undo(opened)
+    if as_json:
+        show_json(asdict(found) | {"undo": None if undo is None else undo._asdict()})
+        return
     pairs = [
         ("path", str(found.path)),
         ("format", str(found.format)),
@@ -35,16 +39,20 @@ def info(path: Path) -> None:
     show_pairs(pairs)
 
 
-def verify(path: Path) -> None:
+def verify(path: Path, as_json: bool) -> None:
     """Compare everything with its checksums, and a server's sums with its rows."""
     with ClientStore.open(path, readonly=True) as opened:
         problems = opened.verify() or folder_problems(opened)
         rows, vectors = len(opened), len(opened.vector_names())
-    for problem in problems:
-        print(problem)
+    if as_json:
+        show_json({"sound": not problems, "problems": problems, "rows": rows, "vectors": vectors})
+    else:
+        for problem in problems:
+            print(problem)
     if problems:
         sys.exit(FAILED)
-    print(f"sound: {rows:,} rows and {vectors} vectors")
+    if not as_json:
+        print(f"sound: {rows:,} rows and {vectors} vectors")
 
 
 def compact(path: Path) -> None:
