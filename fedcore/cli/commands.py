@@ -263,6 +263,52 @@ def _store(group: Group) -> None:
             _json(parser)
     words = "give the lost commits up; without it, nothing is changed"
     parser.add_argument("--accept-loss", action="store_true", help=words)
+    _export(store)
+    _depart(store)
+
+
+def _export(store: Group) -> None:
+    parser = store.command(
+        "export",
+        """Write the model of a server's folder, after its last finished round, into a file for other programs.
+
+        It only reads, and may be used while a server writes to the folder. The file's ending says its form:
+        .safetensors, .pt (a state_dict, which needs torch) or .npz (NumPy's). A file that is there is replaced at once,
+        when the new one is whole.
+
+        Examples:
+
+            fedcore store export state model.safetensors
+            fedcore store export runs/mine/checkpoints/0-mimic-seed0 model.pt
+        """,
+        do="store.export",
+        simulates=False,
+    )
+    parser.add_argument("path", type=Path, metavar="STATE", help="the folder of a server, or of Server.save")
+    words = "the file: .safetensors, .pt, .pth or .npz"
+    parser.add_argument("file", type=Path, metavar="FILE", help=words)
+
+
+def _depart(store: Group) -> None:
+    parser = store.command(
+        "depart",
+        """Have a client depart from a server's folder: its row leaves every running sum, and nobody waits for it.
+
+        No server may write to the folder meanwhile; one that runs does it by Server.depart. It is a transaction, which
+        `fedcore store undo` takes back where the folder keeps the last.
+
+        Example:
+
+            fedcore store depart state 6718209338712947
+        """,
+        do="store.depart",
+        simulates=False,
+    )
+    parser.add_argument("path", type=Path, metavar="STATE", help="the folder of a server on an mmap store")
+    parser.add_argument("client", metavar="ID", help="the client's id")
+    words = "leave the other clients' shares as they are (where they have shares, they grow otherwise)"
+    parser.add_argument("--include", action="store_true", help=words)
+    _imports(parser)
 
 
 def _preset(parser: Parser) -> None:

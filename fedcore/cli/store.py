@@ -1,15 +1,22 @@
-"""``fedcore store``: what is in a store's folder, whether it is sound, and how to give back, undo or recover some."""
+"""``fedcore store``: what is in a store's folder and whether it is sound; models out of it, and what changes it."""
 
+import re
 import sys
 from contextlib import suppress
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from fedcore.cli.pairs import show_json, show_pairs
 from fedcore.cli.status import FAILED
-from fedcore.errors import CheckpointError, StoreError
+from fedcore.errors import CheckpointError, MissingDependencyError, StoreError
+from fedcore.libraries import NARROW
+from fedcore.model_files import FORMS, form_of, write_model
+from fedcore.registries import load_module
+from fedcore.server import Server
 from fedcore.server.invariant import folder_problems
+from fedcore.server.saved_model import read_model
 from fedcore.server.transactions import last_change, transactions
 from fedcore.store import ClientStore
 from fedcore.store.recovery import give_up, look
@@ -94,6 +101,35 @@ def undo(path: Path) -> None:
         found = _required(writing)
         writing.undo()
     print(f"{found.what} is taken back: the store is as after {found.before}")
+
+
+def export(path: Path, file: Path) -> None:
+    """Write the model of a server's folder into a file."""
+    form = form_of(file)
+    model = read_model(path)
+    narrow = sorted({piece.dtype for piece in model.layout.slices if piece.dtype in NARROW})
+    if "numpy" not in FORMS[form] or (form == ".safetensors" and narrow):
+        if find_spec("torch") is None:
+            what = f"{file.name} of {narrow[0]}" if narrow else file.name
+            raise MissingDependencyError.of(what, "torch", extra="torch", instead="write .npz")
+        tensors = model.tensors("torch")
+    else:
+        tensors = model.tensors("numpy")
+    write_model(tensors, file)
+    size = f"{len(tensors)} tensors, {_size(file.stat().st_size)}"
+    print(f"wrote {file}: the model after {model.round_number} rounds, {size}")
+
+
+def depart(path: Path, client: str, include: bool, imports: list[str]) -> None:
+    """Have a client of a server's folder depart."""
+    for module in imports:
+        load_module(module, f"--import: expected a module that can be imported, got {module!r}")
+    with Server.load(path, medium="mmap") as server:
+        number = int(client) if re.fullmatch(r"[0-9]{1,20}", client) else None
+        gone = number if number is not None and number in server.clients else client
+        server.depart(gone, from_objective=not include)
+        left = len(server.clients)
+    print(f"{gone!r} departed after round {server.round_number}: {left:,} clients are left")
 
 
 class _Undo(NamedTuple):
