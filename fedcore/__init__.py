@@ -2,6 +2,7 @@
 
 from fedcore import algorithms, errors, kernels, participation, sampling, topology
 from fedcore.averaging import aggregate
+from fedcore.frames import read_records
 from fedcore.layout import Layout
 from fedcore.network import Network, NetworkReport, NetworkRound
 from fedcore.runtime import __version__, build_info, isa, set_threads, threads
@@ -30,6 +31,7 @@ __all__ = [
     "isa",
     "kernels",
     "participation",
+    "read_records",
     "sampling",
     "set_threads",
     "threads",

@@ -51,14 +51,15 @@ def load_server(path: str | Path, algorithm: Algorithm | str, x0: Any, **options
     """The server that was saved there, or that lies on a store, if it is of that algorithm and of a model like ``x0``.
 
     Args:
-        options: of ``Server``: rates and optimizer are said again, limits compared, and the others stay as they were.
+        options: of ``Server``: rates, optimizer and on_report are said again, limits compared, and the others stay as
+            they were.
 
     Raises:
         CheckpointError: it is not.
     """
     said_again = {name: options[name] for name in ("lr", "server_lr", "optimizer") if options.get(name) is not None}
     method = named(algorithm) if isinstance(algorithm, str) else algorithm
-    server = Server.load(path, algorithm=method, **said_again)
+    server = Server.load(path, algorithm=method, on_report=options.get("on_report"), **said_again)
     if server.layout != Layout.of(x0):
         server.close()
         raise CheckpointError(f"{path}: expected the store of a model like the job's, got other tensors or shapes")

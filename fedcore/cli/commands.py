@@ -24,11 +24,14 @@ def commands() -> Parser:
     _run(group)
     _sweep(group)
     words = "List the presets, and the names that a configuration can use."
-    _imports(group.command("list", words, do="listing.list_names"))
+    listed = group.command("list", words, do="listing.list_names")
+    _imports(listed)
+    _json(listed)
     _data(group)
     _report(group)
     words = "Show versions, compiler, instruction set and threads: what a bug report needs."
-    group.command("info", words, do="info.info", simulates=False)
+    _json(group.command("info", words, do="info.info", simulates=False))
+    _doctor(group)
     _store(group)
     return top
 
@@ -132,6 +135,7 @@ def _data(group: Group) -> None:
         do="data.list_data",
     )
     _imports(listed)
+    _json(listed)
     show = data.command(
         "show",
         """Show who holds what in an experiment: each client's examples, class by class.
@@ -156,6 +160,7 @@ def _data(group: Group) -> None:
     words = f"show all clients, not only the first {LINES}"
     show.add_argument("--all", dest="most", action="store_const", const=None, default=LINES, help=words)
     _imports(show)
+    _json(show)
 
 
 def _report(group: Group) -> None:
@@ -175,6 +180,27 @@ def _report(group: Group) -> None:
     )
     words = "a folder that `fedcore run` or `sweep` wrote, finished or not"
     parser.add_argument("folder", type=Path, metavar="DIR", help=words)
+
+
+def _doctor(group: Group) -> None:
+    parser = group.command(
+        "doctor",
+        """Say what is missing for what, and the way out of it: packages and their versions, the kernels, a GPU, data.
+
+        Without a WHAT it looks at everything. Ends with status 1 if the core is at fault, or something that was named
+        is missing; what was not named may be.
+
+        Examples:
+
+            fedcore doctor
+            fedcore doctor sim flower
+        """,
+        do="doctor.doctor",
+        simulates=False,
+    )
+    words = "core, gpu, data, build, or an extra of the package, such as sim or flower"
+    parser.add_argument("names", nargs="*", metavar="WHAT", help=words)
+    _json(parser)
 
 
 def _store(group: Group) -> None:
@@ -243,8 +269,56 @@ def _store(group: Group) -> None:
     ):
         parser = store.command(name, words, do=f"store.{name}", simulates=False)
         parser.add_argument("path", type=Path, metavar="PATH", help="the folder of a store")
+        if name in ("info", "verify"):
+            _json(parser)
     words = "give the lost commits up; without it, nothing is changed"
     parser.add_argument("--accept-loss", action="store_true", help=words)
+    _export(store)
+    _depart(store)
+
+
+def _export(store: Group) -> None:
+    parser = store.command(
+        "export",
+        """Write the model of a server's folder, after its last finished round, into a file for other programs.
+
+        It only reads, and may be used while a server writes to the folder. The file's ending says its form:
+        .safetensors, .pt (a state_dict, which needs torch) or .npz (NumPy's). A file that is there is replaced at once,
+        when the new one is whole.
+
+        Examples:
+
+            fedcore store export state model.safetensors
+            fedcore store export runs/mine/checkpoints/0-mimic-seed0 model.pt
+        """,
+        do="store.export",
+        simulates=False,
+    )
+    parser.add_argument("path", type=Path, metavar="STATE", help="the folder of a server, or of Server.save")
+    words = "the file: .safetensors, .pt, .pth or .npz"
+    parser.add_argument("file", type=Path, metavar="FILE", help=words)
+
+
+def _depart(store: Group) -> None:
+    parser = store.command(
+        "depart",
+        """Have a client depart from a server's folder: its row leaves every running sum, and nobody waits for it.
+
+        No server may write to the folder meanwhile; one that runs does it by Server.depart. It is a transaction, which
+        `fedcore store undo` takes back where the folder keeps the last.
+
+        Example:
+
+            fedcore store depart state 6718209338712947
+        """,
+        do="store.depart",
+        simulates=False,
+    )
+    parser.add_argument("path", type=Path, metavar="STATE", help="the folder of a server on an mmap store")
+    parser.add_argument("client", metavar="ID", help="the client's id")
+    words = "leave the other clients' shares as they are (where they have shares, they grow otherwise)"
+    parser.add_argument("--include", action="store_true", help=words)
+    _imports(parser)
 
 
 def _preset(parser: Parser) -> None:
@@ -282,3 +356,8 @@ def _engine(parser: Parser, words: str, workers: str) -> None:
 def _imports(parser: Parser) -> None:
     words = "import a module, or a .py file, that adds methods, data, ... of your own; may be repeated"
     parser.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE", help=words)
+
+
+def _json(parser: Parser) -> None:
+    words = "print JSON, for other programs"
+    parser.add_argument("--json", dest="as_json", action="store_true", help=words)

@@ -1,6 +1,8 @@
-"""Names and values, one pair a line."""
+"""Names and values: one pair a line, or all of them as JSON."""
 
+import json
 from collections.abc import Iterable
+from typing import Any
 
 
 def show_pairs(pairs: Iterable[tuple[str, str]]) -> None:
@@ -9,3 +11,8 @@ def show_pairs(pairs: Iterable[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in shown)
     for name, value in shown:
         print(f"{name:{width}}  {value}")
+
+
+def show_json(value: Any) -> None:
+    """Print a value as JSON, for other programs: what it has no form for, such as a path, as text."""
+    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))

@@ -1,23 +1,34 @@
-"""``fedcore store``: what is in a store's folder, whether it is sound, and how to give back, undo or recover some."""
+"""``fedcore store``: what is in a store's folder and whether it is sound; models out of it, and what changes it."""
 
+import re
 import sys
 from contextlib import suppress
+from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from fedcore.cli.pairs import show_pairs
+from fedcore.cli.pairs import show_json, show_pairs
 from fedcore.cli.status import FAILED
-from fedcore.errors import CheckpointError, StoreError
+from fedcore.errors import CheckpointError, MissingDependencyError, StoreError
+from fedcore.libraries import NARROW
+from fedcore.model_files import FORMS, form_of, write_model
+from fedcore.registries import load_module
+from fedcore.server import Server
 from fedcore.server.invariant import folder_problems
+from fedcore.server.saved_model import read_model
 from fedcore.server.transactions import last_change, transactions
 from fedcore.store import ClientStore
 from fedcore.store.recovery import give_up, look
 
 
-def info(path: Path) -> None:
+def info(path: Path, as_json: bool) -> None:
     """Show what a store holds."""
     with ClientStore.open(path, readonly=True) as opened:
         found, undo = opened.info(), _undo(opened)
+    if as_json:
+        show_json(asdict(found) | {"undo": None if undo is None else undo._asdict()})
+        return
     pairs = [
         ("path", str(found.path)),
         ("format", str(found.format)),
@@ -35,16 +46,20 @@ def info(path: Path) -> None:
     show_pairs(pairs)
 
 
-def verify(path: Path) -> None:
+def verify(path: Path, as_json: bool) -> None:
     """Compare everything with its checksums, and a server's sums with its rows."""
     with ClientStore.open(path, readonly=True) as opened:
         problems = opened.verify() or folder_problems(opened)
         rows, vectors = len(opened), len(opened.vector_names())
-    for problem in problems:
-        print(problem)
+    if as_json:
+        show_json({"sound": not problems, "problems": problems, "rows": rows, "vectors": vectors})
+    else:
+        for problem in problems:
+            print(problem)
     if problems:
         sys.exit(FAILED)
-    print(f"sound: {rows:,} rows and {vectors} vectors")
+    if not as_json:
+        print(f"sound: {rows:,} rows and {vectors} vectors")
 
 
 def compact(path: Path) -> None:
@@ -86,6 +101,35 @@ def undo(path: Path) -> None:
         found = _required(writing)
         writing.undo()
     print(f"{found.what} is taken back: the store is as after {found.before}")
+
+
+def export(path: Path, file: Path) -> None:
+    """Write the model of a server's folder into a file."""
+    form = form_of(file)
+    model = read_model(path)
+    narrow = sorted({piece.dtype for piece in model.layout.slices if piece.dtype in NARROW})
+    if "numpy" not in FORMS[form] or (form == ".safetensors" and narrow):
+        if find_spec("torch") is None:
+            what = f"{file.name} of {narrow[0]}" if narrow else file.name
+            raise MissingDependencyError.of(what, "torch", extra="torch", instead="write .npz")
+        tensors = model.tensors("torch")
+    else:
+        tensors = model.tensors("numpy")
+    write_model(tensors, file)
+    size = f"{len(tensors)} tensors, {_size(file.stat().st_size)}"
+    print(f"wrote {file}: the model after {model.round_number} rounds, {size}")
+
+
+def depart(path: Path, client: str, include: bool, imports: list[str]) -> None:
+    """Have a client of a server's folder depart."""
+    for module in imports:
+        load_module(module, f"--import: expected a module that can be imported, got {module!r}")
+    with Server.load(path, medium="mmap") as server:
+        number = int(client) if re.fullmatch(r"[0-9]{1,20}", client) else None
+        gone = number if number is not None and number in server.clients else client
+        server.depart(gone, from_objective=not include)
+        left = len(server.clients)
+    print(f"{gone!r} departed after round {server.round_number}: {left:,} clients are left")
 
 
 class _Undo(NamedTuple):

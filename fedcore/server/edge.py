@@ -62,7 +62,7 @@ class Edge:
         server_lr: float | Rate | None = None,
         **options: Any,
     ) -> None:
-        for name in ("accumulate", "store", "client_sizes", "late_rounds", "optimizer", "device"):
+        for name in ("accumulate", "store", "client_sizes", "late_rounds", "optimizer", "device", "on_report"):
             if name in options:
                 raise RangeError(f"{name}: expected an edge without one, got one: it is the upper server's")
         self._server = Server(algorithm, x0, clients, lr=lr, server_lr=server_lr, accumulate="exact", **options)

@@ -1,7 +1,7 @@
 """The report of a round."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from logging import Logger
 from typing import NamedTuple
@@ -55,6 +55,10 @@ class RoundReport(Represented):
     awaited: int = 0
     seconds: float = 0.0
     bytes: int = 0
+
+
+OnReport = Callable[[RoundReport], object]
+"""A listener to the reports of a server's rounds."""
 
 
 class Lowered(NamedTuple):
@@ -114,3 +118,13 @@ def warn_if_lowered(round: int, lowered: Sequence[Lowered], most_steps: int | No
             told,
             others,
         )
+
+
+def tell(on_report: OnReport | None, report: RoundReport, logger: Logger) -> None:
+    """Have a listener hear of a round that counted; what it raises is logged, for it cannot undo the round."""
+    if on_report is None:
+        return
+    try:
+        on_report(report)
+    except Exception:
+        logger.exception("round %d counted, and on_report failed", report.round)

@@ -20,7 +20,7 @@ from fedcore.server.made_report import report_of
 from fedcore.server.newcomers import Coming
 from fedcore.server.partial import Partial
 from fedcore.server.partial_reader import Partials
-from fedcore.server.report import RoundReport, warn_if_lowered, warn_if_unheard
+from fedcore.server.report import OnReport, RoundReport, tell, warn_if_lowered, warn_if_unheard
 from fedcore.server.settings import Settings
 from fedcore.server.state import State
 from fedcore.server.update import Update, bytes_of, lasting
@@ -43,9 +43,12 @@ class Round(Represented):
         is_open: whether updates can still come in.
     """
 
-    def __init__(self, settings: Settings, state: State, *, fold: int, may_hold: bool) -> None:
+    def __init__(
+        self, settings: Settings, state: State, *, fold: int, may_hold: bool, on_report: OnReport | None = None
+    ) -> None:
         self.report: RoundReport | None = None
         self.is_open = True
+        self._on_report = on_report
         self._settings, self._state, self._fold_at, self._may_hold = settings, state, fold, may_hold
         self._reader, self._weighing = UpdateReader(settings, state), Weighing(settings, state)
         self._partials = Partials(settings, state, self._weighing)
@@ -254,6 +257,7 @@ class Round(Represented):
         warn_if_lowered(report.round, self._weighing.lowered, self._most_steps, LOGGER)
         if waiting is not None and store is not None:
             waiting.tell(report.awaited, store, LOGGER)
+        tell(self._on_report, report, LOGGER)
         return report
 
     @one_call

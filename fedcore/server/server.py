@@ -23,7 +23,7 @@ from fedcore.server.folder_checks import require_plausible
 from fedcore.server.limits import Limits
 from fedcore.server.newcomers import Coming
 from fedcore.server.population import Population, Sizes
-from fedcore.server.report import RoundReport
+from fedcore.server.report import OnReport, RoundReport
 from fedcore.server.round import Round
 from fedcore.server.round_lock import RoundLock
 from fedcore.server.server_store import new_rows, saved_rows
@@ -78,6 +78,11 @@ class Server(ServerView):
         undoable: whether the folder of an mmap store keeps what the last round, arrival, departure or warm start
             replaced, so that it can be taken back where no server holds the folder (``ClientStore.undo``, ``fedcore
             store undo PATH``). ``load`` goes on with it.
+        on_report: called with the RoundReport of each round after it counted, in the thread that finished it. What it
+            raises is logged and undoes nothing; it may read the server, and is no part of what is saved.
+
+    Attributes:
+        on_report: as given; another one may take its place between rounds.
 
     Raises:
         UnknownNameError, RangeError, UnknownClientError, ShapeError, DtypeError, ArrayError: an argument is not what is
@@ -126,6 +131,7 @@ class Server(ServerView):
         device: str = devices.CPU,
         hot_rows: int | None = None,
         undoable: bool = False,
+        on_report: OnReport | None = None,
     ) -> None:
         device = devices.named(device)
         algorithm = named(algorithm) if isinstance(algorithm, str) else algorithm
@@ -160,12 +166,12 @@ class Server(ServerView):
             population = Population.of(client_sizes, rows.registry, needed=algorithm.needs_shares)
             counters, exact = layout.read_counters(x0), self._settings.is_exact
             snapshot = Snapshot.first(x, counters, p, algorithm, optimizer, population, device, exact=exact)
-            self._start(State(self._settings, snapshot, rows))
+            self._start(State(self._settings, snapshot, rows), on_report)
             if rows.medium == "mmap":
                 self._state.keep(snapshot, 0)  # so that a run that is killed in its first round can be resumed too
 
-    def _start(self, state: State) -> None:
-        self._state = state
+    def _start(self, state: State, on_report: OnReport | None) -> None:
+        self._state, self.on_report = state, on_report
         self._round_lock = RoundLock()
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -198,6 +204,7 @@ class Server(ServerView):
         server_lr: float | Rate | None = None,
         optimizer: Optimizer | None = None,
         hot_rows: int | None = None,
+        on_report: OnReport | None = None,
     ) -> "Server":
         """The server of a folder as its last finished round left it; its rounds go on as if nothing had happened.
 
@@ -210,7 +217,7 @@ class Server(ServerView):
             durability: of an mmap store; see ``ClientStore``. None is "round".
             undoable: as for a new server; None is the writer's, where it goes on in the folder.
             algorithm, lr, server_lr, optimizer: to be given again where they are the caller's own code.
-            hot_rows: as for a new server.
+            hot_rows, on_report: as for a new server.
 
         Raises:
             DeviceError: there is no such device: another one can be given.
@@ -231,7 +238,7 @@ class Server(ServerView):
             snapshot = Snapshot.of(vectors, state["numbers"], settings.layout.n_parameters, rows.registry, device)
             server = cls.__new__(cls)
             server._settings = settings
-            server._start(State(settings, snapshot, rows))
+            server._start(State(settings, snapshot, rows), on_report)
         return server
 
     def close(self) -> None:
@@ -377,7 +384,7 @@ class Server(ServerView):
 
     def _open(self, fold: int, *, may_hold: bool, newcomers: Coming = ()) -> Round:
         self._state.store.prefetch(())  # raises where the store is closed
-        make = partial(Round, self._settings, self._state, fold=fold, may_hold=may_hold)
+        make = partial(Round, self._settings, self._state, fold=fold, may_hold=may_hold, on_report=self.on_report)
         opened = self._round_lock.open(self.round_number, make)
         opened.begin(newcomers)
         return opened

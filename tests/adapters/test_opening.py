@@ -23,3 +23,13 @@ def test_newcomers_are_those_who_are_new_once_and_whose_size_is_known():
     server = open_server("FedAvg", X0, ["a"], lr=0.1)
     assert newcomers(server, ["b", "a", "c", "b", "\ud800", True, -1, None], None) == ["b", "c"]
     assert newcomers(server, ["b", "a", "c"], {"c": 5, "d": 6}) == {"c": 5}
+
+
+def test_who_listens_is_told_of_an_old_server_s_rounds_too(tmp_path):
+    seen = []
+    for due in ([0], [0, 1]):
+        server = open_server("MIFA", X0, ["a"], store=f"mmap:{tmp_path / 'rows'}", lr=0.1, on_report=seen.append)
+        with server.open_round() as opened:
+            opened.add("a", {"w": X0["w"] - 1}, steps=1)
+        server.close()
+        assert [report.round for report in seen] == due

@@ -17,7 +17,7 @@ def main():
     np.testing.assert_array_equal(server.x, [2, 2, 2])
     with TemporaryDirectory() as folder:
         server.save(f"{folder}/state")
-        for command in ("info", "store info", "store verify", "store compact"):
+        for command in ("info", "doctor", "store info", "store verify", "store compact"):
             fedcore_command(*command.split(), *[f"{folder}/state"] * command.startswith("store"))
     for command in ("", "run", "sweep", "data show", "store", "store info"):
         fedcore_command(*command.split(), "--help")

@@ -46,7 +46,7 @@ class ServerStrategy(FlowerFedAvg):
 
     Args:
         lr, server_lr, optimizer, late_rounds, fold, accumulate, max_steps, max_examples, max_lr, max_norm,
-            max_norm_ratio, own_rates: ``fedcore.Server``'s.
+            max_norm_ratio, own_rates, on_report: ``fedcore.Server``'s.
             The rate goes to the clients as "lr" of their configuration. Where a method averages the models of plain
             local steps it may be left out: then messages are those of Flower's FedAvg, to ClientApps of any rate.
         steps: K of replies that do not say it, of ClientApps that know nothing of fedcore: a number, or the metric that
@@ -357,7 +357,8 @@ class ServerStrategy(FlowerFedAvg):
         folder = self._resume or (path if medium == "mmap" and Path(path).exists() else None)
         if folder is None or self._server is not None:
             return
-        loaded = Server.load(folder, algorithm=self.algorithm, **self._rates)
+        told = self._settings.get("on_report")
+        loaded = Server.load(folder, algorithm=self.algorithm, on_report=told, **self._rates)
         due, got = loaded.layout, Layout.of(self._wire.read(initial))
         if (due.slices, due.counters) != (got.slices, got.counters):
             raise CheckpointError(f"{folder}: expected a server of the model that is given, got one of another model")

@@ -35,6 +35,7 @@ class Aggregator(ModelAggregator):
         limits: those of ``fedcore.Server`` by name: max_steps, max_examples, max_lr, max_norm, max_norm_ratio,
             own_rates.
         accumulate: as for ``fedcore.Server``: with "exact" no order of the answers shows.
+        on_report: as for ``fedcore.Server``; in a job's configuration an object of a class that can be imported there.
         store: "ram", or "mmap:PATH" so that a later job goes on after the last finished round: with the rows, and with
             the model, which takes the place of the one that the job starts from.
         model: the first model by name; None for the job's own.
@@ -61,11 +62,12 @@ class Aggregator(ModelAggregator):
         clients: list[str] | None = None,
         limits: Mapping[str, Any] | None = None,
         accumulate: Precision = "float32",
+        on_report: Any = None,
     ) -> None:
         super().__init__()
         self.algorithm, self.lr, self.server_lr, self.optimizer = algorithm, lr, server_lr, optimizer
         self.store, self.model, self.clients, self.limits = store, model, clients, limits
-        self.accumulate = accumulate
+        self.accumulate, self.on_report = accumulate, on_report
         with_plain_steps(algorithm, lr)
         check_limits(limits)
         self.server: Server | None = None
@@ -125,6 +127,7 @@ class Aggregator(ModelAggregator):
             server_lr=self.server_lr,
             optimizer=self.optimizer,
             accumulate=self.accumulate,
+            on_report=self.on_report,
             **check_limits(self.limits),
         )
         if server.round_number:

@@ -107,15 +107,15 @@ def _differences(prefix: str, was: Tables, now: Tables) -> Iterator[Change]:
         now = {label: method for label, method in now.items() if label in was}
         was = {label: method for label, method in was.items() if label in now}
     for key in dict.fromkeys((*now, *was)):
-        before, after = _value(was.get(key)), _value(now.get(key))
+        before, after = plain(was.get(key)), plain(now.get(key))
         if isinstance(before, Mapping) and isinstance(after, Mapping) and before.get("name") == after.get("name"):
             yield from _differences(f"{prefix}{key}.", before, after)
         elif before != after:
             yield Change(key=prefix + key, was=_name(before), now=_name(after))
 
 
-def _value(value: Any) -> Any:
-    """A number that was written as a table, such as a constant rate, is the number."""
+def plain(value: Any) -> Any:
+    """A value; of a number that was written as a table, such as a constant rate, the number."""
     return value["value"] if isinstance(value, Mapping) and value.keys() == {"name", "value"} else value
 
 

@@ -97,3 +97,10 @@ def test_refuses_to_go_on_with_another_model_or_method(tmp_path):
     with pytest.raises(CheckpointError, match="algorithm"):
         make_strategy("MimiC", resume=tmp_path / "copy").start(make_grid(), initial_arrays(), 2)
     assert METHODS.keys() >= {"MIFA", "MimiC"}
+
+
+def test_who_listens_hears_each_round_also_after_a_resumption(tmp_path):
+    seen = []
+    for rounds in (2, 3):
+        run("MimiC", make_grid(), rounds, store=f"mmap:{tmp_path}/state", on_report=seen.append)
+    assert [report.round for report in seen] == [0, 1, 2]

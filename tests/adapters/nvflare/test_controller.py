@@ -269,3 +269,11 @@ def test_terms_by_name():
 def test_a_model_of_somebody_else_has_no_terms():
     with pytest.raises(errors.ArrayError, match="fedcore's Controller"):
         order(FLModel(params=x0()))
+
+
+def test_who_listens_hears_each_round():
+    seen = []
+    controller = LocalController(sites(), x0(), "MIFA", lr=0.1, num_rounds=2, on_report=seen.append)
+    controller.run()
+    assert seen == controller.reports
+    assert len(seen) == 2

@@ -1,0 +1,100 @@
+"""The records of runs and sweeps as one pandas frame."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedcore.errors import MissingDataError
+from fedcore.experiment.records import Record, RoundRecord, read_folder
+from fedcore.experiment.run_folder import CONFIG
+from fedcore.experiment.schema.changes import BESIDES, SIZES, plain
+
+if TYPE_CHECKING:
+    import pandas
+
+TRIAL = ("run", "preset", "algorithm", "seed")
+PARTS = ("broadcast", "local", "aggregate", "evaluate")
+"""What a round's time went to, in the order of the columns."""
+
+
+def frame_of(folder: Path) -> "pandas.DataFrame":
+    """The frame of a folder's records: see ``fedcore.read_records``."""
+    import pandas
+
+    trials = list(_trials(folder))
+    settings = [settings for _, _, settings in trials]
+    varied = [key for key in dict.fromkeys(key for one in settings for key in one) if _differs(key, settings)]
+    rows = [
+        {
+            **dict(zip(TRIAL, (run, record.header.preset, record.header.algorithm, record.header.seed), strict=True)),
+            **{key: own.get(key) for key in varied},
+            **_columns(line),
+        }
+        for run, record, own in trials
+        for line in record.rounds
+    ]
+    of_rounds = [field.name for field in fields(RoundRecord) if field.name != "seconds"]
+    seconds = [f"seconds_{part}" for part in PARTS]
+    return pandas.DataFrame(rows, columns=[*TRIAL, *varied, *of_rounds, *seconds]).astype(
+        {"accuracy": float, "loss": float, "norm": float}
+    )
+
+
+def _trials(folder: Path) -> Iterator[tuple[str, Record, dict[str, Any]]]:
+    """Each trial's run, its record, and its settings by dotted key."""
+    found = False
+    for run in [folder] if (folder / "records").is_dir() else sorted(path.parent for path in folder.rglob(CONFIG)):
+        if not any((run / "records").glob("*.jsonl")) and run != folder:
+            continue  # a point of a sweep whose turn has not come
+        found = True
+        tables = _tables(run / CONFIG)
+        for record in read_folder(run):
+            name = run.relative_to(folder).as_posix() if run != folder else ""
+            yield name, record, _settings(tables, record.header.algorithm)
+    if not found:
+        raise MissingDataError(
+            f"{folder}: expected the folder of a run or a sweep, found no records in it; fedcore run writes them"
+        )
+
+
+def _tables(config: Path) -> Mapping[str, Any]:
+    try:
+        tables = json.loads(config.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise MissingDataError(f"{config}: expected a run's configuration: {error}") from None
+    if not isinstance(tables, dict):
+        raise MissingDataError(f"{config}: expected a run's configuration, got {type(tables).__name__}")
+    return tables
+
+
+def _settings(tables: Mapping[str, Any], label: str) -> dict[str, Any]:
+    """The settings of one trial of a configuration, those of other algorithms left out."""
+    methods = tables.get("algorithms", ())
+    own = next((one for one in methods if isinstance(one, dict) and one.get("label") == label), {})
+    shared = {key: value for key, value in tables.items() if key not in (*BESIDES, *SIZES, "algorithms", "grid")}
+    options = {key: value for key, value in own.items() if key not in ("name", "label")}
+    return dict(_flat("", shared)) | dict(_flat("algorithms.", options))
+
+
+def _flat(prefix: str, tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, entry in tables.items():
+        value = plain(entry)
+        if isinstance(value, Mapping):
+            yield from _flat(f"{prefix}{key}.", value)
+        else:
+            yield prefix + key, json.dumps(value) if isinstance(value, list) else value
+
+
+def _differs(key: str, settings: list[dict[str, Any]]) -> bool:
+    return len({json.dumps(own.get(key)) for own in settings}) > 1
+
+
+def _columns(line: RoundRecord) -> dict[str, Any]:
+    columns = asdict(line)
+    columns["active"] = tuple(columns["active"])
+    seconds = columns.pop("seconds")
+    return columns | {f"seconds_{part}": seconds.get(part) for part in PARTS}

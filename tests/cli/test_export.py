@@ -1,0 +1,145 @@
+"""Models out of servers' folders, live, and clients that an operator has depart."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedcore import Server, Update
+from fedcore.errors import StoreError
+from fedcore.model_files import write_model
+from fedcore.server.saved_model import read_model
+from tests.cli.command import invoke
+from tests.server.invariant import contradictions
+
+
+def net(dtype=torch.float32):
+    torch.manual_seed(0)
+    made = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 4, bias=False))
+    made.to(dtype)
+    made[2].weight = torch.nn.Parameter(made[0].weight.detach().T.contiguous())
+    return made
+
+
+def rounds(server, count=2):
+    for _ in range(count):
+        server.round([Update(i, server.x + 1 + i, 1) for i in range(2)])
+
+
+def equal(found, due):
+    assert found.keys() == due.keys()
+    for name, tensor in due.items():
+        assert found[name].dtype == tensor.dtype, name
+        assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("ending", ["safetensors", "pt"])
+def test_export_beside_a_writer(tmp_path, ending, dtype):
+    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    file = tmp_path / f"model.{ending}"
+    with Server("MimiC", net(dtype), 3, lr=0.1, store=f"mmap:{tmp_path / 'state'}") as server:
+        for count in (2, 1):  # the second replaces the first
+            rounds(server, count)
+            done = invoke("store", "export", tmp_path / "state", file)
+            assert done.status == 0, done.errors
+            read = safetensors.load_file(file) if ending == "safetensors" else torch.load(file, weights_only=True)
+            equal(read, server.tensors())
+        assert "after 3 rounds, 8 tensors" in done.output
+    net(dtype).load_state_dict(read)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_npz_needs_numpy_alone(tmp_path):
+    server = Server("FedAvg", {"w": np.zeros((2, 3), np.float32), "seen": np.int64(4)}, 2, lr=0.1)
+    rounds_ = [Update(0, {"w": np.ones((2, 3), np.float32), "seen": np.int64(5)}, 1)]
+    server.round(rounds_)
+    server.save(tmp_path / "state")
+    assert invoke("store", "export", tmp_path / "state", tmp_path / "m.npz").status == 0
+    read = np.load(tmp_path / "m.npz")
+    assert {name: read[name].tolist() for name in read} == {"w": [[1, 1, 1], [1, 1, 1]], "seen": 5}
+    assert read["seen"].dtype == np.int64
+
+
+def test_tied_weights_are_there_by_each_name(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    tied = torch.nn.Sequential(torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False))
+    tied[1].weight = tied[0].weight
+    server = Server("FedAvg", tied, 2, lr=0.1)
+    rounds(server)
+    write_model(server.tensors(), tmp_path / "m.safetensors")
+    equal(safetensors.load_file(tmp_path / "m.safetensors"), server.tensors())
+
+
+def test_an_ending_that_is_none(tmp_path):
+    done = invoke("store", "export", tmp_path, tmp_path / "model.onnx")
+    assert done.status == 2
+    assert "'.onnx' is unknown" in done.errors
+    assert "known: .npz, .pt, .pth, .safetensors" in done.errors
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path):
+    with pytest.raises(StoreError, match="the model was not written"):
+        write_model({"w": np.zeros(2)}, tmp_path / "nowhere" / "m.npz")
+
+
+def test_a_method_of_one_s_own_does_not_matter(tmp_path):
+    """A folder whose method is nobody's here has a model all the same."""
+    from fedcore.algorithms import FedVARP
+
+    class Mine(FedVARP):
+        pass
+
+    with Server(Mine(), np.zeros(3, np.float32), 2, lr=0.1, store=f"mmap:{tmp_path / 's'}") as server:
+        rounds(server)
+        model = read_model(tmp_path / "s")
+        assert model.x.tobytes() == server.x.tobytes()
+        assert model.round_number == 2
+
+
+def test_a_folder_with_another_x_is_refused(tmp_path):
+    from fedcore import ClientStore
+
+    Server("FedAvg", np.zeros(3, np.float32), 2, lr=0.1).save(tmp_path / "s")
+    with ClientStore.open(tmp_path / "s") as store:
+        vectors = {name: store.vector(name) for name in store.vector_names()}
+        store.commit(1, vectors | {"x": np.zeros(4, np.float32)}, store.state)
+    done = invoke("store", "export", tmp_path / "s", tmp_path / "m.npz")
+    assert done.status == 2
+    assert "x: expected float32[3], got float32(4,)" in done.errors
+    assert not (tmp_path / "m.npz").exists()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "state"
+    ids = [7, "7", "site a"]
+    with Server("MIFA", np.zeros(5, np.float32), ids, lr=0.1, store=f"mmap:{path}", undoable=True) as server:
+        for k in range(2):
+            server.round([Update(i, server.x + j + k, 1) for j, i in enumerate(ids)])
+    return path
+
+
+@pytest.mark.parametrize(("said", "gone"), [("7", 7), ("site a", "site a")])
+def test_depart(folder, said, gone):
+    done = invoke("store", "depart", folder, said)
+    assert done.status == 0, done.errors
+    assert done.output == f"{gone!r} departed after round 2: 2 clients are left\n"
+    with Server.load(folder) as server:
+        assert gone not in server.clients
+        assert not contradictions(server)
+    assert invoke("store", "verify", folder).status == 0
+    assert invoke("store", "depart", folder, "nobody").status == 2
+
+
+def test_a_departure_is_taken_back(folder):
+    assert invoke("store", "depart", folder, "7").status == 0
+    assert "departure" in invoke("store", "undo", folder).output
+    with Server.load(folder) as server:
+        assert 7 in server.clients
+
+
+def test_nobody_departs_beside_a_writer(folder):
+    with Server.load(folder):
+        done = invoke("store", "depart", folder, "7")
+    assert done.status == 2
+    assert "expected no other writer" in done.errors

@@ -1,0 +1,86 @@
+"""The listing commands as JSON: what their words say, for other programs."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedcore import ClientStore, Server, Update, build_info
+from fedcore.data import REGISTRY, holdings, partitions
+from fedcore.experiment import presets
+from fedcore.experiment.datasets import load_and_partition
+from fedcore.experiment.presets.loading import load_preset
+from tests.cli.command import invoke
+
+
+def told(*arguments, status=0):
+    done = invoke(*arguments, "--json")
+    assert done.status == status, done.errors
+    return json.loads(done.output)
+
+
+def test_list():
+    listed = told("list")
+    assert [one["name"] for one in listed["presets"]] == presets.names()
+    first = listed["presets"][0]
+    assert first == {"name": "quickstart", "title": first["title"], "rounds": 100, "seeds": [0, 1, 2, 3, 4]}
+    assert "MimiC" in listed["algorithms"]
+    assert listed["partitions"] == partitions.REGISTRY.names()
+
+
+def test_info():
+    listed = told("info")
+    assert listed | build_info() == listed
+    assert (listed["cuda_missing"] is None) == bool(listed["cuda_devices"])
+
+
+def test_data_list():
+    listed = told("data", "list")
+    assert [one["name"] for one in listed["data"]] == REGISTRY.names()
+    deals = {one["name"]: one for one in listed["partitions"]}
+    assert deals["dirichlet"]["options"] == {"alpha": {}, "least": {"default": 1}}
+    (digits,) = (one for one in listed["data"] if one["name"] == "digits")
+    assert (digits["shape"], digits["classes"]) == ([1, 8, 8], 10)
+
+
+def test_data_show(tmp_path):
+    listed = told("data", "show", "quickstart", "--seed", 3, "--out", tmp_path / "who.png")
+    dataset, parts = load_and_partition(load_preset("quickstart"), 3)
+    assert listed["counts"] == holdings(dataset.train_y, parts, 10).tolist()
+    assert (listed["data"], listed["seed"]) == ("digits", 3)
+    assert (tmp_path / "who.png").stat().st_size > 1000
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "state"
+    with Server("MIFA", np.zeros(2000, np.float32), 3, lr=0.1, store=f"mmap:{path}", undoable=True) as server:
+        for _ in range(2):
+            server.round([Update(0, server.x + 1, 1), Update(2, server.x - 3, 1)])
+    return path
+
+
+def test_store_info(folder):
+    listed = told("store", "info", folder)
+    assert listed["path"] == str(folder)
+    assert (listed["round"], listed["clients"], listed["rows"], listed["n"]) == (1, 3, 2, 2000)
+    assert listed["vectors"]["x"] == ["<f4", [2000]]
+    assert "transaction 2" in listed["undo"]["what"]
+
+
+def test_store_verify(folder):
+    assert told("store", "verify", folder)["sound"] is True
+    with ClientStore.open(folder) as store:
+        vectors = {name: store.vector(name) for name in store.vector_names()}
+        total = vectors["total"] + 1
+        store.commit(2, vectors | {"total": total})
+    listed = told("store", "verify", folder, status=1)
+    assert listed["sound"] is False
+    assert len(listed["problems"]) == 1
+
+
+def test_every_command_that_lists_can_say_it_in_json():
+
+    lists = [["list"], ["info"], ["doctor"], ["data", "list"], ["data", "show"], ["store", "info"], ["store", "verify"]]
+    for command in lists:
+        assert "--json" in invoke(*command, "--help").output, command
