@@ -14,7 +14,9 @@ from fedcore.experiment.ray_trials import RayTrials
 from fedcore.experiment.records import read, read_folder
 
 ROUNDS = 6
-SMALL = [f"rounds={ROUNDS}", "seeds=[0]", 'algorithms=["MimiC", "SCAFFOLD"]', "together=true", "local.epochs=1"]
+# The second one's clients keep rows of their own, which a copy has too.
+METHODS = 'algorithms=["MimiC", {name="SCAFFOLD", placement="client", label="SCAFFOLD"}]'
+SMALL = [f"rounds={ROUNDS}", "seeds=[0]", METHODS, "together=true", "local.epochs=1"]
 
 
 def contents(folder):
