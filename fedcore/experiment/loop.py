@@ -123,7 +123,7 @@ def rounds(parts: TrialParts, *, count: int, evaluate_every: int, uploads: int =
                 "evaluate": done - folded,
             },
             uploadings=(round + 1) * server.algorithm.uploads + (parts.uploads > 0),
-            bytes_down=broadcast.bytes,
+            bytes_down=broadcast.bytes + parts.bytes_more,
             diversity=finite(report.diversity),
             correction_norm=finite(report.correction_norm),
             staleness=report.staleness,
