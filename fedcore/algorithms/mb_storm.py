@@ -3,6 +3,8 @@
 CE-LSGD of the same paper is not here. Its local steps follow a recursion of their own, v_k = v_{k-1} + grad(y_k; xi) -
 grad(y_{k-1}; xi), from the v_t that all clients have just averaged at x_t: two exchanges a round, and a direction whose
 offset changes with every local step. A method here has one exchange, and an offset that a client's steps leave alone.
+It would take a round of two exchanges (the v_t that is averaged first, then the local steps), and a local rule that
+takes the gradients at y_k and y_{k-1} on one minibatch and carries their difference along.
 """
 
 from dataclasses import dataclass, replace

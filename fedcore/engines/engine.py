@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.algorithms import MEAN_GRADIENT, ROW_CHANGE, Algorithm, MimiC, is_made_here
+from fedcore.algorithms import MEAN_GRADIENT, ROW_CHANGE, Algorithm, FedAvgM, MimiC, is_made_here
 from fedcore.clients import ClientId
 from fedcore.errors import RangeError
 from fedcore.local_rules import LocalRule
@@ -69,10 +69,11 @@ def check_method(algorithm: Algorithm) -> None:
     """Refuse a method that asks clients for what those of an engine cannot do.
 
     Raises:
-        RangeError: clients would have to keep rows that nobody here knows how to make (``KeepingClients`` does those of
-            MimiC and of the SCAFFOLDs), or send such a second vector.
+        RangeError: clients would have to keep what nobody here knows how to make (``KeepingClients`` does the rows of
+            MimiC and of the SCAFFOLDs, ``RecoveringClients`` FedAvg-M's momentum), or send such a second vector.
     """
-    if not (algorithm.rows_at_clients and (algorithm.second_vector == ROW_CHANGE or isinstance(algorithm, MimiC))):
+    known = algorithm.second_vector == ROW_CHANGE or isinstance(algorithm, MimiC | FedAvgM)
+    if not (algorithm.rows_at_clients and known):
         check_asked(algorithm.rows_at_clients, algorithm.second_vector)
 
 

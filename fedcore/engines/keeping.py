@@ -31,6 +31,7 @@ class KeepingClients:
 
     Attributes:
         rows: by client; one that is not there is zero.
+        bytes_more: what the clients of the last broadcast were sent beside it: nothing.
 
     Cost: 4 n bytes for each client that was ever heard, and for each of a round's; a checkpoint writes them all.
     """
@@ -38,6 +39,7 @@ class KeepingClients:
     def __init__(self, engine: Engine, algorithm: Algorithm) -> None:
         self._engine, self._algorithm = engine, algorithm
         self.rows: dict[ClientId, F32] = {}
+        self.bytes_more = 0
         self._next: dict[ClientId, F32] = {}
         """Of the open round: c_i+, or h_i until v is known."""
 
@@ -45,7 +47,7 @@ class KeepingClients:
         """Train the clients of a broadcast; see ``Engine.updates``."""
         self._next.clear()
         change = broadcast.second_vector is not None
-        for update in self._engine.updates(self._own(broadcast) if change else _unkept(broadcast), active):
+        for update in self._engine.updates(self._own(broadcast) if change else unkept(broadcast), active):
             yield self._with_change(update) if change else self._with_correction(update, broadcast)
 
     def _own(self, broadcast: Broadcast) -> Broadcast:
@@ -61,7 +63,7 @@ class KeepingClients:
             copy_into(out, own)
             return out
 
-        return replace(_unkept(broadcast.on_host()), second_vector=MEAN_GRADIENT, has_offset=True, _offset=offset)
+        return replace(unkept(broadcast.on_host()), second_vector=MEAN_GRADIENT, has_offset=True, _offset=offset)
 
     def _with_change(self, update: Update) -> Update:
         client = update.client
@@ -94,18 +96,13 @@ class KeepingClients:
 
     def gradients(self, broadcast: Broadcast, minibatches: int | None = None) -> dict[ClientId, F32]:
         """The gradients from which the server starts, and the clients' rows with it."""
-        found = self._engine.gradients(_unkept(broadcast), minibatches)
+        found = self._engine.gradients(unkept(broadcast), minibatches)
         self.rows = {client: gradient.copy() for client, gradient in found.items()}
         return found
 
     def save(self, path: Path) -> None:
         """Write all rows into a file, which takes the place of one of that name as a whole."""
-        unfinished = path.with_suffix(".unfinished")
-        with unfinished.open("wb") as file:
-            np.savez(file, **{str(client): row for client, row in self.rows.items()})  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
+        written_whole(path, **{str(client): row for client, row in self.rows.items()})
 
     def load(self, path: Path) -> None:
         """Take over the rows that ``save`` wrote."""
@@ -135,6 +132,16 @@ class KeepingClients:
         self._engine.close()
 
 
-def _unkept(broadcast: Broadcast) -> Broadcast:
+def unkept(broadcast: Broadcast) -> Broadcast:
     """The broadcast to clients that do not know of rows."""
     return replace(broadcast, keeps_row=False)
+
+
+def written_whole(path: Path, **arrays: Any) -> None:
+    """Write arrays into a file, which is there as a whole or as it was."""
+    unfinished = path.with_suffix(".unfinished")
+    with unfinished.open("wb") as file:
+        np.savez(file, **arrays)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)

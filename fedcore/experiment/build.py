@@ -12,9 +12,9 @@ from pathlib import Path
 from torch import nn
 
 from fedcore import devices, participation
-from fedcore.algorithms import Algorithm, LocalDescent
+from fedcore.algorithms import Algorithm, FedAvgM, LocalDescent
 from fedcore.clients import ClientId
-from fedcore.engines import Engine, Evaluation, InProcess, KeepingClients
+from fedcore.engines import Engine, Evaluation, InProcess, KeepingClients, RecoveringClients
 from fedcore.experiment.changing_objective import ChangingObjective, TestSets
 from fedcore.experiment.checkpoints import rows_file
 from fedcore.experiment.datasets import load_and_partition
@@ -59,6 +59,11 @@ class TrialParts:
         """Do what comes after a round: clients that keep rows hear of v."""
         if isinstance(self.engine, KeepingClients) and isinstance(self.server, Server):
             self.engine.after(self.server, report)
+
+    @property
+    def bytes_more(self) -> int:
+        """What the clients of the last round were sent beside the broadcast."""
+        return self.engine.bytes_more if isinstance(self.engine, KeepingClients) else 0
 
     def evaluate(self, round: int, x: F32) -> Evaluation:
         """Accuracy and loss of a round's model."""
@@ -116,7 +121,8 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
         nodes = _nodes(experiment, algorithm, module, sizes, engine.most_steps(algorithm.local_rule), saved)
         return TrialParts(nodes, NodesEngine(engine, nodes), pattern)
     if algorithm.rows_at_clients:
-        engine = KeepingClients(engine, algorithm)
+        kept = RecoveringClients if isinstance(algorithm, FedAvgM) else KeepingClients
+        engine = kept(engine, algorithm)  # type: ignore[arg-type]  # of its own kind
     gamma = experiment.rate.server_lr.make() if experiment.rate.server_lr else None
     if isinstance(gamma, PerCohort):
         gamma = gamma.over(lambda round: len(pattern.active(round)))

@@ -128,7 +128,7 @@ def rounds(parts: TrialParts, *, count: int, evaluate_every: int, uploads: int =
                 **({"waited": waited} if waited else {}),
             },
             uploadings=(round + 1) * server.algorithm.uploads + (parts.uploads > 0),
-            bytes_down=broadcast.bytes,
+            bytes_down=broadcast.bytes + parts.bytes_more,
             diversity=finite(report.diversity),
             correction_norm=finite(report.correction_norm),
             staleness=report.staleness,
