@@ -174,6 +174,16 @@ AnySpan Arrays::numbers(py::handle object, Name name, const Dtypes& due, std::in
     return found;
 }
 
+double* Arrays::written_numbers(py::handle object, Name name, std::int64_t n) {
+    double* data = plain_vector<double>(object, true, &n, Axes::any);
+    if (data != nullptr)
+        keep_.objects.push_back(py::reinterpret_borrow<py::object>(object));
+    else
+        data = static_cast<double*>(open(object, name, true, dtype_of<double>(), Axes::any, n, Devices::none).data);
+    add_output(data, n * static_cast<std::int64_t>(sizeof(double)), name, kNothing);
+    return data;
+}
+
 template const float* Arrays::numbers<float>(py::handle, Name, std::int64_t);
 template const double* Arrays::numbers<double>(py::handle, Name, std::int64_t);
 template Span<const float> Arrays::input<float>(py::handle, Name, std::int64_t, Axes);

@@ -62,6 +62,8 @@ class Arrays {
     template <class T>
     const T* numbers(py::handle object, Name name, std::int64_t n);
     AnySpan numbers(py::handle object, Name name, const Dtypes& due, std::int64_t n, Axes axes = Axes::one);
+    // Numbers that the call writes, likewise; of any shape.
+    double* written_numbers(py::handle object, Name name, std::int64_t n);
 
     // T is float, double or std::int64_t: the dtype that is due. n: the length that is due.
     template <class T>

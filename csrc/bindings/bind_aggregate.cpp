@@ -6,6 +6,7 @@
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
 #include "bindings/client_updates.h"
+#include "bindings/partials.h"
 #include "bindings/where_arrays_lie.h"
 #include "kernels/aggregate.h"
 #include "kernels/cuda/kernels.h"
@@ -144,7 +145,8 @@ Span<const T> optional(Arrays& arrays, const py::object& array, Name name, std::
 
 template <class Sum>
 py::array_t<double> accumulate(const py::object& acc, const py::object& out, const py::object& bases,
-                               const py::object& ys, const py::object& scales, const py::object& weights) {
+                               const py::object& ys, const py::object& scales, const py::object& weights,
+                               const py::object& partials) {
     Arrays arrays(Devices::any);
     const auto sum = optional<Sum>(arrays, acc, {"acc"}, acc.is_none() ? length(out, {"out"}) : kAnyLength);
     const ClientTensors read = read_client_updates(arrays, bases, ys, scales, weights, sum.n, true);
@@ -163,11 +165,12 @@ py::array_t<double> accumulate(const py::object& acc, const py::object& out, con
     const auto count = static_cast<std::int64_t>(pieces.size());
     py::array_t<double> norms(k);
     double* norm = norms.mutable_data();
-    std::vector<double> scratch(arrays.on_device() ? 0 : k * count);
+    const Partials shares(arrays, partials, count, k);
     run_where_arrays_lie(
-        arrays, [&] { fedcore::accumulate(folds.data(), k, pieces.data(), count, scratch.data(), norm); },
+        arrays, [&] { fedcore::accumulate(folds.data(), k, pieces.data(), count, shares.data(), norm); },
         [&](cuda::Queue& queue) {
-            cuda::accumulate(queue, folds.data(), sizes.data(), static_cast<std::int64_t>(sizes.size()), k, norm);
+            const auto tensors = static_cast<std::int64_t>(sizes.size());
+            cuda::accumulate(queue, folds.data(), sizes.data(), tensors, k, shares.data(), norm);
         });
     return norms;
 }
@@ -186,7 +189,7 @@ Linear read_linear(const py::object& form, const char* name) {
 template <class Sum>
 py::tuple server_step(const py::object& sum, const py::object& total, const py::object& momentum,
                       const py::object& control, const py::object& x, const py::object& v, const py::object& total_out,
-                      const py::object& x_out, const Step& step) {
+                      const py::object& x_out, const Step& step, const py::object& partials) {
     Arrays arrays(Devices::any);
     const auto a = arrays.input<Sum>(sum, {"sum"});
     const auto x_in = arrays.input<float>(x, {"x"}, a.n);
@@ -200,11 +203,11 @@ py::tuple server_step(const py::object& sum, const py::object& total, const py::
     to.v = arrays.output<float>(v, {"v"}, a.n, g.number).data;
     to.x = arrays.output<float>(x_out, {"x_out"}, a.n, x_in.number).data;
     const StepInputs<Sum> from{a.data, t.data, g.data, b.data, x_in.data};
-    std::vector<double> scratch(arrays.on_device() ? 0 : 2 * block_count(a.n));
+    const Partials shares(arrays, partials, block_count(a.n), 2);
     double squares[2];
     run_where_arrays_lie(
-        arrays, [&] { fedcore::server_step<Sum>(step, from, to, a.n, scratch.data(), squares); },
-        [&](cuda::Queue& queue) { cuda::server_step<Sum>(queue, step, from, to, a.n, squares); });
+        arrays, [&] { fedcore::server_step<Sum>(step, from, to, a.n, shares.data(), squares); },
+        [&](cuda::Queue& queue) { cuda::server_step<Sum>(queue, step, from, to, a.n, shares.data(), squares); });
     return py::make_tuple(squares[0], squares[1]);
 }
 
@@ -219,24 +222,27 @@ void bind_aggregate(py::module_& module) {
     module.def(
         "accumulate",
         [](const py::object& acc, const py::object& out, const py::object& bases, const py::object& ys,
-           const py::object& scales, const py::object& weights) {
+           const py::object& scales, const py::object& weights, const py::object& partials) {
             return (is_float32(acc.is_none() ? out : acc, acc.is_none() ? "out" : "acc")
                         ? accumulate<float>
-                        : accumulate<double>)(acc, out, bases, ys, scales, weights);
+                        : accumulate<double>)(acc, out, bases, ys, scales, weights, partials);
         },
-        py::arg("acc"), py::arg("out"), py::arg("bases"), py::arg("ys"), py::arg("scales"), py::arg("weights"));
+        py::arg("acc"), py::arg("out"), py::arg("bases"), py::arg("ys"), py::arg("scales"), py::arg("weights"),
+        py::arg("partials"));
     module.def(
         "server_step",
         [](const py::object& sum, const py::object& total, const py::object& momentum, const py::object& control,
            const py::object& x, const py::object& v, const py::object& total_out, const py::object& x_out,
-           const py::object& v_of, const py::object& total_of, double gamma) {
+           const py::object& v_of, const py::object& total_of, double gamma, const py::object& partials) {
             return (is_float32(sum, "sum")
                         ? server_step<float>
                         : server_step<double>)(sum, total, momentum, control, x, v, total_out, x_out,
-                                               {read_linear(v_of, "v_of"), read_linear(total_of, "total_of"), gamma});
+                                               {read_linear(v_of, "v_of"), read_linear(total_of, "total_of"), gamma},
+                                               partials);
         },
         py::arg("sum"), py::arg("total"), py::arg("momentum"), py::arg("control"), py::arg("x"), py::arg("v"),
-        py::arg("total_out"), py::arg("x_out"), py::kw_only(), py::arg("v_of"), py::arg("total_of"), py::arg("gamma"));
+        py::arg("total_out"), py::arg("x_out"), py::kw_only(), py::arg("v_of"), py::arg("total_of"), py::arg("gamma"),
+        py::arg("partials"));
 }
 
 }  // namespace fedcore::bindings

@@ -3,6 +3,7 @@
 #include "base/blocks.h"
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
+#include "bindings/partials.h"
 #include "bindings/where_arrays_lie.h"
 #include "kernels/combine.h"
 #include "kernels/cuda/kernels.h"
@@ -47,14 +48,16 @@ void combine(const py::object& terms, const py::object& coefficients, const py::
         combine_to(arrays, from, static_cast<float*>(to.data));
 }
 
-double combined_square(const py::object& terms, const py::object& coefficients) {
+double combined_square(const py::object& terms, const py::object& coefficients, const py::object& partials) {
     Arrays arrays(Devices::any);
     const Terms from(arrays, terms, coefficients);
-    std::vector<double> scratch(arrays.on_device() ? 0 : block_count(from.n));
+    const Partials shares(arrays, partials, block_count(from.n), 1);
     double square = 0;
     run_where_arrays_lie(
-        arrays, [&] { square = fedcore::combined_square(from.vectors.data(), from.k(), from.n, scratch.data()); },
-        [&](cuda::Queue& queue) { square = cuda::combined_square(queue, from.vectors.data(), from.k(), from.n); });
+        arrays, [&] { square = fedcore::combined_square(from.vectors.data(), from.k(), from.n, shares.data()); },
+        [&](cuda::Queue& queue) {
+            square = cuda::combined_square(queue, from.vectors.data(), from.k(), from.n, shares.data());
+        });
     return square;
 }
 
@@ -62,7 +65,7 @@ double combined_square(const py::object& terms, const py::object& coefficients) 
 
 void bind_combine(py::module_& module) {
     module.def("combine", &combine, py::arg("terms"), py::arg("coefficients"), py::arg("out"));
-    module.def("combined_square", &combined_square, py::arg("terms"), py::arg("coefficients"));
+    module.def("combined_square", &combined_square, py::arg("terms"), py::arg("coefficients"), py::arg("partials"));
 }
 
 }  // namespace fedcore::bindings

@@ -8,6 +8,7 @@
 #include "bindings/bind.h"
 #include "bindings/client_updates.h"
 #include "bindings/exchanged_rows.h"
+#include "bindings/partials.h"
 #include "bindings/without_gil.h"
 #include "kernels/exact.h"
 
@@ -55,7 +56,8 @@ void require_alike(ConstExactSum from, ExactSum to) {
 }
 
 py::array_t<double> accumulate_exact(const py::object& acc, const py::object& out, const py::object& bases,
-                                     const py::object& ys, const py::object& scales, const py::object& weights) {
+                                     const py::object& ys, const py::object& scales, const py::object& weights,
+                                     const py::object& partials) {
     Arrays arrays;
     FoundSum sum;
     if (acc.is_none())
@@ -80,9 +82,9 @@ py::array_t<double> accumulate_exact(const py::object& acc, const py::object& ou
     const auto count = static_cast<std::int64_t>(pieces.size());
     py::array_t<double> norms(k);
     double* norm = norms.mutable_data();
-    std::vector<double> scratch(k * count);
+    const Partials shares(arrays, partials, count, k);
     const WithoutGil scope;
-    fedcore::accumulate_exact(folds.data(), k, pieces.data(), count, scratch.data(), norm);
+    fedcore::accumulate_exact(folds.data(), k, pieces.data(), count, shares.data(), norm);
     return norms;
 }
 
@@ -90,19 +92,19 @@ py::array_t<double> exchange_exact(const py::object& acc, const py::object& out,
                                    const py::object& ys, const py::object& scales, const py::object& weights,
                                    const py::object& old_rows, const py::object& anchors, const py::object& new_rows,
                                    const Coefficients& row, const Coefficients& adds, const py::object& keys,
-                                   const py::object& sums) {
+                                   const py::object& sums, std::int64_t first, const py::object& partials) {
     Arrays arrays;
     const auto sum = read_sum(arrays, acc, {"acc"}, kAnyLength);
     const std::vector<ClientUpdate> sent = read_client_updates(arrays, bases, ys, scales, weights, sum.n, false).sent;
     const auto k = static_cast<std::int64_t>(sent.size());
-    const ExchangedRows found(arrays, k, sum.n, old_rows, anchors, new_rows, row, adds, keys, sums);
+    const ExchangedRows found(arrays, k, sum.n, old_rows, anchors, new_rows, row, adds, keys, sums, first);
     const ExactSum result = writable_sum(arrays, out, {"out"}, sum.n, sum.high, sum.low);
     require_alike(sum.words, result);
     py::array_t<double> norms(k);
     double* norm = norms.mutable_data();
-    std::vector<double> scratch(k * block_count(sum.n));
+    const Partials shares(arrays, partials, block_count(sum.n), k);
     const WithoutGil scope;
-    fedcore::exchange_exact(sum.words, result, sent.data(), found.rows.data(), found.forms, k, sum.n, scratch.data(),
+    fedcore::exchange_exact(sum.words, result, sent.data(), found.rows.data(), found.forms, k, sum.n, shares.data(),
                             norm);
     return norms;
 }
@@ -152,10 +154,11 @@ void read_exact(const py::object& sum, const py::object& out) {
 
 void bind_exact(py::module_& module) {
     module.def("accumulate_exact", &accumulate_exact, py::arg("acc"), py::arg("out"), py::arg("bases"), py::arg("ys"),
-               py::arg("scales"), py::arg("weights"));
+               py::arg("scales"), py::arg("weights"), py::arg("partials"));
     module.def("exchange_exact", &exchange_exact, py::arg("acc"), py::arg("out"), py::arg("bases"), py::arg("ys"),
                py::arg("scales"), py::arg("weights"), py::arg("old_rows"), py::arg("anchors"), py::arg("new_rows"),
-               py::kw_only(), py::arg("row"), py::arg("adds"), py::arg("keys"), py::arg("sums"));
+               py::kw_only(), py::arg("row"), py::arg("adds"), py::arg("keys"), py::arg("sums"), py::arg("first"),
+               py::arg("partials"));
     module.def("combine_exact", &combine_exact, py::arg("terms"), py::arg("coefficients"), py::arg("out"));
     module.def("read_exact", &read_exact, py::arg("sum"), py::arg("out"));
 }

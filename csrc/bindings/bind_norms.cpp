@@ -3,6 +3,7 @@
 #include "base/blocks.h"
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
+#include "bindings/partials.h"
 #include "bindings/where_arrays_lie.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/norms.h"
@@ -10,7 +11,7 @@
 namespace fedcore::bindings {
 namespace {
 
-py::array_t<double> squared_norms(const py::object& rows) {
+py::array_t<double> squared_norms(const py::object& rows, const py::object& partials) {
     const py::tuple listed = items_of(rows, "rows");
     const auto k = static_cast<std::int64_t>(listed.size());
     Arrays arrays(Devices::any);
@@ -24,17 +25,17 @@ py::array_t<double> squared_norms(const py::object& rows) {
     py::array_t<double> norms(k);
     double* norm = norms.mutable_data();
     if (k == 0) return norms;
-    std::vector<double> scratch(arrays.on_device() ? 0 : k * block_count(n));
+    const Partials shares(arrays, partials, block_count(n), k);
     run_where_arrays_lie(
-        arrays, [&] { fedcore::squared_norms(pointers.data(), k, n, scratch.data(), norm); },
-        [&](cuda::Queue& queue) { cuda::squared_norms(queue, pointers.data(), k, n, norm); });
+        arrays, [&] { fedcore::squared_norms(pointers.data(), k, n, shares.data(), norm); },
+        [&](cuda::Queue& queue) { cuda::squared_norms(queue, pointers.data(), k, n, shares.data(), norm); });
     return norms;
 }
 
 }  // namespace
 
 void bind_norms(py::module_& module) {
-    module.def("squared_norms", &squared_norms, py::arg("rows"));
+    module.def("squared_norms", &squared_norms, py::arg("rows"), py::arg("partials"));
 }
 
 }  // namespace fedcore::bindings

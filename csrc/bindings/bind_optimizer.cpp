@@ -4,6 +4,7 @@
 #include "base/float_mode.h"
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
+#include "bindings/partials.h"
 #include "bindings/where_arrays_lie.h"
 #include "kernels/cuda/kernels.h"
 #include "kernels/optimizer.h"
@@ -13,7 +14,8 @@ namespace {
 
 double optimizer_step(const py::object& v, const py::object& m, const py::object& s, const py::object& x,
                       const py::object& m_out, const py::object& s_out, const py::object& x_out, double from_m,
-                      double from_v, double from_s, double from_square, bool yogi, double tau, double gamma) {
+                      double from_v, double from_s, double from_square, bool yogi, double tau, double gamma,
+                      const py::object& partials) {
     const IeeeMode mode;  // coefficients are rounded here, and a flushing caller would lose the subnormal ones
     if (s.is_none() != s_out.is_none()) raise("ArrayError", "s_out: expected an array exactly where s is one");
     const bool has_second = !s.is_none();
@@ -37,11 +39,11 @@ double optimizer_step(const py::object& v, const py::object& m, const py::object
     if (has_second) to.s = arrays.output<float>(s_out, {"s_out"}, n, second.number).data;
     to.x = arrays.output<float>(x_out, {"x_out"}, n, model.number).data;
     const OptimizerInputs from{direction.data, first.data, second.data, model.data};
-    std::vector<double> scratch(arrays.on_device() ? 0 : block_count(n));
+    const Partials shares(arrays, partials, block_count(n), 1);
     double square = 0;
     run_where_arrays_lie(
-        arrays, [&] { square = fedcore::optimizer_step(step, from, to, n, scratch.data()); },
-        [&](cuda::Queue& queue) { square = cuda::optimizer_step(queue, step, from, to, n); });
+        arrays, [&] { square = fedcore::optimizer_step(step, from, to, n, shares.data()); },
+        [&](cuda::Queue& queue) { square = cuda::optimizer_step(queue, step, from, to, n, shares.data()); });
     return square;
 }
 
@@ -51,7 +53,7 @@ void bind_optimizer(py::module_& module) {
     module.def("optimizer_step", &optimizer_step, py::arg("v"), py::arg("m"), py::arg("s"), py::arg("x"),
                py::arg("m_out"), py::arg("s_out"), py::arg("x_out"), py::kw_only(), py::arg("from_m"),
                py::arg("from_v"), py::arg("from_s"), py::arg("from_square"), py::arg("yogi"), py::arg("tau"),
-               py::arg("gamma"));
+               py::arg("gamma"), py::arg("partials"));
 }
 
 }  // namespace fedcore::bindings

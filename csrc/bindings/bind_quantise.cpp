@@ -14,7 +14,7 @@ namespace fedcore::bindings {
 namespace {
 
 void quantise(const py::object& x, const std::string& codec_name, const py::object& codes, const py::object& scales,
-              std::optional<std::uint64_t> seed, std::uint64_t row) {
+              std::optional<std::uint64_t> seed, std::uint64_t row, std::int64_t first) {
     const Codec codec = codec_of(codec_name);
     Arrays arrays(Devices::any);
     const auto from = arrays.input<float>(x, {"x"});
@@ -22,7 +22,7 @@ void quantise(const py::object& x, const std::string& codec_name, const py::obje
     float* scale = nullptr;
     if (has_scales(codec, scales, {"scales"}))
         scale = arrays.output<float>(scales, {"scales"}, scale_count(from.n)).data;
-    const DitherKey key{seed.value_or(0), row};
+    const DitherKey key{seed.value_or(0), row, checked_first(first, from.n)};
     const DitherKey* const dither = seed.has_value() ? &key : nullptr;
     run_where_arrays_lie(
         arrays, [&] { fedcore::quantise(from.data, codec, dither, from.n, to.data, scale); },
@@ -47,7 +47,7 @@ void dequantise(const py::object& codes, const py::object& scales, const std::st
 
 void bind_quantise(py::module_& module) {
     module.def("quantise", &quantise, py::arg("x"), py::arg("codec"), py::arg("codes"), py::arg("scales"),
-               py::arg("seed"), py::arg("row"));
+               py::arg("seed"), py::arg("row"), py::arg("first"));
     module.def("dequantise", &dequantise, py::arg("codes"), py::arg("scales"), py::arg("codec"), py::arg("out"));
 }
 

@@ -64,8 +64,9 @@ inline Row writable_row(Arrays& arrays, const py::object& row, Name name, std::i
     return found;
 }
 
-// uint64[k, 2]: the seed and the row of each client's rounding. None will do where no new row is coded.
-inline void read_keys(Arrays& arrays, const py::object& keys, std::vector<RowExchange>& rows) {
+// uint64[k, 2]: the seed and the row of each client's rounding, of which this is a part from element `first` on. None
+// will do where no new row is coded.
+inline void read_keys(Arrays& arrays, const py::object& keys, std::int64_t first, std::vector<RowExchange>& rows) {
     const auto k = static_cast<std::int64_t>(rows.size());
     if (keys.is_none()) {
         for (std::int64_t i = 0; i < k; ++i)
@@ -76,7 +77,7 @@ inline void read_keys(Arrays& arrays, const py::object& keys, std::vector<RowExc
     }
     const AnySpan found = arrays.numbers(keys, {"keys"}, {"uint64"}, 2 * k, Axes::any);
     const auto* key = static_cast<const std::uint64_t*>(found.data);
-    for (std::int64_t i = 0; i < k; ++i) rows[i].key = {key[2 * i], key[2 * i + 1]};
+    for (std::int64_t i = 0; i < k; ++i) rows[i].key = {key[2 * i], key[2 * i + 1], first};
 }
 
 // uint64[k, block_count(n)], written: the checksums of the new rows' blocks, of float32 rows alone; or None.
@@ -108,7 +109,7 @@ struct ExchangedRows {
 
     ExchangedRows(Arrays& arrays, std::int64_t k, std::int64_t n, const py::object& old_rows, const py::object& anchors,
                   const py::object& new_rows, const Coefficients& row, const Coefficients& adds, const py::object& keys,
-                  const py::object& sums)
+                  const py::object& sums, std::int64_t first)
         : rows(k), forms(read_forms(row, adds)) {
         const py::tuple old_row = items_of(old_rows, "old_rows", k);
         const py::tuple anchor = items_of(anchors, "anchors", k);
@@ -123,7 +124,7 @@ struct ExchangedRows {
         }
         for (std::int64_t i = 0; i < k; ++i)
             rows[i].new_row = writable_row(arrays, new_row[i], {"new_rows", i}, n, replaced[i]);
-        read_keys(arrays, keys, rows);
+        read_keys(arrays, keys, checked_first(first, n), rows);
         writable_sums(arrays, sums, n, rows);
     }
 };

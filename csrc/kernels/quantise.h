@@ -25,6 +25,7 @@ inline constexpr std::int64_t kCodeBlock = 64;  // elements that share a scale
 // 24, as the fraction of a fixed-point number.
 struct DitherKey {
     std::uint64_t seed, row;
+    std::int64_t first = 0;  // j of element 0, which is another one where this is a part of a row: a multiple of 64
 };
 
 // Codes of x: uint16[n] for bf16 and f16, int8[n] for int8; with a key rounded stochastically, else (null) to the

@@ -9,11 +9,18 @@ from fedcore.kernels.aggregate import (
 )
 from fedcore.kernels.combine import combine, combined_square
 from fedcore.kernels.direction import direction_step
-from fedcore.kernels.exact import ExactSum, accumulate_exact, combine_exact, exchange_exact, read_exact
+from fedcore.kernels.exact import (
+    ExactSum,
+    accumulate_exact,
+    combine_exact,
+    exchange_exact,
+    read_exact,
+    sum_of_partials_exact,
+)
 from fedcore.kernels.exchange import exchange
 from fedcore.kernels.forms import Linear, Terms
 from fedcore.kernels.mix import mix
-from fedcore.kernels.norms import all_finite, squared_norms
+from fedcore.kernels.norms import all_finite, squared_norms, sum_of_partials
 from fedcore.kernels.optimizer import optimizer_step
 from fedcore.kernels.quantise import Codes, dequantise, quantise
 from fedcore.kernels.summed import Summed
@@ -45,6 +52,8 @@ __all__ = [
     "reference",
     "server_step",
     "squared_norms",
+    "sum_of_partials",
+    "sum_of_partials_exact",
     "weighted_sum",
     "weighted_sum_segments",
 ]

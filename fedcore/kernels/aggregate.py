@@ -14,6 +14,7 @@ from fedcore.float_mode import ieee
 from fedcore.kernels.forms import Linear
 from fedcore.kernels.summed import Summed
 from fedcore.native import core
+from fedcore.typing import F64
 
 Sum: TypeAlias = npt.NDArray[np.floating[Any]]
 Accumulate: TypeAlias = Literal["float32", "float64"]
@@ -211,6 +212,7 @@ def accumulate(
     weights: npt.NDArray[np.float64],
     *,
     out: Sum,
+    partials: F64 | None = None,
 ) -> npt.NDArray[np.float64]:
     """Add clients' mean gradients to a sum: out = acc + sum_i weights[i] h_i, h_i = (bases[i] - ys[i]) scales[i].
 
@@ -225,6 +227,9 @@ def accumulate(
         weights: float64[k].
         out: of the dtype and length of ``acc``, which it may be, or float32 or float64 where that is None; disjoint
             from everything else.
+        partials: float64[blocks, k], in the host's memory, written: the share of each block of 16,384 elements in each
+            |h_i|^2, for ``sum_of_partials``; blocks = ceil(n / 16,384), or where tensors lie apart the blocks of each
+            tensor, one tensor behind the other. Nobody gets them if None.
 
     Returns:
         float64[k], the squared norms |h_i|^2. One that is not finite tells that ``ys[i]`` held a NaN or an infinity:
@@ -237,7 +242,7 @@ def accumulate(
         one, in batches, on every ISA level and thread count.
     Cost: reads the ys once (4 k n bytes in float32), 4 n bytes, reads ``acc`` and writes ``out`` once.
     """
-    norms: npt.NDArray[np.float64] = core.accumulate(acc, out, bases, ys, scales, weights)
+    norms: npt.NDArray[np.float64] = core.accumulate(acc, out, bases, ys, scales, weights, partials)
     return norms
 
 
@@ -255,6 +260,7 @@ def server_step(
     v: npt.NDArray[np.float32],
     total_out: npt.NDArray[np.float64] | None,
     x_out: npt.NDArray[np.float32],
+    partials: F64 | None = None,
 ) -> tuple[float, float]:
     """The linear step that ends a round, from the round's sums A and B and the running total T::
 
@@ -270,6 +276,7 @@ def server_step(
         control: float64[n], B, a second sum of the round, or None.
         v, total_out, x_out: outputs float32[n], float64[n] (None where ``total`` is), float32[n]; each may be the
             input that it replaces: ``momentum``, ``total``, ``x``.
+        partials: float64[ceil(n / 16,384), 2], written: the blocks' shares of |v|^2 and |x'|^2, as of ``accumulate``.
 
     Returns:
         |v|^2 and |x'|^2 in float64; the second is not finite exactly if an element of x' is not.
@@ -293,5 +300,6 @@ def server_step(
         v_of=v_of,
         total_of=total_of,
         gamma=gamma,
+        partials=partials,
     )
     return v_square, x_square

@@ -10,6 +10,7 @@ from fedcore.arguments import length, listed, numbers
 from fedcore.errors import ShapeError
 from fedcore.float_mode import ieee
 from fedcore.native import core
+from fedcore.typing import F64
 
 
 @ieee
@@ -63,10 +64,11 @@ def combine(terms: Sequence[Any], coefficients: Sequence[float], out: Any = None
 
 
 @ieee
-def combined_square(terms: Sequence[Any], coefficients: Sequence[float]) -> float:
+def combined_square(terms: Sequence[Any], coefficients: Sequence[float], *, partials: F64 | None = None) -> float:
     """The squared norm |sum_i coefficients[i] terms[i]|^2 of a linear combination that nobody needs to have.
 
-    Arguments and errors are those of ``combine``.
+    Arguments and errors are those of ``combine``; ``partials`` is float64[ceil(n / 16,384), 1], written: the blocks'
+    shares, as of ``accumulate``.
 
     Determinism: float64 throughout, squares on 16 fixed lanes folded in a fixed tree: the same bits on every ISA level
         and thread count.
@@ -75,4 +77,4 @@ def combined_square(terms: Sequence[Any], coefficients: Sequence[float]) -> floa
     >>> combined_square([np.float64([6, 8]), np.float32([3, 4])], [1, -1])
     25.0
     """
-    return core.combined_square(terms, numbers("coefficients", coefficients, np.float64))
+    return core.combined_square(terms, numbers("coefficients", coefficients, np.float64), partials)

@@ -16,7 +16,9 @@ from fedcore.arguments import numbers
 from fedcore.float_mode import ieee
 from fedcore.kernels.exchange import ANCHORED, REPLACED
 from fedcore.kernels.forms import Terms
+from fedcore.kernels.norms import sum_of_partials
 from fedcore.native import core
+from fedcore.typing import F64
 
 Words = npt.NDArray[np.int64]
 
@@ -67,6 +69,7 @@ def accumulate_exact(
     weights: npt.NDArray[np.float64],
     *,
     out: ExactSum,
+    partials: F64 | None = None,
 ) -> npt.NDArray[np.float64]:
     """Add clients' mean gradients to an exact sum: out = acc + sum_i rounded(weights[i] h_i), as ``accumulate`` does.
 
@@ -74,6 +77,7 @@ def accumulate_exact(
         acc: the sum so far; None for zeros.
         bases, ys, scales, weights: as for ``accumulate``, which also defines h_i.
         out: of the length of ``acc``, which it may be; disjoint from everything else.
+        partials: as for ``accumulate``, for ``sum_of_partials_exact``.
 
     Returns:
         float64[k], the squared norms |h_i|^2. One that is not finite tells that ``ys[i]`` held a NaN or an infinity, or
@@ -88,7 +92,7 @@ def accumulate_exact(
     Cost: that of ``accumulate`` with a float64 sum, and 16 n bytes more.
     Reference: Demmel and Nguyen, "Parallel Reproducible Summation", 2015, whose bins are here integers on a fixed grid.
     """
-    norms: npt.NDArray[np.float64] = core.accumulate_exact(acc, out, bases, ys, scales, weights)
+    norms: npt.NDArray[np.float64] = core.accumulate_exact(acc, out, bases, ys, scales, weights, partials)
     return norms
 
 
@@ -108,6 +112,8 @@ def exchange_exact(
     adds: Terms = ANCHORED,
     keys: npt.NDArray[np.uint64] | None = None,
     sums: npt.NDArray[np.uint64] | None = None,
+    first: int = 0,
+    partials: F64 | None = None,
 ) -> npt.NDArray[np.float64]:
     """``exchange`` with an exact sum: each term of ``adds`` is rounded by itself.
 
@@ -121,8 +127,9 @@ def exchange_exact(
 
     Args:
         acc, out: the same sum, or disjoint ones.
-        bases, ys, scales, weights, old_rows, anchors, new_rows, row, adds, keys, sums: as for ``exchange``. Rows before
-            and anchors are such as were once taken in: their weighted elements are below 2^40.
+        bases, ys, scales, weights, old_rows, anchors, new_rows, row, adds, keys, sums, first: as for ``exchange``. Rows
+            before and anchors are such as were once taken in: their weighted elements are below 2^40.
+        partials: as for ``exchange``, for ``sum_of_partials_exact``.
 
     Returns:
         float64[k], as of ``exchange``; infinite too where |weights[i] h_i| is ``LONGEST_EXACT`` or more, or an element
@@ -132,9 +139,49 @@ def exchange_exact(
     Cost: that of ``exchange``, and 16 n bytes more.
     """
     norms: npt.NDArray[np.float64] = core.exchange_exact(
-        acc, out, bases, ys, scales, weights, old_rows, anchors, new_rows, row=row, adds=adds, keys=keys, sums=sums
+        acc,
+        out,
+        bases,
+        ys,
+        scales,
+        weights,
+        old_rows,
+        anchors,
+        new_rows,
+        row=row,
+        adds=adds,
+        keys=keys,
+        sums=sums,
+        first=first,
+        partials=partials,
     )
     return norms
+
+
+@ieee
+def sum_of_partials_exact(partials: F64, weights: F64, *, row: Terms = REPLACED, adds: Terms = Terms(h=1)) -> F64:
+    """The squared norms that one call of ``accumulate_exact`` or ``exchange_exact`` returns, from its parts' partials.
+
+    A bound on a term is one on the length of a whole h_i, which no part knows: the squares that a call on a part
+    returns tell of ``LONGEST_EXACT`` for the part alone.
+
+    Args:
+        partials: float64[blocks, k] of all blocks, as for ``sum_of_partials``.
+        weights: float64[k], those of the calls.
+        row, adds: those of the calls of ``exchange_exact``.
+
+    Returns:
+        float64[k], infinite where the call on the whole says so.
+
+    >>> sum_of_partials_exact(np.array([[9, 2.0**77], [16, 2.0**77]]), np.ones(2))
+    array([25., inf])
+    """
+    squares = sum_of_partials(partials)
+    most = max(abs(adds.row * row.h), abs(adds.h), abs(adds.row))
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        longest = LONGEST_EXACT / (most * np.asarray(weights, np.float64))
+        held: F64 = np.where(squares < longest * longest, squares, np.inf)
+    return held
 
 
 @ieee

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.kernels.forms import Terms
-from fedcore.kernels.reference import decoded, exchange, gradient, squared_norms, whole
+from fedcore.kernels.reference import BLOCK, added, decoded, exchange, gradient, sizes_of, squared_norms, whole
 from fedcore.typing import F32, F64
 
 Words = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -50,14 +50,20 @@ def held(squares: F64, weights: F64) -> F64:
 
 
 def accumulate_exact(
-    acc: Words | None, out: Words, bases: Sequence[F32 | None], ys: Sequence[Any], scales: F64, weights: F64
+    acc: Words | None,
+    out: Words,
+    bases: Sequence[F32 | None],
+    ys: Sequence[Any],
+    scales: F64,
+    weights: F64,
+    partials: F64 | None = None,
 ) -> F64:
     """out = acc + sum_i rounded(weights[i] h_i), acc zero if None; the squared norm of each h_i."""
     begin(acc, out)
     hs = [gradient(*sent) for sent in zip(bases, map(whole, ys), scales, strict=True)]
     for h, weight in zip(hs, weights, strict=True):
         add(out, rounded(weight * h.astype(np.float64)))
-    return held(squared_norms(hs), weights)
+    return held(squared_norms(hs, partials, sizes_of(ys)), weights)
 
 
 def exchange_exact(
@@ -75,6 +81,8 @@ def exchange_exact(
     adds: Terms,
     keys: npt.NDArray[np.uint64] | None,
     sums: npt.NDArray[np.uint64] | None = None,
+    first: int = 0,
+    partials: F64 | None = None,
 ) -> F64:
     """``exchange``, each term of ``adds`` rounded by itself with (weights[i] coefficient)."""
     begin(acc, out)
@@ -82,7 +90,8 @@ def exchange_exact(
     n = len(out[0])
     before = [decoded(old, n) for old in old_rows]
     unused = np.zeros(n)
-    squares = exchange(
+    shares = np.empty((-(-n // BLOCK), len(hs)))
+    exchange(
         unused,
         unused,
         bases,
@@ -96,6 +105,8 @@ def exchange_exact(
         adds=adds,
         keys=keys,
         sums=sums,
+        first=first,
+        partials=shares,
     )
     most = max(abs(adds.row * row.h), abs(adds.h), abs(adds.row))
     for i, (h, weight) in enumerate(zip(hs, weights, strict=True)):
@@ -104,10 +115,10 @@ def exchange_exact(
         for coefficient, term in terms:
             if coefficient:
                 add(out, rounded((weight * coefficient) * term.astype(np.float64)))
-        largest = np.abs(stored).max(initial=0).astype(np.float64) * max(abs(adds.row), abs(adds.r)) * abs(weight)
-        if not largest < 2 * LONGEST:
-            squares[i] = np.inf
-    return held(squares, most * np.asarray(weights))
+        weighted = np.abs(stored).astype(np.float64) * max(abs(adds.row), abs(adds.r)) * abs(weight)
+        largest = [weighted[start : start + BLOCK].max() for start in range(0, n, BLOCK)]
+        shares[~(np.array(largest) < 2 * LONGEST), i] = np.inf
+    return held(added(shares, partials), most * np.asarray(weights))
 
 
 def combine_exact(terms: Sequence[Any], coefficients: npt.NDArray[np.int64], out: Words) -> bool:

@@ -32,6 +32,8 @@ def exchange(
     adds: Terms = ANCHORED,
     keys: npt.NDArray[np.uint64] | None = None,
     sums: npt.NDArray[np.uint64] | None = None,
+    first: int = 0,
+    partials: npt.NDArray[np.float64] | None = None,
 ) -> npt.NDArray[np.float64]:
     """Add each client's news against its row to a sum, and replace the row, in one pass.
 
@@ -55,9 +57,11 @@ def exchange(
         row: what a row becomes; ``row.row`` counts for nothing. Its numbers are rounded to float32.
         adds: what the sum sees.
         keys: uint64[k, 2], the seed and the row with which ``quantise`` rounds r_i' stochastically: the codes are those
-            of ``quantise(r_i', codec, seed=keys[i, 0], row=keys[i, 1])``. May be None where all new rows are float32.
+            of ``quantise(r_i', codec, seed=keys[i, 0], row=keys[i, 1], first=first)``. May be None where all new rows are float32.
         sums: uint64[k, ceil(n / 16,384)], written: the checksums of each new row's blocks of 64 KiB, those that
             ``fedcore.store.checksums`` gives, made while the block is at hand. None where a new row is not float32.
+        first: the place of element 0 in the whole rows, of which these are a part, for ``keys``, as in ``quantise``.
+        partials: float64[ceil(n / 16,384), k], written: the blocks' shares of the squared norms, as of ``accumulate``.
 
     Returns:
         float64[k], the squared norms |h_i|^2 before any rounding. One that is not finite tells what it tells in
@@ -66,6 +70,7 @@ def exchange(
 
     Raises:
         UnknownNameError: there is no such codec.
+        RangeError: ``first`` is not what ``quantise`` says.
         ShapeError, DtypeError, ArrayError: an argument is not what is said above; nothing was written.
 
     Determinism: h_i and r_i' in float32, the sums in float64, each formula from its left to its right (behind row.h,
@@ -84,6 +89,20 @@ def exchange(
     (array([2., 3.]), array([3., 4.], dtype=float32))
     """
     norms: npt.NDArray[np.float64] = core.exchange(
-        acc, out, bases, ys, scales, weights, old_rows, anchors, new_rows, row=row, adds=adds, keys=keys, sums=sums
+        acc,
+        out,
+        bases,
+        ys,
+        scales,
+        weights,
+        old_rows,
+        anchors,
+        new_rows,
+        row=row,
+        adds=adds,
+        keys=keys,
+        sums=sums,
+        first=first,
+        partials=partials,
     )
     return norms

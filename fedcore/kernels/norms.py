@@ -1,4 +1,4 @@
-"""norms: how long rows are, and whether they are finite."""
+"""norms: how long rows are, whether they are finite, and lengths of what lies in parts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,14 +8,16 @@ import numpy.typing as npt
 
 from fedcore.float_mode import ieee
 from fedcore.native import core
+from fedcore.typing import F64
 
 
 @ieee
-def squared_norms(rows: Sequence[Any]) -> npt.NDArray[np.float64]:
+def squared_norms(rows: Sequence[Any], *, partials: F64 | None = None) -> npt.NDArray[np.float64]:
     """The squared Euclidean norm of each row.
 
     Args:
         rows: k arrays float32[n] of one length, in CPU memory or on one CUDA device. Read-only.
+        partials: float64[ceil(n / 16,384), k], written: the blocks' shares, as of ``accumulate``.
 
     Returns:
         float64[k].
@@ -29,7 +31,7 @@ def squared_norms(rows: Sequence[Any]) -> npt.NDArray[np.float64]:
     >>> squared_norms([np.float32([3, 4])])
     array([25.])
     """
-    norms: npt.NDArray[np.float64] = core.squared_norms(rows)
+    norms: npt.NDArray[np.float64] = core.squared_norms(rows, partials)
     return norms
 
 
@@ -44,3 +46,31 @@ def all_finite(rows: Sequence[Any]) -> npt.NDArray[np.bool_]:
     """
     finite: npt.NDArray[np.bool_] = np.isfinite(squared_norms(rows))
     return finite
+
+
+@ieee
+def sum_of_partials(partials: F64) -> F64:
+    """The squared norms of whole vectors, with the bits that one call on the whole vectors returns.
+
+    A norm is a sum over blocks of 16,384 elements. So vectors may be cut at multiples of that, each part's kernels
+    called where the part lies, with ``partials=``, and the parts' partials put one behind the other.
+
+    Args:
+        partials: float64[blocks, k] of all blocks, as ``accumulate``, ``exchange``, ``server_step``,
+            ``squared_norms``, ``combined_square`` and ``optimizer_step`` write them.
+
+    Returns:
+        float64[k].
+
+    Determinism: the blocks are added one after another, in their order.
+
+    >>> x, partials = np.ones(40_000, np.float32), np.empty((3, 1))
+    >>> squared_norms([x[:32_768]], partials=partials[:2])
+    array([32768.])
+    >>> squared_norms([x[32_768:]], partials=partials[2:])
+    array([7232.])
+    >>> sum_of_partials(partials)
+    array([40000.])
+    """
+    sums: F64 = np.cumsum(partials, axis=0)[-1] if len(partials) else np.zeros(partials.shape[1])
+    return sums

@@ -2,7 +2,7 @@
 
 from fedcore.float_mode import ieee
 from fedcore.native import core
-from fedcore.typing import F32
+from fedcore.typing import F32, F64
 
 
 @ieee
@@ -22,6 +22,7 @@ def optimizer_step(
     m_out: F32,
     s_out: F32 | None,
     x_out: F32,
+    partials: F64 | None = None,
 ) -> float:
     """The step x' = x - gamma u of an adaptive optimiser, u = m' / (sqrt(s') + tau), and its next moments m' and s'.
 
@@ -36,6 +37,7 @@ def optimizer_step(
         yogi: how the second moment follows; ``from_s`` counts only where it is False.
         m_out, s_out, x_out: outputs float32[n] (``s_out`` None where ``s`` is); each may be the input that it replaces:
             ``m``, ``s``, ``x``.
+        partials: float64[ceil(n / 16,384), 1], written: the blocks' shares of |x'|^2, as of ``accumulate``.
 
     Returns:
         |x'|^2 in float64; not finite exactly if an element of x' is not.
@@ -70,4 +72,5 @@ def optimizer_step(
         yogi=yogi,
         tau=tau,
         gamma=gamma,
+        partials=partials,
     )

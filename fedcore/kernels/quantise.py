@@ -31,7 +31,9 @@ class Codes(NamedTuple):
 
 
 @ieee
-def quantise(x: Any, codec: str, out: Codes | None = None, *, seed: int | None = None, row: int = 0) -> Codes:
+def quantise(
+    x: Any, codec: str, out: Codes | None = None, *, seed: int | None = None, row: int = 0, first: int = 0
+) -> Codes:
     """Codes of x, rounded to the nearest or, with a seed, stochastically, which is unbiased: the codes' mean is x.
 
     Args:
@@ -41,6 +43,9 @@ def quantise(x: Any, codec: str, out: Codes | None = None, *, seed: int | None =
         seed: 0..2^64-1: each element is rounded up with the probability of the fraction that it would lose, by a hash
             of (seed, row, element). None: to the nearest code, ties to even.
         row: 0..2^64-1, what else the random bits depend on: the client, say, or the client and the round.
+        first: the place of x[0] in the whole row, of which x may be a part: what element j of x gets is what element
+            first + j of the row gets. A multiple of 64 up to 2^62; one of 16,384 if the part reaches past a multiple of
+            2^32.
 
     Returns:
         The codes, ``out`` if it was given. bf16 and f16 keep infinities and NaN (but not a NaN's payload), and round
@@ -49,8 +54,8 @@ def quantise(x: Any, codec: str, out: Codes | None = None, *, seed: int | None =
 
     Raises:
         UnknownNameError: there is no such codec.
-        RangeError: x has a NaN or an infinity and the codec is int8 (``out`` is then worthless), or seed or row is
-            out of range.
+        RangeError: x has a NaN or an infinity and the codec is int8 (``out`` is then worthless), or seed, row or
+            first is out of range.
         ShapeError, DtypeError, ArrayError: an argument is not what is said above; nothing was written.
 
     Determinism: the same bits on every ISA level and thread count. An element has 16 random bits for bf16, 13 for f16
@@ -63,7 +68,7 @@ def quantise(x: Any, codec: str, out: Codes | None = None, *, seed: int | None =
     """
     if codec not in DTYPES:
         raise UnknownNameError.of("codec", codec, DTYPES)
-    for name, number in (("seed", seed), ("row", row)):
+    for name, number in (("seed", seed), ("row", row), ("first", first)):
         if number is not None:
             whole(name, number, 0, 2**64 - 1)
     if out is None:
@@ -72,10 +77,10 @@ def quantise(x: Any, codec: str, out: Codes | None = None, *, seed: int | None =
         out = Codes(codec, memory.empty_beside(x, n, DTYPES[codec]), scales)
     elif out.codec != codec:
         raise DtypeError(f"out: expected codes of {codec}, got codes of {out.codec}")
-    core.quantise(x, codec, out.codes, out.scales, seed, row)
+    core.quantise(x, codec, out.codes, out.scales, seed, row, first)
     if out.scales is not None and not all_finite([out.scales]):
-        first = np.flatnonzero(~np.isfinite(memory.to_host(dequantise(out))))[0] // BLOCK * BLOCK
-        raise RangeError(f"x: expected finite numbers for int8, got another among the 64 from {first} on")
+        start = np.flatnonzero(~np.isfinite(memory.to_host(dequantise(out))))[0] // BLOCK * BLOCK
+        raise RangeError(f"x: expected finite numbers for int8, got another among the 64 from {start} on")
     return out
 
 

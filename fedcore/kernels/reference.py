@@ -17,6 +17,8 @@ from fedcore.typing import F32, F64
 
 Sum: TypeAlias = npt.NDArray[np.floating[Any]]
 
+BLOCK = 16_384  # elements whose squares are added first
+
 
 def weighted_sum(
     rows: Sequence[Any], weights: Sum, out: Any, *, base: F32 | None = None, float64: bool, norms: bool = False
@@ -96,14 +98,20 @@ def whole(y: Any) -> Any:
 
 
 def accumulate(
-    acc: Sum | None, out: Sum, bases: Sequence[F32 | None], ys: Sequence[Any], scales: F64, weights: F64
+    acc: Sum | None,
+    out: Sum,
+    bases: Sequence[F32 | None],
+    ys: Sequence[Any],
+    scales: F64,
+    weights: F64,
+    partials: F64 | None = None,
 ) -> F64:
     """out = acc + sum_i weights[i] h_i in the dtype of out, acc zero if None; the squared norm of each h_i."""
     out[:] = 0 if acc is None else acc
     hs = [gradient(*sent) for sent in zip(bases, map(whole, ys), scales, strict=True)]
     for h, weight in zip(hs, weights, strict=True):
         out += out.dtype.type(weight) * h.astype(out.dtype)
-    return squared_norms(hs)
+    return squared_norms(hs, partials, sizes_of(ys))
 
 
 def decoded(row: Any, n: int) -> F32:
@@ -133,6 +141,8 @@ def exchange(
     adds: Terms,
     keys: npt.NDArray[np.uint64] | None,
     sums: npt.NDArray[np.uint64] | None = None,
+    first: int = 0,
+    partials: F64 | None = None,
 ) -> F64:
     """out = acc + sum_i weights[i] (the terms of adds), the new row those of row, as stored.
 
@@ -140,7 +150,7 @@ def exchange(
     """
     out[:] = acc
     hs = [gradient(*sent) for sent in zip(bases, ys, scales, strict=True)]
-    squares = squared_norms(hs)
+    shares = squares_of_blocks(hs)
     for i, (h, weight, old_row, new_row) in enumerate(zip(hs, weights, old_rows, new_rows, strict=True)):
         old, anchor = decoded(old_row, len(h)), decoded(anchors[i], len(h))
         new = np.float32(row.h) * h
@@ -150,7 +160,7 @@ def exchange(
         if isinstance(new_row, tuple):
             codec, codes, of_codes = new_row
             assert keys is not None
-            quantise(new, codec, codes, of_codes, *keys[i])
+            quantise(new, codec, codes, of_codes, *keys[i], first)
             new = decoded(new_row, len(h))
         else:
             new_row[:] = new
@@ -161,9 +171,9 @@ def exchange(
             if coefficient:
                 change = change + coefficient * term.astype(np.float64)
         out += weight * change
-        if np.isfinite(squares[i]) and not np.isfinite(new).all():
-            squares[i] = np.inf
-    return squares
+        stored = squares_of_blocks([new])[:, 0]
+        shares[~np.isfinite(stored) & np.isfinite(shares[:, i]), i] = np.inf
+    return added(shares, partials)
 
 
 def server_step(
@@ -179,6 +189,7 @@ def server_step(
     v_of: Linear,
     total_of: Linear,
     gamma: float,
+    partials: F64 | None = None,
 ) -> tuple[float, float]:
     """v = A, T, g and B by v_of; T' = T, A, B, g and v by total_of; x' = x - gamma v. Returns (|v|^2, |x'|^2)."""
     given = {"A": sum, "B": control, "T": total, "g": momentum}
@@ -193,7 +204,7 @@ def server_step(
     if total_out is not None:
         total_out[:] = combined(total_of, "TABgv" if total_of.g else "TABv")
     x_out[:] = x_wide - gamma * wide["v"]
-    v_square, x_square = squared_norms([v, x_out])
+    v_square, x_square = squared_norms([v, x_out], partials)
     return float(v_square), float(x_square)
 
 
@@ -226,9 +237,9 @@ def combine(terms: Sequence[F32 | F64], coefficients: F64, out: F32 | F64) -> No
     out[:] = combination(terms, coefficients)
 
 
-def combined_square(terms: Sequence[F32 | F64], coefficients: F64) -> float:
+def combined_square(terms: Sequence[F32 | F64], coefficients: F64, partials: F64 | None = None) -> float:
     """|sum_i coefficients[i] terms[i]|^2 in float64."""
-    return float(np.square(combination(terms, coefficients)).sum())
+    return float(squared_norms([combination(terms, coefficients)], partials)[0])
 
 
 def combination(terms: Sequence[F32 | F64], coefficients: F64) -> F64:
@@ -255,6 +266,7 @@ def optimizer_step(
     yogi: bool,
     tau: float,
     gamma: float,
+    partials: F64 | None = None,
 ) -> float:
     """m' = from_m m + from_v v; s' = from_s s + from_square v^2, or s - from_square v^2 sign(s - v^2) if yogi.
 
@@ -271,7 +283,7 @@ def optimizer_step(
         u = m_next / (np.sqrt(s_out) + np.float32(tau))
     m_out[:] = m_next
     x_out[:] = x - np.float32(gamma) * u
-    return float(squared_norms([x_out])[0])
+    return float(squared_norms([x_out], partials)[0])
 
 
 def mix(models: Sequence[F32], starts: npt.NDArray[np.int64], columns: npt.NDArray[np.int64], weights: F32) -> None:
@@ -291,9 +303,9 @@ def mix64(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
-def dither(n: int, seed: int, row: int) -> npt.NDArray[np.uint32]:
+def dither(n: int, seed: int, row: int, first: int = 0) -> npt.NDArray[np.uint32]:
     """32 random bits for each of n elements: a hash of (seed, row, element), turned for the second 32 of each 64."""
-    golden, elements = np.uint64(0x9E3779B97F4A7C15), np.arange(n, dtype=np.uint64)
+    golden, elements = np.uint64(0x9E3779B97F4A7C15), np.uint64(first) + np.arange(n, dtype=np.uint64)
     start = np.array([seed, row], np.uint64) + golden
     key = mix64((mix64(start[:1]) + start[1:]) ^ mix64(elements >> np.uint64(32)))
     k0, k1 = key.astype(np.uint32), (key >> np.uint64(32)).astype(np.uint32)
@@ -304,10 +316,12 @@ def dither(n: int, seed: int, row: int) -> npt.NDArray[np.uint32]:
     return np.where(elements & np.uint64(32), u << np.uint32(16) | u >> np.uint32(16), u)
 
 
-def quantise(x: F32, codec: str, codes: npt.NDArray[Any], scales: F32 | None, seed: int | None, row: int) -> None:
+def quantise(
+    x: F32, codec: str, codes: npt.NDArray[Any], scales: F32 | None, seed: int | None, row: int, first: int = 0
+) -> None:
     """Codes of x: the nearest, ties to even; with a seed that below, or above with the lost fraction's probability."""
     x = np.asarray(x)
-    random = None if seed is None else dither(len(x), seed, row)
+    random = None if seed is None else dither(len(x), seed, row, first)
     if scales is not None:
         blocks = np.zeros((len(scales), 64), np.float32)
         blocks.flat[: len(x)] = x
@@ -355,6 +369,29 @@ def dequantise(codes: npt.NDArray[Any], scales: F32 | None, codec: str, out: F32
         out[:] = (codes.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def squared_norms(rows: Sequence[F32]) -> F64:
-    """|row|^2 of each row, in float64."""
-    return np.array([np.square(row, dtype=np.float64).sum() for row in rows], np.float64)
+def squared_norms(rows: Sequence[Sum], partials: F64 | None = None, sizes: Sequence[int] | None = None) -> F64:
+    """|row|^2 of each row, in float64: the blocks' squares, which are also left in ``partials``, in their order."""
+    return added(squares_of_blocks(rows, sizes), partials)
+
+
+def squares_of_blocks(rows: Sequence[Sum], sizes: Sequence[int] | None = None) -> F64:
+    """float64[blocks, k]: the squares of each 16,384 elements, of each tensor by itself where there are several."""
+    ends = np.cumsum([np.size(rows[0]) if rows else 0] if sizes is None else sizes, dtype=np.int64)
+    starts = [at for a, b in zip([0, *ends[:-1]], ends, strict=True) for at in range(a, b, BLOCK)]
+    shares = np.empty((len(starts), len(rows)))
+    for i, row in enumerate(rows):
+        square = np.square(row, dtype=np.float64).ravel()
+        shares[:, i] = [part.sum() for part in np.split(square, starts[1:])] if starts else []
+    return shares
+
+
+def added(shares: F64, partials: F64 | None) -> F64:
+    """The shares' sums, one block after another; the shares themselves into ``partials``."""
+    if partials is not None:
+        partials[:] = shares
+    return np.cumsum(shares, axis=0)[-1] if len(shares) else np.zeros(shares.shape[1])
+
+
+def sizes_of(ys: Sequence[Any]) -> list[int] | None:
+    """The sizes of the tensors that the first update that is in tensors has; None where none is."""
+    return next(([np.size(floats(tensor)) for tensor in y] for y in ys if isinstance(y, list | tuple)), None)

@@ -28,13 +28,13 @@ void combine(Queue& queue, const Term* terms, std::int64_t k, Out* out, std::int
 template void combine(Queue&, const Term*, std::int64_t, float*, std::int64_t);
 template void combine(Queue&, const Term*, std::int64_t, double*, std::int64_t);
 
-double combined_square(Queue& queue, const Term* terms, std::int64_t k, std::int64_t n) {
+double combined_square(Queue& queue, const Term* terms, std::int64_t k, std::int64_t n, double* partials) {
     queue.begin();
     const std::int64_t pieces = block_count(n);
     const CombineCall call = call_of(queue, terms, k, nullptr, squares_for(queue, 1, pieces), n);
     if (pieces > 0) queue.launch(Kernel::combined_square, {pieces}, &call);
     double square = 0;
-    read_totals(queue, call.squares, 1, pieces, 1, &square);
+    read_totals(queue, call.squares, 1, pieces, 1, partials, &square);
     return square;
 }
 

@@ -74,7 +74,7 @@ void fold_group(Queue& queue, const Fold<Sum>* folds, const std::int64_t* n, std
 
 template <class Sum>
 void fold_all(Queue& queue, const Fold<Sum>* folds, const std::int64_t* n, std::int64_t count, const RowExchange* rows,
-              const Forms& forms, std::int64_t k, double* squared_norms) {
+              const Forms& forms, std::int64_t k, double* partials, double* squared_norms) {
     queue.begin();
     const Pieces pieces = pieces_of(queue, n, count);
     double* const squares = squares_for(queue, k, pieces.tiles());
@@ -86,23 +86,24 @@ void fold_all(Queue& queue, const Fold<Sum>* folds, const std::int64_t* n, std::
             i = group.last;
         }
     }
-    read_totals(queue, squares, k, pieces.count, kPieceTiles, squared_norms);
+    read_totals(queue, squares, k, pieces.count, kPieceTiles, partials, squared_norms);
 }
 
 }  // namespace
 
 template <class Sum>
 void accumulate(Queue& queue, const Fold<Sum>* folds, const std::int64_t* n, std::int64_t count, std::int64_t k,
-                double* squared_norms) {
-    fold_all(queue, folds, n, count, nullptr, Forms{}, k, squared_norms);
+                double* partials, double* squared_norms) {
+    fold_all(queue, folds, n, count, nullptr, Forms{}, k, partials, squared_norms);
 }
-template void accumulate(Queue&, const Fold<float>*, const std::int64_t*, std::int64_t, std::int64_t, double*);
-template void accumulate(Queue&, const Fold<double>*, const std::int64_t*, std::int64_t, std::int64_t, double*);
+template void accumulate(Queue&, const Fold<float>*, const std::int64_t*, std::int64_t, std::int64_t, double*, double*);
+template void accumulate(Queue&, const Fold<double>*, const std::int64_t*, std::int64_t, std::int64_t, double*,
+                         double*);
 
 void exchange(Queue& queue, const double* acc, double* out, const ClientUpdate* sent, const RowExchange* rows,
-              const Forms& forms, std::int64_t k, std::int64_t n, double* squared_norms) {
+              const Forms& forms, std::int64_t k, std::int64_t n, double* partials, double* squared_norms) {
     const Fold<double> fold{acc, out, sent};
-    fold_all(queue, &fold, &n, 1, rows, forms, k, squared_norms);
+    fold_all(queue, &fold, &n, 1, rows, forms, k, partials, squared_norms);
 }
 
 }  // namespace fedcore::cuda

@@ -10,6 +10,8 @@
 
 namespace fedcore::cuda {
 
+// partials: float64[pieces, k] on the host, in which the pieces' shares of k sums of squares are left, or null.
+
 // Tensor s has n[s] elements.
 //   squared_norms: float64[k + 1] or null
 void weighted_sums(Queue& queue, const RowSum* sums, const std::int64_t* n, std::int64_t count, const double* weights,
@@ -17,25 +19,26 @@ void weighted_sums(Queue& queue, const RowSum* sums, const std::int64_t* n, std:
 
 template <class Sum>
 void accumulate(Queue& queue, const Fold<Sum>* folds, const std::int64_t* n, std::int64_t count, std::int64_t k,
-                double* squared_norms);
+                double* partials, double* squared_norms);
 
 void exchange(Queue& queue, const double* acc, double* out, const ClientUpdate* sent, const RowExchange* rows,
-              const Forms& forms, std::int64_t k, std::int64_t n, double* squared_norms);
+              const Forms& forms, std::int64_t k, std::int64_t n, double* partials, double* squared_norms);
 
 template <class Sum>
 void server_step(Queue& queue, const Step& step, const StepInputs<Sum>& in, const StepOutputs& out, std::int64_t n,
-                 double* squares);
+                 double* partials, double* squares);
 
 double optimizer_step(Queue& queue, const OptimizerStep& step, const OptimizerInputs& in, const OptimizerOutputs& out,
-                      std::int64_t n);
+                      std::int64_t n, double* partials);
 
 void direction_step(Queue& queue, const LocalStep& step, float* y, std::int64_t n);
 
 template <class Out>
 void combine(Queue& queue, const Term* terms, std::int64_t k, Out* out, std::int64_t n);
-double combined_square(Queue& queue, const Term* terms, std::int64_t k, std::int64_t n);
+double combined_square(Queue& queue, const Term* terms, std::int64_t k, std::int64_t n, double* partials);
 
-void squared_norms(Queue& queue, const float* const* rows, std::int64_t k, std::int64_t n, double* squared_norms);
+void squared_norms(Queue& queue, const float* const* rows, std::int64_t k, std::int64_t n, double* partials,
+                   double* squared_norms);
 
 void quantise(Queue& queue, const float* x, Codec codec, const DitherKey* key, std::int64_t n, void* codes,
               float* scales);

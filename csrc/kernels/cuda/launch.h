@@ -2,10 +2,12 @@
 #pragma once
 
 #include <initializer_list>
+#include <vector>
 
 #include "base/blocks.h"
 #include "kernels/cuda/calls.h"
 #include "kernels/cuda/queue.h"
+#include "kernels/partials.h"
 
 namespace fedcore::cuda {
 
@@ -66,10 +68,24 @@ inline double* squares_for(Queue& queue, std::int64_t rows, std::int64_t parts) 
     return static_cast<double*>(queue.scratch(static_cast<std::size_t>(rows * parts) * sizeof(double)));
 }
 
-// sums[i] = what the parts of row i add up to, `parts` to a piece.
+// partials[piece, i] = what the parts of row i in that piece add up to, in the order in which the device adds them.
+inline void read_partials(Queue& queue, const double* squares, std::int64_t rows, std::int64_t pieces, int parts,
+                          double* partials) {
+    std::vector<double> read(rows * pieces * parts);
+    if (!read.empty()) queue.read(squares, read.size() * sizeof(double), read.data());
+    for (std::int64_t row = 0; row < rows; ++row)
+        for (std::int64_t piece = 0; piece < pieces; ++piece)
+            add_partials(read.data() + (row * pieces + piece) * parts, parts, 1, partials + piece * rows + row);
+}
+
+// sums[i] = what the parts of row i add up to, `parts` to a piece; partials: float64[pieces, rows] or null.
 inline void read_totals(Queue& queue, const double* squares, std::int64_t rows, std::int64_t pieces, int parts,
-                        double* sums) {
+                        double* partials, double* sums) {
     if (rows == 0) return;
+    if (partials != nullptr) {
+        read_partials(queue, squares, rows, pieces, parts, partials);
+        return add_partials(partials, pieces, rows, sums);
+    }
     auto* const totals = static_cast<double*>(queue.scratch(static_cast<std::size_t>(rows) * sizeof(double)));
     const TotalCall call{squares, totals, static_cast<std::int32_t>(pieces), parts};
     queue.launch(Kernel::add_squares, {rows}, &call);

@@ -15,26 +15,28 @@ Kernel step_kernel(const double*) {
 
 template <class Sum>
 void server_step(Queue& queue, const Step& step, const StepInputs<Sum>& in, const StepOutputs& out, std::int64_t n,
-                 double* squares) {
+                 double* partials, double* squares) {
     queue.begin();
     const std::int64_t pieces = block_count(n), tiles = pieces * kPieceTiles;
     const bool vector = are_aligned({in.sum, in.total, in.momentum, in.control, in.x, out.v, out.total, out.x});
     const StepCall<Sum> call{step, in, out, squares_for(queue, 2, tiles), n, vector};
     if (tiles > 0) queue.launch(step_kernel(in.sum), {tiles}, &call);
-    read_totals(queue, call.squares, 2, pieces, kPieceTiles, squares);
+    read_totals(queue, call.squares, 2, pieces, kPieceTiles, partials, squares);
 }
-template void server_step(Queue&, const Step&, const StepInputs<float>&, const StepOutputs&, std::int64_t, double*);
-template void server_step(Queue&, const Step&, const StepInputs<double>&, const StepOutputs&, std::int64_t, double*);
+template void server_step(Queue&, const Step&, const StepInputs<float>&, const StepOutputs&, std::int64_t, double*,
+                          double*);
+template void server_step(Queue&, const Step&, const StepInputs<double>&, const StepOutputs&, std::int64_t, double*,
+                          double*);
 
 double optimizer_step(Queue& queue, const OptimizerStep& step, const OptimizerInputs& in, const OptimizerOutputs& out,
-                      std::int64_t n) {
+                      std::int64_t n, double* partials) {
     queue.begin();
     const std::int64_t pieces = block_count(n), tiles = pieces * kPieceTiles;
     const bool vector = are_aligned({in.v, in.m, in.s, in.x, out.m, out.s, out.x});
     const OptimizerCall call{step, in, out, squares_for(queue, 1, tiles), n, vector};
     if (tiles > 0) queue.launch(behind(Kernel::optimizer_step, static_cast<int>(step.second)), {tiles}, &call);
     double square = 0;
-    read_totals(queue, call.squares, 1, pieces, kPieceTiles, &square);
+    read_totals(queue, call.squares, 1, pieces, kPieceTiles, partials, &square);
     return square;
 }
 

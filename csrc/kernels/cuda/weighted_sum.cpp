@@ -33,7 +33,7 @@ void weighted_sums(Queue& queue, const RowSum* sums, const std::int64_t* n, std:
     for (int dtype = 0; pieces.count > 0 && dtype < 4; ++dtype)
         for (const bool base : {false, true})
             if (wanted[dtype][base]) queue.launch(kernel_of(precision, dtype, base, norms), {pieces.tiles()}, &call);
-    if (norms) read_totals(queue, call.squares, k + 1, pieces.count, kPieceTiles, squared_norms);
+    if (norms) read_totals(queue, call.squares, k + 1, pieces.count, kPieceTiles, nullptr, squared_norms);
 }
 
 }  // namespace fedcore::cuda

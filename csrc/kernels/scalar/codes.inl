@@ -48,11 +48,13 @@ struct Dither {
     }
 };
 
-// The range that begins at element `first`: 2^32 is a multiple of any range, so that one key serves all of it.
+// The range that begins at element `first`, which reaches past no multiple of 2^32, so that one key serves all of it: a
+// block, or less. Where a part of a row begins is added once, to k0, as its multiple of 64 leaves bit 5 alone.
 FEDCORE_SCALAR Dither dither_of(const DitherKey& key, std::int64_t first) {
     const std::uint64_t row_key = mix64(key.seed + kGolden) + key.row + kGolden;
-    const std::uint64_t mixed = mix64(row_key ^ mix64(static_cast<std::uint64_t>(first) >> 32));
-    return {static_cast<std::uint32_t>(mixed), static_cast<std::uint32_t>(mixed >> 32)};
+    const std::uint64_t mixed = mix64(row_key ^ mix64(static_cast<std::uint64_t>(key.first + first) >> 32));
+    return {static_cast<std::uint32_t>(mixed) + static_cast<std::uint32_t>(key.first),
+            static_cast<std::uint32_t>(mixed >> 32)};
 }
 
 // A word as the second of its elements uses it.

@@ -94,11 +94,13 @@ void try_accumulate(const std::vector<std::int64_t>& sizes, std::int64_t k, bool
         for (int side = 0; side < 2; ++side)
             folds[side].push_back({seed % 3 == 0 ? nullptr : accs[s].data(), outs[side][s].data(), sent[s].data()});
     }
-    std::vector<double> scratch(parts * k + 1), due(k), found(k);
+    std::vector<double> scratch(parts * k + 1), shares(parts * k + 1), due(k), found(k);
     accumulate(folds[0].data(), k, pieces.data(), parts, scratch.data(), due.data());
     HostQueue queue;
-    cuda::accumulate(queue, folds[1].data(), sizes.data(), count, k, found.data());
+    const bool wanted = seed % 4 < 2;
+    cuda::accumulate(queue, folds[1].data(), sizes.data(), count, k, wanted ? shares.data() : nullptr, found.data());
     CHECK(same_norms(due, found));
+    CHECK(!wanted || same_norms(scratch, shares));
     for (std::int64_t s = 0; s < count; ++s) CHECK(same_bits(outs[0][s], outs[1][s]));
 }
 
@@ -114,7 +116,7 @@ void try_step(std::int64_t n, std::uint32_t seed, bool aligned, Numbers numbers)
         const Step step{{0.75, 0.5, -0.25, 1.5, 0}, {1.25, -0.5, 0.875, parts % 3 == 0 ? 0 : 0.3, 2}, 0.0625};
         auto v = make.empty<float>(n), moved = make.empty<float>(n);
         auto kept = make.empty<double>(n);
-        std::vector<double> scratch(2 * block_count(n) + 1), due(2), found(2);
+        std::vector<double> scratch(2 * block_count(n) + 1), shares(scratch.size()), due(2), found(2);
         const StepInputs<Sum> in{sum.data(), has_total ? total.data() : nullptr,
                                  has_momentum ? momentum.data() : nullptr, has_control ? control.data() : nullptr,
                                  x.data()};
@@ -124,8 +126,10 @@ void try_step(std::int64_t n, std::uint32_t seed, bool aligned, Numbers numbers)
         HostQueue queue;
         auto own = make.empty<float>(n);
         float* const to = has_momentum ? momentum.data() : own.data();
-        cuda::server_step(queue, step, in, {to, has_total ? total.data() : nullptr, x.data()}, n, found.data());
+        cuda::server_step(queue, step, in, {to, has_total ? total.data() : nullptr, x.data()}, n,
+                          has_control ? shares.data() : nullptr, found.data());
         CHECK(same_norms(due, found));
+        CHECK(!has_control || same_norms(scratch, shares));
         CHECK(same_bits(v.data(), to, n));
         CHECK(same_bits(moved, x));
         if (has_total) CHECK(same_bits(kept, total));

@@ -82,11 +82,14 @@ void try_exchange(const Case& c, std::uint32_t seed, bool aligned, Numbers numbe
     }
     auto out = make.empty<double>(n);
     auto sum = copy_of(make, acc);
-    std::vector<double> scratch(k * block_count(n) + 1), due(k), found(k);
+    std::vector<double> scratch(k * block_count(n) + 1), shares(scratch.size()), due(k), found(k);
+    const bool wanted = seed % 4 < 2;
     exchange(acc.data(), out.data(), sent.data(), rows[0].data(), c.forms, k, n, scratch.data(), due.data());
     HostQueue queue;
-    cuda::exchange(queue, sum.data(), sum.data(), sent.data(), rows[1].data(), c.forms, k, n, found.data());
+    cuda::exchange(queue, sum.data(), sum.data(), sent.data(), rows[1].data(), c.forms, k, n,
+                   wanted ? shares.data() : nullptr, found.data());
     CHECK(same_norms(due, found));
+    CHECK(!wanted || same_norms(scratch, shares));
     if (!are_finite(due)) return;  // refused: what it leaves is worthless
     CHECK(same_bits(out, sum));
     for (std::int64_t i = 0; i < k; ++i)

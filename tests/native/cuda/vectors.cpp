@@ -20,16 +20,19 @@ TEST(cuda_optimizer_step) {
             for (const Array<float>& one : of[0]) of[1].push_back(copy_of(make, one));
             const OptimizerStep step{second, 0.9f, 0.1f, 0.99f, 0.01f, 1e-3f, 0.5f};
             const bool has_second = second != Second::none;
-            std::vector<double> scratch(block_count(n) + 1), norms(2);
+            std::vector<double> scratch(block_count(n) + 1), shares(scratch.size()), norms(2);
+            const bool wanted = seed % 4 < 2;
             HostQueue queue;
             for (int side = 0; side < 2; ++side) {
                 float* const s = has_second ? of[side][1].data() : nullptr;
                 const OptimizerInputs in{v.data(), of[side][0].data(), s, of[side][2].data()};
                 const OptimizerOutputs out{of[side][0].data(), s, of[side][2].data()};
-                norms[side] = side == 0 ? optimizer_step(step, in, out, n, scratch.data())
-                                        : cuda::optimizer_step(queue, step, in, out, n);
+                norms[side] = side == 0
+                                  ? optimizer_step(step, in, out, n, scratch.data())
+                                  : cuda::optimizer_step(queue, step, in, out, n, wanted ? shares.data() : nullptr);
             }
             CHECK(same_norms({norms[0]}, {norms[1]}));
+            CHECK(!wanted || same_norms(scratch, shares));
             for (int i = 0; i < 3; ++i) CHECK(same_bits(of[0][i], of[1][i]));
         }
     });
@@ -69,13 +72,16 @@ void try_combine(std::int64_t k, std::int64_t n, std::uint32_t seed, bool aligne
     for (Typed& vector : vectors)
         terms.push_back({vector.data(), vector.dtype == Dtype::float64, static_cast<double>(make.coefficient())});
     auto due = make.empty<Out>(n), found = make.empty<Out>(n);
-    std::vector<double> scratch(block_count(n) + 1);
+    std::vector<double> scratch(block_count(n) + 1), shares(scratch.size());
     HostQueue queue;
     combine(terms.data(), k, due.data(), n);
     cuda::combine(queue, terms.data(), k, found.data(), n);
     CHECK(same_bits(due, found));
     CHECK(same_norms({combined_square(terms.data(), k, n, scratch.data())},
-                     {cuda::combined_square(queue, terms.data(), k, n)}));
+                     {cuda::combined_square(queue, terms.data(), k, n, nullptr)}));
+    CHECK(same_norms({combined_square(terms.data(), k, n, scratch.data())},
+                     {cuda::combined_square(queue, terms.data(), k, n, shares.data())}));
+    CHECK(same_norms(scratch, shares));
 }
 
 TEST(cuda_combine) {
@@ -94,11 +100,13 @@ TEST(cuda_squared_norms) {
             const auto rows = make.rows<float>(k, n);
             std::vector<const float*> listed;
             for (const auto& row : rows) listed.push_back(row.data());
-            std::vector<double> scratch(k * block_count(n) + 1), due(k), found(k);
+            std::vector<double> scratch(k * block_count(n) + 1), shares(scratch.size()), due(k), found(k);
+            const bool wanted = seed % 4 < 2;
             HostQueue queue;
             squared_norms(listed.data(), k, n, scratch.data(), due.data());
-            cuda::squared_norms(queue, listed.data(), k, n, found.data());
+            cuda::squared_norms(queue, listed.data(), k, n, wanted ? shares.data() : nullptr, found.data());
             CHECK(same_norms(due, found));
+            CHECK(!wanted || same_norms(scratch, shares));
         }
     });
 }
@@ -114,7 +122,7 @@ TEST(cuda_quantise) {
                 const std::int64_t scales = codec == Codec::int8 ? (n + kCodeBlock - 1) / kCodeBlock : 0;
                 auto codes = make.empty<std::uint8_t>(bytes), found = make.empty<std::uint8_t>(bytes);
                 auto scale = make.empty<float>(scales), found_scale = make.empty<float>(scales);
-                const DitherKey key{seed, 7};
+                const DitherKey key{seed, 7, seed % 3 * ((std::int64_t{1} << 32) - kBlock)};
                 HostQueue queue;
                 quantise(x.data(), codec, dithered ? &key : nullptr, n, codes.data(), scale.data());
                 cuda::quantise(queue, x.data(), codec, dithered ? &key : nullptr, n, found.data(), found_scale.data());

@@ -1,0 +1,277 @@
+"""Vectors in parts, cut at multiples of 16,384 elements: the bits of one call on the whole."""
+
+import numpy as np
+import pytest
+
+from fedcore import errors, kernels
+from fedcore.kernels import Codes, ExactSum, Linear, Terms, reference
+from fedcore.native import ON_REFERENCE
+from tests.kernels.forms import FORMS
+from tests.kernels.rows import empty, random_keys
+
+BLOCK, K = 16_384, 5
+PARTS = [1, 2, 3, 7]
+
+
+def cuts(parts, seed):
+    """Where so many parts begin and end, each of one to three blocks, the last of any length."""
+    blocks = np.random.default_rng(seed).integers(1, 4, parts)
+    ends = np.cumsum(blocks) * BLOCK
+    ends[-1] -= np.random.default_rng(seed + 1).integers(1, BLOCK)
+    return [slice(int(start), int(end)) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def blocks_of(span):
+    return slice(span.start // BLOCK, -(-span.stop // BLOCK))
+
+
+def cut(array, span):
+    """A part of whatever a kernel takes."""
+    if array is None or isinstance(array, int | float):
+        return array
+    if isinstance(array, list):
+        return [cut(one, span) for one in array]
+    if isinstance(array, ExactSum):
+        return array.cut(span)
+    if isinstance(array, Codes):
+        scales = None if array.scales is None else array.scales[span.start // 64 : -(-span.stop // 64)]
+        return Codes(array.codec, array.codes[span], scales)
+    return array[span]
+
+
+def vectors(rng, k, n):
+    return [(rng.normal(size=n) * 10 ** rng.uniform(-3, 3)).astype(np.float32) for _ in range(k)]
+
+
+def in_parts(parts, seed, k, call):
+    """The partials of ``call(span, partials)`` on each part, as the parts left them, in memory that held something."""
+    spans = cuts(parts, seed)
+    partials = np.full((-(-spans[-1].stop // BLOCK), k), 7.0)
+    for span in spans:
+        call(span, partials[blocks_of(span)])
+    return partials
+
+
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, "exact"])
+def test_a_fold_in_parts_has_the_bits_of_one(dtype, parts):
+    n, rng = cuts(parts, parts)[-1].stop, np.random.default_rng(parts)
+    ys, scales, weights = vectors(rng, K, n), rng.random(K), rng.random(K)
+    bases = [*vectors(rng, K - 1, n), None]
+    if dtype == "exact":
+        acc, whole, made = ExactSum.zeros(n), ExactSum.empty(n), ExactSum.empty(n)
+        fold, total = kernels.accumulate_exact, lambda partials: kernels.sum_of_partials_exact(partials, weights)
+    else:
+        acc, whole, made = rng.normal(size=n).astype(dtype), np.empty(n, dtype), np.empty(n, dtype)
+        fold, total = kernels.accumulate, kernels.sum_of_partials
+    squares = fold(acc, bases, ys, scales, weights, out=whole)
+
+    def of_part(span, partials):
+        given = cut(acc, span), cut(bases, span), cut(ys, span), scales, weights
+        of_part = fold(*given, out=cut(made, span), partials=partials)
+        np.testing.assert_array_equal(of_part, total(partials))
+
+    partials = in_parts(parts, parts, K, of_part)
+    np.testing.assert_array_equal(total(partials), squares)
+    np.testing.assert_array_equal(np.array(made), np.array(whole))
+    np.testing.assert_allclose(partials, reference.squares_of_blocks(hs(bases, ys, scales)), rtol=1e-5)
+
+
+def hs(bases, ys, scales):
+    return [reference.gradient(*sent) for sent in zip(bases, ys, scales, strict=True)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("codec", ["f32", "bf16", "f16", "int8"])
+@pytest.mark.parametrize("exact", [False, True])
+def test_an_exchange_in_parts_has_the_bits_of_one(codec, form, exact):
+    for parts in PARTS:
+        n, rng = cuts(parts, parts + 9)[-1].stop, np.random.default_rng(parts)
+        ys, bases, anchors, old = (vectors(rng, K, n) for _ in range(4))
+        scales, weights, keys = rng.random(K), rng.random(K), random_keys(K, parts)
+        if codec != "f32":
+            old = [kernels.quantise(row, codec) for row in old]
+        rows, made_rows = [empty(codec, n) for _ in ys], [empty(codec, n) for _ in ys]
+        acc, whole, made = (rng.normal(size=n), np.empty(n), np.empty(n))
+        swap, total = kernels.exchange, kernels.sum_of_partials
+        if exact:
+            acc, whole, made = ExactSum.zeros(n), ExactSum.empty(n), ExactSum.empty(n)
+            swap = kernels.exchange_exact
+
+            def total(partials, weights=weights):
+                return kernels.sum_of_partials_exact(partials, weights, **FORMS[form])
+
+        options = FORMS[form] | dict(keys=keys)
+        squares = swap(acc, bases, ys, scales, weights, old, anchors, rows, out=whole, **options)
+        assert np.isfinite(squares).all()
+
+        def of_part(span, partials):
+            given = cut(acc, span), cut(bases, span), cut(ys, span), scales, weights, cut(old, span)
+            to = dict(out=cut(made, span), partials=partials, first=span.start)
+            swap(*given, cut(anchors, span), cut(made_rows, span), **to, **options)
+
+        partials = in_parts(parts, parts + 9, K, of_part)
+        np.testing.assert_array_equal(total(partials), squares)
+        np.testing.assert_array_equal(np.array(made), np.array(whole))
+        for row, due in zip(made_rows, rows, strict=True):
+            for array, of_whole in zip(row, due, strict=True) if isinstance(row, Codes) else [(row, due)]:
+                np.testing.assert_array_equal(array, of_whole)
+
+
+STEP = dict(v_of=Linear(A=0.1, B=0.8, T=0.2, g=0.6), total_of=Linear(A=0.3, B=0.7, T=0.9, g=0.8, v=0.4), gamma=0.5)
+ADAM = dict(from_m=0.9, from_v=0.1, from_s=0.8, from_square=0.2, tau=0.1, gamma=0.5)
+
+
+def server_step(a, span, partials):
+    a = {name: array[span].copy() for name, array in a.items()}
+    given = dict(momentum=a["g"], control=a["B"], v=a["v"], total_out=a["T"], x_out=a["x"], partials=partials)
+    return kernels.server_step(a["A"], a["T"], a["x"], **given, **STEP)
+
+
+def optimizer_step(a, span, partials):
+    a = {name: array[span].copy() for name, array in a.items()}
+    out = dict(m_out=a["g"], s_out=a["s"], x_out=a["x"], partials=partials)
+    return [kernels.optimizer_step(a["v"], a["g"], a["s"], a["x"], **out, **ADAM)]
+
+
+ENDS = {
+    "server_step": (2, server_step),
+    "optimizer_step": (1, optimizer_step),
+    "squared_norms": (
+        2,
+        lambda a, span, partials: kernels.squared_norms([a["x"][span], a["g"][span]], partials=partials),
+    ),
+    "combined_square": (
+        1,
+        lambda a, span, partials: [kernels.combined_square([a["T"][span], a["x"][span]], [0.5, -2], partials=partials)],
+    ),
+}
+
+
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("name", ENDS)
+def test_a_rounds_end_in_parts_has_the_norms_of_one(name, parts):
+    k, call = ENDS[name]
+    n, rng = cuts(parts, parts + 5)[-1].stop, np.random.default_rng(parts)
+    arrays = {letter: rng.normal(size=n) for letter in "ABT"}
+    arrays |= {letter: np.abs(rng.normal(size=n)).astype(np.float32) for letter in "gxvs"}
+    squares = call(arrays, slice(None), None)
+
+    def of_part(span, partials):
+        np.testing.assert_array_equal(call(arrays, span, partials), kernels.sum_of_partials(partials))
+
+    np.testing.assert_array_equal(kernels.sum_of_partials(in_parts(parts, parts + 5, k, of_part)), squares)
+
+
+def test_tensors_that_lie_apart_have_blocks_of_their_own():
+    rng = np.random.default_rng(3)
+    tensors = [vectors(rng, 1, n)[0] for n in (3, 20_000, 0, BLOCK)]
+    y, partials = np.concatenate(tensors), np.empty((1 + 2 + 1, 2))
+    given = [None, None], [tensors, y], np.ones(2), np.ones(2)
+    squares = kernels.accumulate(None, *given, out=np.empty(len(y)), partials=partials)
+    np.testing.assert_array_equal(kernels.sum_of_partials(partials), squares)
+    for row, part in zip(partials, np.split(y, [3, 3 + BLOCK, 20_003]), strict=True):
+        np.testing.assert_array_equal(row, kernels.squared_norms([part, part]))
+
+
+def test_a_number_that_is_none_is_found_in_the_part_that_has_it():
+    y, partials = np.ones(3 * BLOCK, np.float32), np.empty((3, 1))
+    y[2 * BLOCK] = np.nan
+    kernels.accumulate(None, [None], [y], np.ones(1), np.ones(1), out=np.empty(len(y)), partials=partials)
+    np.testing.assert_array_equal(np.isfinite(partials[:, 0]), [True, True, False])
+    assert not np.isfinite(kernels.sum_of_partials(partials)).any()
+
+
+def test_what_a_row_cannot_hold_is_found_in_its_part():
+    y, row, partials = np.ones(2 * BLOCK, np.float32), empty("f16", 2 * BLOCK), np.empty((2, 1))
+    y[0] = 1e6  # past float16's range
+    given = np.zeros(len(y)), [None], [y], np.ones(1), np.ones(1), [None], [None], [row]
+    kernels.exchange(*given, out=np.empty(len(y)), keys=random_keys(1, 1), partials=partials)
+    np.testing.assert_array_equal(partials[:, 0], [np.inf, BLOCK])
+
+
+@pytest.mark.parametrize("form", ["accumulate", *FORMS])
+def test_an_update_too_long_for_an_exact_sum_is_so_though_no_part_of_it_is(form):
+    n, weights = 2 * BLOCK, np.array([1.0, 1.0, 4.0, 0.0])
+    y, none = np.full(n, np.float32(2.0**39 / np.sqrt(0.75 * n))), [None] * 4
+    ys, out, one = [y, y / 2, y / 4, y], ExactSum.empty(n), np.ones(4)
+    rows = none, none, [empty("f32", n) for _ in ys]
+    if form == "accumulate":
+
+        def call(span, partials):
+            given = cut(ys, span), one, weights
+            return kernels.accumulate_exact(None, none, *given, out=cut(out, span), partials=partials)
+
+        total = kernels.sum_of_partials_exact
+    else:
+
+        def call(span, partials):
+            given = cut(ExactSum.zeros(n), span), none, cut(ys, span), one, weights
+            to = dict(out=cut(out, span), partials=partials)
+            return kernels.exchange_exact(*given, *rows[:2], cut(rows[2], span), **to, **FORMS[form])
+
+        def total(partials, weights):
+            return kernels.sum_of_partials_exact(partials, weights, **FORMS[form])
+
+    partials = np.empty((2, 4))
+    of_parts = [call(slice(i * BLOCK, (i + 1) * BLOCK), partials[i : i + 1]) for i in (0, 1)]
+    whole = call(slice(0, n), None)
+    np.testing.assert_array_equal(total(partials, weights), whole)
+    if form != "general":  # whose row and sum shorten it
+        assert np.isfinite(of_parts).all()
+        np.testing.assert_array_equal(np.isfinite(whole), [False, True, False, True])
+
+
+@pytest.mark.parametrize("codec", ["bf16", "f16", "int8"])
+@pytest.mark.parametrize("place", [64, 2**20 + 192, 3 * BLOCK, 2**32 - BLOCK, 2**32, 2**40 + 64])
+def test_codes_of_a_part_are_those_of_the_whole_row(codec, place):
+    n = 2 * BLOCK + 5
+    x, seed, row = vectors(np.random.default_rng(1), 1, n)[0], 3, 2**64 - 1
+    made, due = kernels.quantise(x, codec, seed=seed, row=row, first=place), empty(codec, n)
+    reference.quantise(x, codec, due.codes, due.scales, seed, row, place)
+    np.testing.assert_array_equal(made.codes, due.codes)
+    if place < n:
+        before = vectors(np.random.default_rng(2), 1, place)[0]
+        whole = kernels.quantise(np.concatenate([before, x]), codec, seed=seed, row=row)
+        np.testing.assert_array_equal(made.codes, whole.codes[place:])
+    assert (made.codes != kernels.quantise(x, codec, seed=seed, row=row).codes).any()
+
+
+@pytest.mark.skipif(ON_REFERENCE, reason="the reference checks nothing")
+def test_a_place_that_is_none_is_refused():
+    x = np.zeros(BLOCK, np.float32)
+    for first in (32, 2**62 + 64):
+        with pytest.raises(errors.RangeError, match="first: expected a multiple of 64 from 0 to 2"):
+            kernels.quantise(x, "int8", seed=1, first=first)
+    with pytest.raises(errors.RangeError, match="first"):
+        kernels.quantise(x, "int8", seed=1, first=-64)
+    with pytest.raises(errors.RangeError, match=r"first: expected a multiple of 16,384 for a part that reaches past"):
+        kernels.quantise(x, "int8", seed=1, first=2**32 - 64)
+    row = empty("int8", BLOCK)
+    with pytest.raises(errors.RangeError, match="first: expected a multiple of 64 from 0 to 2"):
+        given = np.zeros(BLOCK), [None], [x], np.ones(1), np.ones(1), [None], [None], [row]
+        kernels.exchange(*given, out=np.empty(BLOCK), keys=random_keys(1, 1), first=-64)
+
+
+@pytest.mark.skipif(ON_REFERENCE, reason="the reference checks nothing")
+def test_partials_of_another_size_or_dtype_and_such_as_overlap_are_refused():
+    y, out = np.zeros(BLOCK + 1, np.float32), np.empty(BLOCK + 1)
+
+    def fold(partials, out):
+        kernels.accumulate(None, [None], [y], np.ones(1), np.ones(1), out=out, partials=partials)
+
+    with pytest.raises(errors.ShapeError, match=r"partials: expected float64 of 2 elements, got float64\[1, 1\]"):
+        fold(np.empty((1, 1)), out)
+    with pytest.raises(errors.DtypeError, match="partials: expected float64 of 2 elements, got float32"):
+        fold(np.empty((2, 1), np.float32), out)
+    with pytest.raises(errors.ArrayError, match="partials: must not overlap out"):
+        fold(out[:2], out)
+    frozen = np.empty((2, 1))
+    frozen.flags.writeable = False
+    with pytest.raises(errors.ArrayError, match="partials: expected float64 of 2 elements to write to"):
+        fold(frozen, out)
+
+
+def test_sums_of_no_blocks_are_zeros():
+    np.testing.assert_array_equal(kernels.sum_of_partials(np.empty((0, 3))), np.zeros(3))
+    assert kernels.accumulate(None, [None], [y := np.empty(0, np.float32)], np.ones(1), np.ones(1), out=y.copy()) == [0]
