@@ -44,13 +44,20 @@ class Round(RoundFace):
     """
 
     def __init__(
-        self, settings: Settings, state: State, *, fold: int, may_hold: bool, logger: logging.Logger = LOGGER
+        self,
+        settings: Settings,
+        state: State,
+        *,
+        fold: int,
+        may_hold: bool,
+        logger: logging.Logger = LOGGER,
+        reader: type[UpdateReader] = UpdateReader,
     ) -> None:
         self.report: RoundReport | None = None
         self.is_open = True
         self._settings, self._state, self._fold_at, self._may_hold = settings, state, fold, may_hold
         self._logger = logger
-        self._reader, self._weighing = UpdateReader(settings, state), Weighing(settings, state)
+        self._reader, self._weighing = reader(settings, state), Weighing(settings, state)
         self._partials = Partials(settings, state, self._weighing)
         self._turn, self._inside, self._is_ending = RLock(), Lock(), False
         self._held: list[Replies] = []
@@ -76,6 +83,16 @@ class Round(RoundFace):
         except BaseException:
             self._abort()
             raise
+
+    @property
+    def refused(self) -> tuple[tuple[ClientId, str], ...]:
+        """Whose updates were refused so far, and why."""
+        return tuple(self._refused)
+
+    @property
+    def received(self) -> int:
+        """The bytes that the clients sent so far."""
+        return self._bytes
 
     def _facts(self) -> dict[str, Any]:
         if not self.is_open:
