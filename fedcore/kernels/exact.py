@@ -26,6 +26,8 @@ LONGEST_EXACT = 2.0**39
 """|weight h| from which on a term is too long for the grid."""
 MOST_EXACT = 2.0**52
 """What the lengths of all terms of a sum may add up to."""
+NEWS = Terms(h=1)
+"""What ``accumulate_exact`` adds."""
 
 
 class ExactSum(NamedTuple):
@@ -159,7 +161,7 @@ def exchange_exact(
 
 
 @ieee
-def sum_of_partials_exact(partials: F64, weights: F64, *, row: Terms = REPLACED, adds: Terms = Terms(h=1)) -> F64:
+def sum_of_partials_exact(partials: F64, weights: F64, *, row: Terms = REPLACED, adds: Terms = NEWS) -> F64:
     """The squared norms that one call of ``accumulate_exact`` or ``exchange_exact`` returns, from its parts' partials.
 
     A bound on a term is one on the length of a whole h_i, which no part knows: the squares that a call on a part

@@ -57,7 +57,8 @@ def exchange(
         row: what a row becomes; ``row.row`` counts for nothing. Its numbers are rounded to float32.
         adds: what the sum sees.
         keys: uint64[k, 2], the seed and the row with which ``quantise`` rounds r_i' stochastically: the codes are those
-            of ``quantise(r_i', codec, seed=keys[i, 0], row=keys[i, 1], first=first)``. May be None where all new rows are float32.
+            of ``quantise(r_i', codec, seed=keys[i, 0], row=keys[i, 1], first=first)``. May be None where all new rows
+            are float32.
         sums: uint64[k, ceil(n / 16,384)], written: the checksums of each new row's blocks of 64 KiB, those that
             ``fedcore.store.checksums`` gives, made while the block is at hand. None where a new row is not float32.
         first: the place of element 0 in the whole rows, of which these are a part, for ``keys``, as in ``quantise``.

@@ -160,7 +160,8 @@ def exchange(
         if isinstance(new_row, tuple):
             codec, codes, of_codes = new_row
             assert keys is not None
-            quantise(new, codec, codes, of_codes, *keys[i], first)
+            seed, of_row = keys[i].tolist()
+            quantise(new, codec, codes, of_codes, seed, of_row, first)
             new = decoded(new_row, len(h))
         else:
             new_row[:] = new

@@ -32,7 +32,9 @@ def digest_of(lengths, place=lambda array: array):
         new, x, v, x_out = [place(np.empty(n, np.float32)) for _ in range(9)], vector(), vector(), vector()
         acc, total, out, total_out = (place(array) for array in (*rng.normal(size=(2, n)), np.empty(n), np.empty(n)))
         scales, weights = rng.random(9), rng.random(9)
-        digest.update(kernels.squared_norms(ys))
+        partials = np.empty((-(-n // 16_384), 9))
+        digest.update(kernels.squared_norms(ys, partials=partials))
+        digest.update(partials)
         digest.update(kernels.weighted_sum(ys, weights.astype(np.float32), place(np.empty(n, np.float32))))
         digest.update(kernels.weighted_sum(ys, weights.astype(np.float32), accumulate="float64"))
         for dtype in (np.float32, np.float64, np.float16, "bfloat16"):
@@ -50,7 +52,9 @@ def digest_of(lengths, place=lambda array: array):
                     digest.update(kernels.weighted_sum(every, weights.astype(np.float32), **options))
         for sums in (out, place(np.empty(n, np.float32))):
             bases = [x] * 5 + [None] + [x] * 3  # four at once, and one by one
-            digest.update(kernels.accumulate(place(acc.astype(sums.dtype)), bases, ys, scales, weights, out=sums))
+            given = place(acc.astype(sums.dtype)), bases, ys, scales, weights
+            digest.update(kernels.accumulate(*given, out=sums, partials=partials))
+            digest.update(partials)
             digest.update(sums)
         mixed = [np.float16, np.float64, np.float32] * 3
         mixed = [y.astype(dtype) for y, dtype in zip(ys, mixed)]
@@ -79,7 +83,9 @@ def digest_of(lengths, place=lambda array: array):
         for codec in ("bf16", "f16", "int8"):
             for form, at in (("replaced", anchors), ("replaced", none), ("control", anchors), ("general", anchors)):
                 coded, kept = [kernels.quantise(row, codec) for row in old], dict(out=out, **FORMS[form], keys=keys)
+                kept |= dict(first=64 * n, partials=partials)
                 digest.update(kernels.exchange(acc, [x] * 9, mixed, scales, weights, coded, at, coded, **kept))
+                digest.update(partials)
                 digest.update(out)
                 for row in coded:
                     digest.update(kernels.dequantise(row))
@@ -112,7 +118,7 @@ def digest_of(lengths, place=lambda array: array):
                 coded = kernels.Codes(codec, place(np.empty(n, dtype)))
                 if codec == "int8":
                     coded = coded._replace(scales=place(np.empty(-(-n // 64), np.float32)))
-                kernels.quantise(old[0], codec, coded, seed=seed, row=n)
+                kernels.quantise(old[0], codec, coded, seed=seed, row=n, first=128 * n)
                 digest.update(coded.codes)
                 digest.update(kernels.dequantise(coded, place(np.empty(n, np.float32))))
     for codes in (np.arange(2**16).astype(np.uint16).view(np.float16), np.full(999, np.inf, np.float16)):  # every one

@@ -1,10 +1,12 @@
 """Vectors in parts, cut at multiples of 16,384 elements: the bits of one call on the whole."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from fedcore import errors, kernels
-from fedcore.kernels import Codes, ExactSum, Linear, Terms, reference
+from fedcore.kernels import Codes, ExactSum, Linear, reference
 from fedcore.native import ON_REFERENCE
 from tests.kernels.forms import FORMS
 from tests.kernels.rows import empty, random_keys
@@ -14,8 +16,8 @@ PARTS = [1, 2, 3, 7]
 
 
 def cuts(parts, seed):
-    """Where so many parts begin and end, each of one to three blocks, the last of any length."""
-    blocks = np.random.default_rng(seed).integers(1, 4, parts)
+    """Where so many parts begin and end, each of one or two blocks, the last of any length."""
+    blocks = np.random.default_rng(seed).integers(1, 3, parts)
     ends = np.cumsum(blocks) * BLOCK
     ends[-1] -= np.random.default_rng(seed + 1).integers(1, BLOCK)
     return [slice(int(start), int(end)) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
@@ -40,7 +42,7 @@ def cut(array, span):
 
 
 def vectors(rng, k, n):
-    return [(rng.normal(size=n) * 10 ** rng.uniform(-3, 3)).astype(np.float32) for _ in range(k)]
+    return [rng.standard_normal(n, np.float32) * np.float32(10 ** rng.uniform(-3, 3)) for _ in range(k)]
 
 
 def in_parts(parts, seed, k, call):
@@ -60,7 +62,7 @@ def test_a_fold_in_parts_has_the_bits_of_one(dtype, parts):
     bases = [*vectors(rng, K - 1, n), None]
     if dtype == "exact":
         acc, whole, made = ExactSum.zeros(n), ExactSum.empty(n), ExactSum.empty(n)
-        fold, total = kernels.accumulate_exact, lambda partials: kernels.sum_of_partials_exact(partials, weights)
+        fold, total = kernels.accumulate_exact, partial(kernels.sum_of_partials_exact, weights=weights)
     else:
         acc, whole, made = rng.normal(size=n).astype(dtype), np.empty(n, dtype), np.empty(n, dtype)
         fold, total = kernels.accumulate, kernels.sum_of_partials
@@ -81,41 +83,41 @@ def hs(bases, ys, scales):
     return [reference.gradient(*sent) for sent in zip(bases, ys, scales, strict=True)]
 
 
+@pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("codec", ["f32", "bf16", "f16", "int8"])
 @pytest.mark.parametrize("exact", [False, True])
-def test_an_exchange_in_parts_has_the_bits_of_one(codec, form, exact):
-    for parts in PARTS:
-        n, rng = cuts(parts, parts + 9)[-1].stop, np.random.default_rng(parts)
-        ys, bases, anchors, old = (vectors(rng, K, n) for _ in range(4))
-        scales, weights, keys = rng.random(K), rng.random(K), random_keys(K, parts)
-        if codec != "f32":
-            old = [kernels.quantise(row, codec) for row in old]
-        rows, made_rows = [empty(codec, n) for _ in ys], [empty(codec, n) for _ in ys]
-        acc, whole, made = (rng.normal(size=n), np.empty(n), np.empty(n))
+def test_an_exchange_in_parts_has_the_bits_of_one(exact, codec, form, parts):
+    n, rng = cuts(parts, parts + 9)[-1].stop, np.random.default_rng(parts)
+    ys, bases, anchors, old = (vectors(rng, K, n) for _ in range(4))
+    scales, weights, options = rng.random(K), rng.random(K), FORMS[form] | dict(keys=random_keys(K, parts))
+    if codec != "f32":
+        old = [kernels.quantise(row, codec) for row in old]
+    rows, made_rows = [empty(codec, n) for _ in ys], [empty(codec, n) for _ in ys]
+    if exact:
+        acc, whole, made = ExactSum.zeros(n), ExactSum.empty(n), ExactSum.empty(n)
+        swap, total = kernels.exchange_exact, partial(kernels.sum_of_partials_exact, weights=weights, **FORMS[form])
+    else:
+        acc, whole, made = rng.normal(size=n), np.empty(n), np.empty(n)
         swap, total = kernels.exchange, kernels.sum_of_partials
-        if exact:
-            acc, whole, made = ExactSum.zeros(n), ExactSum.empty(n), ExactSum.empty(n)
-            swap = kernels.exchange_exact
+    squares = swap(acc, bases, ys, scales, weights, old, anchors, rows, out=whole, **options)
+    assert np.isfinite(squares).all()
 
-            def total(partials, weights=weights):
-                return kernels.sum_of_partials_exact(partials, weights, **FORMS[form])
+    def of_part(span, partials):
+        given = cut(acc, span), cut(bases, span), cut(ys, span), scales, weights, cut(old, span), cut(anchors, span)
+        to = dict(out=cut(made, span), partials=partials, first=span.start)
+        swap(*given, cut(made_rows, span), **to, **options)
 
-        options = FORMS[form] | dict(keys=keys)
-        squares = swap(acc, bases, ys, scales, weights, old, anchors, rows, out=whole, **options)
-        assert np.isfinite(squares).all()
+    partials = in_parts(parts, parts + 9, K, of_part)
+    np.testing.assert_array_equal(total(partials), squares)
+    np.testing.assert_array_equal(np.array(made), np.array(whole))
+    for row, due in zip(made_rows, rows, strict=True):
+        assert_same_row(row, due)
 
-        def of_part(span, partials):
-            given = cut(acc, span), cut(bases, span), cut(ys, span), scales, weights, cut(old, span)
-            to = dict(out=cut(made, span), partials=partials, first=span.start)
-            swap(*given, cut(anchors, span), cut(made_rows, span), **to, **options)
 
-        partials = in_parts(parts, parts + 9, K, of_part)
-        np.testing.assert_array_equal(total(partials), squares)
-        np.testing.assert_array_equal(np.array(made), np.array(whole))
-        for row, due in zip(made_rows, rows, strict=True):
-            for array, of_whole in zip(row, due, strict=True) if isinstance(row, Codes) else [(row, due)]:
-                np.testing.assert_array_equal(array, of_whole)
+def assert_same_row(row, due):
+    for array, of_due in zip(row[1:], due[1:], strict=True) if isinstance(row, Codes) else [(row, due)]:
+        np.testing.assert_array_equal(array, of_due)
 
 
 STEP = dict(v_of=Linear(A=0.1, B=0.8, T=0.2, g=0.6), total_of=Linear(A=0.3, B=0.7, T=0.9, g=0.8, v=0.4), gamma=0.5)
@@ -132,6 +134,14 @@ def optimizer_step(a, span, partials):
     a = {name: array[span].copy() for name, array in a.items()}
     out = dict(m_out=a["g"], s_out=a["s"], x_out=a["x"], partials=partials)
     return [kernels.optimizer_step(a["v"], a["g"], a["s"], a["x"], **out, **ADAM)]
+
+
+def squared_norms(a, span, partials):
+    return kernels.squared_norms([a["x"][span], a["g"][span]], partials=partials)
+
+
+def combined_square(a, span, partials):
+    return [kernels.combined_square([a["T"][span], a["x"][span]], [0.5, -2], partials=partials)]
 
 
 ENDS = {
@@ -190,33 +200,26 @@ def test_what_a_row_cannot_hold_is_found_in_its_part():
     np.testing.assert_array_equal(partials[:, 0], [np.inf, BLOCK])
 
 
-@pytest.mark.parametrize("form", ["accumulate", *FORMS])
+@pytest.mark.parametrize("form", [None, *FORMS])
 def test_an_update_too_long_for_an_exact_sum_is_so_though_no_part_of_it_is(form):
-    n, weights = 2 * BLOCK, np.array([1.0, 1.0, 4.0, 0.0])
-    y, none = np.full(n, np.float32(2.0**39 / np.sqrt(0.75 * n))), [None] * 4
-    ys, out, one = [y, y / 2, y / 4, y], ExactSum.empty(n), np.ones(4)
-    rows = none, none, [empty("f32", n) for _ in ys]
-    if form == "accumulate":
+    n, forms = 2 * BLOCK, FORMS.get(form, {})
+    y, weights, partials = (
+        np.full(n, np.float32(2.0**39 / np.sqrt(0.75 * n))),
+        np.array([1.0, 1, 4, 0]),
+        np.empty((2, 4)),
+    )
+    ys, rows, out = [y, y / 2, y / 4, y], [empty("f32", n) for _ in range(4)], ExactSum.empty(n)
 
-        def call(span, partials):
-            given = cut(ys, span), one, weights
-            return kernels.accumulate_exact(None, none, *given, out=cut(out, span), partials=partials)
+    def call(span, partials):
+        given = cut(ExactSum.zeros(n), span), [None] * 4, cut(ys, span), np.ones(4), weights
+        if form is None:
+            return kernels.accumulate_exact(*given, out=cut(out, span), partials=partials)
+        rows_of_part = [None] * 4, [None] * 4, cut(rows, span)
+        return kernels.exchange_exact(*given, *rows_of_part, out=cut(out, span), partials=partials, **forms)
 
-        total = kernels.sum_of_partials_exact
-    else:
-
-        def call(span, partials):
-            given = cut(ExactSum.zeros(n), span), none, cut(ys, span), one, weights
-            to = dict(out=cut(out, span), partials=partials)
-            return kernels.exchange_exact(*given, *rows[:2], cut(rows[2], span), **to, **FORMS[form])
-
-        def total(partials, weights):
-            return kernels.sum_of_partials_exact(partials, weights, **FORMS[form])
-
-    partials = np.empty((2, 4))
     of_parts = [call(slice(i * BLOCK, (i + 1) * BLOCK), partials[i : i + 1]) for i in (0, 1)]
     whole = call(slice(0, n), None)
-    np.testing.assert_array_equal(total(partials, weights), whole)
+    np.testing.assert_array_equal(kernels.sum_of_partials_exact(partials, weights, **forms), whole)
     if form != "general":  # whose row and sum shorten it
         assert np.isfinite(of_parts).all()
         np.testing.assert_array_equal(np.isfinite(whole), [False, True, False, True])
