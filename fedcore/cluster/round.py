@@ -28,7 +28,8 @@ class Round(RoundFace):
     """An open round of a ``fedcore.cluster.Server``; get it from ``open_round``, and use it as a context manager.
 
     It is ``fedcore.Round`` in all that it does. ``add`` cuts a vector that is here, and sends the slices to the shards;
-    ``add_slices`` takes slices that are elsewhere, which never come here.
+    ``add_slices`` takes slices that are elsewhere, which never come here. A model by names is put together first, so
+    that its length is that of a flat vector to the last bit.
 
     Attributes:
         report: the RoundReport once the round is finished, else None.
@@ -85,7 +86,7 @@ class Round(RoundFace):
             said = said._replace(refused=error)
             self._bytes += bytes_of(y)
         else:
-            said = said._replace(counters=counters)
+            said = said._replace(counters=counters, named=not bytes_of(y))
             self._cut(vector, kind, slices)
             if self._settings.algorithm.second_vector is not None:
                 said, frozen = self._cut_control(said, update.control, slices)

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedcore.aggregation import Counters
 from fedcore.errors import ArrayError, FedcoreError
-from fedcore.server.update import Update
+from fedcore.server.update import Update, bytes_of
 from fedcore.server.update_reader import UpdateReader
 from fedcore.store.checksum import checksums
 
@@ -23,6 +23,7 @@ class Said(NamedTuple):
         refused: what is wrong with its vector, if somebody has seen the whole of it.
         control: whether a slice of a second vector comes too; an error if that is none.
         counters: the integer counters, for the shard that keeps them; None for the others.
+        named: whether it came as a model by names, whose bytes count only once it is read.
         digests: of each shard's slice, as the client has made them of one vector; None where nobody did.
     """
 
@@ -31,6 +32,7 @@ class Said(NamedTuple):
     refused: FedcoreError | None = None
     control: bool | FedcoreError = False
     counters: Counters | None = None
+    named: bool = False
     digests: tuple[str, ...] | None = None
 
 
@@ -42,11 +44,7 @@ class Sent:
     counters: Counters = field(default_factory=dict)
     refused: FedcoreError | None = None
     digest: str | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Of the slice; 0 where there is none."""
-        return int(getattr(self.vector, "nbytes", 0))
+    nbytes: int = 0
 
 
 def digest_of(vector: Any) -> str:
@@ -72,7 +70,7 @@ def updates_of(said: Sequence[Said], vectors: Sequence[Any], shard: int) -> list
         if one.control is True:
             control = next(slices)
         digest = None if one.digests is None else one.digests[shard]
-        sent = Sent(vector, one.counters or {}, refused, digest)
+        sent = Sent(vector, one.counters or {}, refused, digest, 0 if one.named else bytes_of(vector))
         updates.append(one.update._replace(**{one.kind: sent, "control": control}))
     return updates
 

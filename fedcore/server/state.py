@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -178,7 +179,7 @@ class State:
             weights=heard.weights,
             squares=heard.squares,
             eta_steps=eta_steps,
-            measure=lambda: combined_square(self.whole, [result.A], [1.0]),
+            measure=cache(lambda: combined_square(self.whole, [result.A], [1.0])),
         )
 
     def prepare(self, result: Result, heard: Replies, norms: Mapping[str, Floats]) -> PreparedStep:
