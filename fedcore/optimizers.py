@@ -10,7 +10,7 @@ gradient, eta K times smaller: tau there is the paper's tau / (eta K).
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import isclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import ClassVar, NamedTuple, Protocol, TypeAlias
 
 from fedcore import kernels, memory
 from fedcore.arguments import real
@@ -22,7 +22,11 @@ Moments: TypeAlias = tuple[F32, ...]
 
 
 class Optimizer(Protocol):
-    """A step along a direction; its moments are float32[n_parameters] each."""
+    """A step along a direction; its moments are float32[n_parameters] each.
+
+    A class whose every element depends on that element alone may say ``elementwise = True``: a cluster's shards, each
+    of which has a range of the elements, take no other.
+    """
 
     def start(self, n: int) -> Moments:
         """The moments before the first round."""
@@ -46,6 +50,7 @@ class Optimizer(Protocol):
 class SGD:
     """u = m' = momentum m + v: the server momentum that many frameworks call FedAvgM (Hsu et al. 2019)."""
 
+    elementwise: ClassVar[bool] = True
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
@@ -80,6 +85,7 @@ class Adagrad:
         tau: the degree of adaptivity; s starts at tau^2.
     """
 
+    elementwise: ClassVar[bool] = True
     beta1: float = 0.0
     tau: float = 1e-3
 

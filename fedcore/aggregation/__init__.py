@@ -4,17 +4,22 @@ from fedcore.aggregation.aggregator import Admission, Aggregator, Lengths, Opene
 from fedcore.aggregation.replies import Counters, Replies
 from fedcore.aggregation.row_exchange import exchange_whole
 from fedcore.aggregation.sum import Precision, Sum, longest_update
+from fedcore.aggregation.whole import Alone, Squares, Whole, combined_square
 
 __all__ = [
     "Admission",
     "Aggregator",
+    "Alone",
     "Counters",
     "Lengths",
     "Opened",
     "Precision",
     "Replies",
     "Result",
+    "Squares",
     "Sum",
+    "Whole",
+    "combined_square",
     "exchange_whole",
     "longest_update",
 ]

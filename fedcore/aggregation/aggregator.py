@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeAlias
 
 from fedcore.aggregation.replies import Replies
+from fedcore.aggregation.whole import Whole
 from fedcore.kernels import ExactSum
 from fedcore.store import ClientStore
 from fedcore.typing import F32, F64, Bools, Floats
@@ -21,6 +22,8 @@ class Opened(NamedTuple):
     """The offset that every client was sent, float32[n_parameters]; None for zero."""
     longest: float
     """The length of an update from which on it counts as not finite: see ``longest_update``."""
+    whole: Whole
+    """Where decisions need whole vectors, of which slices are folded here."""
 
 
 class Lengths(NamedTuple):

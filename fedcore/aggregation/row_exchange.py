@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore import kernels
+from fedcore.aggregation.whole import Squares, Whole
 from fedcore.clients.registry import ClientId
 from fedcore.kernels import ExactSum, Terms
 from fedcore.kernels.exchange import ANCHORED, REPLACED
@@ -33,12 +34,15 @@ def exchange(
     adds: Terms = ANCHORED,
     keys: npt.NDArray[np.uint64] | None = None,
     sums: npt.NDArray[np.uint64] | None = None,
+    first: int = 0,
+    partials: F64 | None = None,
 ) -> F64:
     """``kernels.exchange`` or ``exchange_exact``, and its bits, of any number of rows that do not overlap."""
     squares = np.empty(len(ys))
     kernel: Any = kernels.exchange_exact if isinstance(acc, ExactSum) else kernels.exchange
     for start in range(0, len(ys), PART):
         some = slice(start, start + PART)
+        part = partials if partials is None or len(ys) <= PART else np.empty_like(partials[:, some], order="C")
         squares[some] = kernel(
             out if start else acc,
             bases[some],
@@ -53,17 +57,25 @@ def exchange(
             adds=adds,
             keys=None if keys is None else keys[some],
             sums=None if sums is None else sums[some],
+            first=first,
+            partials=part,
         )
+        if partials is not None and part is not partials:
+            partials[:, some] = part
     return squares
 
 
-def exchange_whole(store: ClientStore, clients: Sequence[ClientId], *arguments: Any, **options: Any) -> F64:
-    """``exchange`` of whole rows into those that are staged for the clients: a commit does not read them again.
+def exchange_whole(
+    store: ClientStore, clients: Sequence[ClientId], *arguments: Any, whole: Whole, **options: Any
+) -> Squares:
+    """``exchange`` of whole rows, or of a shard's slices of them, into those that are staged for the clients.
+
+    A commit does not read them again.
 
     Rows that are made a tensor at a time are no such: a tensor's end is none of a checksum's blocks.
     """
-    sums = store.room_for_checksums(len(clients))
-    squares = exchange(*arguments, **options, sums=sums)
+    sums, room = store.room_for_checksums(len(clients)), whole.room(store.n, len(clients))
+    squares = exchange(*arguments, **options, sums=sums, first=whole.first, partials=room)
     if sums is not None:
         store.note_checksums(clients, sums)
-    return squares
+    return Squares(squares, room)

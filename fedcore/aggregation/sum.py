@@ -11,6 +11,7 @@ from fedcore import kernels
 from fedcore.aggregation.aggregator import Admission, Lengths, Opened, Result
 from fedcore.aggregation.replies import Replies
 from fedcore.aggregation.row_exchange import exchange, exchange_whole
+from fedcore.aggregation.whole import Squares
 from fedcore.algorithms import Algorithm
 from fedcore.algorithms.algorithm import NOTHING, H
 from fedcore.kernels import ExactSum, Terms
@@ -159,21 +160,26 @@ class Sum:
 
     def _write(self, replies: Replies) -> Lengths:
         """The sums with the replies into the spares, and the replies' rows into staged ones."""
-        lengths = self._held(self._fold_parameters(replies), replies.weights, self._alone)
-        buffers = self._fold_buffers(replies) if self._has_buffers else None
-        if self._changes is None:
-            return Lengths(lengths, buffers)
-        controls = self._held(self._fold_changes(replies), np.ones(len(replies)))
-        return Lengths(lengths, buffers, None if self._algorithm.second_vector is None else controls)
+        whole, k = self._opened.whole, len(replies)
+        found = [self._fold_parameters(replies)]
+        if whole.has_buffers:
+            found.append(self._fold_buffers(replies))
+        controls = None if self._changes is None else self._fold_changes(replies)
+        if controls is not None and self._algorithm.second_vector is not None:
+            found.append(controls)
+        squares = iter(whole.add(*found))
+        lengths = self._held(next(squares), replies.weights, self._alone)
+        buffers = self._held(next(squares), replies.weights) if whole.has_buffers else None
+        return Lengths(lengths, buffers, *(self._held(rest, np.ones(k)) for rest in squares))
 
-    def _fold_parameters(self, replies: Replies) -> F64:
+    def _fold_parameters(self, replies: Replies) -> Squares:
         """Fold A; where y makes a row, the rows are staged too."""
         if self._algorithm.row == NOTHING:
             return self._accumulate(replies, slice(0, self._layout.n_parameters), replies.scales)
         self._zero()
         return self._exchange(self._value, self._spare, replies, replies.weights, self._algorithm.adds)
 
-    def _fold_changes(self, replies: Replies) -> F64:
+    def _fold_changes(self, replies: Replies) -> Squares:
         """Fold B: what rows change by, or what clients that keep their rows say of it."""
         k = len(replies)
         assert self._changes is not None
@@ -182,13 +188,19 @@ class Sum:
             return self._exchange(self._changes, self._spare_changes, replies, np.ones(k), CHANGE)
         none, minus, ones = [None] * k, -np.ones(k), np.ones(k)
         if not self._algorithm.keeps_rows:
-            return _accumulate(self._changes, none, replies.controls, minus, ones, self._spare_changes)
+            return self._add(self._changes, none, replies.controls, minus, ones, self._spare_changes)
         old, new = self._rows(replies)
         arguments = self._changes, none, replies.controls, minus, ones, old, none, new
-        store, keys = self._opened.store, self._keys(replies)
-        return exchange_whole(store, replies.clients, *arguments, out=self._spare_changes, keys=keys)
+        return exchange_whole(
+            self._opened.store,
+            replies.clients,
+            *arguments,
+            out=self._spare_changes,
+            keys=self._keys(replies),
+            whole=self._opened.whole,
+        )
 
-    def _exchange(self, acc: Accumulator, out: Accumulator, replies: Replies, weights: F64, adds: Terms) -> F64:
+    def _exchange(self, acc: Accumulator, out: Accumulator, replies: Replies, weights: F64, adds: Terms) -> Squares:
         """Stage the replies' rows, and add what they change, or all that A adds, to a sum over the parameters."""
         p, row = self._layout.n_parameters, self._algorithm.row
         (old, new), anchors = self._rows(replies), self._anchors(replies)
@@ -196,18 +208,19 @@ class Sum:
         for span, bases, ys in self._spans(replies, p):
             given, to = (_part(acc, span), bases, ys, replies.scales, weights), _part(out, span)
             if span == slice(0, p):
-                store, rows = self._opened.store, (old, anchors, new)
-                return exchange_whole(store, replies.clients, *given, *rows, out=to, row=row, adds=adds, keys=keys)
+                rows, clients = (old, anchors, new), replies.clients
+                forms: dict[str, Any] = {"row": row, "adds": adds, "keys": keys, "whole": self._opened.whole}
+                return exchange_whole(self._opened.store, clients, *given, *rows, out=to, **forms)
             rows = _cut(old, span), _cut(anchors, span), _cut(new, span)
             squares += exchange(*given, *rows, out=to, row=row, adds=adds, keys=keys)
-        return squares
+        return Squares(squares)
 
     def _anchors(self, replies: Replies) -> list[F32 | None]:
         if self._algorithm.keeps_history:
             return list(map(self._opened.direction_of, self._opened.store.rounds_of(replies.clients)))
         return [self._opened.offset if self._algorithm.reads_offset else None] * len(replies)
 
-    def _accumulate(self, replies: Replies, span: slice, scales: F64) -> F64:
+    def _accumulate(self, replies: Replies, span: slice, scales: F64) -> Squares:
         """Fold h over the parameters, or x - y over the float buffers, in one pass."""
         tensors = (
             slice(None, self._n_tensors) if span.stop == self._layout.n_parameters else slice(self._n_tensors, None)
@@ -220,7 +233,16 @@ class Sum:
         acc, weights = _part(self._value, span) if self._begun else None, replies.weights
         if span.start == 0 and self._algorithm.adds != H:
             weights = weights * self._algorithm.adds.h
-        return _accumulate(acc, bases, ys, scales, weights, _part(self._spare, span))
+        return self._add(acc, bases, ys, scales, weights, _part(self._spare, span))
+
+    def _add(
+        self, acc: Accumulator | None, bases: Sequence[Any], ys: Any, scales: F64, weights: F64, out: Accumulator | None
+    ) -> Squares:
+        """Fold what nobody's row remembers."""
+        assert out is not None
+        kernel: Any = kernels.accumulate_exact if isinstance(out, ExactSum) else kernels.accumulate
+        room = self._opened.whole.room(len(out.high if isinstance(out, ExactSum) else out), len(ys))
+        return Squares(kernel(acc, bases, ys, scales, weights, out=out, partials=room), room)
 
     def _zero(self) -> None:
         """Zeros, if nothing was folded yet: else the first fold makes them itself."""
@@ -254,13 +276,19 @@ class Sum:
     def _keys(self, replies: Replies) -> npt.NDArray[np.uint64] | None:
         return rounding_keys(self._opened.store, "a reply", self._opened.round, replies.clients)
 
-    def _fold_buffers(self, replies: Replies) -> F64:
-        """Fold x - y of the float buffers; a gradient has none."""
-        chosen, squares = replies.chosen(replies.has_buffers), np.zeros(len(replies))
+    def _fold_buffers(self, replies: Replies) -> Squares:
+        """Fold x - y of the float buffers; a gradient has none, and of a model's shards one has them all."""
+        which, squares = replies.has_buffers, np.zeros(len(replies))
         span = slice(self._layout.n_parameters, self._layout.n)
-        folded = self._accumulate(chosen, span, np.ones(len(chosen)))
-        squares[replies.has_buffers] = self._held(folded, chosen.weights)
-        return squares
+        room = self._opened.whole.room(span.stop - span.start, len(replies))
+        if self._has_buffers:
+            chosen = replies.chosen(which)
+            folded = self._accumulate(chosen, span, np.ones(len(chosen)))
+            squares[which] = folded.here
+            if room is not None:
+                room[:] = 0
+                room[:, which] = folded.partials
+        return Squares(squares, room)
 
     def _held(self, squares: F64, weights: F64, times: float = 1.0) -> F64:
         """The squares; infinite for an update so long that it could carry a sum or the step past float32's range."""
@@ -288,14 +316,6 @@ def _part(sum: Accumulator, span: slice) -> Accumulator:
 def _clear(sum: Accumulator) -> None:
     for words in sum if isinstance(sum, ExactSum) else [sum]:
         set_to_zero(words)
-
-
-def _accumulate(
-    acc: Accumulator | None, bases: Sequence[Any], ys: Sequence[Any], scales: F64, weights: F64, out: Accumulator | None
-) -> F64:
-    kernel: Any = kernels.accumulate_exact if isinstance(out, ExactSum) else kernels.accumulate
-    squares: F64 = kernel(acc, bases, ys, scales, weights, out=out)
-    return squares
 
 
 def _cut(vectors: Sequence[Any], span: slice) -> list[Any]:

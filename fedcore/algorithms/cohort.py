@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 
@@ -59,12 +58,13 @@ class Cohort:
     measure: Callable[[], float] = field(default=float, repr=False, compare=False)
     """Measures |A|^2."""
 
-    @cached_property
+    @property
     def sum_square(self) -> float:
         """|A|^2.
 
         Cost: a pass over A, when first asked.
         """
+        # Whoever makes the cohort remembers it: ``cached_property`` would lock all cohorts while one shard asks others.
         return self.measure()
 
 

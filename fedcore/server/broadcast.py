@@ -8,7 +8,7 @@ import numpy as np
 
 from fedcore.algorithms import Direction
 from fedcore.assignment import Assignment
-from fedcore.clients import ClientId
+from fedcore.clients import ClientId, Registry
 from fedcore.clients.registry import canonical
 from fedcore.errors import RoundError
 from fedcore.local_rules import LocalRule
@@ -158,13 +158,9 @@ class Broadcast(Represented, Unpicklable):
 def broadcast(settings: Settings, state: State, ids: Iterable[ClientId], newcomers: Iterable[ClientId]) -> Broadcast:
     """See ``Server.broadcast``."""
     algorithm, layout, now, registry = settings.algorithm, settings.layout, state.snapshot, state.store.registry
-    new = {client for client in map(canonical, newcomers) if client not in registry}
-    asked = tuple(ids.tolist() if isinstance(ids, np.ndarray) else ids)
-    if registry.index.numbers(asked).min(initial=0) < 0:  # ids in another form, of newcomers, or of nobody
-        asked = tuple(client if client in new else registry.check(client) for client in asked)
+    asked, new = asked_of(registry, ids, newcomers)
     if algorithm.keeps_rows:
         state.store.prefetch(client for client in asked if client not in new)
-    sent = (1 + bool(algorithm.direction.b)) * layout.n + algorithm.sends_offset * layout.n_parameters
 
     def offset(client: ClientId, out: Any) -> Any:
         if state.snapshot.round_number != now.round_number:
@@ -172,19 +168,49 @@ def broadcast(settings: Settings, state: State, ids: Iterable[ClientId], newcome
             raise RoundError(f"offset: expected {due}, got {state.snapshot.round_number}")
         return state.offset(client, out, is_new=client in new and client not in registry)
 
+    x_prev = view_of(as_sent(layout, now.x_prev)) if algorithm.direction.b else None
+    return broadcast_of(settings, now.round_number, asked, view_of(as_sent(layout, now.sent)), x_prev, offset)
+
+
+def asked_of(
+    registry: Registry, ids: Iterable[ClientId], newcomers: Iterable[ClientId]
+) -> tuple[tuple[ClientId, ...], set[ClientId]]:
+    """The clients of a broadcast, and the newcomers among all that were named.
+
+    Raises:
+        UnknownClientError: one of them is not registered, and no newcomer.
+    """
+    new = {client for client in map(canonical, newcomers) if client not in registry}
+    asked = tuple(ids.tolist() if isinstance(ids, np.ndarray) else ids)
+    if registry.index.numbers(asked).min(initial=0) < 0:  # ids in another form, of newcomers, or of nobody
+        asked = tuple(client if client in new else registry.check(client) for client in asked)
+    return asked, new
+
+
+def broadcast_of(
+    settings: Settings,
+    round: int,
+    clients: tuple[ClientId, ...],
+    x: F32,
+    x_prev: F32 | None,
+    offset: Callable[[ClientId, Any], Any],
+) -> Broadcast:
+    """The broadcast of a round, of the vectors that are sent in it."""
+    algorithm, layout = settings.algorithm, settings.layout
+    sent = (1 + bool(algorithm.direction.b)) * layout.n + algorithm.sends_offset * layout.n_parameters
     return Broadcast(
-        asked,
-        now.round_number,
-        view_of(as_sent(layout, now.sent)),
-        view_of(as_sent(layout, now.x_prev)) if algorithm.direction.b else None,
-        rate_at(settings.lr, now.round_number),
-        rate_of_steps(settings.lr, now.round_number),
+        clients,
+        round,
+        x,
+        x_prev,
+        rate_at(settings.lr, round),
+        rate_of_steps(settings.lr, round),
         algorithm.direction,
         algorithm.second_vector,
         algorithm.local_rule,
         algorithm.rows_at_clients,
         algorithm.sends_offset,
         algorithm.needs_plain_steps,
-        4 * sent * len(asked),
+        4 * sent * len(clients),
         offset,
     )

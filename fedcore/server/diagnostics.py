@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from fedcore import kernels
-from fedcore.aggregation import Replies
+from fedcore.aggregation import Replies, Whole, combined_square
 from fedcore.kernels import Linear
 from fedcore.memory import zeros
 from fedcore.server.prepared_step import PreparedStep
@@ -39,6 +39,7 @@ class Diagnosis(NamedTuple):
     Args:
         heard: the cohort.
         offset: from_mean c + from_momentum g as it was sent, float32[n_parameters]; None for zero.
+        whole: of which all of these vectors may be slices.
     """
 
     settings: Settings
@@ -46,6 +47,7 @@ class Diagnosis(NamedTuple):
     prepared: PreparedStep
     heard: Replies
     offset: F32 | None
+    whole: Whole
 
     def measure(self) -> Diagnostics:
         """The diagnostics.
@@ -67,18 +69,18 @@ class Diagnosis(NamedTuple):
         at_clients = self.offset is not None or bool(direction.from_row)
         if at_clients and not direction.from_row:
             assert self.offset is not None
-            return Diagnostics(_length([(self.offset, 1.0)]))
+            return Diagnostics(self._length([(self.offset, 1.0)]))
         if not algorithm.keeps_rows or not self.settings.diagnostics or not W > 0:
             return UNKNOWN
         if at_clients:
             correction: Combination = [(self._mean_row(), direction.from_row)]
-            return Diagnostics(_length(correction if self.offset is None else [*correction, (self.offset, 1.0)]))
+            return Diagnostics(self._length(correction if self.offset is None else [*correction, (self.offset, 1.0)]))
         mean_h = self._mean_of_sums()
         if mean_h is None:
             mean_h = self._mean_with_rows()
         if mean_h is None:
             return UNKNOWN
-        return Diagnostics(_length([*mean_h, (after.momentum, -1.0)]), _length(mean_h) ** 2)
+        return Diagnostics(self._length([*mean_h, (after.momentum, -1.0)]), self._length(mean_h) ** 2)
 
     def _mean_square(self) -> float | None:
         """|sum_i (w_i / W) h_i|^2 as the sums tell it; None where the rows would have to be read.
@@ -96,7 +98,7 @@ class Diagnosis(NamedTuple):
         if times and (step.v == multiple or _alike(step.v, multiple)):
             return self.prepared.v_square / times**2
         mean = self._mean_of_sums()
-        return None if mean is None else _length(mean) ** 2
+        return None if mean is None else self._length(mean) ** 2
 
     def _mean_of_sums(self) -> Combination | None:
         """sum_i (w_i / W) h_i, where it follows from A and the offset; else None."""
@@ -137,6 +139,9 @@ class Diagnosis(NamedTuple):
             kernels.accumulate(mean, [None] * k, rows, -np.ones(k), shares[start : start + k], out=mean)
         return mean
 
+    def _length(self, terms: Combination) -> float:
+        return math.sqrt(combined_square(self.whole, [vector for vector, _ in terms], [c for _, c in terms]))
+
 
 def staleness(settings: Settings, store: ClientStore, round: int, heard: Replies) -> float | None:
     """The mean over the clients heard of the rounds since their rows were written; None where no row was."""
@@ -144,15 +149,6 @@ def staleness(settings: Settings, store: ClientStore, round: int, heard: Replies
         return None
     ages = [round - t for t in store.rounds_of(heard.clients) if t is not None]
     return sum(ages) / len(ages) if ages else None
-
-
-def squared_length(vector: Floats) -> float:
-    """|vector|^2, in float64."""
-    return kernels.combined_square([vector], [1.0])
-
-
-def _length(terms: Combination) -> float:
-    return math.sqrt(kernels.combined_square([vector for vector, _ in terms], [c for _, c in terms]))
 
 
 def _alike(form: Linear, other: Linear) -> bool:

@@ -38,14 +38,21 @@ def believed(path: str | os.PathLike[str]) -> Iterator[None]:
         raise CheckpointError(f"{path}: expected a server that memory can hold, got {error or 'more'}") from error
 
 
-def server_state(path: str | os.PathLike[str], state: Any) -> dict[str, Any]:
+def server_state(path: str | os.PathLike[str], state: Any, *, shard: bool | None = False) -> dict[str, Any]:
     """A store's state, which is a server's.
+
+    Args:
+        shard: whether it is to be a shard of one; None for either.
 
     Raises:
         CheckpointError: it is not.
     """
     if not isinstance(state, dict) or state.get("what") != "a fedcore server":
         raise CheckpointError(f"{path}: expected a folder written by a fedcore Server, got a ClientStore without one")
+    if shard is not None and shard != ("place" in state):
+        whole, part = "a whole server", "a shard of one, all of which fedcore.cluster.Server.load takes"
+        due, got = (part, whole) if shard else (whole, part)
+        raise CheckpointError(f"{path}: expected {due}, got {got}")
     if state["medium"] not in get_args(Medium):
         raise CheckpointError(f"{path}: expected a server on one of {get_args(Medium)}, got {state['medium']!r}")
     return state

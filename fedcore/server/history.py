@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.aggregation.row_exchange import exchange_whole
+from fedcore.aggregation import Whole, exchange_whole
 from fedcore.clients import ClientId
 from fedcore.errors import DivergedError
 from fedcore.kernels import ExactSum
@@ -92,6 +92,7 @@ def fold_history(
     round: int,
     staged: Collection[ClientId],
     at_once: int,
+    whole: Whole,
 ) -> None:
     """Stage r_i - v[t] as the row of every client last heard in one of the rounds, and let the total follow.
 
@@ -106,6 +107,7 @@ def fold_history(
         round: the one that is open.
         staged: clients whose rows change in this round anyway.
         at_once: rows of one pass.
+        whole: of which the rows that lie here are slices.
 
     Raises:
         DivergedError: r_i - v[t] is not finite, or past what the codec holds.
@@ -125,7 +127,7 @@ def fold_history(
             # One step from r to v, of length 1: h = r - v.
             arguments = total, rows, [v] * k, np.ones(k), -np.ones(k), old, [v] * k, new
             keys = rounding_keys(store, "a history that is folded", round, some)
-            squares = exchange_whole(store, some, *arguments, out=total, keys=keys)
+            squares = exchange_whole(store, some, *arguments, out=total, keys=keys, whole=whole).here
             if not np.isfinite(squares).all():
                 client = some[int(np.flatnonzero(~np.isfinite(squares))[0])]
                 raise DivergedError(

@@ -1,14 +1,13 @@
 """The judge of which replies that a fold has measured may be part of the sums, and with how many examples."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedcore import kernels
 from fedcore.aggregation import Lengths
 from fedcore.native import core
 from fedcore.server.claim_window import ClaimWindow
@@ -66,11 +65,16 @@ class Judge:
         unit: what |h_i| is, in a formula, for messages.
         heard: what ``heard`` was when the last round was finished.
         examples: what clients claimed lately, where weights follow their claims, which nobody here knows better.
-        buffers: float32, those of x, whose length stands for a median of zeros.
+        buffers: the squared length of those of x, which stands for a median of zeros, as far as it is asked for.
     """
 
     def __init__(
-        self, limits: Limits, unit: str, heard: Mapping[str, Any], examples: ClaimWindow | None, buffers: Vector
+        self,
+        limits: Limits,
+        unit: str,
+        heard: Mapping[str, Any],
+        examples: ClaimWindow | None,
+        buffers: Callable[[], float],
     ) -> None:
         self._limits, self._unit, self._buffers = limits, unit, buffers
         self._examples = examples
@@ -168,7 +172,7 @@ class Judge:
     ) -> None:
         for name, median in medians.items():
             of = "the median of those heard"
-            if median is None and name == "buffers" and (square := kernels.squared_norms([self._buffers])[0]) > 0:
+            if median is None and name == "buffers" and (square := self._buffers()) > 0:
                 median = math.sqrt(square)
                 of = "theirs in x, which none heard changed"
             if median is not None and norms[name][i] > _as_float32(ratio * median):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedcore import kernels
-from fedcore.aggregation import Replies, Result
+from fedcore.aggregation import Replies, Result, Squares, Whole
 from fedcore.algorithms import Linear, Step
 from fedcore.algorithms.algorithm import is_whole_sum
 from fedcore.errors import AlgorithmError, DivergedError
@@ -32,9 +32,9 @@ class ModelStep:
     Cost: 4 n to 16 n bytes, allocated once and used again every round.
     """
 
-    def __init__(self, settings: Settings, buffers: Buffers) -> None:
+    def __init__(self, settings: Settings, buffers: Buffers, whole: Whole) -> None:
         n, p, device = settings.layout.n, settings.layout.n_parameters, settings.device
-        self._settings, self._buffers = settings, buffers
+        self._settings, self._buffers, self._whole = settings, buffers, whole
         self._vectors, self._moments = Recycled(n, device=device), Recycled(p, most=2, device=device)
         self.directions = Recycled(p, device=device)
         self.spare_v: F32 = empty(p, device=device)
@@ -59,7 +59,8 @@ class ModelStep:
         """
         p, optimizer = self._settings.layout.n_parameters, self._settings.optimizer
         x = self._vectors.take()  # never in place: a client may still train on the x of this round
-        v_square, x_square = kernels.server_step(
+        room = self._whole.room(p, 2)
+        squares = kernels.server_step(
             result.A,
             now.total,
             now.x[:p],
@@ -71,7 +72,9 @@ class ModelStep:
             v=self.spare_v,
             total_out=self.spare_total,
             x_out=x[:p],
+            partials=room,
         )
+        x_square = squares[1]
         if self.spare_exact is not None:
             self._follow(now, result, step.T, self.spare_exact)
         moments = now.moments
@@ -86,7 +89,10 @@ class ModelStep:
         ahead = now.ahead
         if gamma:
             ahead = self._ahead(now, x, step.lookahead) if step.lookahead else None
-        if not math.isfinite(x_square if ahead is None else x_square + kernels.squared_norms([ahead])[0]):
+        if ahead is not None:
+            x_square += kernels.squared_norms([ahead])[0]
+        v_square = float(self._whole.add(Squares(np.array(squares), room))[0][0])
+        if not self._whole.agree(math.isfinite(x_square)):
             raise DivergedError(
                 f"round {now.round_number}: the step gamma = {gamma:g} along v, |v| = {v_square**0.5:g}, would make "
                 f"x infinite or NaN; x stays, lower the rates{heard.longest()}"

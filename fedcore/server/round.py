@@ -2,17 +2,16 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from threading import Lock, RLock
 from typing import Any
 
-from fedcore.aggregation import Lengths, Replies
-from fedcore.arguments import due_whole, is_whole
+from fedcore.aggregation import Lengths, Replies, combined_square
 from fedcore.clients import ClientId
-from fedcore.errors import DuplicateUpdateError, FedcoreError, RangeError, RoundError
+from fedcore.errors import FedcoreError, RoundError
 from fedcore.float_mode import ieee
 from fedcore.interrupts import uninterrupted
-from fedcore.representation import Represented
 from fedcore.server.call_guard import one_call
 from fedcore.server.diagnostics import Diagnosis, staleness
 from fedcore.server.judge import Judge, Verdict
@@ -21,6 +20,7 @@ from fedcore.server.newcomers import Coming
 from fedcore.server.partial import Partial
 from fedcore.server.partial_reader import Partials
 from fedcore.server.report import OnReport, RoundReport, tell, warn_if_lowered, warn_if_unheard
+from fedcore.server.round_face import RoundFace
 from fedcore.server.settings import Settings
 from fedcore.server.state import State
 from fedcore.server.update import Update, bytes_of, lasting
@@ -31,7 +31,7 @@ from fedcore.typing import F32, Bools
 LOGGER = logging.getLogger("fedcore.server")
 
 
-class Round(Represented):
+class Round(RoundFace):
     """An open round of a server; get it from ``Server.open_round``, and use it as a context manager.
 
     Leaving the block by an exception, or ``abort()``, leaves the server as it was before ``open_round``. Leaving it
@@ -44,13 +44,22 @@ class Round(Represented):
     """
 
     def __init__(
-        self, settings: Settings, state: State, *, fold: int, may_hold: bool, on_report: OnReport | None = None
+        self,
+        settings: Settings,
+        state: State,
+        *,
+        fold: int,
+        may_hold: bool,
+        on_report: OnReport | None = None,
+        logger: logging.Logger = LOGGER,
+        reader: type[UpdateReader] = UpdateReader,
     ) -> None:
         self.report: RoundReport | None = None
         self.is_open = True
         self._on_report = on_report
         self._settings, self._state, self._fold_at, self._may_hold = settings, state, fold, may_hold
-        self._reader, self._weighing = UpdateReader(settings, state), Weighing(settings, state)
+        self._logger = logger
+        self._reader, self._weighing = reader(settings, state), Weighing(settings, state)
         self._partials = Partials(settings, state, self._weighing)
         self._turn, self._inside, self._is_ending = RLock(), Lock(), False
         self._held: list[Replies] = []
@@ -71,10 +80,21 @@ class Round(Represented):
             by_claims = settings.algorithm.weighs_claims and not self._state.population.is_sized
             limits, heard = settings.limits, self._state.snapshot.norms
             examples = self._state.claimed.of("examples", limits.examples_ratio, heard) if by_claims else None
-            self._judge = Judge(limits, unit, heard, examples, self._state.snapshot.x[settings.layout.n_parameters :])
+            buffers, whole = self._state.snapshot.x[settings.layout.n_parameters :], self._state.whole
+            self._judge = Judge(limits, unit, heard, examples, lambda: combined_square(whole, [buffers], [1.0]))
         except BaseException:
             self._abort()
             raise
+
+    @property
+    def refused(self) -> tuple[tuple[ClientId, str], ...]:
+        """Whose updates were refused so far, and why."""
+        return tuple(self._refused)
+
+    @property
+    def received(self) -> int:
+        """The bytes that the clients sent so far."""
+        return self._bytes
 
     def _facts(self) -> dict[str, Any]:
         if not self.is_open:
@@ -86,66 +106,39 @@ class Round(Represented):
             "refused": len(self._refused),
         }
 
-    def __enter__(self) -> "Round":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self.abort()
-        elif self.is_open:
-            self.finish()
-
-    def add(
-        self,
-        client: ClientId,
-        model: Any = None,
-        *,
-        steps: int,
-        examples: int = 1,
-        lr: float | None = None,
-        control: Any = None,
-        count: int = 1,
-        round: int | None = None,
-        delta: Any = None,
-        gradient: Any = None,
-        keep: bool = False,
-    ) -> None:
-        """Fold one client's update in; the arguments are those of ``Update``, one of model, delta and gradient.
-
-        What a client sent (the vector, steps, examples, lr, control, round) is refused into the report if it is wrong,
-        and the round goes on. A client that was refused may try again.
-
-        Raises:
-            RoundError: the round is closed.
-            UnknownClientError: no such client is registered.
-            DuplicateUpdateError: this round has an update of the client already.
-            RangeError: more than one of model, delta and gradient is given; or ``count`` is not an integer >= 1, or
-                not 1 where the method hears a client once a round.
-
-        Cost: what ``kernels.accumulate`` or ``kernels.exchange`` costs for one row, or 1/fold of a pass over ``fold``
-            rows where updates are held.
-        """
-        self.add_update(Update(client, model, steps, examples, lr, control, count, round, delta, gradient, keep))
+    def add_update(self, update: Update) -> None:
+        """Fold one client's update in: ``add`` for an Update."""
+        self.add_together([update])
 
     @ieee
     @one_call
-    def add_update(self, update: Update) -> None:
-        """Fold one client's update in: ``add`` for an Update."""
+    def add_together(self, updates: Sequence[Update]) -> None:
+        """Fold the updates of some clients in, each client's once: in one pass where they may be held."""
         began = time.perf_counter()
         self._require_open()
-        client = self._check_caller(update)
-        try:
-            reply, fixed = self._reader.read(update, client)
-        except FedcoreError as error:
-            self._refused.append((client, str(error)))
-            self._bytes += bytes_of(update.sent[1])
-        else:
+        read = [self._read(update) for update in updates]
+        reasons = self._state.whole.refusals([reason for _, _, _, reason in read])
+        at_once = False
+        for update, (client, reply, fixed, _), reason in zip(updates, read, reasons, strict=True):
+            if reply is None or reason is not None:
+                self._refused.append((client, str(reason)))
+                self._bytes += bytes_of(update.sent[1])
+                continue
             self._bytes += reply.bytes
             self._known.add(client)
             self._held.append(reply)
-            if not (self._may_hold or update.keep or fixed) or len(self._held) >= self._fold_at:
-                self._fold_held()
+            at_once |= not (self._may_hold or update.keep or fixed)
+        if at_once or len(self._held) >= self._fold_at:
+            self._fold_held()
         self._seconds += time.perf_counter() - began
+
+    def _read(self, update: Update) -> tuple[ClientId, Replies | None, bool, str | None]:
+        """An update's client, the reply that it is, whether nobody can change that; or why it is none."""
+        client = self._check(update, self._state.store.registry, self._state.snapshot.round_number)
+        try:
+            return (client, *self._reader.read(update, client), None)
+        except FedcoreError as error:
+            return client, None, False, str(error)
 
     @ieee
     @one_call
@@ -253,11 +246,11 @@ class Round(Represented):
         """
         waiting, store = self._state.waiting if self.is_open else None, self._state.store if self.is_open else None
         report = self._finish()
-        warn_if_unheard(report, LOGGER)  # outside of the turn: a handler may look at the round
-        warn_if_lowered(report.round, self._weighing.lowered, self._most_steps, LOGGER)
+        warn_if_unheard(report, self._logger)  # outside of the turn: a handler may look at the round
+        warn_if_lowered(report.round, self._weighing.lowered, self._most_steps, self._logger)
         if waiting is not None and store is not None:
-            waiting.tell(report.awaited, store, LOGGER)
-        tell(self._on_report, report, LOGGER)
+            waiting.tell(report.awaited, store, self._logger)
+        tell(self._on_report, report, self._logger)
         return report
 
     @one_call
@@ -275,7 +268,8 @@ class Round(Represented):
                     raise RoundError("round: expected to finish it, got abort() from a signal's handler meanwhile")
                 prepared = self._state.prepare(self._aggregator.result(), heard, self._judge.heard())
                 offset = self._state.shared_offset()
-                found = Diagnosis(self._settings, self._state.store, prepared, heard, offset).measure()
+                seen = Diagnosis(self._settings, self._state.store, prepared, heard, offset, self._state.whole)
+                found = seen.measure()
                 stale = staleness(self._settings, self._state.store, prepared.before.round_number, heard)
                 self._state.accept(prepared)
                 self.is_open = False
@@ -315,27 +309,6 @@ class Round(Represented):
     def _let_go(self) -> None:
         self._weighing.close()
         del self._state, self._reader, self._partials
-
-    def _require_open(self) -> None:
-        if not self.is_open:
-            raise RoundError("round: expected an open one, got one that is finished or aborted")
-
-    def _check_caller(self, update: Update) -> ClientId:
-        """The client's id; raises for what is the caller's mistake, not the client's."""
-        client = self._state.store.registry.check(update.client)
-        if client in self._known:
-            self._fold_held()  # if the first one is held and turns out to be no update, this one is not the second
-            if client in self._known:
-                number = self._state.snapshot.round_number
-                raise DuplicateUpdateError(
-                    f"client: {client!r} has an update in round {number} already; each sends one a round"
-                )
-        update.check_one()
-        most = 1 if self._settings.algorithm.hears_once else 2**31
-        if not is_whole(update.count, 1, most):
-            due = due_whole(1, most) if most > 1 else "1, since the method hears a client once a round"
-            raise RangeError(f"count: expected {due}, got {update.count!r}")
-        return client
 
     def _fold_held(self, *, last: bool = False) -> None:
         held, self._held = self._held, []

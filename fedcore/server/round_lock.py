@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from threading import Lock
+from typing import TypeVar
 from weakref import ref
 
 from fedcore.errors import RoundError
-from fedcore.server.round import Round
+from fedcore.server.round_face import RoundFace
+
+R = TypeVar("R", bound=RoundFace)
 
 
 class RoundLock:
@@ -14,7 +17,7 @@ class RoundLock:
     def __init__(self) -> None:
         self._opening = Lock()
         # Weak, so that a round that was dropped does not stay open for ever.
-        self._last: Callable[[], Round | None] = lambda: None  # came before the first
+        self._last: Callable[[], RoundFace | None] = lambda: None  # came before the first
 
     def __deepcopy__(self, memo: dict[int, object]) -> "RoundLock":
         """A copy with a turn of its own, since nobody can copy a lock; the last round is the same."""
@@ -23,12 +26,12 @@ class RoundLock:
         return copied
 
     @property
-    def opened(self) -> Round | None:
+    def opened(self) -> RoundFace | None:
         """The round that is open, if there is one."""
         last = self._last()
         return last if last is not None and last.is_open else None
 
-    def open(self, round: int, make: Callable[[], Round]) -> Round:
+    def open(self, round: int, make: Callable[[], R]) -> R:
         """Make a round, which is the open one from then on.
 
         Args:

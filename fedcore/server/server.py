@@ -2,33 +2,36 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Self
 
 import numpy as np
 
-from fedcore import devices, kernels
+from fedcore import devices
 from fedcore.aggregation.sum import Precision
-from fedcore.algorithms import Algorithm, named
+from fedcore.algorithms import Algorithm
 from fedcore.clients import ClientId
-from fedcore.errors import ArrayError, RangeError, ShapeError, UnknownNameError
 from fedcore.layout import Layout
-from fedcore.memory import empty, freeze, to_host
+from fedcore.memory import empty, freeze
 from fedcore.optimizers import Optimizer
 from fedcore.rates import Rate
+from fedcore.server.beginning import (
+    first_settings,
+    first_state,
+    require_clients,
+    require_finite,
+    resumed_state,
+    with_buffers_of,
+)
 from fedcore.server.broadcast import Broadcast, broadcast
-from fedcore.server.buffers import SIGNED, never_negative
-from fedcore.server.folder_checks import require_plausible
-from fedcore.server.limits import Limits
+from fedcore.server.buffers import SIGNED
 from fedcore.server.newcomers import Coming
-from fedcore.server.population import Population, Sizes
+from fedcore.server.population import Sizes
 from fedcore.server.report import OnReport, RoundReport
 from fedcore.server.round import Round
 from fedcore.server.round_lock import RoundLock
 from fedcore.server.server_store import new_rows, saved_rows
-from fedcore.server.settings import Settings, said_again
-from fedcore.server.snapshot import Snapshot, moved, vectors_of
+from fedcore.server.settings import said_again
 from fedcore.server.state import State
 from fedcore.server.update import Update, held_together
 from fedcore.server.view import ServerView
@@ -134,13 +137,8 @@ class Server(ServerView):
         on_report: OnReport | None = None,
     ) -> None:
         device = devices.named(device)
-        algorithm = named(algorithm) if isinstance(algorithm, str) else algorithm
-        if not isinstance(algorithm, Algorithm):
-            raise UnknownNameError(f"algorithm: expected an Algorithm or the name of one, got {algorithm!r}")
         layout = Layout.of(x0)
-        if layout.n_parameters < 1:
-            raise ShapeError(f"x0: expected at least one parameter, got {layout.n_parameters}")
-        self._settings = Settings.of(
+        self._settings = first_settings(
             algorithm,
             layout,
             lr=lr,
@@ -151,24 +149,22 @@ class Server(ServerView):
             fold=fold,
             accumulate=accumulate,
             diagnostics=diagnostics,
-            limits=Limits.of(max_steps, max_examples, max_lr, max_norm, max_norm_ratio, own_rates, max_examples_ratio),
+            max_steps=max_steps,
+            max_examples=max_examples,
+            max_examples_ratio=max_examples_ratio,
+            max_lr=max_lr,
+            max_norm=max_norm,
+            max_norm_ratio=max_norm_ratio,
+            own_rates=own_rates,
             device=device,
         )
         x = layout.flatten(x0, empty(layout.n, device=device))
-        if not kernels.all_finite([x])[0]:
-            raise ArrayError("x0: expected finite numbers, got a NaN or an infinity")
+        require_finite(x)
         freeze(x)
-        self._settings = replace(self._settings, nonnegative=never_negative(layout, to_host(x), signed_buffers))
-        p = layout.n_parameters
-        with new_rows(store, clients, p, device, hot_rows, undoable) as rows:
-            if len(rows.registry) == 0 and isinstance(clients, int):
-                raise RangeError("clients: expected at least one, got none")
-            population = Population.of(client_sizes, rows.registry, needed=algorithm.needs_shares)
-            counters, exact = layout.read_counters(x0), self._settings.is_exact
-            snapshot = Snapshot.first(x, counters, p, algorithm, optimizer, population, device, exact=exact)
-            self._start(State(self._settings, snapshot, rows), on_report)
-            if rows.medium == "mmap":
-                self._state.keep(snapshot, 0)  # so that a run that is killed in its first round can be resumed too
+        self._settings = with_buffers_of(self._settings, x, signed_buffers)
+        with new_rows(store, clients, layout.n_parameters, device, hot_rows, undoable) as rows:
+            require_clients(rows, clients)
+            self._start(first_state(self._settings, x, layout.read_counters(x0), client_sizes, rows), on_report)
 
     def _start(self, state: State, on_report: OnReport | None) -> None:
         self._state, self.on_report = state, on_report
@@ -229,16 +225,11 @@ class Server(ServerView):
         """
         given = said_again(algorithm, lr, server_lr, optimizer)
         device = None if device is None else devices.named(device)
-        with saved_rows(path, medium, durability, device, hot_rows, undoable) as (rows, state, device):
-            settings, vectors = Settings.from_state(state["settings"], given, device), vectors_of(rows)
-            if "nonnegative" not in state["settings"]:  # a folder of before buffers were looked at
-                settings = replace(settings, nonnegative=never_negative(settings.layout, vectors["x"], SIGNED))
-            require_plausible(settings, state, vectors, rows)
-            vectors = moved(vectors, device)
-            snapshot = Snapshot.of(vectors, state["numbers"], settings.layout.n_parameters, rows.registry, device)
+        with saved_rows(path, medium, durability, device, hot_rows, undoable) as (rows, said, device):
+            state = resumed_state(rows, said, given, device)
             server = cls.__new__(cls)
-            server._settings = settings
-            server._start(State(settings, snapshot, rows), on_report)
+            server._settings = state.settings
+            server._start(state, on_report)
         return server
 
     def close(self) -> None:

@@ -4,23 +4,33 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from fedcore import devices, kernels
-from fedcore.aggregation import Aggregator, Opened, Replies, Result, Sum, exchange_whole, longest_update
+from fedcore.aggregation import (
+    Aggregator,
+    Alone,
+    Opened,
+    Replies,
+    Result,
+    Sum,
+    Whole,
+    combined_square,
+    longest_update,
+)
 from fedcore.algorithms import Cohort, check_step
 from fedcore.clients import ClientId
-from fedcore.errors import ArrayError, RangeError, RoundError, StoreError
+from fedcore.errors import RangeError, StoreError
 from fedcore.float_mode import ieee
 from fedcore.interrupts import uninterrupted
 from fedcore.kernels import ExactSum
-from fedcore.memory import Recycled, copied, empty, freeze, zeros
+from fedcore.memory import Recycled, empty, freeze, zeros
 from fedcore.server.awaited_clients import AwaitedClients
 from fedcore.server.buffers import Buffers, grown
 from fedcore.server.claim_window import ClaimWindows
-from fedcore.server.diagnostics import squared_length
 from fedcore.server.download import Download
 from fedcore.server.gamma import believed_steps, farthest_gamma, step_length
 from fedcore.server.history import History, fold_history
@@ -33,16 +43,17 @@ from fedcore.server.running_total import without_client
 from fedcore.server.settings import Settings
 from fedcore.server.snapshot import Snapshot
 from fedcore.server.upload import Upload
+from fedcore.server.warm_start import WarmStart, require_start
 from fedcore.store import ClientStore
-from fedcore.store.rounding import rounding_keys
 from fedcore.typing import F32, F64, Floats
 
 
 class State:
     """The snapshot that counts, the rows, and how a round changes both: it is prepared, looked at, and accepted."""
 
-    def __init__(self, settings: Settings, snapshot: Snapshot, store: ClientStore) -> None:
+    def __init__(self, settings: Settings, snapshot: Snapshot, store: ClientStore, whole: Whole | None = None) -> None:
         n, p, device = settings.layout.n, settings.layout.n_parameters, settings.device
+        self.whole: Whole = Alone(has_buffers=n > p) if whole is None else whole
         self.snapshot = snapshot
         self.store = store
         self._aggregator: Aggregator = Sum(settings.algorithm, settings.layout, settings.accumulate, device=device)
@@ -57,7 +68,7 @@ class State:
         self.waiting = AwaitedClients()
         self.claimed = ClaimWindows()
         self.buffers = Buffers(settings.layout, settings.nonnegative, device)
-        self._model = ModelStep(settings, self.buffers)
+        self._model = ModelStep(settings, self.buffers, self.whole)
 
     def begin(self, newcomers: Coming) -> Aggregator:
         """Begin a round, in which those who are new may come; returns what folds its replies.
@@ -69,7 +80,7 @@ class State:
         self.abandon()
         now, offset = self.snapshot, self.shared_offset()  # c as it was sent: of those who were there before newcomers
         longest = longest_update(farthest_gamma(self.settings, now), squared=self.settings.takes_squares)
-        self._aggregator.begin(Opened(now.round_number, self.store, now.history.get, offset, longest))
+        self._aggregator.begin(Opened(now.round_number, self.store, now.history.get, offset, longest, self.whole))
         sizes = None
         if ids := list(newcomers):
             given = newcomers if isinstance(newcomers, Mapping) else None
@@ -168,7 +179,7 @@ class State:
             weights=heard.weights,
             squares=heard.squares,
             eta_steps=eta_steps,
-            measure=lambda: squared_length(result.A),
+            measure=cache(lambda: combined_square(self.whole, [result.A], [1.0])),
         )
 
     def prepare(self, result: Result, heard: Replies, norms: Mapping[str, Floats]) -> PreparedStep:
@@ -237,7 +248,9 @@ class State:
         if surplus:
             assert total is not None
             staged, at_once = frozenset(heard), self.settings.fold
-            fold_history(self.store, history, surplus, total, round=round, staged=staged, at_once=at_once)
+            fold_history(
+                self.store, history, surplus, total, round=round, staged=staged, at_once=at_once, whole=self.whole
+            )
         return history.folded(surplus)
 
     def _become(self, after: Snapshot, round: int) -> None:
@@ -252,6 +265,7 @@ class State:
             spare_v = (
                 self._model.directions.take()
             )  # the other stays v[t]; now, since after the commit nothing may fail
+        self.whole.ready()
         try:
             self.keep(after, round)
             self._adopt(before, after, spare_v)
@@ -311,7 +325,7 @@ class State:
             "clients": len(self.store.registry),
             "settings": self.settings.to_state(snapshot.round_number),
             "numbers": snapshot.numbers(),
-        }
+        } | ({} if self.whole.place is None else {"place": self.whole.place})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """See ``Server.save``."""
@@ -361,40 +375,8 @@ class State:
     @ieee
     def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
         """See ``Server.warm_start``."""
-        algorithm, now, k = self.settings.algorithm, self.snapshot, len(gradients)
-        began = [v for v in (now.momentum, now.total) if v is not None and squared_length(v) > 0]
-        if now.round_number or began:
-            raise RoundError(
-                "warm_start: expected a server before its first round and its first warm start, got one after it"
-            )
-        if not algorithm.takes_warm_start:
-            raise RangeError(
-                "warm_start: expected a method that can start from gradients (SCAFFOLD, MIFA or a -VR), got"
-                f" {type(algorithm).__name__}"
-            )
-        clients, ys, no, minus, ones = list(gradients), list(gradients.values()), [None] * k, -np.ones(k), np.ones(k)
-        ys = ys if self.upload is None else self.upload.vectors(ys)
-        mean: F64 = empty(self.settings.layout.n_parameters, np.float64, device=self.settings.device)
-        squares = kernels.accumulate(None, no, ys, minus, ones / k, out=mean)
-        if not np.isfinite(squares).all():
-            bad = clients[int(np.flatnonzero(~np.isfinite(squares))[0])]
-            raise ArrayError(f"gradients[{bad!r}]: expected finite numbers, got a NaN or an infinity")
-        after, share = now, 1.0
+        now = self.snapshot
+        require_start(self.settings, now, self.whole)
+        given = WarmStart(self.settings, self.store, self.whole, self._model.directions, gradients, self.upload)
         with self._changing():
-            if now.total is not None:
-                exact = now.exact_total
-                total: Any = copied(now.total) if exact is None else ExactSum(*map(copied, exact))
-                if algorithm.keeps_rows:
-                    new = self.store.stage_all(clients)
-                    keys = rounding_keys(self.store, "a warm start", now.round_number, clients)
-                    exchange_whole(self.store, clients, total, no, ys, minus, ones, no, no, new, out=total, keys=keys)
-                elif now.exact_total is not None:
-                    kernels.accumulate_exact(total, no, ys, minus, ones, out=total)
-                else:
-                    kernels.accumulate(total, no, ys, minus, ones, out=total)
-                if now.exact_total is not None:
-                    after, total = after._replace(exact_total=total), kernels.read_exact(total)
-                after, mean, share = after._replace(total=total), total, 1 / len(self.store.registry)
-            if algorithm.direction.b:
-                after = after._replace(momentum=self._combined([(mean, share)], self._model.directions.take()))
-            self._become(after, now.round_number)
+            self._become(given.after(now), now.round_number)

@@ -35,9 +35,10 @@ def transactions(rows: CommittedRows) -> Transactions:
     """
     kept, path = rows.previous, rows.path or "store"
     with believed(path):
-        last = count_of(server_state(path, rows.state)["numbers"])
+        last = count_of(server_state(path, rows.state, shard=None)["numbers"])
         # Before a new server's first commit there was an empty store.
-        before = None if kept is None or kept.state is None else count_of(server_state(path, kept.state)["numbers"])
+        state = None if kept is None else kept.state
+        before = None if state is None else count_of(server_state(path, state, shard=None)["numbers"])
     return Transactions(last, before)
 
 

@@ -37,10 +37,8 @@ class UpdateReader:
             FedcoreError: what the client sent cannot be believed.
         """
         settings, number = self._settings, self._state.snapshot.round_number
-        # A quantised row cannot be cut at any element, for its elements share scales.
-        apart = not settings.algorithm.keeps_rows or self._state.store.codec == "f32"
         kind = update.sent[0]
-        y, fixed = read_vector(update, settings.layout, apart=apart, device=settings.device)
+        y, fixed = self._read_vector(update)
         check_claims(update, settings.asked, range(min(self._state.snapshot.past, default=number), number + 1))
         started = number if update.round is None else int(update.round)
         distance = check_distance(self._rates.read(update, started), int(update.steps), update.lr)
@@ -54,7 +52,7 @@ class UpdateReader:
             raise RangeError(f"round: expected {number}, since the controls of {started} are gone, got {started}")
         if kind != "gradient":
             self._state.buffers.check(y, self._start_of(started) if kind == "delta" else None)
-        counters = read_counters(update, settings.layout)
+        counters = self._read_counters(update)
         # Where models are averaged, clients need not know how many steps they did.
         most = int(update.steps) if settings.counts_steps else settings.asked.steps
         check_counters(counters, self._state.snapshot.counters, most)
@@ -108,6 +106,15 @@ class UpdateReader:
             start = now.sent if round == now.round_number else now.past[round]
             self._starts[round] = as_sent(self._settings.layout, start)
         return self._starts[round]
+
+    def _read_vector(self, update: Update) -> tuple[Any, bool]:
+        """What the update sent, as ``read_vector`` gives it."""
+        # A quantised row cannot be cut at any element, for its elements share scales.
+        apart = not self._settings.algorithm.keeps_rows or self._state.store.codec == "f32"
+        return read_vector(update, self._settings.layout, apart=apart, device=self._settings.device)
+
+    def _read_counters(self, update: Update) -> Counters:
+        return read_counters(update, self._settings.layout)
 
     def _read_control(self, control: Any) -> Any:
         if self._settings.algorithm.second_vector is None:

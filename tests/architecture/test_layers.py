@@ -31,7 +31,7 @@ LAYERS = [
     {"algorithms", "averaging", "participation", "theory", "topology"},
     {"aggregation", "assignment"},
     {"server", "network", "data", "local"},
-    {"engines", "testing"},
+    {"cluster", "engines", "testing"},
     {"experiment"},
     {"reports", "adapters", "frames"},
     {"cli"},

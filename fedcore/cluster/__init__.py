@@ -1,0 +1,9 @@
+"""The server in shards, past one machine's memory and disks."""
+
+from fedcore.cluster.placement import Here, Placement
+from fedcore.cluster.ranges import Range
+from fedcore.cluster.round import Round
+from fedcore.cluster.sent import digest_of
+from fedcore.cluster.server import Server
+
+__all__ = ["Here", "Placement", "Range", "Round", "Server", "digest_of"]

@@ -1,0 +1,238 @@
+"""The coordinator of a cluster's shards: it sees lengths and decisions, and never a vector."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedcore import kernels
+from fedcore.cluster.placement import Answer, Lost, Placement
+from fedcore.cluster.shard import Known, Place
+from fedcore.cluster.strand import Asks, LeftAloneError, Raised, Returned
+from fedcore.errors import CheckpointError, ClusterError
+from fedcore.interrupts import uninterrupted
+from fedcore.server.transactions import Transactions
+from fedcore.store import Durability
+
+PATIENCE = 10.0
+"""Seconds that a folder is waited for whose process is being killed."""
+
+
+class BrokenOffError(Exception):
+    """A call of all shards was broken off when some may have changed already, or with a shard that is lost.
+
+    Attributes:
+        error: what the caller is to hear, if the change did not happen.
+        found: what a shard returned that was through; None if none was.
+    """
+
+    def __init__(self, error: BaseException, found: Returned | None) -> None:
+        super().__init__(str(error))
+        self.error, self.found = error, found
+
+
+class Coordinator:
+    """Calls all shards at once, answers what they ask each other, and brings them together after a failure.
+
+    A change happened when the last shard's transaction is durable: nothing else is written of it anywhere. Shards that
+    are a transaction ahead take it back.
+
+    Args:
+        places: the shards'.
+        durability: of their stores.
+        given: what the caller said of a server's own code, for shards that come back.
+
+    Attributes:
+        known: the numbers that all shards have alike.
+        settings: as the folders have them, once they are opened.
+    """
+
+    def __init__(
+        self, placement: Placement, places: Sequence[Place], durability: Durability, given: Mapping[str, Any]
+    ) -> None:
+        self.placement, self._places, self._durability, self._given = placement, places, durability, given
+        self.known = Known(0, 0)
+        self.settings: dict[str, Any] | None = None
+        self._broken: str | None = None
+
+    def __len__(self) -> int:
+        """The number of shards."""
+        return len(self._places)
+
+    def call(self, name: str, *shared: Any, each: Sequence[tuple[Any, ...]] | None = None) -> list[Any]:
+        """Call a method of all shards that changes nothing that counts; returns what each does.
+
+        Args:
+            shared: arguments that all are given.
+            each: further ones of each.
+
+        Raises:
+            ClusterError: a shard is lost; all are opened again, and were changed by nothing.
+            Exception: what a shard raised.
+        """
+        try:
+            return self._call(name, shared, each)
+        except BrokenOffError as broken:
+            self._come_together()
+            raise broken.error from None
+
+    def change(self, name: str, *shared: Any, each: Sequence[tuple[Any, ...]] | None = None, rounds: int = 0) -> Any:
+        """Call a method of all shards that is one transaction of each; returns what the first does.
+
+        Args:
+            rounds: how many rounds are finished by it.
+
+        Raises:
+            ClusterError: a shard is lost, and it never happened; or it did, and nobody knows what it returned.
+            Exception: what a shard raised: it never happened.
+        """
+        due = Known(self.known.round_number + rounds, self.known.transactions + 1)
+        try:
+            found = self._call(name, shared, each)
+        except BrokenOffError as broken:
+            self._come_together()
+            if self.known != due:
+                raise broken.error from None
+            if broken.found is None:
+                raise ClusterError(
+                    f"{name}: expected a shard to report, got none: it happened, and all shards are together again, "
+                    f"but what is known of it is their state alone: {broken.error}"
+                ) from None
+            return broken.found.value
+        self.known = due
+        return found[0] if found else None
+
+    def make(self, *shared: Any, each: Sequence[tuple[Any, ...]]) -> None:
+        """Make the shards of a new server; if one cannot be made, none is."""
+        self.placement.make(self._places)
+        try:
+            self._call("make", shared, each)
+        except BaseException as error:
+            try:
+                self._call("unmake", (), None)
+            finally:
+                self.placement.drop()
+            raise (error.error if isinstance(error, BrokenOffError) else error) from None
+
+    def open(self) -> None:
+        """Open the shards' folders, at one transaction: those that are ahead take one back.
+
+        Each locks its folder before it is looked at. It may be interrupted at any point, and be done again.
+
+        Raises:
+            CheckpointError: they are further apart than one transaction, or are not each other's.
+            LockedError: another process has one.
+            ClusterError: a shard is lost.
+        """
+        try:
+            self.placement.make(self._places)
+            held: list[Transactions] = self._call("look", (self._durability, PATIENCE), None)
+            to = least(held, self._places)
+            found = self._call("go_on", (to, self._given), None)
+            known = set(self._call("known", (), None))
+        except BaseException as error:
+            self.placement.drop()
+            raise (error.error if isinstance(error, BrokenOffError) else error) from None
+        if len(known) != 1 or any(_common(settings) != _common(found[0]) for settings in found):
+            self.placement.drop()
+            raise CheckpointError("shards: expected one server's, got ones of different rounds or settings")
+        self.settings, (self.known,) = found[0], known
+
+    def drop(self) -> None:
+        """End the shards."""
+        self.placement.drop()
+        self._broken = self._broken or "it is closed"
+
+    def _call(self, name: str, shared: Sequence[Any], each: Sequence[tuple[Any, ...]] | None) -> list[Any]:
+        if self._broken is not None:
+            raise ClusterError(f"server: expected one with all its shards, got none of them: {self._broken}")
+        arguments = [(*shared, *own) for own in (each or [()] * len(self))]
+        with uninterrupted():
+            replies = self.placement.call(name, arguments)
+            may_differ = False
+            while asking := {k: reply for k, reply in enumerate(replies) if isinstance(reply, Asks)}:
+                answers, ready = self._answers(asking)
+                may_differ |= ready
+                for k, reply in self.placement.answer(answers).items():
+                    replies[k] = reply
+            return self._results(name, replies, may_differ)
+
+    def _answers(self, asking: Mapping[int, Asks]) -> tuple[dict[int, Any], bool]:
+        """The answer to each that asks, and whether they may commit now."""
+        questions = {one.what for one in asking.values()}
+        if len(asking) < len(self) or len(questions) > 1:
+            return {k: LeftAloneError("another shard has failed") for k in asking}, False
+        (what,) = questions
+        answer = ANSWERS[what]([asking[k].told for k in sorted(asking)])
+        return dict.fromkeys(asking, answer), what == "ready"
+
+    def _results(self, name: str, replies: Sequence[Answer], may_differ: bool) -> list[Any]:
+        raised = [reply.error for reply in replies if isinstance(reply, Raised)]
+        lost = [k for k, reply in enumerate(replies) if isinstance(reply, Lost)]
+        errors = [error for error in raised if not isinstance(error, LeftAloneError)]
+        through = next((reply for reply in replies if isinstance(reply, Returned)), None)
+        if lost:
+            first = replies[lost[0]]
+            error: BaseException = (
+                errors[0]
+                if errors
+                else ClusterError(
+                    f"{name}: expected an answer of every shard, got none of {lost}, which ended: {first.error}; "  # type: ignore[union-attr]
+                    "nothing has changed, and it may be done again"
+                )
+            )
+            raise BrokenOffError(error, through)
+        if raised:
+            error = errors[0] if errors else ClusterError(f"{name}: expected shards that ask alike, got others")
+            if may_differ:
+                raise BrokenOffError(error, through)
+            raise error
+        return [reply.value for reply in replies if isinstance(reply, Returned)]
+
+    def _come_together(self) -> None:
+        """Open all shards again after a failure in which some may have changed."""
+        if any(place.folder is None for place in self._places):
+            self.drop()
+            self._broken = "a shard failed whose state was in memory alone"
+            return
+        try:
+            self.open()
+        except BaseException as error:
+            self._broken = f"they could not be opened again: {error}; Server.load does it, once they can be"
+            raise
+
+
+def _common(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What is the same in the settings of all shards."""
+    return {name: value for name, value in settings.items() if name not in ("layout", "nonnegative")}
+
+
+def least(held: Sequence[Transactions], places: Sequence[Place]) -> int:
+    """The transaction at which all shards can be: the least of their last ones.
+
+    Raises:
+        CheckpointError: one is more than a transaction ahead, or cannot go back.
+    """
+    to = min(one.last for one in held)
+    for one, place in zip(held, places, strict=True):
+        if one.last != to and one.before != to:
+            raise CheckpointError(
+                f"{place.folder}: expected transaction {to}, as another shard has, or the next and what it replaced, "
+                f"got {one.last} and {'nothing' if one.before is None else one.before} before it: one of them is not "
+                "of this run, or of an older copy"
+            )
+    return to
+
+
+def _added(told: Sequence[Sequence[Any]]) -> list[Any]:
+    """The squared lengths of several sums: each from its blocks, shard by shard."""
+    return [kernels.sum_of_partials(np.concatenate(partials)) for partials in zip(*told, strict=True)]
+
+
+def _merged(told: Sequence[Sequence[str | None]]) -> list[str | None]:
+    """The reasons of each update: what a client says wrongly is wrong everywhere, and buffers come before counters."""
+    return [next((reason for reason in reversed(reasons) if reason), None) for reasons in zip(*told, strict=True)]
+
+
+ANSWERS: dict[str, Any] = {"add": _added, "refusals": _merged, "agree": all, "ready": lambda told: None}
+"""What shards ask, and the answer, of what all of them know."""

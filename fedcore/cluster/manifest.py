@@ -1,0 +1,122 @@
+"""The manifest of a cluster: which folders are its shards, of which elements. It is written last."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedcore.arguments import is_whole
+from fedcore.cluster.ranges import BLOCK, Range
+from fedcore.cluster.shard import Place
+from fedcore.errors import CheckpointError, StoreError
+from fedcore.layout import Layout
+from fedcore.server.folder_checks import believed
+from fedcore.store.files import system_calls as disk
+
+NAME = "cluster.json"
+_WHAT, _VERSION = "a fedcore cluster", 1
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """See above.
+
+    Attributes:
+        cluster: its own name.
+        layout: of the whole model.
+        ranges: of each shard.
+        folders: of each shard, on its own machine; relative ones are beside the manifest. None for memory.
+    """
+
+    cluster: str
+    layout: Layout
+    ranges: tuple[Range, ...]
+    folders: tuple[str, ...] | None
+
+    def places(self, beside: Path | None) -> list[Place]:
+        """The shards' places.
+
+        Args:
+            beside: the folder of the manifest.
+        """
+        has_buffers = self.layout.n > self.layout.n_parameters
+        folders: list[str | None] = [None] * len(self.ranges)
+        if self.folders is not None and beside is not None:
+            folders = [os.path.abspath(beside / folder) for folder in self.folders]
+        return [
+            Place(self.cluster, k, len(self.ranges), span.start, has_buffers, folder)
+            for k, (span, folder) in enumerate(zip(self.ranges, folders, strict=True))
+        ]
+
+    def write(self, path: Path) -> None:
+        """Write it durably, in the place of one that may be there.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        text = json.dumps(
+            {
+                "what": _WHAT,
+                "version": _VERSION,
+                "cluster": self.cluster,
+                "layout": self.layout.to_state(),
+                "shards": [
+                    {"folder": folder, **span._asdict()}
+                    for folder, span in zip(self.folders or (), self.ranges, strict=True)
+                ],
+            },
+            indent=1,
+        )
+        draft = path.with_name(f"{path.name}.draft")
+        with disk.explained("writing a manifest", path):
+            with open(draft, "w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            disk.rename(draft, path)
+            disk.sync_path(path.parent)
+
+    @classmethod
+    def read(cls, path: Path) -> "Manifest":
+        """The manifest of a file.
+
+        Raises:
+            StoreError: there is none.
+            CheckpointError: it is something else, or of a newer version.
+        """
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise StoreError(
+                f"{path}: expected the manifest of a cluster, got none that can be read: {error}"
+            ) from None
+        with believed(path):
+            said: Mapping[str, Any] = json.loads(text)
+            if said.get("what") != _WHAT:
+                raise CheckpointError(f"{path}: expected the manifest of a fedcore cluster, got something else")
+            if (version := said["version"]) != _VERSION:
+                raise CheckpointError(f"{path}: expected version {_VERSION}, got {version!r}: a newer one wrote it")
+            layout = Layout.from_state(said["layout"])
+            ranges = tuple(Range(one["start"], one["stop"], one["end"]) for one in said["shards"])
+            _require_whole(layout, ranges)
+            folders = tuple(str(one["folder"]) for one in said["shards"])
+            return cls(str(said["cluster"]), layout, ranges, folders)
+
+
+def _require_whole(layout: Layout, ranges: tuple[Range, ...]) -> None:
+    """Refuse ranges that are not those of the layout, one behind the other."""
+    p, n = layout.n_parameters, layout.n
+    numbers = [number for span in ranges for number in span]
+    inner = [span.start for span in ranges[1:]]
+    if (
+        not ranges
+        or not all(is_whole(number, 0, n) for number in numbers)
+        or ranges[0].start != 0
+        or any(start % BLOCK for start in inner)
+        or [span.end for span in ranges] != [*inner, p]
+        or [span.stop for span in ranges] != [*inner, n]
+        or any(span.start >= span.end for span in ranges)
+    ):
+        raise ValueError(f"shards: expected ranges of {p} parameters and {n} elements, got {ranges}")

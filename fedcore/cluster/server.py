@@ -1,0 +1,487 @@
+"""A server in shards: each has a range of the parameters, with its own part of every row, on a disk of its own."""
+
+import inspect
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore import server as plain
+from fedcore.algorithms import Algorithm
+from fedcore.clients import ClientId, Registry
+from fedcore.cluster.coordinator import Coordinator
+from fedcore.cluster.manifest import NAME, Manifest
+from fedcore.cluster.placement import Here, Placement
+from fedcore.cluster.ranges import Range, cut, ranges_of
+from fedcore.cluster.round import Round
+from fedcore.cluster.shard import joined, settings_of_shard
+from fedcore.errors import RangeError, RoundError, StoreError
+from fedcore.layout import Layout
+from fedcore.libraries import Library
+from fedcore.optimizers import Optimizer
+from fedcore.pickling import Unpicklable
+from fedcore.rates import Rate
+from fedcore.representation import Represented
+from fedcore.server.beginning import first_settings, with_buffers_of
+from fedcore.server.broadcast import Broadcast, asked_of, broadcast_of
+from fedcore.server.newcomers import Coming
+from fedcore.server.population import Sizes
+from fedcore.server.report import RoundReport
+from fedcore.server.round_lock import RoundLock
+from fedcore.server.settings import Settings, said_again
+from fedcore.server.update import Update, as_vector, held_together
+from fedcore.store import Durability
+from fedcore.store.rows_view import Clients
+from fedcore.typing import F32
+
+_NOT_HERE = ("store", "device", "hot_rows", "undoable")
+"""Arguments of ``fedcore.Server`` that a cluster has others for, or none."""
+
+
+class Server(Represented, Unpicklable):
+    """A ``fedcore.Server`` cut by ranges of parameters into shards, with the same rounds and the same bits.
+
+    Args:
+        algorithm, x0, clients, lr: as for ``fedcore.Server``, as ``options`` are.
+        shards: how many: at most one for 16,384 parameters.
+        path: the folder of the manifest, ``cluster.json``, and of the shards' own folders, ``shard-0`` and so on; new
+            or empty. None keeps everything in memory, and then nothing survives the loss of a shard.
+        folders: the shards' folders where they lie elsewhere, on a disk each: new, or empty.
+        codec, durability: of the rows: see ``ClientStore``.
+        placement: where the shards run; None for threads of this process.
+        options: others of ``fedcore.Server``'s arguments, but ``store``, ``device``, ``hot_rows`` and ``undoable``.
+
+    A round, an arrival, a departure and a warm start happened when the last shard's transaction is durable. After a
+    crash of anyone, ``load`` has the shards that are ahead take theirs back.
+
+    Raises:
+        RangeError: an argument is refused: an optimizer that does more than step element by element; more shards than
+            blocks of parameters.
+        FedcoreError: whatever ``fedcore.Server`` raises.
+
+    Cost: that of ``fedcore.Server``, divided among the shards; a call of each shard for ``fold`` updates, and three for
+        a round.
+
+    >>> server = Server("FedAvg", np.zeros(40_000, np.float32), clients=2, lr=0.1, shards=2)
+    >>> with server.open_round() as round:
+    ...     round.add(0, np.ones(40_000, np.float32), steps=5)
+    >>> server.x[-1], server.ranges[0]
+    (np.float32(1.0), Range(start=0, stop=16384, end=16384))
+    >>> server.close()
+    """
+
+    _instead = "write it by save(path), and read it by Server.load(path)"
+
+    def __init__(
+        self,
+        algorithm: Algorithm | str,
+        x0: Any,
+        clients: int | Iterable[ClientId],
+        *,
+        lr: float | Rate,
+        shards: int = 2,
+        path: str | os.PathLike[str] | None = None,
+        folders: Sequence[str | os.PathLike[str]] | None = None,
+        codec: str = "f32",
+        durability: Durability = "round",
+        placement: Placement | None = None,
+        **options: Any,
+    ) -> None:
+        layout = Layout.of(x0)
+        sizes, signed, said = _options(options)
+        settings = first_settings(algorithm, layout, lr=lr, device="cpu", **said)
+        _require_elementwise(settings.optimizer)
+        ranges = ranges_of(layout, shards)
+        x, own = _flat(x0, layout)
+        settings = with_buffers_of(settings, x, signed)
+        manifest = Manifest(uuid4().hex, layout, ranges, _folders(path, folders, len(ranges)))
+        home = None if path is None else Path(os.path.abspath(path))
+        if home is not None:
+            _prepare(home)
+        listed = clients if isinstance(clients, int) else list(clients)
+        given = said_again(settings.algorithm, settings.lr, settings.server_lr, settings.optimizer)
+        self._begin(settings, manifest, home, durability, given, placement)
+        counters = layout.read_counters(x0)
+        each = [
+            (
+                settings_of_shard(settings, cut(layout, span, counters=k == 0)),
+                x[span.start : span.stop],
+                counters if k == 0 else {},
+            )
+            for k, span in enumerate(ranges)
+        ]
+        self._coordinator.make(listed, sizes, codec, durability, own, each=each)
+        try:
+            if home is not None:
+                manifest.write(home / NAME)
+            self._read_registry()
+        except BaseException:
+            self._coordinator.drop()
+            raise
+
+    def _begin(
+        self,
+        settings: Settings,
+        manifest: Manifest,
+        home: Path | None,
+        durability: Durability,
+        given: Mapping[str, Any],
+        placement: Placement | None,
+    ) -> None:
+        self._settings, self._manifest, self._home = settings, manifest, home
+        places = manifest.places(home)
+        self._coordinator = Coordinator(Here() if placement is None else placement, places, durability, given)
+        self._round_lock = RoundLock()
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        durability: Durability = "round",
+        placement: Placement | None = None,
+        algorithm: Algorithm | None = None,
+        lr: float | Rate | None = None,
+        server_lr: float | Rate | None = None,
+        optimizer: Optimizer | None = None,
+    ) -> "Server":
+        """The server of a manifest as its last finished round left it; its rounds go on as if nothing had happened.
+
+        Args:
+            path: the manifest, or its folder: what ``save`` wrote, or a server's own.
+            durability, placement: as for a new one.
+            algorithm, lr, server_lr, optimizer: to be given again where they are the caller's own code.
+
+        Raises:
+            StoreError, CheckpointError, CorruptionError: as ``fedcore.Server.load``; or the shards do not belong to
+                each other, or are further apart than one transaction.
+            LockedError: another process has a shard, for longer than 10 seconds.
+        """
+        given = said_again(algorithm, lr, server_lr, optimizer)
+        file = Path(os.path.abspath(path))
+        file = file / NAME if file.is_dir() else file
+        manifest = Manifest.read(file)
+        server = cls.__new__(cls)
+        places = manifest.places(file.parent)
+        coordinator = Coordinator(Here() if placement is None else placement, places, durability, given)
+        coordinator.open()
+        try:
+            assert coordinator.settings is not None
+            told = coordinator.settings | {"layout": manifest.layout.to_state()}
+            server._settings = Settings.from_state(told, given)
+            server._manifest, server._home = manifest, file.parent
+            server._coordinator, server._round_lock = coordinator, RoundLock()
+            server._read_registry()
+        except BaseException:
+            coordinator.drop()
+            raise
+        return server
+
+    def _read_registry(self) -> None:
+        """Learn anew which clients are registered."""
+        self._registry = Registry.restore(*self._first("registry"))
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "algorithm": self.algorithm,
+            "round_number": self.round_number,
+            "n": self.layout.n,
+            "clients": len(self._registry),
+            "shards": len(self.ranges),
+            "lr": self._settings.lr,
+            "server_lr": self._settings.server_lr,
+            "optimizer": self._settings.optimizer,
+            "store": "ram" if self._home is None else str(self._home),
+        }
+
+    def _in_files(self) -> bool:
+        return True
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm."""
+        return self._settings.algorithm
+
+    @property
+    def layout(self) -> Layout:
+        """The places of the model's tensors in x."""
+        return self._settings.layout
+
+    @property
+    def averages_models(self) -> bool:
+        """Tell whether the step is the plain average of the clients' models."""
+        return self._settings.averages_models
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        """The elements of each shard."""
+        return self._manifest.ranges
+
+    @property
+    def clients(self) -> Clients:
+        """The registered clients."""
+        return Clients(self._registry)
+
+    @property
+    def client_sizes(self) -> npt.NDArray[np.int64] | None:
+        """n_k of the registered clients, int64[N], the smallest first; None where the server was told none."""
+        sizes: npt.NDArray[np.int64] | None = self._first("client_sizes")
+        return sizes
+
+    @property
+    def round_number(self) -> int:
+        """The number of finished rounds, which is the number of the next."""
+        return self._coordinator.known.round_number
+
+    @property
+    def transactions(self) -> int:
+        """The number of its transactions, which every shard has: see ``fedcore.Server.transactions``."""
+        return self._coordinator.known.transactions
+
+    @property
+    def x(self) -> F32:
+        """The model, float32[n], read-only: gathered from the shards at every reading."""
+        x: F32 = self._whole("vector", "x")
+        return x
+
+    @property
+    def v(self) -> F32:
+        """The direction of the last round that had one, float32[n_parameters]: see ``fedcore.Server.v``."""
+        v: F32 = self._whole("vector", "v")
+        return v
+
+    def row(self, client: ClientId) -> F32:
+        """A client's row, float32[n_parameters], as it is read; zeros where it was never written.
+
+        Raises:
+            UnknownClientError: it is not registered.
+        """
+        row: F32 = self._whole("row", self._registry.check(client))
+        return row
+
+    def correction(self, client: ClientId) -> npt.NDArray[np.float64]:
+        """c_i, float64[n_parameters]: what MimiC adds to the client's next mean gradient; zero elsewhere."""
+        client = self._registry.check(client)
+        if not self.algorithm.keeps_history:
+            return np.zeros(self.layout.n_parameters)
+        whole: npt.NDArray[np.float64] = self._whole("correction", client)
+        return whole
+
+    def total(self) -> npt.NDArray[np.float64] | None:
+        """T, float64[n_parameters]; None where the method keeps none."""
+        if not self.algorithm.keeps_total:
+            return None
+        whole: npt.NDArray[np.float64] = self._whole("total")
+        return whole
+
+    def tensors(self, *, library: Library | None = None, sent: bool = False) -> dict[str, Any]:
+        """The model by name, as it came: see ``fedcore.Server.tensors``."""
+        x = self._whole("vector", "sent" if sent else "x")
+        return self.layout.tensors(x, self._first("counters"), library)
+
+    def load_into(self, model: Any) -> None:
+        """Copy x into a model's parameters and float buffers, and the counters: see ``fedcore.Server.load_into``."""
+        self.layout.load_into(model, self.x, self._first("counters"))
+
+    def broadcast(self, ids: Iterable[ClientId], *, newcomers: Iterable[ClientId] = ()) -> Broadcast:
+        """The broadcast to those clients for the next round: see ``fedcore.Server.broadcast``."""
+        asked, new = asked_of(self._registry, ids, newcomers)
+        number, b = self.round_number, self.algorithm.direction.b
+        if self.algorithm.keeps_rows:
+            self._coordinator.call("prefetch", [client for client in asked if client not in new])
+
+        def offset(client: ClientId, out: Any) -> Any:
+            if self.round_number != number:
+                raise RoundError(f"offset: expected the round of the broadcast, {number}, got {self.round_number}")
+            whole = self._whole("offset", client, client in new and client not in self._registry)
+            if out is None:
+                return whole
+            out[:] = whole
+            return out
+
+        x_prev = self._whole("vector", "x_prev") if b else None
+        return broadcast_of(self._settings, number, asked, self._whole("vector", "sent"), x_prev, offset)
+
+    def open_round(self, *, newcomers: Coming = ()) -> Round:
+        """Start a round; there is one at a time: see ``fedcore.Server.open_round``."""
+        return self._open(self._settings.fold, may_hold=False, newcomers=newcomers)
+
+    def round(self, updates: Iterable[Update]) -> RoundReport:
+        """A whole round from an iterable of updates: see ``fedcore.Server.round``."""
+        listed = list(updates) if isinstance(updates, list | tuple) else None
+        fold = max(self._settings.fold, len(listed or ()))
+        with self._open(fold, may_hold=listed is not None) as opened:
+            for some in held_together(updates, fold) if listed is None else [listed]:
+                for update in some:
+                    opened.add_update(update)
+            return opened.finish()
+
+    def arrive(self, clients: ClientId | Iterable[ClientId], *, client_sizes: int | Sizes | None = None) -> None:
+        """A client comes, or many do: see ``fedcore.Server.arrive``."""
+        self._between_rounds()
+        one = isinstance(clients, str | bytes) or not isinstance(clients, Iterable)
+        listed: list[Any] = [clients] if one else list(clients)  # type: ignore[arg-type]  # ids are not looked at yet
+        sizes: Any = [client_sizes] if one and isinstance(client_sizes, int | np.integer) else client_sizes
+        if listed:
+            self._coordinator.change("arrive", listed, sizes)
+            self._read_registry()
+
+    def depart(self, client: ClientId, *, from_objective: bool = True) -> None:
+        """A client goes: see ``fedcore.Server.depart``."""
+        self._between_rounds()
+        self._coordinator.change("depart", client, from_objective)
+        self._read_registry()
+
+    def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
+        """Start from rows that are not zero: see ``fedcore.Server.warm_start``."""
+        self._between_rounds()
+        named = {self._registry.check(client): g for client, g in gradients.items()}
+        p = self.layout.n_parameters
+        whole = [as_vector(f"gradients[{client!r}]", g, p) for client, g in named.items()]
+        each = [tuple(self._coordinator.placement.put(g[span.start : span.end]) for g in whole) for span in self.ranges]
+        self._coordinator.change("warm_start", list(named), each=each)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a named copy of everything: a part of each shard, on its own machine, and a manifest, written last.
+
+        Args:
+            path: a folder: new, empty, or of an older copy, which stays until the new one is whole.
+
+        Raises:
+            RoundError, StoreError: a round is open; the folder is something else, or a disk is full.
+        """
+        self._between_rounds()
+        home = Path(os.path.abspath(path))
+        if home == self._home:
+            raise StoreError(f"{home}: expected another folder than the server's own, got that: every round is there")
+        before = Manifest.read(home / NAME) if (home / NAME).exists() else None
+        home.mkdir(parents=True, exist_ok=True)
+        mark = uuid4().hex[:8]
+        folders = tuple(f"shard-{k}-{mark}" for k in range(len(self.ranges)))
+        self._coordinator.call("save", each=[(os.fspath(home / folder),) for folder in folders])
+        replace(self._manifest, folders=folders).write(home / NAME)
+        if before is not None:
+            self._coordinator.call("forget_copy", [os.fspath(home / folder) for folder in before.folders or ()])
+
+    def checkpoint(self) -> None:
+        """Make every finished round safe, where durability="checkpoint"; elsewhere it is already. Between rounds."""
+        self._between_rounds()
+        self._coordinator.call("checkpoint")
+
+    def compact(self) -> None:
+        """Give back slots that nobody needs; between rounds. See ``ClientStore.compact``."""
+        self._between_rounds()
+        self._coordinator.call("compact")
+
+    def verify(self) -> list[str]:
+        """Read everything, and say what is not as it was written: see ``ClientStore.verify``."""
+        found = self._coordinator.call("verify")
+        return [f"shard {k}: {line}" for k, lines in enumerate(found) for line in lines]
+
+    def close(self) -> None:
+        """Give up a round that is open, and close the shards; nothing can be read afterwards."""
+        if (opened := self._round_lock.opened) is not None:
+            opened.abort()
+        self._coordinator.drop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _first(self, name: str) -> Any:
+        return self._coordinator.call(name)[0]
+
+    def _whole(self, name: str, *arguments: Any) -> Any:
+        return joined(self._coordinator.call(name, *arguments))
+
+    def _between_rounds(self) -> None:
+        self._round_lock.require_none(self.round_number)
+
+    def _open(self, fold: int, *, may_hold: bool, newcomers: Coming = ()) -> Round:
+        coming = dict(newcomers) if isinstance(newcomers, Mapping) else list(newcomers)
+
+        def over() -> None:
+            if coming:
+                self._read_registry()
+
+        make = partial(Round, self._coordinator, self._settings, self.ranges, fold=fold, may_hold=may_hold, over=over)
+        self._between_rounds()
+        self._coordinator.call("begin_round", coming)
+        if coming:
+            self._read_registry()
+        return self._round_lock.open(self.round_number, partial(make, self._registry))
+
+
+def _options(options: Mapping[str, Any]) -> tuple[Sizes | None, Sequence[str], dict[str, Any]]:
+    """The client's sizes, the patterns of signed buffers, and the settings, as ``fedcore.Server`` has them by default.
+
+    Raises:
+        RangeError: a cluster has no such argument.
+        TypeError: nor does ``fedcore.Server``.
+    """
+    known = inspect.signature(plain.Server).parameters
+    defaults = {name: one.default for name, one in known.items() if one.kind is inspect.Parameter.KEYWORD_ONLY}
+    for name in options:
+        if name in _NOT_HERE:
+            instead = "path= and folders= say where rows lie" if name == "store" else "its shards are on CPUs"
+            raise RangeError(f"{name}: expected none for a cluster, got {options[name]!r}: {instead}; leave it out")
+        if name not in defaults:
+            raise TypeError(f"Server() got an unexpected keyword argument {name!r}")
+    said = {name: options.get(name, default) for name, default in defaults.items() if name not in (*_NOT_HERE, "lr")}
+    return said.pop("client_sizes"), said.pop("signed_buffers"), said
+
+
+def _require_elementwise(optimizer: Optimizer | None) -> None:
+    """Refuse an optimiser that may need the whole of a vector.
+
+    Raises:
+        RangeError: it does not say that it needs none.
+    """
+    if optimizer is not None and getattr(optimizer, "elementwise", False) is not True:
+        raise RangeError(
+            f"optimizer: expected one whose step is made element by element, since each shard has a range of them, got "
+            f"{optimizer}: a class of one's own that is says so by elementwise = True"
+        )
+
+
+def _flat(x0: Any, layout: Layout) -> tuple[F32, bool]:
+    """The first model as one vector, and whether that is memory of its own."""
+    if isinstance(x0, np.ndarray) and x0.dtype == np.float32 and x0.ndim == 1 and x0.flags.c_contiguous:
+        return x0, False
+    return layout.flatten(x0), True
+
+
+def _folders(
+    path: str | os.PathLike[str] | None, folders: Sequence[str | os.PathLike[str]] | None, shards: int
+) -> tuple[str, ...] | None:
+    if path is None:
+        if folders is not None:
+            raise RangeError("folders: expected none without path=, the folder of the manifest, got some")
+        return None
+    if folders is None:
+        return tuple(f"shard-{k}" for k in range(shards))
+    if len(folders) != shards:
+        raise RangeError(f"folders: expected one for each of {shards} shards, got {len(folders)}")
+    return tuple(os.path.abspath(folder) for folder in folders)
+
+
+def _prepare(home: Path) -> None:
+    """Make the manifest's folder.
+
+    Raises:
+        StoreError: there is a cluster already, or it cannot be made.
+    """
+    if (home / NAME).exists():
+        raise StoreError(f"{home / NAME}: expected none yet, got one: Server.load goes on with it")
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"{home}: making a cluster failed: {error.strerror or error}") from error

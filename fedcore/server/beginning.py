@@ -1,0 +1,153 @@
+"""The beginnings of a server, or of a shard of one: its settings and its state, new or out of a folder."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fedcore import devices, kernels
+from fedcore.aggregation import Counters, Whole
+from fedcore.aggregation.sum import Precision
+from fedcore.algorithms import Algorithm, named
+from fedcore.errors import ArrayError, RangeError, ShapeError, UnknownNameError
+from fedcore.layout import Layout
+from fedcore.memory import to_host
+from fedcore.optimizers import Optimizer
+from fedcore.rates import Rate
+from fedcore.server.buffers import SIGNED, never_negative
+from fedcore.server.folder_checks import require_plausible
+from fedcore.server.limits import Limits
+from fedcore.server.population import Population, Sizes
+from fedcore.server.settings import Settings
+from fedcore.server.snapshot import Snapshot, moved, vectors_of
+from fedcore.server.state import State
+from fedcore.store import ClientStore
+from fedcore.typing import F32
+
+
+def first_settings(
+    algorithm: Algorithm | str,
+    layout: Layout,
+    *,
+    lr: float | Rate,
+    server_lr: float | Rate | None,
+    optimizer: Optimizer | None,
+    late_rounds: int,
+    history_rounds: int,
+    fold: int | None,
+    accumulate: Precision,
+    diagnostics: bool,
+    max_steps: int,
+    max_examples: int,
+    max_examples_ratio: float | None,
+    max_lr: float,
+    max_norm: float | None,
+    max_norm_ratio: float | None,
+    own_rates: bool,
+    device: str,
+) -> Settings:
+    """The settings of a new server; arguments and errors are those of ``Server``."""
+    algorithm = named(algorithm) if isinstance(algorithm, str) else algorithm
+    if not isinstance(algorithm, Algorithm):
+        raise UnknownNameError(f"algorithm: expected an Algorithm or the name of one, got {algorithm!r}")
+    if layout.n_parameters < 1:
+        raise ShapeError(f"x0: expected at least one parameter, got {layout.n_parameters}")
+    return Settings.of(
+        algorithm,
+        layout,
+        lr=lr,
+        server_lr=server_lr,
+        optimizer=optimizer,
+        late_rounds=late_rounds,
+        history_rounds=history_rounds,
+        fold=fold,
+        accumulate=accumulate,
+        diagnostics=diagnostics,
+        limits=Limits.of(max_steps, max_examples, max_lr, max_norm, max_norm_ratio, own_rates, max_examples_ratio),
+        device=device,
+    )
+
+
+def with_buffers_of(settings: Settings, x: F32, signed: Sequence[str]) -> Settings:
+    """The settings, with the buffers that are not to become negative; x is float32[n], the first model."""
+    return replace(settings, nonnegative=never_negative(settings.layout, to_host(x), signed))
+
+
+def first_state(
+    settings: Settings,
+    x: F32,
+    counters: Counters,
+    client_sizes: Sizes | None,
+    rows: ClientStore,
+    whole: Whole | None = None,
+) -> State:
+    """The state of a new server over its empty rows, and in their folder, if they have one.
+
+    Args:
+        x: float32[n] on the server's device; read-only from now on.
+        whole: None for a server that has no shards.
+
+    Raises:
+        RangeError, UnknownClientError, StoreError: as ``Server``.
+    """
+    algorithm, registry = settings.algorithm, rows.registry
+    population = Population.of(client_sizes, registry, needed=algorithm.needs_shares)
+    snapshot = Snapshot.first(
+        x,
+        counters,
+        settings.layout.n_parameters,
+        algorithm,
+        settings.optimizer,
+        population,
+        settings.device,
+        exact=settings.is_exact,
+    )
+    state = State(settings, snapshot, rows, whole)
+    if rows.medium == "mmap":
+        state.keep(snapshot, 0)  # so that a run that is killed in its first round can be resumed too
+    return state
+
+
+def resumed_state(
+    rows: ClientStore,
+    said: Mapping[str, Any],
+    given: Mapping[str, Any],
+    device: str = devices.CPU,
+    whole: Whole | None = None,
+) -> State:
+    """The state of a server as its folder has it.
+
+    Args:
+        said: the folder's own state, which is a server's.
+        given: what the caller says again; see ``said_again``.
+
+    Raises:
+        ValueError, LookupError, TypeError: the folder says what no server has said; see ``believed``.
+        CheckpointError: as ``Settings.from_state``.
+    """
+    settings, vectors = Settings.from_state(said["settings"], given, device), vectors_of(rows)
+    if "nonnegative" not in said["settings"]:  # a folder of before buffers were looked at
+        settings = with_buffers_of(settings, vectors["x"], SIGNED)
+    require_plausible(settings, said, vectors, rows)
+    vectors = moved(vectors, device)
+    snapshot = Snapshot.of(vectors, said["numbers"], settings.layout.n_parameters, rows.registry, device)
+    return State(settings, snapshot, rows, whole)
+
+
+def require_clients(rows: ClientStore, clients: object) -> None:
+    """Refuse a count of no clients.
+
+    Raises:
+        RangeError: it is.
+    """
+    if len(rows.registry) == 0 and isinstance(clients, int):
+        raise RangeError("clients: expected at least one, got none")
+
+
+def require_finite(x: F32) -> None:
+    """Refuse a first model, or a slice of one, in which there is a number that is none.
+
+    Raises:
+        ArrayError: there is.
+    """
+    if not kernels.all_finite([x])[0]:
+        raise ArrayError("x0: expected finite numbers, got a NaN or an infinity")

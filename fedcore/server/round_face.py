@@ -1,0 +1,102 @@
+"""The face of an open round, whoever folds what comes into it."""
+
+from abc import abstractmethod
+from typing import Any, Self
+
+from fedcore.arguments import due_whole, is_whole
+from fedcore.clients import ClientId, Registry
+from fedcore.errors import DuplicateUpdateError, RangeError, RoundError
+from fedcore.representation import Represented
+from fedcore.server.report import RoundReport
+from fedcore.server.settings import Settings
+from fedcore.server.update import Update
+
+
+class RoundFace(Represented):
+    """An open round, as a context manager, and the checks of what its caller says."""
+
+    report: RoundReport | None
+    is_open: bool
+    _settings: Settings
+    _known: set[ClientId]
+
+    @abstractmethod
+    def add_update(self, update: Update) -> None:
+        """Fold one client's update in: ``add`` for an Update."""
+
+    @abstractmethod
+    def finish(self) -> RoundReport:
+        """Take the server's step and close the round."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Close the round and leave the server as it was before ``open_round``."""
+
+    @abstractmethod
+    def _fold_held(self) -> None:
+        """Fold what is held."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.abort()
+        elif self.is_open:
+            self.finish()
+
+    def add(
+        self,
+        client: ClientId,
+        model: Any = None,
+        *,
+        steps: int,
+        examples: int = 1,
+        lr: float | None = None,
+        control: Any = None,
+        count: int = 1,
+        round: int | None = None,
+        delta: Any = None,
+        gradient: Any = None,
+        keep: bool = False,
+    ) -> None:
+        """Fold one client's update in; the arguments are those of ``Update``, one of model, delta and gradient.
+
+        What a client sent (the vector, steps, examples, lr, control, round) is refused into the report if it is wrong,
+        and the round goes on. A client that was refused may try again.
+
+        Raises:
+            RoundError: the round is closed.
+            UnknownClientError: no such client is registered.
+            DuplicateUpdateError: this round has an update of the client already.
+            RangeError: more than one of model, delta and gradient is given; or ``count`` is not an integer >= 1, or
+                not 1 where the method hears a client once a round.
+
+        Cost: what ``kernels.accumulate`` or ``kernels.exchange`` costs for one row, or 1/fold of a pass over ``fold``
+            rows where updates are held.
+        """
+        self.add_update(Update(client, model, steps, examples, lr, control, count, round, delta, gradient, keep))
+
+    def _require_open(self) -> None:
+        if not self.is_open:
+            raise RoundError("round: expected an open one, got one that is finished or aborted")
+
+    def _check(self, update: Update, registry: Registry, number: int) -> ClientId:
+        """The client's id; raises for what is the caller's mistake, not the client's.
+
+        Args:
+            number: the round's, for messages.
+        """
+        client = registry.check(update.client)
+        if client in self._known:
+            self._fold_held()  # if the first one is held and turns out to be no update, this one is not the second
+            if client in self._known:
+                raise DuplicateUpdateError(
+                    f"client: {client!r} has an update in round {number} already; each sends one a round"
+                )
+        update.check_one()
+        most = 1 if self._settings.algorithm.hears_once else 2**31
+        if not is_whole(update.count, 1, most):
+            due = due_whole(1, most) if most > 1 else "1, since the method hears a client once a round"
+            raise RangeError(f"count: expected {due}, got {update.count!r}")
+        return client

@@ -1,0 +1,128 @@
+"""One server and one in shards, to which the same happens; and what is compared."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+
+from fedcore import ClientStore, Server, algorithms, cluster, rates
+from fedcore.errors import FedcoreError
+from tests.server.rounds import METHODS
+
+N, n = 6, 16_384 * 7 + 1_000
+
+
+class Ones:
+    """The plain server, with the face of a cluster's where they differ."""
+
+    def __init__(self, server):
+        self.server = server
+
+    def __getattr__(self, name):
+        return getattr(self.server, name)
+
+    def row(self, client):
+        return self.server.store.read(client)
+
+    def total(self):
+        total = self.server._state.snapshot.total
+        return None if total is None else np.array(total)
+
+
+def made(method, x0, clients=N, *, shards=None, codec="f32", path=None, **options):
+    """A server of a method by its name in ``METHODS``: in shards, or None for the plain one."""
+    arguments = dict(METHODS[method])
+    if "history_rounds" in arguments:
+        options = {"history_rounds": arguments.pop("history_rounds")} | options
+    algorithm = algorithms.named(arguments.pop("name", method), **arguments)
+    options = dict(lr=rates.Exponential(0.1, 0.9)) | options
+    if shards is not None:
+        return cluster.Server(algorithm, x0, clients, shards=shards, codec=codec, path=path, **options)
+    p = cluster.ranges.Layout.of(x0).n_parameters
+    return Ones(Server(algorithm, x0, store=ClientStore(clients, p, codec=codec), **options))
+
+
+def same(one, many, clients=None):
+    """Everything that a server knows is the same, to the last bit."""
+    clients = list(one.clients) if clients is None else clients
+    assert list(many.clients) == clients
+    assert (many.round_number, many.transactions) == (one.round_number, one.transactions)
+    assert many.x.tobytes() == one.x.tobytes()
+    assert many.v.tobytes() == one.v.tobytes()
+    before, after = one.tensors(library="numpy"), many.tensors(library="numpy")
+    assert {name: np.array(t).tobytes() for name, t in before.items()} == {
+        name: np.array(t).tobytes() for name, t in after.items()
+    }
+    if one.total() is not None:
+        assert many.total().tobytes() == one.total().tobytes()
+    for client in clients if one.algorithm.keeps_rows else ():
+        assert many.row(client).tobytes() == one.row(client).tobytes()
+        assert many.correction(client).tobytes() == one.correction(client).tobytes()
+    if one.client_sizes is not None:
+        assert many.client_sizes.tolist() == one.client_sizes.tolist()
+
+
+def told(report):
+    """A report, but how long it took."""
+    fields = vars(replace(report, seconds=0.0))
+    return {name: value.tobytes() if isinstance(value, np.ndarray) else value for name, value in fields.items()}
+
+
+def alike(first, second):
+    assert told(first) == told(second)
+
+
+def nearly_alike(first, second):
+    """But for the last bits of lengths."""
+    np.testing.assert_allclose(first.norms, second.norms, rtol=1e-6)
+    for name in ("diversity", "correction_norm"):
+        assert (getattr(first, name) is None) == (getattr(second, name) is None)
+        if getattr(first, name) is not None:
+            np.testing.assert_allclose(getattr(first, name), getattr(second, name), rtol=1e-6)
+    blank = dict(norms=np.zeros(0), diversity=None, correction_norm=None)
+    alike(replace(first, **blank), replace(second, **blank))
+
+
+def done(server, act):
+    """What an act on a server comes to: what it returns, or the error."""
+    try:
+        return act(server)
+    except FedcoreError as error:
+        return type(error), str(error)
+
+
+def both(one, many, act, compare=alike):
+    """Do the same to both, and compare what comes of it."""
+    first, second = done(one, act), done(many, act)
+    if isinstance(first, tuple):
+        assert second == first
+    elif first is not None:
+        compare(first, second)
+    return first
+
+
+def cohort(server, t, most=N):
+    clients = list(server.clients)
+    return [clients[i] for i in np.flatnonzero(np.random.default_rng([9, t]).random(len(clients)) < 0.6)][:most]
+
+
+def one_round(server, change=lambda t, i, update: update, **options):
+    """A round whose replies depend on the server's state and the round alone."""
+    t = server.round_number
+    broadcast = server.broadcast(cohort(server, t))
+    with server.open_round(**options) as opened:
+        for i, client in enumerate(broadcast.ids):
+            rng = np.random.default_rng([t, i])
+            y = broadcast.x * np.float32(0.9) + rng.normal(size=len(broadcast.x)).astype(np.float32)
+            y[: server.layout.n_parameters] -= broadcast.offset(client)
+            if broadcast.x_prev is not None:
+                y -= np.float32(0.1) * broadcast.x_prev
+            control = rng.normal(size=server.layout.n_parameters).astype(np.float32) if broadcast.second else None
+            steps = min(1 + i % 3, server.algorithm.most_steps or 3)
+            said = dict(client=client, model=y, steps=steps, examples=i + 1, control=control)
+            opened.add(**change(t, i, said))
+    return opened.report
+
+
+def shown(server):
+    return json.dumps(repr(server))

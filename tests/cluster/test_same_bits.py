@@ -1,0 +1,235 @@
+"""A server in shards has the bits of one, whatever happens to both."""
+
+import numpy as np
+import pytest
+
+from fedcore import cluster, optimizers
+from fedcore.errors import DivergedError
+from tests.cluster.pairs import METHODS, N, alike, both, made, n, nearly_alike, one_round, same
+
+X0 = np.linspace(-1, 1, n, dtype=np.float32)
+SHARDS = (1, 2, 3, 7)
+
+
+def liars(t, i, said):
+    """Replies that are refused, each by what one shard alone can see, or what all of them need for it."""
+    y = said["model"]
+    if (t, i) == (1, 0):
+        y[-5] = np.nan  # in the last shard
+    if (t, i) == (2, 1):
+        y[7] = 3e38  # in the first
+    if (t, i) == (1, 1):
+        y[9] = 1e33  # past what a float32 sum takes, not what a float64 one does
+    if (t, i) == (2, 0):
+        y[:] = 1e28  # no slice is too long, the whole is
+    if (t, i) == (3, 0):
+        said["steps"] = 0
+    if (t, i) == (3, 1):
+        said["model"] = y[:-3]
+    return said
+
+
+def compared(one, many, rounds, change=liars, compare=alike):
+    for _ in range(rounds):
+        both(one, many, lambda server: one_round(server, change), compare)
+    same(one, many)
+    many.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method(method):
+    shards = SHARDS[sorted(METHODS).index(method) % 4]
+    options = dict(client_sizes=range(1, N + 1), diagnostics=True)
+    compared(made(method, X0, **options), made(method, X0, shards=shards, **options), 4)
+
+
+@pytest.mark.parametrize("shards", SHARDS)
+def test_every_number_of_shards(shards):
+    compared(made("MimiC, short history", X0), made("MimiC, short history", X0, shards=shards), 5)
+
+
+@pytest.mark.parametrize("method", ["MIFA", "SCAFFOLD", "MimiC, short history"])
+@pytest.mark.parametrize("codec", ["bf16", "int8"])
+def test_rows_are_rounded_alike(method, codec):
+    compared(made(method, X0, codec=codec), made(method, X0, codec=codec, shards=3), 5)
+
+
+@pytest.mark.parametrize("optimizer", [optimizers.SGD(), optimizers.Adagrad(), optimizers.Adam(), optimizers.Yogi()])
+def test_every_optimizer(optimizer):
+    options = dict(optimizer=optimizer, server_lr=0.5)
+    compared(made("MimiC", X0, **options), made("MimiC", X0, shards=2, **options), 4)
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC", "FedAvgM", "SCAFFOLD"])
+def test_exact_sums(method):
+    options = dict(accumulate="exact", diagnostics=True)
+    compared(made(method, X0, **options), made(method, X0, shards=3, **options), 4)
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "SCAFFOLD, two vectors"])
+def test_limits(method):
+    def long(t, i, said):
+        if i == 1:
+            said["model"] *= 50
+        return said
+
+    options = dict(max_norm_ratio=3.0, max_examples_ratio=2.0)
+    compared(made(method, X0, **options), made(method, X0, shards=3, **options), 5, long)
+
+
+def batch_norm():
+    rng = np.random.default_rng(3)
+    model = {
+        "conv.weight": rng.normal(size=(8, 3, 3, 3)),
+        "bn.weight": rng.normal(size=8),
+        "bn.running_mean": np.ones(8),
+    }
+    model |= {"bn.running_var": np.ones(8), "fc.weight": rng.normal(size=(100, 400)), "fc.bias": rng.normal(size=100)}
+    model = {name: tensor.astype(np.float32) for name, tensor in model.items()}
+    return model | {"bn.num_batches_tracked": np.int64(0) + np.zeros((), np.int64)}
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC", "SCAFFOLD, two vectors"])
+@pytest.mark.parametrize("limits", [{}, {"max_norm_ratio": 4.0}])
+def test_buffers_and_counters(method, limits):
+    """Models by name, whose buffers are the last shard's, and whose counters the first one's.
+
+    One server measures tensors that lie apart one by one, so that lengths differ in their last bits.
+    """
+
+    def named(t, i, said):
+        flat, model = said["model"], batch_norm()
+        at = 0
+        parameters = [name for name in model if "running" not in name and "num" not in name]
+        for name in [*parameters, "bn.running_mean", "bn.running_var"]:
+            model[name] = flat[at : at + model[name].size].reshape(model[name].shape)
+            at += model[name].size
+        model["bn.running_var"] = np.abs(model["bn.running_var"]) - np.float32(2 * ((t, i) == (1, 0)))
+        model["bn.num_batches_tracked"] = np.array(3 * t + i + 10**7 * ((t, i) == (2, 0)), np.int64)
+        return said | {"model": model}
+
+    options = dict(diagnostics=True, **limits)
+    compared(
+        made(method, batch_norm(), **options), made(method, batch_norm(), shards=3, **options), 4, named, nearly_alike
+    )
+
+
+def test_half_precision():
+    x0 = {"w": X0.astype(np.float16)[:40_000], "b": X0[:20]}
+    compared(made("MimiC", x0), made("MimiC", x0, shards=3), 3, lambda t, i, said: said)
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "FlexibleFedAvg", "MIFA", "MimiC", "SCAFFOLD"])
+def test_clients_come_and_go(method):
+    options = dict(client_sizes=range(1, N + 1))
+    one, many = made(method, X0, **options), made(method, X0, shards=3, **options)
+    acts = [
+        one_round,
+        lambda server: server.arrive(["anna", 7], client_sizes=[5, 6]),
+        one_round,
+        lambda server: server.depart(2),
+        lambda server: server.depart(2),
+        lambda server: server.arrive("anna", client_sizes=5),
+        lambda server: one_round(server, newcomers={"bert": 3, "cleo": 4}),
+        lambda server: server.depart("anna", from_objective=False),
+        one_round,
+    ]
+    for act in acts:
+        both(one, many, act)
+    same(one, many)
+    many.close()
+
+
+def test_newcomers_are_heard():
+    one, many = made("MIFA, at once", X0), made("MIFA, at once", X0, shards=2)
+
+    def heard(server):
+        with server.open_round(newcomers=["bert", "cleo"]) as opened:
+            opened.add("bert", X0 * np.float32(0.5), steps=2)
+        return opened.report
+
+    both(one, many, heard)
+    assert "bert" in many.clients
+    assert "cleo" not in many.clients
+    both(one, many, one_round)
+    same(one, many)
+
+
+@pytest.mark.parametrize("method", ["MIFA", "SCAFFOLD", "SCAFFOLDMVR", "MBSTORM", "FedAvg"])
+def test_warm_start(method):
+    one, many = made(method, X0), made(method, X0, shards=3)
+    gradients = {i: np.random.default_rng(i).normal(size=n).astype(np.float32) for i in range(4)}
+    for given in ({1: gradients[1] * np.nan}, gradients, gradients):
+        both(one, many, lambda server, given=given: server.warm_start(given))
+    compared(one, many, 3)
+
+
+def test_late_replies():
+    def late(t, i, said):
+        return said | {"round": max(0, t - i)}
+
+    options = dict(late_rounds=2)
+    compared(made("MIFA, at once", X0, **options), made("MIFA, at once", X0, shards=2, **options), 5, late)
+
+
+def test_differences_and_gradients():
+    def other(t, i, said):
+        y = said.pop("model")
+        return said | ({"delta": y} if i % 2 else {"gradient": y})
+
+    compared(made("FedAvg", X0, server_lr=1.0), made("FedAvg", X0, shards=3, server_lr=1.0), 3, other)
+
+
+def test_a_round_that_diverges_leaves_all_shards_as_they_were():
+    """At the end of float32's range, in the last shard: one step more is infinite."""
+
+    def far(t, i, said):
+        delta = np.zeros(n, np.float32)
+        delta[-1] = 5e28
+        said.pop("model")
+        return said | {"delta": delta}
+
+    x0 = X0.copy()
+    x0[-1] = np.finfo(np.float32).max
+    one, many = (made("FedAvg", x0, shards=shards, server_lr=1e4) for shards in (None, 3))
+    for _ in range(2):
+        assert both(one, many, lambda server: one_round(server, far))[0] is DivergedError
+    same(one, many)
+    many.close()
+
+
+def test_many_at_once_and_one_at_a_time():
+    """In batches, of arrays that nobody changes, and through ``Server.round``: the same bits."""
+    from fedcore import Update
+
+    servers = [made("MimiC", X0, shards=2) for _ in range(3)]
+    for t in range(3):
+        ys = [np.random.default_rng([t, i]).normal(size=n).astype(np.float32) for i in range(4)]
+        with servers[0].open_round() as opened:
+            for i, y in enumerate(ys):
+                opened.add(i, y, steps=2)
+        with servers[1].open_round() as opened:
+            for i, y in enumerate(ys):
+                opened.add(i, y, steps=2, keep=True)
+        servers[2].round([Update(i, y, steps=2) for i, y in enumerate(ys)])
+    assert len({server.x.tobytes() for server in servers}) == 1
+
+
+def test_slices_of_two_vectors_are_refused():
+    server = made("FedAvg", X0, shards=3)
+    first, second = X0 * np.float32(2), X0 * np.float32(3)
+
+    def cut(y):
+        return [y[span.start : span.stop] for span in server.ranges]
+
+    digests = list(map(cluster.digest_of, cut(first)))
+    with server.open_round() as opened:
+        opened.add_slices(0, cut(first), steps=2, digests=digests)
+        opened.add_slices(1, [*cut(first)[:2], cut(second)[2]], steps=2, digests=digests)
+        opened.add_slices(2, [*cut(first)[:2], cut(second)[2][:-1]], steps=2)
+    assert opened.report.heard == (0,)
+    (client, reason), (other, short) = opened.report.refused
+    assert (client, other) == (1, 2)
+    assert "slices of one vector" in reason
+    assert "float32[" in short
+    assert server.x.tobytes() == (X0 + (first - X0)).tobytes()
