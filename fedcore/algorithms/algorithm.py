@@ -212,6 +212,11 @@ class Algorithm(ABC):
         return self.placement == "client"
 
     @cached_property
+    def sends_row_change(self) -> bool:
+        """Tell whether clients keep their rows and send how these change."""
+        return self.rows_at_clients and self.second_vector == ROW_CHANGE
+
+    @cached_property
     def averages(self) -> bool:
         """Tell whether models are averaged, where no server rate is given."""
         return self.unit == "model"

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.algorithms import MEAN_GRADIENT, ROW_CHANGE, Algorithm, FedAvgM, MimiC, is_made_here
+from fedcore.algorithms import MEAN_GRADIENT, Algorithm, FedAvgM, MimiC, is_made_here
 from fedcore.clients import ClientId
 from fedcore.errors import RangeError
 from fedcore.local_rules import LocalRule
@@ -72,8 +72,7 @@ def check_method(algorithm: Algorithm) -> None:
         RangeError: clients would have to keep what nobody here knows how to make (``KeepingClients`` does the rows of
             MimiC and of the SCAFFOLDs, ``RecoveringClients`` FedAvg-M's momentum), or send such a second vector.
     """
-    known = algorithm.second_vector == ROW_CHANGE or isinstance(algorithm, MimiC | FedAvgM)
-    if not (algorithm.rows_at_clients and known):
+    if not (algorithm.sends_row_change or (algorithm.rows_at_clients and isinstance(algorithm, MimiC | FedAvgM))):
         check_asked(algorithm.rows_at_clients, algorithm.second_vector)
 
 

@@ -41,7 +41,7 @@ class KeepingClients:
         self.rows: dict[ClientId, F32] = {}
         self.bytes_more = 0
         self._next: dict[ClientId, F32] = {}
-        """Of the open round: c_i+, or h_i until v is known."""
+        """The rows of the open round: c_i+, or h_i until v is known."""
 
     def updates(self, broadcast: Broadcast, active: Active | None = None) -> Iterator[Update]:
         """Train the clients of a broadcast; see ``Engine.updates``."""
@@ -83,7 +83,7 @@ class KeepingClients:
 
     @staticmethod
     def _parameters(broadcast: Broadcast) -> int:
-        """How much of x has a row: an offset is as long."""
+        """The length of a row, which is that of an offset."""
         return len(broadcast.offset(broadcast.ids[0]))
 
     def after(self, server: Server, report: RoundReport) -> None:

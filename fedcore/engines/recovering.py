@@ -38,9 +38,9 @@ class RecoveringClients(KeepingClients):
         self._g: F32 | None = None
         self._know_g: set[ClientId] = set()
         self._sent: tuple[F32, set[ClientId]] | None = None
-        """x of the last round, and who was sent it."""
+        """The x of the last round, and the clients that were sent it."""
         self._gamma = 0.0
-        """How far x moved from there along g; 0 if it did not."""
+        """The step from there along g; 0 if x stayed."""
 
     def updates(self, broadcast: Broadcast, active: Active | None = None) -> Iterator[Update]:
         """Train the clients of a broadcast; see ``Engine.updates``."""

@@ -62,7 +62,7 @@ class TrialParts:
 
     @property
     def bytes_more(self) -> int:
-        """What the clients of the last round were sent beside the broadcast."""
+        """The bytes that the clients of the last round were sent beside the broadcast."""
         return self.engine.bytes_more if isinstance(self.engine, KeepingClients) else 0
 
     def evaluate(self, round: int, x: F32) -> Evaluation:
