@@ -1,7 +1,8 @@
 """The cost of the engine on Ray, nothing trained; and the same clients in one process, on Ray, in Flower's simulation.
 
-    .venv/bin/python -m bench.engines.on_ray overhead
+    .venv/bin/python -m bench.engines.on_ray overhead [ROW...]
     .venv/bin/python -m bench.engines.on_ray trained [--short]
+    .venv/bin/python -m bench.engines.on_ray large [--short]
 
 Flower's simulation starts a Ray of its own, so each runs in a process of its own, one after another. CPU seconds are
 what to compare; the wall's are those of whatever else the machine did.
@@ -31,6 +32,8 @@ OVERHEAD = (
 """n, S, and clients a task at most."""
 MODELS = {"mlp": (30, 48, 5, 12), "lenet": (16, 250, 1, 6)}
 """Clients, examples and epochs of each, and rounds, the first of which is not counted."""
+LARGE = (11_700_000, 16, 6)
+"""n and clients, which send the model back, and rounds, the first of which is not counted."""
 OFFLINE = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
@@ -63,13 +66,10 @@ def measured(do, rounds, workers):
     return {"cpu": [1e3 * each / rounds for each in used], "wall": [float(np.median(walls)), min(walls)]}
 
 
-def overhead():
-    """A line for each of the sizes."""
+def idle():
+    """A trainer that trains nothing."""
     import fedcore
-    from fedcore.engines import Ray
-    from fedcore.engines.ray import Session, engine
     from fedcore.engines.ray.trainer import Trained, Trainer
-    from fedcore.local import build
 
     class Idle(Trainer):
         """A worker that sends the model back."""
@@ -83,10 +83,20 @@ def overhead():
             ys[:] = x
             return Trained(ys, None, [1] * len(ys), [0.1] * len(ys))
 
-    engine.Trainer = Idle
+    return Idle
+
+
+def overhead(rows):
+    """A line for each of the sizes."""
+    import fedcore
+    from fedcore.engines import Ray
+    from fedcore.engines.ray import Session, engine
+    from fedcore.local import build
+
+    engine.Trainer = idle()
     data, _ = problem("mlp")
     with Session(cpus=WORKERS, object_store_memory=STORE_BYTES):
-        for n, S, group in OVERHEAD:
+        for n, S, group in [OVERHEAD[row] for row in rows] or OVERHEAD:
             parts = [np.array([0])] * S
             with Ray(build("mlp", seed=0), data, parts, batch=1, steps=1, seed=0, workers=WORKERS, group=group) as work:
                 pids = set(work.processes())
@@ -138,23 +148,49 @@ def trained(model, how, rounds):
     return told | {"x": float(np.abs(server.x).sum())}
 
 
+def large(how, rounds):
+    """Rounds of clients that send a large model back: {"cpu", "wall", "x"}."""
+    import fedcore
+    from fedcore.engines import Ray
+    from fedcore.engines.ray import Session, engine
+    from fedcore.local import build
+
+    n, clients, _ = LARGE
+    fedcore.set_threads(1)
+    x0 = np.full(n, 0.5, np.float32)
+    if how == "Flower":
+
+        def train(arrays, number, partition):
+            return [array.copy() for array in arrays], 1
+
+        return simulated(train, [x0], clients, rounds)
+    server = fedcore.Server("FedAvg", x0, clients=clients, lr=0.1)
+    if how == "in process":
+        ready = [fedcore.Update(client, x0.copy(), 1, keep=True) for client in range(clients)]
+        server.round(ready)
+        told = measured(lambda: server.round(ready), rounds - 1, lambda *_: False)
+    else:
+        engine.Trainer = idle()
+        Session(cpus=WORKERS, object_store_memory=STORE_BYTES)
+        parts, (data, _) = [np.array([0])] * clients, problem("mlp")
+        with Ray(build("mlp", seed=0), data, parts, batch=1, steps=1, seed=0, workers=WORKERS, group=1) as work:
+            workers = set(work.processes())
+            one_round(server, work.updates, range(clients))
+            told = measured(
+                lambda: one_round(server, work.updates, range(clients)), rounds - 1, lambda _, pid: pid in workers
+            )
+    return told | {"x": float(np.abs(server.x).sum())}
+
+
 def flower(model, rounds):
     """Flower's FedAvg over its simulation; a client takes the same minibatches, steps and rates."""
-    from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-    from flwr.clientapp import ClientApp
-    from flwr.serverapp import ServerApp
-    from flwr.serverapp.strategy import FedAvg
-    from flwr.simulation import run_simulation
-
-    from bench.engines.processes import seconds
     from fedcore.layout import Layout
     from fedcore.local import build
 
     clients, _, epochs, _ = MODELS[model]
-    client_app, server_app, kept = ClientApp(), ServerApp(), {}
+    kept = {}
 
-    @client_app.train()
-    def train(message, context):
+    def train(arrays, number, partition):
         import torch
 
         import fedcore
@@ -169,18 +205,42 @@ def flower(model, rounds):
             data, parts = problem(model)
             kept["layout"] = Layout.of(module)
             kept["work"] = InProcess(module, data, parts, batch=16, epochs=epochs, seed=0)
-        arrays = message.content["arrays"].to_numpy_ndarrays()
         x = np.concatenate([array.ravel() for array in arrays])
         server = Server("FedAvg", x, clients=clients, lr=0.05)
-        number = message.content["config"]["server-round"] - 1
-        broadcast = replace(server.broadcast([int(context.node_config["partition-id"])]), round=number)
+        broadcast = replace(server.broadcast([partition]), round=number)
         (update,) = kept["work"].updates(broadcast)
         sizes = np.cumsum([array.size for array in arrays])[:-1]
         ys = [part.reshape(array.shape) for part, array in zip(np.split(update.model, sizes), arrays, strict=True)]
-        content = {"arrays": ArrayRecord(ys), "metrics": MetricRecord({"num-examples": update.examples})}
-        return Message(RecordDict(content), reply_to=message)
+        return ys, update.examples
 
-    told = {}
+    state = [tensor.detach().numpy() for tensor in build(model, seed=0).parameters()]
+    return simulated(train, state, clients, rounds)
+
+
+def simulated(work, state, clients, rounds):
+    """Rounds of Flower's FedAvg over its simulation.
+
+    Args:
+        work: of a client, in an actor: (arrays, round, partition) to (arrays, examples).
+        state: the arrays of the first model.
+    """
+    from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.simulation import run_simulation
+
+    from bench.engines.processes import seconds
+
+    client_app, server_app, told = ClientApp(), ServerApp(), {}
+
+    @client_app.train()
+    def train(message, context):
+        arrays = message.content["arrays"].to_numpy_ndarrays()
+        number = message.content["config"]["server-round"] - 1
+        ys, examples = work(arrays, number, int(context.node_config["partition-id"]))
+        content = {"arrays": ArrayRecord(ys), "metrics": MetricRecord({"num-examples": examples})}
+        return Message(RecordDict(content), reply_to=message)
 
     @server_app.main()
     def main(grid, context):
@@ -193,7 +253,6 @@ def flower(model, rounds):
             return configure(*arguments)
 
         strategy.configure_train = mark
-        state = [tensor.detach().numpy() for tensor in build(model, seed=0).parameters()]
         result = strategy.start(grid, ArrayRecord(state), rounds)
         marks.append((time.perf_counter(), seconds(is_actor)))
         walls = [1e3 * (after[0] - before[0]) for before, after in itertools.pairwise(marks[1:])]
@@ -210,9 +269,13 @@ def flower(model, rounds):
     return told
 
 
-def compare(short):
-    """A line for each model and way, every way in a process of its own."""
-    for model, (clients, *_, rounds) in MODELS.items():
+def compare(models, short):
+    """A line for each model and way, every way in a process of its own.
+
+    Args:
+        models: clients and rounds by name.
+    """
+    for model, (clients, rounds) in models.items():
         for how in ("in process", "Ray", "Flower"):
             command = [sys.executable, "-W", "ignore", "-m", "bench.engines.on_ray", "one", model, how]
             command.append(str(3 if short else rounds))
@@ -235,10 +298,21 @@ def compare(short):
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    if sys.argv[1] == "one":
-        print(json.dumps(trained(sys.argv[2], sys.argv[3], int(sys.argv[4]))), flush=True)
+    command, *words = sys.argv[1:]
+    if command == "one":
+        model, how, rounds = words
+        told = large(how, int(rounds)) if model == "large" else trained(model, how, int(rounds))
+        print(json.dumps(told), flush=True)
     else:
         from bench import machine
 
         print(machine.head(machine.describe()), flush=True)
-        overhead() if sys.argv[1] == "overhead" else compare("--short" in sys.argv)
+        if command == "overhead":
+            overhead([int(row) for row in words])
+        else:
+            sizes = (
+                {"large": LARGE[1:]}
+                if command == "large"
+                else {name: (own[0], own[-1]) for name, own in MODELS.items()}
+            )
+            compare(sizes, "--short" in words)

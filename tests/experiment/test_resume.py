@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from fedcore import Server
+from fedcore.cli import main
 from fedcore.errors import ConfigError
 from fedcore.experiment import load_preset, run_experiment
 from fedcore.experiment.loop import run_trial
@@ -106,7 +107,7 @@ def test_another_experiments_record_is_not_gone_on_with(tmp_path, small):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is POSIX")
-def test_a_killed_run_is_resumed_from_the_command_line(tmp_path):
+def test_a_killed_run_is_resumed_from_the_command_line(tmp_path, capsys):
     overrides = ["--rounds", "40", "--seeds", "0,", "--set", "algorithms=['MimiC', 'SCAFFOLD']"]
     command = [sys.executable, "-m", "fedcore", "run", "quickstart", *overrides, "--jobs", "2"]
     folder = tmp_path / "killed"
@@ -123,14 +124,13 @@ def test_a_killed_run_is_resumed_from_the_command_line(tmp_path):
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert any(len(record.rounds) < 40 for record in read_folder(folder))
-    resume = [sys.executable, "-m", "fedcore", "run", str(folder), "--resume"]
-    done = subprocess.run(resume, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    main(resume := ["run", str(folder), "--resume", "--jobs", "0"])
     prepare(tmp_path / "straight", experiment := load_preset(str(folder / "config.json"), []))
-    run_experiment(experiment, tmp_path / "straight", resume=True, jobs=1)
+    run_experiment(experiment, tmp_path / "straight", resume=True, jobs=0)
     for killed, straight in zip(read_folder(folder), read_folder(tmp_path / "straight"), strict=True):
         assert timeless(killed) == timeless(straight)
         assert len(killed.rounds) == 40
-    changed = subprocess.run([*resume, "--rounds", "50"], capture_output=True, text=True, timeout=300)
-    assert changed.returncode != 0
-    assert "a run goes on as it was begun" in changed.stderr.replace("\n", " ")
+    with pytest.raises(SystemExit) as changed:
+        main([*resume, "--rounds", "50"])
+    assert changed.value.code == 2
+    assert "a run goes on as it was begun" in capsys.readouterr().err.replace("\n", " ")

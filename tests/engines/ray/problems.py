@@ -1,6 +1,10 @@
 """A model, its clients' examples, and runs of a server over an engine, told by one hash."""
 
 import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 
@@ -63,3 +67,15 @@ class Problem:
                 repr((report.heard, report.refused, report.diversity, report.correction_norm, report.steps)).encode()
             )
         return told.hexdigest()
+
+
+def program(name, *words):
+    """A program with a Ray of its own."""
+    environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(Path(__file__).parents[3])}
+    command = [sys.executable, str(Path(__file__).parent / "programs" / name), *words]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def results(told):
+    """The lines that ``machines.py`` has printed, and not Ray."""
+    return [line for line in told.splitlines() if " bits, " in line]

@@ -8,30 +8,7 @@ import pytest
 from fedcore.engines.ray import pool
 from fedcore.engines.ray.pool import Pool, Tasks
 from fedcore.errors import ClusterError
-
-
-def light():
-    """A class of workers whose tasks are a number, which they return, or what happens to them.
-
-    A function's own, so that it is pickled with its code, and they need not import this module, and torch with it.
-    """
-
-    class Light:
-        def prepare(self, *ends):
-            if ends:
-                os._exit(3)
-            return os.getpid()
-
-        def train(self, what):
-            if what == "end":
-                os._exit(3)
-            if what == "refuse":
-                raise KeyError("made up")
-            if what == "stop":
-                os.read(os.pipe()[0], 1)  # for ever
-            return what
-
-    return Light
+from tests.engines.ray.light import light
 
 
 @pytest.fixture

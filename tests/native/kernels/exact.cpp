@@ -39,6 +39,11 @@ bool are(const Sums& sums, const Whole& due) {
     return true;
 }
 
+// Low words without a pattern; the product goes round, as unsigned numbers may.
+std::int64_t some_low(std::int64_t j) {
+    return static_cast<std::int64_t>(static_cast<std::uint64_t>(j) * 0x9e3779b97f4a7c) & (kLow - 1);
+}
+
 std::vector<Piece> cut(std::int64_t n) {
     std::vector<Piece> pieces;
     for (std::int64_t begin = 0; begin < n; begin += kBlock) pieces.push_back({0, begin, std::min(begin + kBlock, n)});
@@ -60,7 +65,7 @@ void try_accumulate(const char* kinds, bool in_place, std::int64_t n, std::size_
     Whole due(static_cast<std::size_t>(n));
     for (std::int64_t j = 0; j < n; ++j) {
         acc.high[j] = j % 2 == 0 ? j : -j;
-        acc.low[j] = (j * 0x9e3779b97f4a7c) & (kLow - 1);
+        acc.low[j] = some_low(j);
         __int128 sum = static_cast<__int128>(acc.high[j]) * kLow + acc.low[j];
         for (std::int64_t i = 0; i < k; ++i) {
             const float h = (sent[i].base != nullptr ? x[j] - ys[i][j] : -ys[i][j]) * sent[i].scale;
@@ -137,7 +142,7 @@ TEST(exact_combinations_and_readings) {
         for (std::int64_t j = 0; j < n; ++j) {
             a.high[j] = j * j - n;
             b.high[j] = -j;
-            a.low[j] = b.low[j] = (j * 0x9e3779b97f4a7c) & (kLow - 1);
+            a.low[j] = b.low[j] = some_low(j);
         }
         for (const std::int64_t times : {std::int64_t{3}, std::int64_t{5000}}) {
             const ExactTerm terms[] = {

@@ -1,33 +1,34 @@
-"""A round whose second client takes for ever, until somebody interrupts it."""
+"""Tasks of which one takes for ever, until somebody interrupts it, on a Ray of this program's own."""
 
 import signal
 import tempfile
 import warnings
+from contextlib import closing, suppress
 from pathlib import Path
 
-from fedcore import Server
-from fedcore.engines import Ray
-from tests.engines.ray.models import MARK, Odd
-from tests.engines.ray.problems import noise
+from fedcore.engines.ray import Session
+from fedcore.engines.ray.pool import Pool, Tasks
+from tests.engines.ray.light import light
 
 
 def main(folder):
-    """Say that the second client is being trained, and wait for it."""
-    data, parts = noise("mlp", 3, 4)
-    data.train_x[parts[1], 0] = MARK
-    with Ray(Odd(folder), data, parts, batch=4, steps=1, seed=0, together=False, workers=1) as engine:
-        server = Server("FedAvg", engine.initial, clients=3, lr=0.1)
-        for _ in engine.updates(server.broadcast(range(3))):
-            while not any(Path(folder).iterdir()):
-                pass  # the next one has not begun
-            print("training", flush=True)
+    """Say that the task is begun, and wait for it."""
+    begun = Path(folder, "begun")
+    with Session(cpus=1) as session, closing(Pool(session, light(), 1, cpus=1, gpus=0, told=())) as pool:
+        tasks = Tasks(pool, 1, lambda _: (str(begun),), lambda _: "the task")
+        pool.complete()
+        tasks.start(1)
+        while not begun.exists():
+            pass
+        print("working", flush=True)
+        tasks.wait()
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as place, suppress(KeyboardInterrupt):
         try:
             main(place)
-        except KeyboardInterrupt:
+        finally:
             print("interrupted, and closed", flush=True)
