@@ -1,5 +1,8 @@
-"""The progress of a run: a bar for each trial on a terminal, a line for each in a log."""
+"""The progress of a run: a bar for each trial on a terminal; in a log a line for each, and one now and then."""
 
+from collections.abc import Callable
+from datetime import timedelta
+from time import monotonic
 from types import TracebackType
 from typing import Self
 
@@ -8,6 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from fedcore.experiment import Event
 
+EVERY = 30.0
+"""Seconds between two lines in a log."""
+MOST = 4
+"""Trials that such a line names."""
+
 
 class RunProgress:
     """Shows the events of a run, or of a sweep; a context manager.
@@ -15,10 +23,13 @@ class RunProgress:
     Args:
         console: where.
         total: rounds of all trials together.
+        clock: the seconds since some moment.
     """
 
-    def __init__(self, console: Console, total: int) -> None:
+    def __init__(self, console: Console, total: int, clock: Callable[[], float] = monotonic) -> None:
         self._console = console
+        self._total, self._clock, self._begun, self._told = total, clock, clock(), clock()
+        self._done: dict[str, int] = {}  # rounds of each trial, those that are over too
         self._bars: dict[str, TaskID] = {}
         self._accuracy: dict[str, float] = {}
         self._progress = Progress(
@@ -55,6 +66,25 @@ class RunProgress:
             shown = f"{100 * self._accuracy[trial]:.1f} %" if trial in self._accuracy else ""
             self._progress.update(self._bars[trial], advance=1, accuracy=shown)
             self._progress.advance(self._all)
+            self._done[trial] = event.round.round + 1
+            self._tell_now_and_then()
+
+    def _tell_now_and_then(self) -> None:
+        """Print a line off a terminal, if the last one is long ago: a log must not fall silent for an hour."""
+        now = self._clock()
+        if self._console.is_terminal or now - self._told < EVERY:
+            return
+        self._told = now
+        done, gone = sum(self._done.values()), now - self._begun
+        left = timedelta(seconds=round(gone / done * (self._total - done)))
+        running = [self._where(trial) for trial in list(self._bars)[:MOST]]
+        running += [f"{len(self._bars) - MOST} more"] if len(self._bars) > MOST else []
+        line = f"{done:,} of {self._total:,} rounds, about {left} left: {'; '.join(running)}"
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _where(self, trial: str) -> str:
+        accuracy = f", {100 * self._accuracy[trial]:.1f} %" if trial in self._accuracy else ""
+        return f"{trial}: {self._done.get(trial, 0)}{accuracy}"
 
     def _finish(self, event: Event) -> None:
         name, rounds = event.job.name, event.trial.experiment.rounds

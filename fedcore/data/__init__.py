@@ -10,6 +10,7 @@ from fedcore.data import cifar10, digits, emnist, mnist, synthetic
 from fedcore.data.arrays import from_arrays, from_torch
 from fedcore.data.dataset import Dataset
 from fedcore.data.holdings import holdings
+from fedcore.data.hugging_face import from_hf
 from fedcore.data.partitions import (
     dirichlet,
     divide,
@@ -33,6 +34,7 @@ __all__ = [
     "find",
     "from_arrays",
     "from_flower",
+    "from_hf",
     "from_torch",
     "holdings",
     "iid",

@@ -33,7 +33,7 @@ LAYERS = [
     {"server", "network", "data", "local"},
     {"cluster", "engines", "testing"},
     {"experiment"},
-    {"reports", "adapters", "frames"},
+    {"reports", "adapters", "callbacks", "frames"},
     {"cli"},
 ]
 LAYER = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
@@ -65,7 +65,11 @@ OPTIONAL = {
     "ray": {"engines"},
     "safetensors": {"model_files"},
     "matplotlib": {"reports"},
+    "mlflow": {"callbacks"},
     "networkx": {"topology"},
+    "prometheus_client": {"callbacks"},
+    "tensorboard": {"callbacks"},
+    "wandb": {"callbacks"},
     "rich": {"reports", "cli"},
     "scipy": {"reports"},
     "appfl": {"adapters"},

@@ -1,0 +1,9 @@
+"""Rounds told to loggers and monitors; each of them is imported when one is made."""
+
+from fedcore.callbacks.callback import Callback
+from fedcore.callbacks.mlflow import MLflow
+from fedcore.callbacks.prometheus import Prometheus
+from fedcore.callbacks.tensorboard import TensorBoard
+from fedcore.callbacks.wandb import WandB
+
+__all__ = ["Callback", "MLflow", "Prometheus", "TensorBoard", "WandB"]

@@ -1,0 +1,70 @@
+"""What a run says of itself in a log, where there are no bars."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fedcore.cli.progress import RunProgress
+from fedcore.experiment import Event, load_preset
+from fedcore.experiment.jobs import Job
+from fedcore.experiment.records import RoundRecord
+from fedcore.experiment.trial import trials
+
+
+def line(round, accuracy):
+    return RoundRecord(round, [0], 1, 0, accuracy, None, 0.1, 0.1, 5, 1, 1.0, 8, {})
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def jobs():
+    experiment = load_preset("quickstart", ["rounds=100", "seeds=[0, 1]"])
+    return [Job(trial, Path("runs")) for trial in trials(experiment)]
+
+
+def told(jobs, steps, *, terminal=False):
+    """The lines of a run whose trials take turns, each round at its moment in seconds."""
+    out, clock = io.StringIO(), Clock()
+    console = Console(file=out, width=300, force_terminal=terminal)
+    with RunProgress(console, 100 * len(jobs), clock) as progress:
+        for job in jobs:
+            progress.show(Event(job))
+        for number, (now, accuracy) in enumerate(steps):
+            clock.now = now
+            progress.show(Event(jobs[number % len(jobs)], round=line(number // len(jobs), accuracy)))
+    return out.getvalue().splitlines()
+
+
+def test_a_line_now_and_then(jobs):
+    lines = told(jobs[:2], [(10, None), (29, 0.5), (31, None), (35, None), (59, None), (62, 0.625)])
+    assert lines == [
+        "3 of 200 rounds, about 0:33:56 left: FedAvg, seed 0: 2; MIFA, seed 0: 1, 50.0 %",
+        "6 of 200 rounds, about 0:33:25 left: FedAvg, seed 0: 3; MIFA, seed 0: 3, 62.5 %",
+    ]
+
+
+def test_many_trials_are_counted(jobs):
+    (only,) = told(jobs, [(40, 0.1)])
+    assert only.endswith("; FedAvg, seed 1: 0; 2 more")
+
+
+def test_quick_runs_say_nothing_between(jobs):
+    assert told(jobs, [(k / 100, 0.5) for k in range(50)]) == []
+
+
+def test_what_a_run_goes_on_with_counts(jobs):
+    """Rounds of before come as events too, all at once."""
+    lines = told(jobs[:1], [*((0.1, None) for _ in range(90)), (40, 0.9)])
+    assert lines == ["91 of 100 rounds, about 0:00:04 left: FedAvg, seed 0: 91, 90.0 %"]
+
+
+def test_on_a_terminal_there_are_bars_alone(jobs):
+    assert not any("rounds, about" in one for one in told(jobs, [(40, 0.1), (80, 0.1)], terminal=True))

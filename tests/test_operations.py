@@ -1,0 +1,147 @@
+"""The commands of docs/operations.md, run in its order in one folder."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedcore
+from fedcore.server.saved_model import read_model
+from tests.cli.command import invoke
+
+PAGE = Path(fedcore.layout.__file__).parent.parent / "docs" / "operations.md"
+
+
+def blocks():
+    return re.findall(r"^```(\w+)\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def sections():
+    """Each section's programs and commands, by its heading."""
+    for part in re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE):
+        heading = part.partition("\n")[0]
+        yield heading, re.findall(r"^```(\w+)\n(.*?)^```", part, re.DOTALL | re.MULTILINE)
+
+
+def test_every_block_is_a_program_or_commands():
+    for language, text in blocks():
+        assert language == "sh" or re.match(r"# \w+\.py\n", text), text
+
+
+def test_the_programs_and_commands_in_one_process(tmp_path, monkeypatch, capsys):
+    """The short form: a round in place of many, nobody is killed, and pipes are left out."""
+    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
+    pytest.importorskip("safetensors", reason="safetensors is not installed")
+    monkeypatch.chdir(tmp_path)
+    programs = {text.partition("\n")[0].removeprefix("# "): text for language, text in blocks() if language == "python"}
+    done = []
+    for language, text in blocks():
+        for tool, words in re.findall(r"\b(python|fedcore) ([^|>;&\n]+)", text) if language == "sh" else ():
+            arguments = [{"$client": "495"}.get(word, word) for word in shlex.split(words)]
+            if tool == "python":
+                with monkeypatch.context() as patched:
+                    patched.setattr(sys, "argv", [arguments[0], *("1" for _ in arguments[1:])])
+                    exec(compile(programs[arguments[0]], arguments[0], "exec"), {"__name__": "__main__"})
+            else:
+                result = invoke(*arguments)
+                known = arguments[0] == "doctor" or arguments == [
+                    "store",
+                    "depart",
+                    "state",
+                    "3",
+                ]  # not heard yet, perhaps
+                assert result.status == 0 or known, (words, result)
+            done.append(f"{tool} {words.strip()}")
+    assert {line.split()[1] for line in done if line.startswith("python")} == programs.keys()
+    assert len(done) > 18
+    printed = capsys.readouterr().out
+    assert "round 0: heard " in printed
+    assert 'fedcore_round_clients_heard{server="mine"} 1.0' in printed
+    assert set(map(str, range(490, 500))) <= set(printed.splitlines())
+    model = dict(np.load("model.npz"))
+    assert model["w"].shape == (100, 20)
+    assert read_model("backup").round_number > 1
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What the commands of each section printed, in one folder; one that fails stops them."""
+    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
+    pytest.importorskip("safetensors", reason="safetensors is not installed")
+    folder = tmp_path_factory.mktemp("operations")
+    shim = folder / "bin"
+    shim.mkdir()
+    for name, words in (("python", ""), ("fedcore", "-m fedcore ")):
+        (shim / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words}"$@"\n')
+        (shim / name).chmod(0o755)
+    root = str(PAGE.parent.parent)
+    env = os.environ | {"PATH": f"{shim}:{os.environ['PATH']}", "PYTHONPATH": root}
+    printed = {"folder": folder}
+    for heading, found in sections():
+        told = ""
+        for language, text in found:
+            if language == "python":
+                (folder / text.partition("\n")[0].removeprefix("# ")).write_text(text)
+                continue
+            command = ["bash", "-euo", "pipefail", "-c", text]
+            done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, f"{heading}: {text}\n{done.stdout}\n{done.stderr}"
+            told += done.stdout
+        printed[heading] = told
+    return printed
+
+
+@pytest.mark.endurance
+def test_it_served(said):
+    assert "round 19: heard " in said["Before"]
+
+
+@pytest.mark.endurance
+def test_a_model_was_exported_beside_the_writer(said):
+    from safetensors.numpy import load_file
+
+    model = dict(np.load(said["folder"] / "model.npz"))
+    assert model["w"].shape == load_file(said["folder"] / "model.safetensors")["w"].shape == (100, 20)
+    assert np.isfinite(model["w"]).all()
+    assert model["w"].any()
+
+
+@pytest.mark.endurance
+def test_the_backup_is_whole(said):
+    assert said["Backups while it runs"].startswith("sound: ")
+    assert read_model(said["folder"] / "backup").round_number >= 21
+
+
+@pytest.mark.endurance
+def test_after_kill_9_it_goes_on(said):
+    first, *rounds = [line for line in said["It was killed"].splitlines() if not line.startswith("  ")]
+    assert first.startswith("sound: ")
+    assert [re.match(r"round \d+: heard \d+", line) is not None for line in rounds] == [True, True]
+
+
+@pytest.mark.endurance
+def test_who_lies_is_named_with_a_reason(said):
+    lies = said["Nodes that lie"]
+    assert re.search(r"^  0: .*finite", lies, re.MULTILINE)
+    assert re.search(r"^  1: .*max_norm_ratio|^  1: .*median", lies, re.MULTILINE)
+    assert re.search(r"^  2: .*expected", lies, re.MULTILINE)
+    assert "is taken back" in lies
+    assert "3 departed after round " in lies
+
+
+@pytest.mark.endurance
+def test_ghosts_are_found_and_depart(said):
+    lines = said["Ghosts"].splitlines()
+    assert set(map(str, range(490, 500))) <= set(lines)
+    assert sum("departed after round" in line for line in lines) == 2
+    assert re.search(r"^clients +497$", said["Ghosts"], re.MULTILINE)
+
+
+@pytest.mark.endurance
+def test_the_folder_is_sound_at_the_end(said):
+    assert '"sound": true' in said["A damaged folder"]
