@@ -232,7 +232,12 @@ def _store(group: Group) -> None:
         ),
     ):
         parser = store.command(name, words, do=f"store.{name}", simulates=False)
-        parser.add_argument("path", type=Path, metavar="PATH", help="the folder of a store")
+        parser.add_argument(
+            "path",
+            type=Path,
+            metavar="PATH",
+            help="the folder of a store, or a cluster's",
+        )
     words = "give the lost commits up; without it, nothing is changed"
     parser.add_argument("--accept-loss", action="store_true", help=words)
 

@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from fedcore.cli.pairs import show_pairs
 from fedcore.cli.status import FAILED
+from fedcore.cluster.coordinator import least
+from fedcore.cluster.manifest import Manifest, manifest_at
+from fedcore.cluster.shard import Place
 from fedcore.errors import CheckpointError, StoreError
 from fedcore.server.invariant import folder_problems
 from fedcore.server.transactions import last_change, transactions
@@ -15,7 +18,10 @@ from fedcore.store.recovery import give_up, look
 
 
 def info(path: Path) -> None:
-    """Show what a store holds."""
+    """Show what a store holds, or a cluster's shards."""
+    if (found_cluster := manifest_at(path)) is not None:
+        _cluster_info(*found_cluster)
+        return
     with ClientStore.open(path, readonly=True) as opened:
         found, undo = opened.info(), _undo(opened)
     pairs = [
@@ -36,7 +42,10 @@ def info(path: Path) -> None:
 
 
 def verify(path: Path) -> None:
-    """Compare everything with its checksums, and a server's sums with its rows."""
+    """Compare everything with its checksums, and a server's sums with its rows; of a cluster, all shards'."""
+    if (found_cluster := manifest_at(path)) is not None:
+        _verify_cluster(*found_cluster)
+        return
     with ClientStore.open(path, readonly=True) as opened:
         problems = opened.verify() or folder_problems(opened)
         rows, vectors = len(opened), len(opened.vector_names())
@@ -86,6 +95,55 @@ def undo(path: Path) -> None:
         found = _required(writing)
         writing.undo()
     print(f"{found.what} is taken back: the store is as after {found.before}")
+
+
+def _cluster_info(file: Path, manifest: Manifest) -> None:
+    layout = manifest.layout
+    pairs = [("manifest", str(file)), ("parameters", f"{layout.n_parameters:,} of {layout.n:,} elements")]
+    for place, span in zip(manifest.places(file.parent), manifest.ranges, strict=True):
+        with _shard(place) as opened:
+            found, last = opened.info(), transactions(opened)
+        said = f"transaction {last.last}, {found.rows:,} rows, {_size(found.bytes)} on disk"
+        pairs.append((f"shard {place.shard}", f"[{span.start:,}, {span.stop:,}), {said}, {place.folder}"))
+    show_pairs(pairs)
+
+
+def _verify_cluster(file: Path, manifest: Manifest) -> None:
+    problems, held, rows = [], [], 0
+    places = manifest.places(file.parent)
+    for place in places:
+        with _shard(place) as opened:
+            found = opened.verify() or folder_problems(opened)
+            held.append(transactions(opened))
+            rows = max(rows, len(opened))
+        problems += [f"shard {place.shard}: {problem}" for problem in found]
+    try:
+        to = least(held, places)
+    except CheckpointError as error:
+        problems.append(str(error))
+    for problem in problems:
+        print(problem)
+    if problems:
+        sys.exit(FAILED)
+    ahead = sum(one.last > to for one in held)
+    said = f"; {ahead} more than that, to be taken back when a server is opened"
+    print(f"sound: {len(places)} shards at transaction {to}, {rows:,} rows{said if ahead else ''}")
+
+
+def _shard(place: Place) -> ClientStore:
+    """A shard's folder, to be read.
+
+    Raises:
+        CheckpointError: it is not the shard that the manifest says.
+    """
+    assert place.folder is not None
+    opened = ClientStore.open(place.folder, readonly=True)
+    try:
+        place.require(opened.state)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
 
 
 class _Undo(NamedTuple):

@@ -20,6 +20,7 @@ LAYERS = [
         "memory",
         "pickling",
         "randomness",
+        "ray_session",
         "registries",
         "representation",
         "runtime",
@@ -59,7 +60,7 @@ OPTIONAL = {
     "pooch": {"data"},
     "datasets": {"data"},
     "pydantic": {"experiment"},
-    "ray": {"engines"},
+    "ray": {"ray_session"},
     "matplotlib": {"reports"},
     "networkx": {"topology"},
     "rich": {"reports", "cli"},
@@ -142,9 +143,9 @@ def test_optional_packages_stay_in_their_rooms():
             assert rooms is None or room(file) in rooms, f"{file.relative_to(ROOT)} imports {name}"
 
 
-def test_one_file_of_the_engines_imports_ray():
+def test_one_file_imports_ray():
     named = {str(file.relative_to(ROOT)) for file in FILES if "ray" in set(imports(file))}
-    assert named == {"engines/ray/session.py"}
+    assert named == {"ray_session.py"}
 
 
 def test_an_adapter_imports_its_own_framework_alone():

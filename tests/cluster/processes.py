@@ -53,7 +53,7 @@ def serve(place, pipe, others, prepare):
                 continue
             getattr(shard, said)(*arguments)
             pipe.send(shard.wait())
-        except (EOFError, BrokenPipeError):
+        except (EOFError, ConnectionError):
             os._exit(0)
 
 
