@@ -1,6 +1,6 @@
 """fedcore: the server side of federated learning at memory speed."""
 
-from fedcore import algorithms, errors, kernels, participation, sampling, topology
+from fedcore import algorithms, cluster, errors, kernels, participation, sampling, topology
 from fedcore.averaging import aggregate
 from fedcore.frames import read_records
 from fedcore.layout import Layout
@@ -27,6 +27,7 @@ __all__ = [
     "aggregate",
     "algorithms",
     "build_info",
+    "cluster",
     "errors",
     "isa",
     "kernels",

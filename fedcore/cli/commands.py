@@ -268,7 +268,7 @@ def _store(group: Group) -> None:
         ),
     ):
         parser = store.command(name, words, do=f"store.{name}", simulates=False)
-        parser.add_argument("path", type=Path, metavar="PATH", help="the folder of a store")
+        parser.add_argument("path", type=Path, metavar="PATH", help="the folder of a store, or a cluster's")
         if name in ("info", "verify"):
             _json(parser)
     words = "give the lost commits up; without it, nothing is changed"

@@ -8,8 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from fedcore.cli.pairs import show_json, show_pairs
+from fedcore.cli import cluster_store
+from fedcore.cli.pairs import bytes_of, show_json, show_pairs
 from fedcore.cli.status import FAILED
+from fedcore.cluster.manifest import manifest_at
 from fedcore.errors import CheckpointError, MissingDependencyError, StoreError
 from fedcore.libraries import NARROW
 from fedcore.model_files import FORMS, form_of, write_model
@@ -23,7 +25,10 @@ from fedcore.store.recovery import give_up, look
 
 
 def info(path: Path, as_json: bool) -> None:
-    """Show what a store holds."""
+    """Show what a store holds, or a cluster's shards."""
+    if (found_cluster := manifest_at(path)) is not None:
+        cluster_store.info(*found_cluster, as_json)
+        return
     with ClientStore.open(path, readonly=True) as opened:
         found, undo = opened.info(), _undo(opened)
     if as_json:
@@ -34,9 +39,9 @@ def info(path: Path, as_json: bool) -> None:
         ("format", str(found.format)),
         ("last round", "none yet" if found.round is None else str(found.round)),
         ("clients", f"{found.clients:,}"),
-        ("rows", f"{found.rows:,} of {found.n:,} elements, {found.codec}, {_size(found.row_bytes)} each"),
+        ("rows", f"{found.rows:,} of {found.n:,} elements, {found.codec}, {bytes_of(found.row_bytes)} each"),
         ("free slots", f"{found.free:,}"),
-        ("on disk", _size(found.bytes)),
+        ("on disk", bytes_of(found.bytes)),
         ("undo", "nothing to take back" if undo is None else f"takes back {undo.what}: to {undo.before}"),
     ]
     for process, behind in found.readers:
@@ -47,7 +52,10 @@ def info(path: Path, as_json: bool) -> None:
 
 
 def verify(path: Path, as_json: bool) -> None:
-    """Compare everything with its checksums, and a server's sums with its rows."""
+    """Compare everything with its checksums, and a server's sums with its rows; of a cluster, all shards'."""
+    if (found_cluster := manifest_at(path)) is not None:
+        cluster_store.verify(*found_cluster, as_json)
+        return
     with ClientStore.open(path, readonly=True) as opened:
         problems = opened.verify() or folder_problems(opened)
         rows, vectors = len(opened), len(opened.vector_names())
@@ -68,7 +76,7 @@ def compact(path: Path) -> None:
         before = opened.info().bytes
         opened.compact()
         after = opened.info().bytes
-    print(f"{_size(before)} on disk before, {_size(after)} now")
+    print(f"{bytes_of(before)} on disk before, {bytes_of(after)} now")
 
 
 def recover(path: Path, accept_loss: bool) -> None:
@@ -116,7 +124,7 @@ def export(path: Path, file: Path) -> None:
     else:
         tensors = model.tensors("numpy")
     write_model(tensors, file)
-    size = f"{len(tensors)} tensors, {_size(file.stat().st_size)}"
+    size = f"{len(tensors)} tensors, {bytes_of(file.stat().st_size)}"
     print(f"wrote {file}: the model after {model.round_number} rounds, {size}")
 
 
@@ -168,12 +176,3 @@ def _required(opened: ClientStore) -> _Undo:
 
 def _commit(number: int, round: int | None) -> str:
     return f"commit {number}, {'before any round' if round is None else f'of round {round}'}"
-
-
-def _size(size: float) -> str:
-    """Bytes as people read them."""
-    for unit in ("bytes", "KB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

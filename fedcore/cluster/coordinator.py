@@ -1,5 +1,6 @@
 """The coordinator of a cluster's shards: it sees lengths and decisions, and never a vector."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from fedcore.interrupts import uninterrupted
 from fedcore.server.transactions import Transactions
 from fedcore.store import Durability
 
+LOGGER = logging.getLogger("fedcore.cluster")
 PATIENCE = 10.0
 """Seconds that a folder is waited for whose process is being killed."""
 
@@ -128,6 +130,8 @@ class Coordinator:
             self.placement.make(self._places)
             held: list[Transactions] = self._call("look", (self._durability, PATIENCE), None)
             to = least(held, self._places)
+            if ahead := [place.shard for one, place in zip(held, self._places, strict=True) if one.last > to]:
+                LOGGER.info("transaction %d never happened: shards %s of %d take it back", to + 1, ahead, len(held))
             found = self._call("go_on", (to, self._given), None)
             known = set(self._call("known", (), None))
         except BaseException as error:

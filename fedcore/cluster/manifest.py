@@ -105,6 +105,16 @@ class Manifest:
             return cls(str(said["cluster"]), layout, ranges, folders)
 
 
+def manifest_at(path: Path) -> tuple[Path, Manifest] | None:
+    """The manifest that a path is, or that its folder has; None where there is none.
+
+    Raises:
+        CheckpointError: it is something else, or of a newer version.
+    """
+    file = path / NAME if path.is_dir() else path
+    return (file.absolute(), Manifest.read(file)) if file.is_file() else None
+
+
 def _require_whole(layout: Layout, ranges: tuple[Range, ...]) -> None:
     """Refuse ranges that are not those of the layout, one behind the other."""
     p, n = layout.n_parameters, layout.n

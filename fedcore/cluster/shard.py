@@ -59,6 +59,20 @@ class Place:
         """What the folder says of it."""
         return {"cluster": self.cluster, "shard": self.shard, "shards": self.shards, "first": self.first}
 
+    def require(self, state: Any) -> dict[str, Any]:
+        """The state of its folder, which is that of this shard.
+
+        Raises:
+            CheckpointError: it is another's.
+        """
+        folder = self.folder or "store"
+        with believed(folder):
+            said = server_state(folder, state, shard=True)
+            if said["place"] != self.told():
+                got = said["place"]
+                raise CheckpointError(f"{folder}: expected {self.told()}, as the manifest says, got {got}")
+        return said
+
 
 class Known(NamedTuple):
     """What the coordinator knows of its shards: the numbers of round and transaction, which all of them have alike."""
@@ -164,10 +178,7 @@ class Shard:
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.01)
-        with believed(folder):
-            there = server_state(folder, self._rows.state, shard=True)["place"]
-        if there != self._place.told():
-            raise CheckpointError(f"{folder}: expected {self._place.told()}, as the manifest says, got {there}")
+        self._place.require(self._rows.state)
         return transactions(self._rows)
 
     def go_on(self, to: int, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,8 +187,8 @@ class Shard:
         go_back(self._rows, to)
         folder = self._place.folder
         assert folder is not None
+        said = self._place.require(self._rows.state)
         with believed(folder):
-            said = server_state(folder, self._rows.state, shard=True)
             self._state = resumed_state(self._rows, said, given, whole=self._link)
         settings: dict[str, Any] = said["settings"]
         return settings

@@ -8,13 +8,13 @@ from typing import Any
 from fedcore.arguments import real, whole
 from fedcore.engines.ray import Session
 from fedcore.engines.ray.pool import MOST_TRIES, Pool, Worker
-from fedcore.engines.ray.session import LostError
 from fedcore.experiment.checkpoints import SECONDS
 from fedcore.experiment.jobs import Event, Job
 from fedcore.experiment.journal import FolderJournal
 from fedcore.experiment.ray_worker import Begun, Copied, Message, TrialWorker
 from fedcore.experiment.records import RoundRecord
 from fedcore.experiment.worker import Ended, forget_trace, outcome
+from fedcore.ray_session import LostError
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ LAYERS = [
         "model_files",
         "pickling",
         "randomness",
+        "ray_session",
         "registries",
         "representation",
         "runtime",
@@ -62,7 +63,7 @@ OPTIONAL = {
     "datasets": {"data"},
     "pydantic": {"experiment"},
     "pandas": {"experiment", "frames"},
-    "ray": {"engines"},
+    "ray": {"ray_session"},
     "safetensors": {"model_files"},
     "matplotlib": {"reports"},
     "mlflow": {"callbacks"},
@@ -150,9 +151,9 @@ def test_optional_packages_stay_in_their_rooms():
             assert rooms is None or room(file) in rooms, f"{file.relative_to(ROOT)} imports {name}"
 
 
-def test_one_file_of_the_engines_imports_ray():
+def test_one_file_imports_ray():
     named = {str(file.relative_to(ROOT)) for file in FILES if "ray" in set(imports(file))}
-    assert named == {"engines/ray/session.py"}
+    assert named == {"ray_session.py"}
 
 
 def test_an_adapter_imports_its_own_framework_alone():

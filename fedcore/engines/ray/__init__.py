@@ -4,6 +4,6 @@ Ray itself is imported in ``session.py`` alone, and when a session begins.
 """
 
 from fedcore.engines.ray.engine import Ray
-from fedcore.engines.ray.session import Session
+from fedcore.ray_session import Session
 
 __all__ = ["Ray", "Session"]

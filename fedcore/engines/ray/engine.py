@@ -16,10 +16,10 @@ from fedcore.engines.engine import Evaluation
 from fedcore.engines.inprocess import InProcess
 from fedcore.engines.orders import Orders, standing
 from fedcore.engines.ray.pool import Pool, Stats, Tasks
-from fedcore.engines.ray.session import Session
 from fedcore.engines.ray.trainer import Trained, Trainer
 from fedcore.local_rules import LocalRule
 from fedcore.participation import Active
+from fedcore.ray_session import Session
 from fedcore.server import Broadcast, Update
 
 TOGETHER = 64

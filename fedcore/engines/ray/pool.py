@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedcore.engines.ray.session import LostError, Session
 from fedcore.errors import ClusterError
+from fedcore.ray_session import LostError, Session
 
 LOGGER = logging.getLogger("fedcore.engines")
 MOST_TRIES = 4

@@ -1,4 +1,4 @@
-"""The connection to Ray, and what of Ray this package uses. Nobody else of this room imports it."""
+"""The connection to Ray, and what of Ray this package uses. Nobody else imports it."""
 
 import math
 import os
@@ -92,13 +92,19 @@ class Session:
         data: bytes = self._ray.cloudpickle.dumps(value)
         return data
 
-    def actor(self, kind: type, *, cpus: float, gpus: float) -> Any:
+    def actor(self, kind: type, *, cpus: float, gpus: float = 0.0, node: str | None = None) -> Any:
         """A new process for an object of that class, which takes no arguments.
+
+        Args:
+            node: a resource that one machine alone has, "node:10.0.0.1", say: it runs there.
 
         Ray never starts it again by itself: a new one has to be told what the old one knew, and arguments of a
         constructor that are longer than 100 KB are gone by then (https://github.com/ray-project/ray/issues/53727).
         """
-        return self._ray.remote(kind).options(num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0).remote()
+        options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": 0, "max_task_retries": 0}
+        if node is not None:
+            options["resources"] = {node: 0.001}
+        return self._ray.remote(kind).options(**options).remote()
 
     def kill(self, actor: Any) -> None:
         """End an actor's process at once, whatever it does."""
@@ -150,7 +156,7 @@ def _package() -> Any:
     try:
         import ray
     except ImportError:
-        raise MissingDependencyError.of("engines.Ray", "Ray", extra="ray") from None
+        raise MissingDependencyError.of("fedcore on Ray", "Ray", extra="ray") from None
     return ray
 
 

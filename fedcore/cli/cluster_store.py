@@ -1,0 +1,75 @@
+"""The commands that look at a cluster's folders, shard by shard."""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from fedcore.cli.pairs import bytes_of, show_json, show_pairs
+from fedcore.cli.status import FAILED
+from fedcore.cluster.coordinator import least
+from fedcore.cluster.manifest import Manifest
+from fedcore.cluster.shard import Place
+from fedcore.errors import CheckpointError
+from fedcore.server.invariant import folder_problems
+from fedcore.server.transactions import transactions
+from fedcore.store import ClientStore
+
+
+def info(file: Path, manifest: Manifest, as_json: bool) -> None:
+    """Show what each shard holds."""
+    layout, shards = manifest.layout, []
+    pairs = [("manifest", str(file)), ("parameters", f"{layout.n_parameters:,} of {layout.n:,} elements")]
+    for place, span in zip(manifest.places(file.parent), manifest.ranges, strict=True):
+        with _shard(place) as opened:
+            found, last = opened.info(), transactions(opened)
+        shards.append(asdict(found) | {"transactions": last._asdict(), "range": span._asdict()})
+        said = f"transaction {last.last}, {found.rows:,} rows, {bytes_of(found.bytes)} on disk"
+        pairs.append((f"shard {place.shard}", f"[{span.start:,}, {span.stop:,}), {said}, {place.folder}"))
+    if as_json:
+        show_json({"manifest": file, "parameters": layout.n_parameters, "elements": layout.n, "shards": shards})
+    else:
+        show_pairs(pairs)
+
+
+def verify(file: Path, manifest: Manifest, as_json: bool) -> None:
+    """Compare everything in all shards with its checksums, their sums with their rows, and them with each other."""
+    problems, held, rows, to = [], [], 0, None
+    places = manifest.places(file.parent)
+    for place in places:
+        with _shard(place) as opened:
+            found = opened.verify() or folder_problems(opened)
+            held.append(transactions(opened))
+            rows = max(rows, len(opened))
+        problems += [f"shard {place.shard}: {problem}" for problem in found]
+    try:
+        to = least(held, places)
+    except CheckpointError as error:
+        problems.append(str(error))
+    if as_json:
+        last = [one.last for one in held]
+        show_json({"sound": not problems, "problems": problems, "rows": rows, "transaction": to, "shards": last})
+    else:
+        for problem in problems:
+            print(problem)
+    if problems:
+        sys.exit(FAILED)
+    ahead = sum(one.last != to for one in held)
+    said = f"; {ahead} more than that, to be taken back when a server is opened"
+    if not as_json:
+        print(f"sound: {len(places)} shards at transaction {to}, {rows:,} rows{said if ahead else ''}")
+
+
+def _shard(place: Place) -> ClientStore:
+    """A shard's folder, to be read.
+
+    Raises:
+        CheckpointError: it is not the shard that the manifest says.
+    """
+    assert place.folder is not None
+    opened = ClientStore.open(place.folder, readonly=True)
+    try:
+        place.require(opened.state)
+    except BaseException:
+        opened.close()
+        raise
+    return opened

@@ -1,0 +1,187 @@
+"""A cluster whose processes are killed at every place; after each kill all shards are at one round, and go on.
+
+Run as a program, because it forks: ``killed.py FOLDER METHOD STRIDE`` takes every STRIDE-th of its scenarios, and
+prints how often shards took something back, and which kinds of death it has seen.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import random
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from fedcore import Server, cluster, set_threads
+from fedcore.cluster import coordinator
+from fedcore.errors import ClusterError
+from tests.cluster.pairs import Ones, cohort
+from tests.cluster.processes import Processes, die_at, kill
+
+K, N, n = 3, 6, 16_384 * 2 + 100
+
+
+def told(server):
+    """Everything that a server knows, as one number."""
+    parts = [server.x.tobytes(), json.dumps([server.round_number, server.transactions, list(server.clients)]).encode()]
+    if server.algorithm.keeps_total:
+        parts.append(np.asarray(server.total()).tobytes())
+    for client in server.clients:
+        parts += [server.row(client).tobytes(), server.correction(client).tobytes()]
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def change(server):
+    """The next transaction of a server, a function of those before alone: mostly a round."""
+    t = server.transactions
+    if t % 6 == 3:
+        return server.arrive([f"client {t}", f"neighbour {t}"])
+    if t % 6 == 5:
+        return server.depart(f"client {t - 2}")
+    ids = cohort(server, t)
+    with server.open_round() as opened:
+        for i, client in enumerate(ids):
+            y = np.random.default_rng([t, i]).normal(size=n).astype(np.float32)
+            opened.add(client, y, steps=1 + i % 3)
+    return opened.report
+
+
+class Straight:
+    """The run that nobody kills, as far as it has been asked for."""
+
+    def __init__(self, method):
+        self._server = Ones(Server(method, np.zeros(n, np.float32), N, lr=0.1, history_rounds=2))
+        self._told = [told(self._server)]
+
+    def after(self, t):
+        while len(self._told) <= t:
+            change(self._server)
+            self._told.append(told(self._server))
+        return self._told[t]
+
+
+def scenarios():
+    """Who dies, at which of his calls, before or after it."""
+    for after in (False, True):
+        for call in range(1, 12):
+            for k in range(K):
+                yield "shard", k, call, after
+        for call in range(1, 34):
+            yield "all together", call % K, 1 + call // K, after
+        for message in range(1, 46):
+            yield "coordinator", None, message, after
+    for seed in range(24):
+        yield "each on its own", None, seed, True
+    for call in range(1, 13):
+        yield "saved", call % K, call, call % 2 == 0
+
+
+def noting(file):
+    """Have this process note in a file when shards take something back."""
+    coordinator.LOGGER.setLevel("INFO")
+    coordinator.LOGGER.addHandler(logging.FileHandler(file))
+
+
+def forked(work):
+    """Do something in a process of its own; returns how that ended, 0 for well."""
+    pid = os.fork()
+    if pid == 0:
+        os.setpgid(0, 0)
+        status = 3
+        try:
+            work()
+            status = 0
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def one(folder, kind, who, call, after):
+    """A transaction in which somebody dies, in this process."""
+    armed, group, heard = [False], os.getpid(), [0]
+    noting(f"{folder}-notes")
+
+    def prepare(k):
+        chance = random.Random(1000 * (call or 0) + k)
+        if kind == "each on its own":
+            die_at(chance.randrange(1, 9), after=chance.random() < 0.5)
+        elif kind == "saved" and k == who:
+            die_at(call, after=after)
+        elif kind in ("shard", "all together") and k == who:
+            die_at(call, after=after, all_of=group if kind == "all together" else None)
+
+    def hear():
+        if armed[0] and kind == "coordinator":
+            heard[0] += 1
+            if heard[0] == call:
+                if not after:
+                    time.sleep(0.02)  # the shards have done what they were told
+                kill()
+
+    processes = Processes(prepare, hear)
+    server = cluster.Server.load(folder, placement=processes)
+    processes.arm()
+    armed[0] = True
+    before = server.transactions
+    try:
+        if kind == "saved":
+            server.save(f"{folder}-copy")
+        else:
+            change(server)
+    except ClusterError as error:
+        known = server.transactions == before or "it happened" in str(error)
+    else:
+        known = server.transactions == before + (kind != "saved")
+    assert known, (before, server)
+    assert told(server) == STRAIGHT.after(server.transactions)
+    server.close()
+
+
+def recovered(folder, chance):
+    """All shards are at one transaction, whoever is killed while they come together."""
+    for _ in range(3):
+        call, after = chance.randrange(1, 8), chance.random() < 0.5
+
+        def stopped(call=call, after=after):
+            die_at(call, after=after)
+            cluster.Server.load(folder).close()
+
+        if chance.random() < 0.7 or forked(stopped) == 0:
+            break
+    with cluster.Server.load(folder) as server:
+        assert server.verify() == [], server.verify()
+        assert told(server) == STRAIGHT.after(server.transactions), server
+        return server.transactions
+
+
+def main(folder, method, stride):
+    set_threads(1)
+    folder = f"{folder}/{method}"
+    noting(f"{folder}-notes")
+    zeros = np.zeros(n, np.float32)
+    cluster.Server(method, zeros, N, lr=0.1, history_rounds=2, shards=K, path=folder).close()
+    seen, chance, now = Counter(), random.Random(1), 0
+    for number, scenario in enumerate(scenarios()):
+        if number % stride:
+            continue
+        status = forked(lambda scenario=scenario: one(folder, *scenario))
+        assert status in (0, -9), (scenario, status)
+        after = recovered(folder, chance)
+        assert after in (now, now + 1), (scenario, now, after)
+        seen |= {"scenarios": seen["scenarios"] + 1, scenario[0]: seen[scenario[0]] + 1}
+        seen["killed"] += status == -9
+        seen["happened"] += after > now
+        now = after
+    seen["taken back"] = len(Path(f"{folder}-notes").read_text().splitlines())
+    print(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    STRAIGHT = Straight(sys.argv[2])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

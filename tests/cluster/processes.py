@@ -1,0 +1,117 @@
+"""A placement whose shards are processes, forked from this one, which can be killed at any call into the system."""
+
+import os
+import signal
+from contextlib import suppress
+from multiprocessing import get_context
+
+from fedcore.cluster.placement import Lost
+from fedcore.cluster.shard import Shard
+from fedcore.store.files import system_calls
+
+SEAM = ("resize", "free", "reserve", "sync", "sync_path", "write", "commit", "rename", "exchange")
+
+
+def die_at(call, *, after, all_of=None):
+    """Have this process killed at its so many-th call into the system, before or after it; or a group of processes."""
+    count = 0
+
+    def deadly(act):
+        def acting(*arguments):
+            nonlocal count
+            count += 1
+            if count == call and not after:
+                kill(all_of)
+            result = act(*arguments)
+            if count == call:
+                kill(all_of)
+            return result
+
+        return acting
+
+    for name in SEAM:
+        setattr(system_calls, name, deadly(getattr(system_calls, name)))
+
+
+def kill(group=None):
+    if group is not None:
+        os.killpg(group, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()  # it comes at once
+
+
+def serve(place, pipe, others, prepare):
+    """A shard's process: it does as it is told until nobody tells it anything."""
+    for other in others:
+        other.close()  # else the coordinator's death is heard by nobody
+    shard = Shard(place)
+    while True:
+        try:
+            said, *arguments = pipe.recv()
+            if said == "arm":
+                prepare(place.shard)
+                continue
+            getattr(shard, said)(*arguments)
+            pipe.send(shard.wait())
+        except (EOFError, ConnectionError):
+            os._exit(0)
+
+
+class Processes:
+    """The placement.
+
+    Args:
+        prepare: is given the number of each shard, in its process, once ``arm`` is called.
+        hear: is told of every message to a shard.
+    """
+
+    keeps = True
+
+    def __init__(self, prepare=None, hear=lambda: None):
+        self._prepare, self._hear, self._shards = prepare, hear, []
+
+    def make(self, places):
+        self.drop()
+        context = get_context("fork")
+        for place in places:
+            here, there = context.Pipe()
+            others = [pipe for _, pipe in self._shards] + [here]
+            process = context.Process(target=serve, args=(place, there, others, self._prepare), daemon=True)
+            process.start()
+            there.close()
+            self._shards.append((process, here))
+
+    def arm(self):
+        for _, pipe in self._shards:
+            pipe.send(("arm",))
+
+    def call(self, name, arguments):
+        for k, own in enumerate(arguments):
+            self._send(k, "begin", name, *own)
+        return [self._heard(k) for k in range(len(self._shards))]
+
+    def answer(self, answers):
+        for k, value in answers.items():
+            self._send(k, "answer", value)
+        return {k: self._heard(k) for k in answers}
+
+    def put(self, vector):
+        return vector.copy()
+
+    def drop(self):
+        for process, pipe in self._shards:
+            process.kill()
+            process.join()
+            pipe.close()
+        self._shards = []
+
+    def _send(self, k, *message):
+        self._hear()
+        with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, as is heard next
+            self._shards[k][1].send(message)
+
+    def _heard(self, k):
+        try:
+            return self._shards[k][1].recv()
+        except (EOFError, ConnectionResetError) as error:
+            return Lost(error)

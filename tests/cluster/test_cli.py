@@ -1,0 +1,54 @@
+"""``fedcore store`` on a cluster's manifest, and the tutorial, which runs."""
+
+import contextlib
+import io
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedcore.cli import store
+from tests.cluster.pairs import made, n, one_round
+
+X0 = np.zeros(n, np.float32)
+PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
+
+
+def said(act, *arguments):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        act(*arguments)
+    return printed.getvalue()
+
+
+def test_info_and_verify(tmp_path):
+    with made("MIFA", X0, shards=2, path=tmp_path / "run") as server:
+        one_round(server)
+        shutil.copytree(tmp_path / "run" / "shard-1", tmp_path / "before")
+        one_round(server)
+    told = said(store.info, tmp_path / "run" / "cluster.json")
+    assert "shard 1" in told
+    assert "transaction 2" in told
+    assert "sound: 2 shards at transaction 2" in said(store.verify, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "shard-1")
+    shutil.copytree(tmp_path / "before", tmp_path / "run" / "shard-1")
+    assert "; 1 more than that" in said(store.verify, tmp_path / "run")
+
+
+def test_damage_is_told(tmp_path):
+    with made("MIFA", X0, shards=2, path=tmp_path / "run") as server:
+        one_round(server)
+    rows = max((tmp_path / "run" / "shard-0").glob("rows*"), key=lambda file: file.stat().st_size)
+    content = bytearray(rows.read_bytes())
+    content[len(content) // 2] ^= 1
+    rows.write_bytes(content)
+    with pytest.raises(SystemExit):
+        said(store.verify, tmp_path / "run")
+
+
+def test_the_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
+    assert said(exec, code, {}).rstrip().endswith("2 []")

@@ -1,0 +1,204 @@
+"""A cluster on its disks: it goes on as if nothing had happened, or says why it cannot."""
+
+import errno
+import json
+import os
+import shutil
+import sqlite3
+import threading
+
+import numpy as np
+import pytest
+
+from fedcore import ClientStore, Server, cluster, optimizers
+from fedcore.cluster import coordinator
+from fedcore.errors import CheckpointError, ClusterError, LockedError, RangeError, StoreError
+from fedcore.store.files import system_calls
+from tests.cluster.pairs import N, made, n, one_round, same
+from tests.cluster.processes import SEAM
+
+X0 = np.linspace(-1, 1, n, dtype=np.float32)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(coordinator, "PATIENCE", 0.2)
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC, short history", "SCAFFOLD"])
+def test_it_goes_on(tmp_path, method):
+    one, many = made(method, X0), made(method, X0, shards=3, path=tmp_path / "run")
+    for t in range(6):
+        one_round(one)
+        one_round(many)
+        if t == 2:
+            many.save(tmp_path / "copy")
+        if t % 2:
+            many.close()
+            many = cluster.Server.load(tmp_path / "run" / "cluster.json")
+    assert many.verify() == []
+    same(one, many, opened_again=True)
+    many.close()
+    with cluster.Server.load(tmp_path / "copy") as copy:
+        assert copy.round_number == 3
+        for _ in range(3):
+            one_round(copy)
+        same(one, copy, opened_again=True)
+
+
+def test_a_copy_takes_the_place_of_an_older_one(tmp_path):
+    with made("MIFA", X0, shards=2, path=tmp_path / "run") as server:
+        server.save(tmp_path / "copy")
+        one_round(server)
+        server.save(tmp_path / "copy")
+        with pytest.raises(StoreError, match="the server's own"):
+            server.save(tmp_path / "run")
+    assert len(list((tmp_path / "copy").iterdir())) == 3
+    with cluster.Server.load(tmp_path / "copy") as copy:
+        assert copy.round_number == 1
+
+
+def test_shards_on_disks_of_their_own(tmp_path):
+    folders = [tmp_path / "disk0" / "run", tmp_path / "disk1" / "run"]
+    for folder in folders:
+        folder.parent.mkdir()
+    made("FedAvg", X0, shards=2, path=tmp_path / "run", folders=folders).close()
+    assert (folders[0] / "rows").exists() or any(folders[0].iterdir())
+    with cluster.Server.load(tmp_path / "run") as server:
+        assert server.x.tobytes() == X0.tobytes()
+
+
+def test_one_has_it_at_a_time(tmp_path):
+    with made("FedAvg", X0, shards=2, path=tmp_path / "run"), pytest.raises(LockedError):
+        cluster.Server.load(tmp_path / "run")
+    cluster.Server.load(tmp_path / "run").close()
+
+
+def test_what_is_no_cluster(tmp_path):
+    made("MIFA", X0, shards=2, path=tmp_path / "run").close()
+    with pytest.raises(CheckpointError, match=r"cluster\.Server\.load"):
+        Server.load(tmp_path / "run" / "shard-0")
+    with pytest.raises(StoreError, match="expected none yet"):
+        made("MIFA", X0, shards=2, path=tmp_path / "run")
+    with pytest.raises(StoreError, match="manifest"):
+        cluster.Server.load(tmp_path / "elsewhere")
+    manifest = tmp_path / "run" / "cluster.json"
+    said = json.loads(manifest.read_text())
+    for change in (
+        {"what": "a server"},
+        {"version": 2},
+        {"shards": said["shards"][:1]},
+        {"shards": said["shards"][::-1]},
+        {"cluster": "another"},
+        {"layout": {}},
+    ):
+        manifest.write_text(json.dumps(said | change))
+        with pytest.raises(CheckpointError):
+            cluster.Server.load(manifest)
+    manifest.write_text("{")
+    with pytest.raises(CheckpointError):
+        cluster.Server.load(manifest)
+    manifest.write_text(json.dumps(said))
+    cluster.Server.load(manifest).close()
+
+
+def test_a_shard_of_an_older_copy_is_found_out(tmp_path):
+    with made("MIFA", X0, shards=2, path=tmp_path / "run") as server:
+        server.save(tmp_path / "copy")
+        one_round(server)
+        one_round(server)
+    (old,) = (tmp_path / "copy").glob("shard-1-*")
+    shutil.rmtree(tmp_path / "run" / "shard-1")
+    shutil.copytree(old, tmp_path / "run" / "shard-1")
+    with pytest.raises(CheckpointError, match="older copy"):
+        cluster.Server.load(tmp_path / "run")
+
+
+def test_a_shard_ahead_takes_its_transaction_back(tmp_path):
+    """As a crash leaves it: one shard has the second round, the other has not."""
+    with made("MIFA", X0, shards=2, path=tmp_path / "run") as server:
+        one_round(server)
+        shutil.copytree(tmp_path / "run" / "shard-1", tmp_path / "before")
+        one_round(server)
+    shutil.rmtree(tmp_path / "run" / "shard-1")
+    shutil.copytree(tmp_path / "before", tmp_path / "run" / "shard-1")
+    one = made("MIFA", X0)
+    one_round(one)
+    with cluster.Server.load(tmp_path / "run") as server:
+        same(one, server, opened_again=True)
+        one_round(server)
+        one_round(one)
+        same(one, server, opened_again=True)
+
+
+@pytest.mark.parametrize("name", SEAM)
+@pytest.mark.parametrize("shard", [0, 2])
+def test_a_full_disk_of_one_shard(tmp_path, monkeypatch, name, shard):
+    """A round that one shard cannot write happened nowhere, and can be done again."""
+    one, many = made("MIFA", X0), made("MIFA", X0, shards=3, path=tmp_path / "run")
+    for server in (one, many):
+        one_round(server)
+    act, failed = getattr(system_calls, name), []
+
+    def full(*arguments):
+        if threading.current_thread().name == f"fedcore shard {shard}" and not failed:
+            failed.append(name)
+            if name == "commit":
+                raise sqlite3.OperationalError("database or disk is full")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return act(*arguments)
+
+    monkeypatch.setattr(system_calls, name, full)
+    try:
+        one_round(many)
+    except StoreError:
+        assert failed
+        same(one, many, opened_again=True)
+        one_round(many)
+    one_round(one)
+    same(one, many, opened_again=True)
+    assert many.verify() == []
+    many.close()
+
+
+def test_in_memory_nothing_survives_the_loss_of_a_shard(monkeypatch):
+    with made("MIFA", X0, shards=2) as server:
+        monkeypatch.setattr(ClientStore, "commit", broken)
+        with pytest.raises(MemoryError):
+            one_round(server)
+        with pytest.raises(ClusterError, match="memory alone"):
+            server.x  # noqa: B018
+
+
+def broken(*_, **__):
+    raise MemoryError("none left")
+
+
+def test_arguments_are_refused_by_name():
+    class Lamb(optimizers.SGD):
+        elementwise = False
+
+    for options, match in (
+        ({"store": "ram"}, "store: expected none"),
+        ({"device": "cuda"}, "device: expected none"),
+        ({"hot_rows": 3}, "hot_rows: expected none"),
+        ({"optimizer": Lamb()}, "element by element"),
+        ({"shards": 100}, "at most 8"),
+        ({"folders": ["a", "b"]}, "without path="),
+    ):
+        with pytest.raises(RangeError, match=match):
+            cluster.Server("FedAvg", X0, N, lr=0.1, **options)
+    with pytest.raises(TypeError, match="speed"):
+        cluster.Server("FedAvg", X0, N, lr=0.1, speed=3)
+
+
+def test_a_round_that_is_left_leaves_nothing(tmp_path):
+    with made("MIFA", X0, shards=3, path=tmp_path / "run") as server:
+        one_round(server)
+        before = server.x.tobytes(), server.row(0).tobytes(), server.transactions
+        with pytest.raises(KeyError), server.open_round(newcomers=["anna"]) as opened:
+            opened.add("anna", X0, steps=1)
+            opened.add("bert", X0, steps=1)
+        assert (server.x.tobytes(), server.row(0).tobytes(), server.transactions) == before
+        assert "anna" not in server.clients
+        one_round(server)

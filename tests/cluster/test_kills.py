@@ -1,0 +1,52 @@
+"""Whoever is killed, and when: all shards are at one transaction afterwards, each whole, and the run goes on."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("killed.py")
+METHODS = ["MIFA", "MimiC", "SCAFFOLD"]
+
+
+@pytest.fixture
+def folder_in_memory(tmp_path):
+    """A folder on tmpfs, where there is one: the disk has no part in a kill, and each waits for it many times."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def killed(folder, method, stride):
+    run = subprocess.run(
+        [sys.executable, PROGRAM, folder, method, str(stride)],
+        capture_output=True,
+        text=True,
+        timeout=2000,
+        env=os.environ | {"PYTHONPATH": str(PROGRAM.parents[2])},
+    )
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+def test_killed_at_some_places(folder_in_memory):
+    seen = killed(folder_in_memory, "MIFA", 11)
+    assert seen["scenarios"] >= 20
+    assert seen["killed"] >= 5
+    assert seen["happened"] >= 2
+
+
+@pytest.mark.endurance
+@pytest.mark.parametrize("method", METHODS)
+def test_killed_at_every_place(folder_in_memory, method):
+    seen = killed(folder_in_memory, method, 1)
+    print(method, seen)
+    assert seen["scenarios"] > 200
+    assert seen["killed"] > 80
+    assert seen["taken back"] > 10

@@ -1,0 +1,77 @@
+"""Shards on Ray: the bits of one server, and those of a run that nobody killed."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from fedcore import cluster
+from fedcore.errors import ClusterError, RoundError
+from tests.cluster.pairs import both, made, n, one_round, same
+
+pytest.importorskip("ray", reason="needs Ray: pip install 'fedcore-fl[ray]'")
+X0 = np.linspace(-1, 1, n, dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def on_ray():
+    from fedcore.cluster.on_ray import OnRay
+
+    with OnRay(cpus=0.25, object_store_memory=200 << 20) as there:
+        yield there
+
+
+def processes(on_ray):
+    """The number of each shard's process."""
+    import ray
+
+    return ray.get([actor.__ray_call__.remote(lambda self: os.getpid()) for actor in on_ray._actors])
+
+
+def test_the_same_bits(on_ray, tmp_path):
+    import ray
+
+    one, many = made("MIFA", X0), made("MIFA", X0, shards=2, path=tmp_path / "run", placement=on_ray)
+    for _ in range(2):
+        both(one, many, one_round)
+    y = X0 * np.float32(0.5)
+    with one.open_round() as opened:
+        opened.add(2, y, steps=3)
+    with many.open_round() as opened:
+        opened.add_slices(2, [ray.put(y[span.start : span.stop]) for span in many.ranges], steps=3)
+    same(one, many)
+    many.close()
+    with cluster.Server.load(tmp_path / "run", placement=on_ray) as many:
+        same(one, many, opened_again=True)
+
+
+def test_a_shard_is_killed(on_ray, tmp_path):
+    """Between two rounds, and within one: what was not finished never happened, and can be done again."""
+    one, many = made("MimiC", X0), made("MimiC", X0, shards=2, path=tmp_path / "run", placement=on_ray)
+    both(one, many, one_round)
+    os.kill(processes(on_ray)[1], signal.SIGKILL)
+    with pytest.raises(ClusterError, match="nothing has changed"):
+        one_round(many)
+    both(one, many, one_round)
+    opened = many.open_round()
+    opened.add(0, X0, steps=1)
+    os.kill(processes(on_ray)[0], signal.SIGKILL)
+    with pytest.raises(ClusterError, match="nothing has changed"):
+        opened.finish()
+    assert not opened.is_open
+    with pytest.raises(RoundError):
+        opened.finish()
+    both(one, many, one_round)
+    same(one, many, opened_again=True)
+    assert many.verify() == []
+    many.close()
+
+
+def test_a_second_coordinator_is_fenced(on_ray, tmp_path, monkeypatch):
+    from fedcore.cluster import coordinator
+    from fedcore.errors import LockedError
+
+    monkeypatch.setattr(coordinator, "PATIENCE", 0.1)
+    with made("FedAvg", X0, shards=2, path=tmp_path / "run", placement=on_ray), pytest.raises(LockedError):
+        cluster.Server.load(tmp_path / "run")
