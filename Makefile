@@ -89,8 +89,8 @@ wheel-check: $(INSTALLED)
 	$(BIN)/pip --python build/wheel-env/bin/python install -q --no-compile build/wheel/*.whl
 	cd build && wheel-env/bin/python ../tests/architecture/core_alone.py
 
-## make wheels        the sdist, and wheels for manylinux_2_28 of every Python on PATH, into dist (minutes; PYTHONS="..." names
-##                    them); MACHINES="x86_64 aarch64" cross-compiles too, which takes Debian's g++-aarch64-linux-gnu
+## make wheels        the sdist, and wheels for Linux of every Python on PATH, into dist (minutes; PYTHONS="..." names them);
+##                    MACHINES="x86_64 aarch64" cross-compiles too, which takes Debian's g++-aarch64-linux-gnu
 wheels: $(RELEASE)
 	$(BIN)/python -m release.wheels $(addprefix --machine ,$(MACHINES)) $(PYTHONS)
 

@@ -8,6 +8,7 @@ every Python.
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from release.glibc import GLIBC, libraries, without_version
 
 ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build" / "wheels"
+NEWEST = (2, 28)  # the glibc that a wheel may need
 PYTHONS = ("python3.11", "python3.12", "python3.13", "python3.14", "python3.14t")
 COMPILERS = {"x86_64": ("g++", "x86_64-linux-gnu-g++"), "aarch64": ("aarch64-linux-gnu-g++",)}
 TOOLS = ("scikit-build-core>=0.10", "pybind11>=2.13", "packaging", "pathspec")  # pure Python: for every interpreter
@@ -64,6 +66,7 @@ def settings(machine: str, cuda: str) -> dict:
     }
     if machine != os.uname().machine:
         defines |= {"CMAKE_SYSTEM_NAME": "Linux", "CMAKE_SYSTEM_PROCESSOR": machine}
+        defines["PYBIND11_USE_CROSSCOMPILING"] = "ON"  # the module's suffix is the one said, not the interpreter's
     return {"build-dir": str(folder)} | {f"cmake.define.{name}": value for name, value in defines.items()}
 
 
@@ -73,22 +76,26 @@ def build_wheel(python: str, machine: str, cuda: str, tools: Path) -> Path:
     for folder in (plain, named):
         shutil.rmtree(folder, ignore_errors=True)
     said = run(python, "-c", ABI, capture_output=True, text=True).stdout.strip()
+    suffix = f".{said}-{machine}-linux-gnu.so"
+    told = settings(machine, cuda) | {"cmake.define.PYTHON_MODULE_EXT_SUFFIX": suffix}
     env = {
         "PYTHONPATH": str(tools),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # cmake and ninja
         "_PYTHON_HOST_PLATFORM": f"linux-{machine}",
-        "SETUPTOOLS_EXT_SUFFIX": f".{said}-{machine}-linux-gnu.so",
+        "SETUPTOOLS_EXT_SUFFIX": suffix,
     }
-    run(python, "-c", HOOK.format("build_wheel"), plain, json.dumps(settings(machine, cuda)), env=env)
+    run(python, "-c", HOOK.format("build_wheel"), plain, json.dumps(told), env=env)
     (wheel,) = plain.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         (module,) = (name for name in archive.namelist() if name.endswith(".so"))
         archive.extract(module, plain)
     if names := without_version(plain / module):
         raise SystemExit(f"{wheel.name}: expected every name in glibc {GLIBC}, got none there for {', '.join(names)}")
-    platform = ["--only-plat", "--plat", f"manylinux_2_28_{machine}"]
-    run(sys.executable, "-m", "auditwheel", "repair", *platform, "-w", named, wheel)
+    run(sys.executable, "-m", "auditwheel", "repair", "--only-plat", "--plat", "auto", "-w", named, wheel)
     (wheel,) = named.glob("*.whl")
+    found = re.search(r"manylinux_(\d+)_(\d+)_", wheel.name)
+    if found is None or (int(found[1]), int(found[2])) > NEWEST:
+        raise SystemExit(f"{wheel.name}: expected manylinux_{NEWEST[0]}_{NEWEST[1]} or older: see what it links")
     return Path(shutil.move(wheel, ROOT / "dist" / wheel.name))
 
 
