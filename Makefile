@@ -4,14 +4,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 SIMULATOR := $(VENV)/.simulator
 INSTALLED := $(VENV)/.installed
-SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc fedcore -type f -not -name '*.pyc')
+RELEASE := $(VENV)/.release
+SOURCES := pyproject.toml constraints.txt locks/sim.txt locks/dev.txt CMakeLists.txt $(shell find csrc fedcore -type f -not -name '*.pyc')
 CORES := $(shell nproc)
 # Processes of tests or of mypy: each takes up to a GB.
 WORKERS := $(shell nproc | awk '{ print $$1 < 16 ? $$1 : 16 }')
 LEVELS := native
 CXX_FILES := $(shell find csrc tests/native bench -name '*.cpp' -o -name '*.h' -o -name '*.inl' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: help quickstart test test-device lint format sanitize aarch64-check bench bench-gate gpu-check wheel-check clean
+# For every Python and platform at once; who installs chooses the index.
+LOCK := $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes --upgrade \
+	-c constraints.txt --no-emit-package torch --no-emit-package torchvision --no-annotate --no-header
+
+.PHONY: help quickstart test test-device test-level test-deployment lint format sanitize aarch64-check bench bench-gate gpu-check wheel-check wheels \
+	wheels-check sdist-check workflows bench-commits sbom lock clean
 help:
 	@sed -n 's/^## //p' Makefile
 
@@ -28,6 +34,14 @@ test: lint
 ##                    empty FEDCORE_CUDA_DRIVER on a GPU
 test-device: $(INSTALLED)
 	FEDCORE_TESTS_ON=cuda $(BIN)/python -m pytest tests/kernels -n $(WORKERS) --dist worksteal --durations=10
+
+## make test-level    the tests of kernels and sampling at LEVEL=baseline, avx2, avx512, or reference, the NumPy twins
+test-level: $(INSTALLED)
+	FEDCORE_ISA=$(LEVEL) $(BIN)/python -m pytest tests/kernels tests/sampling -n $(WORKERS) --dist worksteal --durations=10
+
+## make test-deployment the adapters with the frameworks' real processes (minutes)
+test-deployment: $(INSTALLED)
+	$(BIN)/python -m pytest -m deployment
 
 ## make lint          ruff, mypy, stubtest and clang-format, as `make test` runs them
 lint: $(INSTALLED)
@@ -75,12 +89,49 @@ wheel-check: $(INSTALLED)
 	$(BIN)/pip --python build/wheel-env/bin/python install -q --no-compile build/wheel/*.whl
 	cd build && wheel-env/bin/python ../tests/architecture/core_alone.py
 
+## make wheels        the sdist, and wheels for Linux of every Python on PATH, into dist (minutes; PYTHONS="..." names them);
+##                    MACHINES="x86_64 aarch64" cross-compiles too, which takes Debian's g++-aarch64-linux-gnu
+wheels: $(RELEASE)
+	$(BIN)/python -m release.wheels $(addprefix --machine ,$(MACHINES)) $(PYTHONS)
+
+## make wheels-check  install each wheel of dist that runs here without a compiler, and run tests of kernels and the store
+wheels-check: $(RELEASE)
+	$(BIN)/python -m release.installed
+
+## make workflows     hold .github/workflows to their schema, and run their cheap steps; STEPS=all runs every one (hours)
+workflows: $(RELEASE)
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/python -m release.workflows $(STEPS)
+
+## make bench-commits compare this tree's kernels with those of another commit, in turn: BASE=main
+bench-commits: $(INSTALLED)
+	$(BIN)/python -m bench.commits $(BASE)
+
+## make sdist-check   build the sdist, install it by a build in isolation beside numpy alone, and run a round
+sdist-check: $(RELEASE)
+	rm -rf build/sdist-env
+	$(BIN)/python -m release.wheels --sdist
+	$(PYTHON) -m venv --without-pip build/sdist-env
+	$(BIN)/pip --python build/sdist-env/bin/python install -q --no-compile dist/*.tar.gz
+	cd build && sdist-env/bin/python ../tests/architecture/core_alone.py
+
+## make sbom          what the simulator's lock holds, as CycloneDX, into dist
+sbom: $(RELEASE)
+	mkdir -p dist
+	$(BIN)/cyclonedx-py requirements locks/sim.txt --pyproject pyproject.toml --of JSON -o dist/fedcore.cdx.json
+
+## make lock          renew the locks: the newest of everything that the constraints allow, with hashes
+lock: $(RELEASE)
+	$(LOCK) --extra dev --group build -o locks/dev.txt
+	$(LOCK) --extra sim --group build -c locks/dev.txt -o locks/sim.txt
+
 ## make clean         remove the environment and everything built
 clean:
 	rm -rf $(VENV) build dist
 
-# The build tools go in first and the package is built with them, not in isolation, so that a rebuild compiles only
-# what changed. The quickstart compiles this machine's level of instructions alone, the tests all of them, at once. An
+# The locks go in first: the build tools, and all but torch, which has files of its own for CPUs and for each CUDA, as
+# NVIDIA's packages have. The package is built with those tools, not in isolation, so that a rebuild compiles only what
+# changed. The quickstart compiles this machine's level of instructions alone, the tests all of them, at once. An
 # environment of before holds the package under its old name, fedcore, which would be in the way. Bytecode is made
 # where it is imported: of all of torch and SciPy it takes longer than the quickstart, of pip itself four seconds, which
 # the pip that is there saves. The pip of Python 3.11 takes twice as long as later ones.
@@ -89,17 +140,21 @@ $(SIMULATOR): $(SOURCES)
 	@echo "compiling the native module: one to three minutes and the download. Only this once."
 	@test -x $(BIN)/pip || { $(PYTHON) -m venv --without-pip $(VENV) && \
 		$(PYTHON) -m pip --python $(BIN)/python install -q --no-compile pip; } 2>/dev/null || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install -q --no-compile -c constraints.txt "pip>=25" "scikit-build-core>=0.10" "pybind11>=2.13" cmake ninja
+	@$(BIN)/pip install -q --no-compile -c constraints.txt "pip>=25.1"
+	@$(BIN)/pip install -q --no-compile --no-deps --require-hashes -r locks/sim.txt
 	@! ls -d $(VENV)/lib/python*/site-packages/fedcore-*.dist-info >/dev/null 2>&1 || $(BIN)/pip uninstall -qq -y fedcore
 	@$(BIN)/pip install -q --no-compile -c constraints.txt --no-build-isolation \
 		-C cmake.define.FEDCORE_LEVELS=$(LEVELS) -e ".[sim]"
 	@touch $@
 
-# FedLab comes as source, which takes setuptools and wheel to build.
 $(INSTALLED): LEVELS := all
 $(INSTALLED): $(SIMULATOR)
 	@echo "Installing what the tests need (Flower, NVFlare, pfl, FedLab, the linters): another GB. Only this once."
-	@$(BIN)/pip install -q -c constraints.txt setuptools wheel
+	@$(BIN)/pip install -q --no-deps --require-hashes --no-build-isolation -r locks/dev.txt
 	@$(BIN)/pip install -q -c constraints.txt --no-build-isolation \
 		-C cmake.define.FEDCORE_LEVELS=$(LEVELS) -e ".[dev]"
+	@touch $@
+
+$(RELEASE): $(INSTALLED)
+	@$(BIN)/pip install -q --group release
 	@touch $@

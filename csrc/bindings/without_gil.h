@@ -17,11 +17,15 @@ class WithoutGil {
     ~WithoutGil() {
         // A daemon thread that asks for the GIL while the interpreter goes down is ended by an unwinding that may not
         // pass a destructor: it would abort the process. It sleeps instead, until the process is gone.
+#ifdef __GLIBCXX__
         try {
             PyEval_RestoreThread(thread_);
         } catch (abi::__forced_unwind&) {
             for (;;) pause();
         }
+#else  // such as LLVM's library, whose threads end without unwinding
+        PyEval_RestoreThread(thread_);
+#endif
     }
 
   private:

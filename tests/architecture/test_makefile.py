@@ -1,7 +1,7 @@
 """What make would do, without doing it."""
 
 import os
-import shlex
+import re
 import shutil
 import subprocess
 import tomllib
@@ -25,7 +25,7 @@ def commands(target):
 
 
 def installs(target):
-    return [line.rpartition(" ")[2] for line in commands(target) if "--no-build-isolation" in line]
+    return [line.rpartition(" ")[2] for line in commands(target) if "FEDCORE_LEVELS=" in line]
 
 
 def test_the_quickstart_installs_the_simulator_alone_and_says_so_first():
@@ -50,16 +50,40 @@ def test_the_check_on_a_gpu_installs_nothing():
 
 
 def levels(target):
-    lines = [line for line in commands(target) if "--no-build-isolation" in line]
+    lines = [line for line in commands(target) if "FEDCORE_LEVELS=" in line]
     return [line.partition("FEDCORE_LEVELS=")[2].split()[0] for line in lines]
+
+
+def locked(name):
+    """The packages of a lock."""
+    return set(re.findall(r"^([\w.-]+)==", (ROOT / "locks" / name).read_text(), re.MULTILINE))
 
 
 def test_the_build_tools_are_those_that_the_package_requires():
     """No build is in isolation, in which one that is not said would be missing: the first of a clone would miss it."""
-    (tools,) = (line for line in commands("quickstart") if "scikit-build-core" in line and " install " in line)
-    required = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
-    extras = {"pip>=25", "cmake", "ninja"}  # scikit-build-core takes the last two from wherever they are
-    assert set(shlex.split(tools.partition("constraints.txt")[2])) - extras == set(required)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    tools = project["dependency-groups"]["build"]
+    assert set(project["build-system"]["requires"]) == set(tools) - {"cmake", "ninja"}  # from wherever they are
+    for lock in ("sim.txt", "dev.txt"):
+        assert {tool.partition(">")[0] for tool in tools} <= locked(lock)
+
+
+def test_what_is_locked_goes_in_first_by_its_hashes_and_alone():
+    for target, lock in (("quickstart", "locks/sim.txt"), ("test", "locks/dev.txt")):
+        lines = commands(target)
+        (held,) = (at for at, line in enumerate(lines) if line.endswith(f"-r {lock}"))
+        assert "--require-hashes" in lines[held]
+        assert "--no-deps" in lines[held]
+        assert held < max(at for at, line in enumerate(lines) if "-e " in line)
+
+
+def test_a_lock_names_no_index_and_no_file_that_differs_from_machine_to_machine():
+    for lock in ("sim.txt", "dev.txt"):
+        text = (ROOT / "locks" / lock).read_text()
+        assert "//" not in text
+        assert "--index" not in text
+        assert not [name for name in locked(lock) if re.match("torch(vision)?$|nvidia-(?!ml-py)|triton|cuda", name)]
+    assert locked("sim.txt") <= locked("dev.txt")
 
 
 def test_the_package_s_old_name_goes_before_the_new_one_comes():
