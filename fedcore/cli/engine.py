@@ -57,12 +57,12 @@ class EngineOptions:
             )
 
     def trials(self) -> RayTrials | None:
-        """Who runs the trials; None for processes of this machine."""
+        """The runner of a sweep's trials; None for processes of this machine."""
         if self.engine != "ray":
             return None
         return RayTrials(WORKERS if self.workers is None else self.workers, self.gpus or 0.0, self.address)
 
 
 def found_anywhere(imports: Sequence[str]) -> list[str]:
-    """What is to be imported, with whole paths: a worker's folder is another one."""
+    """The imports with whole paths: a worker's folder is another one."""
     return [str(Path(name).resolve()) if name.endswith(".py") else name for name in imports]

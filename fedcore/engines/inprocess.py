@@ -203,7 +203,7 @@ class InProcess:
 
     @property
     def waited(self) -> float:
-        """Nothing: see ``Engine``."""
+        """Zero seconds: see ``Engine``."""
         return 0.0
 
     @property

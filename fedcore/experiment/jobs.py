@@ -62,7 +62,7 @@ class Event:
 
 
 class Runner(Protocol):
-    """What runs the trials of a sweep elsewhere: ``ray_trials.RayTrials``, say."""
+    """The contract of who runs a sweep's trials elsewhere: ``ray_trials.RayTrials``, say."""
 
     def __call__(self, jobs: Iterable[Job], imports: Sequence[str], on_event: Callable[[Event], None]) -> list[Event]:
         """See ``run_jobs``."""

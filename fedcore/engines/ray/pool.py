@@ -114,7 +114,7 @@ class Pool:
         return [reference for reference in found if reference in running]
 
     def result(self, reference: Any) -> Any:
-        """What a worker returned: ``Session.result``."""
+        """The value that a worker returned: ``Session.result``."""
         return self._session.result(reference)
 
     def complete(self) -> list[Worker]:
