@@ -42,8 +42,17 @@ class Represented:
         )
 
     def _repr_html_(self) -> str:
-        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in self._rows())
-        return f"<table><caption>{escape(type(self).__name__)}</caption>{body}</table>"
+        return html_table(type(self).__name__, self._rows())
+
+
+def html_table(caption: str, rows: Iterable[tuple[str, ...]]) -> str:
+    """A table in HTML, as notebooks show it.
+
+    >>> html_table("a & b", [("x", "<1>")])
+    '<table><caption>a &amp; b</caption><tr><td>x</td><td>&lt;1&gt;</td></tr></table>'
+    """
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><caption>{escape(caption)}</caption>{body}</table>"
 
 
 def arguments_of(made: object) -> dict[str, Any]:

@@ -74,6 +74,18 @@ def test_a_sweep_s_settings_are_columns(sweep):
     assert len(frame) == 6 * 3
 
 
+def test_a_table_of_conditions_by_methods(sweep):
+    """The docstring's example."""
+    frame = fedcore.read_records(sweep)
+    last = frame[frame["round"] == frame.groupby("run")["round"].transform("max")]
+    table = last.pivot_table("accuracy", "rate.lr", "algorithm")
+    assert list(table.columns) == ["FedAvg", "FedAvgM"]
+    (plain,) = read_folder(sweep / "quickstart" / "rate.lr=0.2")
+    assert table.loc[0.2, "FedAvg"] == plain.rounds[-1].accuracy
+    both = [read_folder(sweep / "quickstart" / f"rate.lr=0.2,beta={beta}")[0] for beta in (0.5, 0.7)]
+    assert table.loc[0.2, "FedAvgM"] == pytest.approx(sum(one.rounds[-1].accuracy for one in both) / 2)
+
+
 def test_where_all_agree_there_is_no_column(run):
     assert not [name for name in fedcore.read_records(run).columns if "." in name]
 

@@ -7,13 +7,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fedcore import data
 from fedcore.errors import MissingDataError
 from fedcore.experiment.records import RoundRecord
 from fedcore.experiment.trial import CHECKPOINTS, Trial, is_complete
 from fedcore.experiment.worker import Ended, Worker, run_here
+from fedcore.representation import Represented
 
 if TYPE_CHECKING:
     from fedcore.experiment.build import MakeEngine  # which imports torch: the run's own process need not wait for it
@@ -39,8 +40,8 @@ class Job:
         return f"{self.group}, {self.trial.name}" if self.group else self.trial.name
 
 
-@dataclass(frozen=True)
-class Event:
+@dataclass(frozen=True, repr=False)
+class Event(Represented):
     """An event of a trial: it started, finished a round, or is over.
 
     Attributes:
@@ -59,6 +60,10 @@ class Event:
     def trial(self) -> Trial:
         """The trial itself."""
         return self.job.trial
+
+    def _facts(self) -> dict[str, Any]:
+        number = None if self.round is None else self.round.round
+        return {"job": self.job.name, "round": number, "over": self.over or None, "error": self.error}
 
 
 class Runner(Protocol):

@@ -122,3 +122,14 @@ def test_a_process_that_is_killed_costs_its_own_trial_only(tmp_path, small):
     assert failed[0].error == "its process ended with exit status -9"
     whole = [record for record in read_folder(tmp_path / "run") if len(record.rounds) == 2]
     assert len(whole) == len(trials(small)) - 1
+
+
+def test_a_notebook_shows_an_experiment_and_its_events(small, tmp_path):
+    events = []
+    run_experiment(small, tmp_path / "run", jobs=0, on_event=events.append)
+    assert repr(events[0]) == "Event(job='FedAvg, seed 0')"
+    assert repr(events[1]) == "Event(job='FedAvg, seed 0', round=0)"
+    assert repr(events[3]) == "Event(job='FedAvg, seed 0', over=True)"
+    html = small._repr_html_()
+    assert html.startswith("<table><caption>Experiment quickstart</caption>")
+    assert "<tr><td>algorithms</td><td>(&#x27;FedAvg&#x27;, &#x27;MIFA&#x27;, &#x27;MimiC&#x27;)</td></tr>" in html

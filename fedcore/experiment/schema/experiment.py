@@ -26,6 +26,7 @@ from fedcore.experiment.schema.pictures import Pictures
 from fedcore.experiment.schema.rates import LARGEST_STEP, Rate
 from fedcore.experiment.schema.section import FromRegistry, Section, option_problems, problems, short
 from fedcore.registries import Registry
+from fedcore.representation import html_table, shown
 
 NO_LABELS = np.empty(0, np.int64)
 
@@ -214,6 +215,12 @@ class Experiment(Section):
     def __repr__(self) -> str:
         methods = ", ".join(method.label for method in self.algorithms)
         return f"Experiment({self.name!r}: {methods}; {self.rounds} rounds, {len(self.seeds)} seeds)"
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks: a row for each key, the methods by their labels."""
+        told = {key: value for key, value in self.tables().items() if value not in ({}, [], "")}
+        told["algorithms"] = [method.label for method in self.algorithms]
+        return html_table(f"Experiment {self.name}", ((key, shown(value)) for key, value in told.items()))
 
     def tables(self) -> dict[str, Any]:
         """The experiment as ``config.json`` has it."""
