@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 from uuid import uuid4
 
 import numpy as np
@@ -307,6 +307,17 @@ class Server(Represented, Unpicklable):
 
         x_prev = self._whole("vector", "x_prev") if b else None
         return broadcast_of(self._settings, number, asked, self._whole("vector", "sent"), x_prev, offset)
+
+    def slices(self, what: Literal["sent", "x_prev", "x"] = "sent") -> list[Any]:
+        """The model that clients start from, as each shard has it: for workers, without a way through here.
+
+        Args:
+            what: "sent", as clients are sent it; "x_prev", where the method's ``b`` is not 0; or "x".
+
+        Returns:
+            for each of ``ranges`` an array, float32, read-only; on Ray a reference to one.
+        """
+        return self._coordinator.placement.fetch("vector", what)
 
     def open_round(self, *, newcomers: Coming = ()) -> Round:
         """Start a round; there is one at a time: see ``fedcore.Server.open_round``."""
