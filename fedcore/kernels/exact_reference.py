@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.kernels.forms import Terms
-from fedcore.kernels.reference import BLOCK, added, decoded, exchange, gradient, sizes_of, squared_norms, whole
+from fedcore.kernels.reference import BLOCK, added, decoded, exchange, gradient, sizes_of, squares_of_blocks, whole
 from fedcore.typing import F32, F64
 
 Words = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -63,7 +63,7 @@ def accumulate_exact(
     hs = [gradient(*sent) for sent in zip(bases, map(whole, ys), scales, strict=True)]
     for h, weight in zip(hs, weights, strict=True):
         add(out, rounded(weight * h.astype(np.float64)))
-    return held(squared_norms(hs, partials, sizes_of(ys)), weights)
+    return held(added(squares_of_blocks(hs, sizes_of(ys)), partials), weights)
 
 
 def exchange_exact(

@@ -111,7 +111,7 @@ def accumulate(
     hs = [gradient(*sent) for sent in zip(bases, map(whole, ys), scales, strict=True)]
     for h, weight in zip(hs, weights, strict=True):
         out += out.dtype.type(weight) * h.astype(out.dtype)
-    return squared_norms(hs, partials, sizes_of(ys))
+    return added(squares_of_blocks(hs, sizes_of(ys)), partials)
 
 
 def decoded(row: Any, n: int) -> F32:
@@ -370,25 +370,25 @@ def dequantise(codes: npt.NDArray[Any], scales: F32 | None, codec: str, out: F32
         out[:] = (codes.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def squared_norms(rows: Sequence[Sum], partials: F64 | None = None, sizes: Sequence[int] | None = None) -> F64:
+def squared_norms(rows: Sequence[Sum], partials: F64 | None = None) -> F64:
     """|row|^2 of each row, in float64: the blocks' squares, which are also left in ``partials``, in their order."""
-    return added(squares_of_blocks(rows, sizes), partials)
+    return added(squares_of_blocks(rows), partials)
 
 
 def squares_of_blocks(rows: Sequence[Sum], sizes: Sequence[int] | None = None) -> F64:
     """float64[blocks, k]: the squares of each 16,384 elements, of each tensor by itself where there are several."""
-    ends = np.cumsum([np.size(rows[0]) if rows else 0] if sizes is None else sizes, dtype=np.int64)
+    squares = [np.square(np.asarray(row), dtype=np.float64).ravel() for row in rows]
+    ends = np.cumsum([len(squares[0]) if squares else 0] if sizes is None else sizes, dtype=np.int64)
     starts = [at for a, b in zip([0, *ends[:-1]], ends, strict=True) for at in range(a, b, BLOCK)]
     shares = np.empty((len(starts), len(rows)))
-    for i, row in enumerate(rows):
-        square = np.square(row, dtype=np.float64).ravel()
+    for i, square in enumerate(squares):
         shares[:, i] = [part.sum() for part in np.split(square, starts[1:])] if starts else []
     return shares
 
 
 def added(shares: F64, partials: F64 | None) -> F64:
     """The shares' sums, one block after another; the shares themselves into ``partials``."""
-    if partials is not None:
+    if partials is not None and shares.size:
         partials[:] = shares
     return np.cumsum(shares, axis=0)[-1] if len(shares) else np.zeros(shares.shape[1])
 

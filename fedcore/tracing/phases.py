@@ -68,6 +68,8 @@ PHASES: dict[str, tuple[str, ...]] = {
         "fedcore.kernels:read_exact",
         "fedcore.kernels:server_step",
         "fedcore.kernels:squared_norms",
+        "fedcore.kernels:sum_of_partials",
+        "fedcore.kernels:sum_of_partials_exact",
         "fedcore.kernels:weighted_sum",
         "fedcore.kernels:weighted_sum_segments",
     ),

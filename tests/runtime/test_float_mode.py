@@ -152,6 +152,8 @@ KERNELS = {
     "dequantise": lambda: kernels.dequantise(kernels.Codes("int8", np.int8([3] * 8), SCALE)),
     "squared_norms": lambda: kernels.squared_norms([TINY, SHORT]),
     "all_finite": lambda: kernels.all_finite([TINY]),
+    "sum_of_partials": lambda: kernels.sum_of_partials(np.full((3, 2), 1e-310)),
+    "sum_of_partials_exact": lambda: kernels.sum_of_partials_exact(np.full((3, 2), 1e-310), np.float64([1, 1e-310])),
 }
 TINY_WEIGHTS, TINY_CHANCES = WIDE.clip(0) * 1e-30, np.float64([5e-324, 1, 1e-310, 0, 1])
 SAMPLING = {
