@@ -38,7 +38,7 @@ class Placement(Protocol):
         ...
 
     def fetch(self, name: str, *arguments: Any) -> list[Any]:
-        """What a method of each ``Shard`` that asks nothing returns: itself, or a reference where it lies elsewhere."""
+        """The results of a method of each ``Shard`` that asks nothing: themselves, or references to them elsewhere."""
         ...
 
     def put(self, vector: Any) -> Any:
