@@ -20,7 +20,7 @@ class Squares(NamedTuple):
 
 
 class Whole(Protocol):
-    """What a server, or a shard of one, asks of the whole of its vectors.
+    """The questions of a server, or of a shard of one, about the whole of its vectors.
 
     Every shard of a cluster makes the same calls in the same order, each with what it knows of its own slice; each of
     them gets the same answer. So all of them decide alike.
@@ -44,7 +44,7 @@ class Whole(Protocol):
         ...
 
     def refusals(self, reasons: list[str | None]) -> list[str | None]:
-        """Why each of some replies is refused, here or elsewhere; None for those that nobody refuses."""
+        """The reasons to refuse some replies, here or elsewhere; None for those that nobody refuses."""
         ...
 
     def agree(self, yes: bool) -> bool:

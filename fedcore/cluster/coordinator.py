@@ -207,7 +207,7 @@ class Coordinator:
 
 
 def _common(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What is the same in the settings of all shards."""
+    """The part of the settings that all shards have alike."""
     return {name: value for name, value in settings.items() if name not in ("layout", "nonnegative")}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from fedcore.arguments import real, whole
 from fedcore.cluster.placement import Answer, Lost
 from fedcore.cluster.shard import Place, Shard
-from fedcore.cluster.strand import Raised, Reply
+from fedcore.cluster.strand import Raised, Reply, Returned
 from fedcore.errors import ClusterError, RangeError
 from fedcore.ray_session import LostError, Session
 
@@ -37,6 +37,14 @@ class Actor:
         """Answer what it has asked, and wait for the next."""
         self._shard.answer(value)
         return _portable(self._shard.wait())
+
+    def fetch(self, name: str, *arguments: Any) -> Any:
+        """The result of a call that asks nothing, by itself: whoever has its reference reads it where he is."""
+        reply = self.call(name, *arguments)
+        if isinstance(reply, Raised):
+            raise reply.error
+        assert isinstance(reply, Returned)
+        return reply.value
 
 
 class OnRay:
@@ -96,6 +104,10 @@ class OnRay:
     def answer(self, answers: Mapping[int, Any]) -> dict[int, Answer]:
         """See ``Placement``."""
         return self._answers({k: self._actors[k].answer.remote(value) for k, value in answers.items()})
+
+    def fetch(self, name: str, *arguments: Any) -> list[Any]:
+        """See ``Placement``: references."""
+        return [actor.fetch.remote(name, *arguments) for actor in self._actors]
 
     def put(self, vector: Any) -> Any:
         """See ``Placement``."""

@@ -37,6 +37,10 @@ class Placement(Protocol):
         """Answer those that have asked, by their numbers."""
         ...
 
+    def fetch(self, name: str, *arguments: Any) -> list[Any]:
+        """The results of a method of each ``Shard`` that asks nothing: themselves, or references to them elsewhere."""
+        ...
+
     def put(self, vector: Any) -> Any:
         """A vector, on its way to a shard."""
         ...
@@ -73,6 +77,14 @@ class Here:
         for k, value in answers.items():
             self._shards[k].answer(value)
         return {k: self._shards[k].wait() for k in answers}
+
+    def fetch(self, name: str, *arguments: Any) -> list[Any]:
+        """See ``Placement``."""
+        replies = self.call(name, [arguments] * len(self._shards))
+        for reply in replies:
+            if isinstance(reply, Raised):
+                raise reply.error
+        return [reply.value for reply in replies if isinstance(reply, Returned)]
 
     def put(self, vector: Any) -> Any:
         """See ``Placement``."""

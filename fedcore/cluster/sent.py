@@ -1,4 +1,4 @@
-"""What a client sent, as shards get it: slices, or why there are none."""
+"""The updates of clients as shards get them: slices, or the reason why there are none."""
 
 import hashlib
 from collections.abc import Sequence

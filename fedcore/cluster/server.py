@@ -10,24 +10,21 @@ from typing import Any, Self
 from uuid import uuid4
 
 import numpy as np
-import numpy.typing as npt
 
 from fedcore import server as plain
 from fedcore.algorithms import Algorithm
-from fedcore.clients import ClientId, Registry
+from fedcore.clients import ClientId
 from fedcore.cluster.coordinator import Coordinator
 from fedcore.cluster.manifest import NAME, Manifest
 from fedcore.cluster.placement import Here, Placement
-from fedcore.cluster.ranges import Range, cut, ranges_of
+from fedcore.cluster.ranges import cut, ranges_of
 from fedcore.cluster.round import Round
-from fedcore.cluster.shard import joined, settings_of_shard
+from fedcore.cluster.shard import settings_of_shard
+from fedcore.cluster.view import ClusterView
 from fedcore.errors import RangeError, RoundError, StoreError
 from fedcore.layout import Layout
-from fedcore.libraries import Library
 from fedcore.optimizers import Optimizer
-from fedcore.pickling import Unpicklable
 from fedcore.rates import Rate
-from fedcore.representation import Represented
 from fedcore.server.beginning import first_settings, with_buffers_of
 from fedcore.server.broadcast import Broadcast, asked_of, broadcast_of
 from fedcore.server.newcomers import Coming
@@ -37,14 +34,13 @@ from fedcore.server.round_lock import RoundLock
 from fedcore.server.settings import Settings, said_again
 from fedcore.server.update import Update, as_vector, held_together
 from fedcore.store import Durability
-from fedcore.store.rows_view import Clients
 from fedcore.typing import F32
 
 _NOT_HERE = ("store", "device", "hot_rows", "undoable")
 """Arguments of ``fedcore.Server`` that a cluster has others for, or none."""
 
 
-class Server(Represented, Unpicklable):
+class Server(ClusterView):
     """A ``fedcore.Server`` cut by ranges of parameters into shards, with the same rounds and the same bits.
 
     Args:
@@ -75,8 +71,6 @@ class Server(Represented, Unpicklable):
     (np.float32(1.0), Range(start=0, stop=16384, end=16384))
     >>> server.close()
     """
-
-    _instead = "write it by save(path), and read it by Server.load(path)"
 
     def __init__(
         self,
@@ -183,112 +177,6 @@ class Server(Represented, Unpicklable):
             raise
         return server
 
-    def _read_registry(self) -> None:
-        """Learn anew which clients are registered."""
-        self._registry = Registry.restore(*self._first("registry"))
-
-    def _facts(self) -> dict[str, Any]:
-        return {
-            "algorithm": self.algorithm,
-            "round_number": self.round_number,
-            "n": self.layout.n,
-            "clients": len(self._registry),
-            "shards": len(self.ranges),
-            "lr": self._settings.lr,
-            "server_lr": self._settings.server_lr,
-            "optimizer": self._settings.optimizer,
-            "store": "ram" if self._home is None else str(self._home),
-        }
-
-    def _in_files(self) -> bool:
-        return True
-
-    @property
-    def algorithm(self) -> Algorithm:
-        """The algorithm."""
-        return self._settings.algorithm
-
-    @property
-    def layout(self) -> Layout:
-        """The places of the model's tensors in x."""
-        return self._settings.layout
-
-    @property
-    def averages_models(self) -> bool:
-        """Tell whether the step is the plain average of the clients' models."""
-        return self._settings.averages_models
-
-    @property
-    def ranges(self) -> tuple[Range, ...]:
-        """The elements of each shard."""
-        return self._manifest.ranges
-
-    @property
-    def clients(self) -> Clients:
-        """The registered clients."""
-        return Clients(self._registry)
-
-    @property
-    def client_sizes(self) -> npt.NDArray[np.int64] | None:
-        """n_k of the registered clients, int64[N], the smallest first; None where the server was told none."""
-        sizes: npt.NDArray[np.int64] | None = self._first("client_sizes")
-        return sizes
-
-    @property
-    def round_number(self) -> int:
-        """The number of finished rounds, which is the number of the next."""
-        return self._coordinator.known.round_number
-
-    @property
-    def transactions(self) -> int:
-        """The number of its transactions, which every shard has: see ``fedcore.Server.transactions``."""
-        return self._coordinator.known.transactions
-
-    @property
-    def x(self) -> F32:
-        """The model, float32[n], read-only: gathered from the shards at every reading."""
-        x: F32 = self._whole("vector", "x")
-        return x
-
-    @property
-    def v(self) -> F32:
-        """The direction of the last round that had one, float32[n_parameters]: see ``fedcore.Server.v``."""
-        v: F32 = self._whole("vector", "v")
-        return v
-
-    def row(self, client: ClientId) -> F32:
-        """A client's row, float32[n_parameters], as it is read; zeros where it was never written.
-
-        Raises:
-            UnknownClientError: it is not registered.
-        """
-        row: F32 = self._whole("row", self._registry.check(client))
-        return row
-
-    def correction(self, client: ClientId) -> npt.NDArray[np.float64]:
-        """c_i, float64[n_parameters]: what MimiC adds to the client's next mean gradient; zero elsewhere."""
-        client = self._registry.check(client)
-        if not self.algorithm.keeps_history:
-            return np.zeros(self.layout.n_parameters)
-        whole: npt.NDArray[np.float64] = self._whole("correction", client)
-        return whole
-
-    def total(self) -> npt.NDArray[np.float64] | None:
-        """T, float64[n_parameters]; None where the method keeps none."""
-        if not self.algorithm.keeps_total:
-            return None
-        whole: npt.NDArray[np.float64] = self._whole("total")
-        return whole
-
-    def tensors(self, *, library: Library | None = None, sent: bool = False) -> dict[str, Any]:
-        """The model by name, as it came: see ``fedcore.Server.tensors``."""
-        x = self._whole("vector", "sent" if sent else "x")
-        return self.layout.tensors(x, self._first("counters"), library)
-
-    def load_into(self, model: Any) -> None:
-        """Copy x into a model's parameters and float buffers, and the counters: see ``fedcore.Server.load_into``."""
-        self.layout.load_into(model, self.x, self._first("counters"))
-
     def broadcast(self, ids: Iterable[ClientId], *, newcomers: Iterable[ClientId] = ()) -> Broadcast:
         """The broadcast to those clients for the next round: see ``fedcore.Server.broadcast``."""
         asked, new = asked_of(self._registry, ids, newcomers)
@@ -379,11 +267,6 @@ class Server(Represented, Unpicklable):
         self._between_rounds()
         self._coordinator.call("compact")
 
-    def verify(self) -> list[str]:
-        """Read everything, and say what is not as it was written: see ``ClientStore.verify``."""
-        found = self._coordinator.call("verify")
-        return [f"shard {k}: {line}" for k, lines in enumerate(found) for line in lines]
-
     def close(self) -> None:
         """Give up a round that is open, and close the shards; nothing can be read afterwards."""
         if (opened := self._round_lock.opened) is not None:
@@ -395,12 +278,6 @@ class Server(Represented, Unpicklable):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _first(self, name: str) -> Any:
-        return self._coordinator.call(name)[0]
-
-    def _whole(self, name: str, *arguments: Any) -> Any:
-        return joined(self._coordinator.call(name, *arguments))
 
     def _between_rounds(self) -> None:
         self._round_lock.require_none(self.round_number)

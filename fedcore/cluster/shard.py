@@ -56,7 +56,7 @@ class Place:
     folder: str | None
 
     def told(self) -> dict[str, Any]:
-        """What the folder says of it."""
+        """The words of its folder about it."""
         return {"cluster": self.cluster, "shard": self.shard, "shards": self.shards, "first": self.first}
 
     def require(self, state: Any) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class Place:
 
 
 class Known(NamedTuple):
-    """What the coordinator knows of its shards: the numbers of round and transaction, which all of them have alike."""
+    """The coordinator's knowledge of its shards: the numbers of round and transaction, which all of them have alike."""
 
     round_number: int
     transactions: int
@@ -307,7 +307,7 @@ class Shard:
             remove(Path(paths[self._place.shard]))
 
     def verify(self) -> list[str]:
-        """What is damaged here: see ``ClientStore.verify``."""
+        """The damage found here: see ``ClientStore.verify``."""
         return self._state.store.verify()
 
     def checkpoint(self) -> None:

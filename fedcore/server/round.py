@@ -88,7 +88,7 @@ class Round(RoundFace):
 
     @property
     def refused(self) -> tuple[tuple[ClientId, str], ...]:
-        """Whose updates were refused so far, and why."""
+        """The clients whose updates were refused so far, with the reasons."""
         return tuple(self._refused)
 
     @property

@@ -108,7 +108,7 @@ class UpdateReader:
         return self._starts[round]
 
     def _read_vector(self, update: Update) -> tuple[Any, bool]:
-        """What the update sent, as ``read_vector`` gives it."""
+        """The vector that the update sent, as ``read_vector`` gives it."""
         # A quantised row cannot be cut at any element, for its elements share scales.
         apart = not self._settings.algorithm.keeps_rows or self._state.store.codec == "f32"
         return read_vector(update, self._settings.layout, apart=apart, device=self._settings.device)

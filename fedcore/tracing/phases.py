@@ -15,12 +15,12 @@ PHASES: dict[str, tuple[str, ...]] = {
     ),
     "wait": ("fedcore.adapters.flower.grid:StreamingGrid._replies",),
     "add": (
-        "fedcore.server.round:Round.add_update",
+        "fedcore.server.round:Round.add_together",
         "fedcore.server.round:Round.add_all",
         "fedcore.network.round:NetworkRound.add_update",
     ),
     "check": (
-        "fedcore.server.round:Round._check_caller",
+        "fedcore.server.round_face:RoundFace._check",
         "fedcore.server.judge:Judge.judge",
         "fedcore.network.round:NetworkRound._check_caller",
     ),

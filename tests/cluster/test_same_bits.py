@@ -217,6 +217,7 @@ def test_many_at_once_and_one_at_a_time():
 
 def test_slices_of_two_vectors_are_refused():
     server = made("FedAvg", X0, shards=3)
+    assert [len(part) for part in server.slices()] == [span.stop - span.start for span in server.ranges]
     first, second = X0 * np.float32(2), X0 * np.float32(3)
 
     def cut(y):

@@ -1,6 +1,6 @@
 """The engine on Ray: clients are trained by actors, here or on other machines.
 
-Ray itself is imported in ``session.py`` alone, and when a session begins.
+Ray itself is imported in ``fedcore.ray_session`` alone, and when a session begins.
 """
 
 from fedcore.engines.ray.engine import Ray

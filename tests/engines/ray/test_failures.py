@@ -46,7 +46,7 @@ def test_another_cluster_than_the_one_that_is_connected(ray_session):
 
 def test_without_ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingDependencyError, match=r"^engines.Ray: need Ray; pip install 'fedcore-fl\[ray\]'$"):
+    with pytest.raises(MissingDependencyError, match=r"^fedcore on Ray: need Ray; pip install 'fedcore-fl\[ray\]'$"):
         Session()
 
 
