@@ -16,7 +16,7 @@ from fedcore.errors import FedcoreError, RangeError
 from fedcore.memory import empty
 from fedcore.native import core
 from fedcore.server.call_guard import one_call
-from fedcore.server.report import RoundReport
+from fedcore.server.report import OnReport, RoundReport, tell
 from fedcore.server.round import LOGGER
 from fedcore.server.round_face import RoundFace
 from fedcore.server.settings import Settings
@@ -46,11 +46,13 @@ class Round(RoundFace):
         fold: int,
         may_hold: bool,
         over: Callable[[], None],
+        on_report: OnReport | None = None,
     ) -> None:
         self.report: RoundReport | None = None
         self.is_open = True
         self._coordinator, self._settings, self._ranges, self._registry = coordinator, settings, ranges, registry
         self._fold_at, self._may_hold, self._over = fold, may_hold, over
+        self._on_report = on_report
         self._number = coordinator.known.round_number
         self._turn, self._inside, self._is_ending = RLock(), Lock(), False
         self._held: list[tuple[Said, list[list[Any]]]] = []
@@ -176,6 +178,7 @@ class Round(RoundFace):
         for record in finished.records:
             if LOGGER.isEnabledFor(record.levelno):
                 LOGGER.handle(record)
+        tell(self._on_report, report, LOGGER)
         return report
 
     @one_call

@@ -29,7 +29,7 @@ from fedcore.server.beginning import first_settings, with_buffers_of
 from fedcore.server.broadcast import Broadcast, asked_of, broadcast_of
 from fedcore.server.newcomers import Coming
 from fedcore.server.population import Sizes
-from fedcore.server.report import RoundReport
+from fedcore.server.report import OnReport, RoundReport
 from fedcore.server.round_lock import RoundLock
 from fedcore.server.settings import Settings, said_again
 from fedcore.server.update import Update, as_vector, held_together
@@ -51,6 +51,7 @@ class Server(ClusterView):
         folders: the shards' folders where they lie elsewhere, on a disk each: new, or empty.
         codec, durability: of the rows: see ``ClientStore``.
         placement: where the shards run; None for threads of this process.
+        on_report: as for ``fedcore.Server``; it is called here, and not at the shards.
         options: others of ``fedcore.Server``'s arguments, but ``store``, ``device``, ``hot_rows`` and ``undoable``.
 
     A round, an arrival, a departure and a warm start happened when the last shard's transaction is durable. After a
@@ -85,8 +86,10 @@ class Server(ClusterView):
         codec: str = "f32",
         durability: Durability = "round",
         placement: Placement | None = None,
+        on_report: OnReport | None = None,
         **options: Any,
     ) -> None:
+        self.on_report = on_report
         layout = Layout.of(x0)
         sizes, signed, said = _options(options)
         settings = first_settings(algorithm, layout, lr=lr, device="cpu", **said)
@@ -144,12 +147,13 @@ class Server(ClusterView):
         lr: float | Rate | None = None,
         server_lr: float | Rate | None = None,
         optimizer: Optimizer | None = None,
+        on_report: OnReport | None = None,
     ) -> "Server":
         """The server of a manifest as its last finished round left it; its rounds go on as if nothing had happened.
 
         Args:
             path: the manifest, or its folder: what ``save`` wrote, or a server's own.
-            durability, placement: as for a new one.
+            durability, placement, on_report: as for a new one.
             algorithm, lr, server_lr, optimizer: to be given again where they are the caller's own code.
 
         Raises:
@@ -162,6 +166,7 @@ class Server(ClusterView):
         file = file / NAME if file.is_dir() else file
         manifest = Manifest.read(file)
         server = cls.__new__(cls)
+        server.on_report = on_report
         places = manifest.places(file.parent)
         coordinator = Coordinator(Here() if placement is None else placement, places, durability, given)
         coordinator.open()
@@ -219,6 +224,12 @@ class Server(ClusterView):
         if listed:
             self._coordinator.change("arrive", listed, sizes)
             self._read_registry()
+
+    def resize(self, client_sizes: Mapping[ClientId, int]) -> None:
+        """Let registered clients hold other numbers of examples: see ``fedcore.Server.resize``."""
+        self._between_rounds()
+        if client_sizes:
+            self._coordinator.change("resize", dict(client_sizes))
 
     def depart(self, client: ClientId, *, from_objective: bool = True) -> None:
         """A client goes: see ``fedcore.Server.depart``."""
@@ -289,7 +300,8 @@ class Server(ClusterView):
             if coming:
                 self._read_registry()
 
-        make = partial(Round, self._coordinator, self._settings, self.ranges, fold=fold, may_hold=may_hold, over=over)
+        whom = self._coordinator, self._settings, self.ranges
+        make = partial(Round, *whom, fold=fold, may_hold=may_hold, over=over, on_report=self.on_report)
         self._between_rounds()
         self._coordinator.call("begin_round", coming)
         if coming:
@@ -312,7 +324,8 @@ def _options(options: Mapping[str, Any]) -> tuple[Sizes | None, Sequence[str], d
             raise RangeError(f"{name}: expected none for a cluster, got {options[name]!r}: {instead}; leave it out")
         if name not in defaults:
             raise TypeError(f"Server() got an unexpected keyword argument {name!r}")
-    said = {name: options.get(name, default) for name, default in defaults.items() if name not in (*_NOT_HERE, "lr")}
+    others = (*_NOT_HERE, "lr", "on_report")
+    said = {name: options.get(name, default) for name, default in defaults.items() if name not in others}
     return said.pop("client_sizes"), said.pop("signed_buffers"), said
 
 

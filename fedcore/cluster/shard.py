@@ -238,6 +238,11 @@ class Shard:
         self._state.abandon()
         self._state.arrive(clients, client_sizes)
 
+    def resize(self, client_sizes: Mapping[ClientId, int]) -> None:
+        """See ``Server.resize``."""
+        self._state.abandon()
+        self._state.repopulate(self._state.population.with_sizes(self._state.store.registry, client_sizes))
+
     def depart(self, client: ClientId, from_objective: bool) -> None:
         """See ``Server.depart``."""
         self._state.abandon()

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import re
 import shutil
 from pathlib import Path
@@ -10,17 +11,26 @@ import numpy as np
 import pytest
 
 from fedcore.cli import store
+from fedcore.cluster.ranges import BLOCK
 from tests.cluster.pairs import made, n, one_round
 
 X0 = np.zeros(n, np.float32)
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 
 
-def said(act, *arguments):
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
+def printed(act, *arguments):
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
         act(*arguments)
-    return printed.getvalue()
+    return text.getvalue()
+
+
+def said(command, path):
+    return printed(command, path, False)
+
+
+def as_json(command, path):
+    return json.loads(printed(command, path, True))
 
 
 def test_info_and_verify(tmp_path):
@@ -31,10 +41,14 @@ def test_info_and_verify(tmp_path):
     told = said(store.info, tmp_path / "run" / "cluster.json")
     assert "shard 1" in told
     assert "transaction 2" in told
+    shards = as_json(store.info, tmp_path / "run")["shards"]
+    assert [(one["range"]["start"], one["transactions"]["last"]) for one in shards] == [(0, 2), (4 * BLOCK, 2)]
     assert "sound: 2 shards at transaction 2" in said(store.verify, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "shard-1")
     shutil.copytree(tmp_path / "before", tmp_path / "run" / "shard-1")
     assert "; 1 more than that" in said(store.verify, tmp_path / "run")
+    found = as_json(store.verify, tmp_path / "run")
+    assert (found["sound"], found["transaction"], found["shards"]) == (True, 1, [2, 1])
 
 
 def test_damage_is_told(tmp_path):
@@ -51,4 +65,4 @@ def test_damage_is_told(tmp_path):
 def test_the_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
-    assert said(exec, code, {}).rstrip().endswith("2 []")
+    assert printed(exec, code, {}).rstrip().endswith("2 []")

@@ -130,6 +130,8 @@ def test_clients_come_and_go(method):
         lambda server: server.depart(2),
         lambda server: server.depart(2),
         lambda server: server.arrive("anna", client_sizes=5),
+        lambda server: server.resize({0: 9, "anna": 2}),
+        lambda server: server.resize({0: 0}),
         lambda server: one_round(server, newcomers={"bert": 3, "cleo": 4}),
         lambda server: server.depart("anna", from_objective=False),
         one_round,
@@ -138,6 +140,14 @@ def test_clients_come_and_go(method):
         both(one, many, act)
     same(one, many)
     many.close()
+
+
+def test_a_listener_hears_of_each_round_that_counted():
+    heard = []
+    one = made("FedAvg", X0, shards=2, on_report=heard.append)
+    report = one_round(one)
+    assert heard == [report]
+    one.close()
 
 
 def test_newcomers_are_heard():
