@@ -184,7 +184,11 @@ class Slots:
 
     def _open_chunk(self, number: int) -> Memory:
         # Private: a process that is forked has rows of its own.
-        memory = mmap.mmap(-1, self._per_chunk * self.stride, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        size = self._per_chunk * self.stride
+        try:
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError):
+            raise MemoryError(f"rows of {size:,} bytes: the system has no memory for them") from None
         if self.stride >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
             with suppress(OSError):  # a system without them does without
                 memory.madvise(mmap.MADV_HUGEPAGE)

@@ -40,8 +40,9 @@ def kill(group=None):
     signal.pause()  # it comes at once
 
 
-def serve(place, pipe, others, prepare):
+def serve(place, pipe, others, begin, prepare):
     """A shard's process: it does as it is told until nobody tells it anything."""
+    begin()
     for other in others:
         other.close()  # else the coordinator's death is heard by nobody
     shard = Shard(place)
@@ -61,14 +62,15 @@ class Processes:
     """The placement.
 
     Args:
+        begin: is called in each shard's process before anything else.
         prepare: is given the number of each shard, in its process, once ``arm`` is called.
         hear: is told of every message to a shard.
     """
 
     keeps = True
 
-    def __init__(self, prepare=None, hear=lambda: None):
-        self._prepare, self._hear, self._shards = prepare, hear, []
+    def __init__(self, prepare=None, hear=lambda: None, begin=lambda: None):
+        self._begin, self._prepare, self._hear, self._shards = begin, prepare, hear, []
 
     def make(self, places):
         self.drop()
@@ -76,7 +78,9 @@ class Processes:
         for place in places:
             here, there = context.Pipe()
             others = [pipe for _, pipe in self._shards] + [here]
-            process = context.Process(target=serve, args=(place, there, others, self._prepare), daemon=True)
+            process = context.Process(
+                target=serve, args=(place, there, others, self._begin, self._prepare), daemon=True
+            )
             process.start()
             there.close()
             self._shards.append((process, here))

@@ -1,0 +1,51 @@
+"""A model that is larger than one shard's memory may be, and not than two shards' together.
+
+Run as a program, because it forks. It has a round of MIFA in one process, in two, each of which may take LIMIT bytes
+more than it begins with, and without a limit; and prints a digest of each model, or what went wrong.
+"""
+
+import hashlib
+import re
+import resource
+from pathlib import Path
+
+import numpy as np
+
+from fedcore import Server, cluster, set_threads
+from tests.cluster.processes import Processes
+
+CLIENTS, n = 4, 2**22
+ZEROS = np.zeros(n, np.float32)
+LIMIT = 2**20 * 250
+"""A server of MIFA takes 44 n bytes, 185 MB, and 4 n for each of its rows, 67 MB, beside what it is sent."""
+
+
+def limit():
+    """Let this process take no more than LIMIT bytes from now on."""
+    taken = int(re.search(r"VmData:\s+([0-9]+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+    resource.setrlimit(resource.RLIMIT_DATA, (taken + LIMIT, taken + LIMIT))
+
+
+def digest(server):
+    """A round of a server, and its model as one number."""
+    with server.open_round() as opened:
+        for client in range(CLIENTS):
+            y = np.random.default_rng(client).normal(size=n).astype(np.float32)
+            opened.add(client, y, steps=1 + client)
+    assert not opened.report.refused, opened.report
+    return hashlib.sha256(server.x.tobytes()).hexdigest()
+
+
+def in_shards(shards):
+    """The model after a round in so many processes that are limited, or what went wrong."""
+    options = dict(lr=0.1, fold=1, shards=shards, placement=Processes(begin=limit))
+    try:
+        with cluster.Server("MIFA", ZEROS, CLIENTS, **options) as server:
+            return digest(server)
+    except MemoryError as error:
+        return f"MemoryError: {error}"
+
+
+if __name__ == "__main__":
+    set_threads(1)
+    print(in_shards(1), in_shards(2), digest(Server("MIFA", ZEROS, CLIENTS, lr=0.1)), sep="\n")
