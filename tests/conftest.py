@@ -50,4 +50,14 @@ def cuda_driver(cuda_device):
     driver.set_limit()
 
 
+@pytest.fixture(scope="session")
+def ray_session():
+    """One Ray for all tests of a process: six cores, of which some are pretended, as its GPU is."""
+    pytest.importorskip("ray", reason="needs Ray: pip install 'fedcore-fl[ray]'")
+    from fedcore.ray_session import Session
+
+    with Session(cpus=6, num_gpus=1, object_store_memory=200 << 20) as session:
+        yield session
+
+
 declare()  # before anything imports FedLab, the doctests of its adapter included

@@ -15,10 +15,10 @@ X0 = np.linspace(-1, 1, n, dtype=np.float32)
 
 
 @pytest.fixture(scope="module")
-def on_ray():
+def on_ray(ray_session):
     from fedcore.cluster.on_ray import OnRay
 
-    with OnRay(cpus=0.25, object_store_memory=200 << 20) as there:
+    with OnRay(cpus=0.25) as there:
         yield there
 
 

@@ -1,19 +1,8 @@
-"""One Ray for all tests of a process: four cores, of which some are pretended, as its GPU is."""
+"""Problems that clients solve on Ray and in this process."""
 
 import pytest
 
 from tests.engines.ray.problems import Problem
-
-STORE_BYTES = 200 << 20
-
-
-@pytest.fixture(scope="session")
-def ray_session():
-    pytest.importorskip("ray", reason="needs Ray: pip install 'fedcore-fl[ray]'")
-    from fedcore.engines.ray import Session
-
-    with Session(cpus=6, num_gpus=1, object_store_memory=STORE_BYTES) as session:
-        yield session
 
 
 @pytest.fixture(scope="session")
