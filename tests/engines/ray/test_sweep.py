@@ -13,7 +13,8 @@ from fedcore.experiment import Sweep, load_preset, ray_trials, run_sweep
 from fedcore.experiment.ray_trials import RayTrials
 from fedcore.experiment.records import read, read_folder
 
-ROUNDS = 6
+ROUNDS = 24
+"""More than a worker does between two messages, so that some are to come when the run is stopped."""
 # The second one's clients keep rows of their own, which a copy has too.
 METHODS = 'algorithms=["MimiC", {name="SCAFFOLD", placement="client", label="SCAFFOLD"}]'
 SMALL = [f"rounds={ROUNDS}", "seeds=[0]", METHODS, "together=true", "local.epochs=1"]
