@@ -1,6 +1,7 @@
 """A logger of rounds: of a server's, by ``on_report``, and of an experiment's, by ``on_event`` or from its records."""
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from fedcore.experiment.records import Header
 
 
-class Callback:
+class Callback(ABC):
     """The ways to log rounds that every logger has; a subclass says how figures are written, and how it ends.
 
     ``Server(on_report=callback)`` logs a server's rounds, ``run_experiment(..., on_event=callback.event)`` and
@@ -57,6 +58,7 @@ class Callback:
                 for line in record.rounds:
                     self.write(name, line.round, of_record(line), about)
 
+    @abstractmethod
     def write(self, run: str, round: int, figures: Figures, about: Mapping[str, str]) -> None:
         """Write a round's figures.
 
@@ -66,9 +68,8 @@ class Callback:
             figures: by name.
             about: the trial's preset, algorithm and seed.
         """
-        raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # many hold nothing open
         """Write what is left, and let files and connections go."""
 
     def __enter__(self) -> Self:

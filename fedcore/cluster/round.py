@@ -198,17 +198,6 @@ class Round(RoundFace):
         self.report = replace(finished.report, refused=refused, seconds=seconds, bytes=self._bytes)
         return finished, self.report
 
-    def abort(self) -> None:
-        """Close the round and leave the server as it was before ``open_round``; a closed round stays as it is.
-
-        The handler of a signal may call it too: in the middle of ``add`` the round is aborted when that is done.
-        """
-        with self._turn:
-            if self._inside.locked():
-                self._is_ending = True
-            else:
-                self._abort()
-
     def _abort(self) -> None:
         if self.is_open:
             self.is_open = False

@@ -6,27 +6,22 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.algorithms import Algorithm
 from fedcore.clients import ClientId, Registry
 from fedcore.cluster.coordinator import Coordinator
 from fedcore.cluster.manifest import Manifest
 from fedcore.cluster.ranges import Range
 from fedcore.cluster.shard import joined
-from fedcore.layout import Layout
 from fedcore.libraries import Library
-from fedcore.pickling import Unpicklable
-from fedcore.representation import Represented
-from fedcore.server.settings import Settings
+from fedcore.server.view import SettingsView
 from fedcore.store.rows_view import Clients
 from fedcore.typing import F32
 
 
-class ClusterView(Represented, Unpicklable):
+class ClusterView(SettingsView):
     """The reading half of ``Server``."""
 
     _instead = "write it by save(path), and read it by Server.load(path)"
 
-    _settings: Settings
     _manifest: Manifest
     _home: Path | None
     _coordinator: Coordinator
@@ -47,21 +42,6 @@ class ClusterView(Represented, Unpicklable):
 
     def _in_files(self) -> bool:
         return True
-
-    @property
-    def algorithm(self) -> Algorithm:
-        """The algorithm."""
-        return self._settings.algorithm
-
-    @property
-    def layout(self) -> Layout:
-        """The places of the model's tensors in x."""
-        return self._settings.layout
-
-    @property
-    def averages_models(self) -> bool:
-        """Tell whether the step is the plain average of the clients' models."""
-        return self._settings.averages_models
 
     @property
     def ranges(self) -> tuple[Range, ...]:

@@ -19,6 +19,9 @@ class RoundFace(Represented):
     is_open: bool
     _settings: Settings
     _known: set[ClientId]
+    _turn: Any  # these three as ``call_guard`` has them
+    _inside: Any
+    _is_ending: bool
 
     @abstractmethod
     def add_update(self, update: Update) -> None:
@@ -29,8 +32,8 @@ class RoundFace(Represented):
         """Take the server's step and close the round."""
 
     @abstractmethod
-    def abort(self) -> None:
-        """Close the round and leave the server as it was before ``open_round``."""
+    def _abort(self) -> None:
+        """Close the round, whose turn it is."""
 
     @abstractmethod
     def _fold_held(self) -> None:
@@ -76,6 +79,17 @@ class RoundFace(Represented):
             rows where updates are held.
         """
         self.add_update(Update(client, model, steps, examples, lr, control, count, round, delta, gradient, keep))
+
+    def abort(self) -> None:
+        """Close the round and leave the server as it was before ``open_round``; a closed round stays as it is.
+
+        The handler of a signal may call it too: in the middle of ``add`` the round is aborted when that is done.
+        """
+        with self._turn:
+            if self._inside.locked():
+                self._is_ending = True
+            else:
+                self._abort()
 
     def _require_open(self) -> None:
         if not self.is_open:

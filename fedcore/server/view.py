@@ -19,14 +19,10 @@ from fedcore.store.rows_view import Clients, ReadRows
 from fedcore.typing import F32
 
 
-class ServerView(Represented, Unpicklable):
-    """The reading half of ``Server``."""
-
-    _instead = "write it by save(path), and read it by Server.load(path); clients are sent broadcast.of(client)"
+class SettingsView(Represented, Unpicklable):
+    """The view of what a server was made with."""
 
     _settings: Settings
-    _state: State
-    _round_lock: RoundLock
 
     @property
     def algorithm(self) -> Algorithm:
@@ -42,6 +38,15 @@ class ServerView(Represented, Unpicklable):
     def averages_models(self) -> bool:
         """Tell whether the step is the plain average of the clients' models."""
         return self._settings.averages_models
+
+
+class ServerView(SettingsView):
+    """The reading half of ``Server``."""
+
+    _instead = "write it by save(path), and read it by Server.load(path); clients are sent broadcast.of(client)"
+
+    _state: State
+    _round_lock: RoundLock
 
     @property
     def device(self) -> str:

@@ -46,7 +46,7 @@ PHASES: dict[str, tuple[str, ...]] = {
     "store commit": ("fedcore.store.client_store:ClientStore.commit",),
     "report": ("fedcore.server.round:report_of", "fedcore.server.round:staleness"),
     "finish": ("fedcore.server.round:Round.finish", "fedcore.network.round:NetworkRound.finish"),
-    "abort": ("fedcore.server.round:Round.abort", "fedcore.network.round:NetworkRound.abort"),
+    "abort": ("fedcore.server.round_face:RoundFace.abort", "fedcore.network.round:NetworkRound.abort"),
     "evaluate": ("fedcore.engines.inprocess:InProcess.evaluate",),
     "save": (
         "fedcore.server.server:Server.save",

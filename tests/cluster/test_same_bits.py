@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fedcore import cluster, optimizers
+from fedcore.cluster.coordinator import ANSWERS
 from fedcore.errors import DivergedError
 from tests.cluster.pairs import METHODS, N, alike, both, made, n, nearly_alike, one_round, same
 
@@ -140,6 +141,15 @@ def test_clients_come_and_go(method):
         both(one, many, act)
     same(one, many)
     many.close()
+
+
+def test_lengths_are_added_in_the_order_of_the_shards():
+    """As one server adds its blocks: a small one is lost behind a large one, and two together before it are not."""
+    small = np.array([[2.0**-53]])
+    (added,) = ANSWERS["add"]([[np.array([[1.0]])], [small], [small]])
+    assert added.tolist() == [1.0]
+    (added,) = ANSWERS["add"]([[small], [small], [np.array([[1.0]])]])
+    assert added.tolist() == [1 + 2.0**-52]
 
 
 def test_a_listener_hears_of_each_round_that_counted():
