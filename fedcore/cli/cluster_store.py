@@ -1,9 +1,13 @@
-"""The commands that look at a cluster's folders, shard by shard."""
+"""The commands on a cluster's folders: what is in them, whether they are sound, and another number of shards."""
 
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from rich.console import Console
+from rich.progress import Progress
+
+from fedcore import cluster
 from fedcore.cli.pairs import bytes_of, show_json, show_pairs
 from fedcore.cli.status import FAILED
 from fedcore.cluster.coordinator import least
@@ -57,6 +61,21 @@ def verify(file: Path, manifest: Manifest, as_json: bool) -> None:
     said = f"; {ahead} more than that, to be taken back when a server is opened"
     if not as_json:
         print(f"sound: {len(places)} shards at transaction {to}, {rows:,} rows{said if ahead else ''}")
+
+
+def reshard(path: Path, shards: int, to: Path | None, folders: list[Path] | None) -> None:
+    """Cut a cluster, or a server's folder, into another number of shards."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
+        bar = bars.add_task("rows written", total=None)
+        file = cluster.reshard(
+            path,
+            shards,
+            to=to,
+            folders=folders,
+            progress=lambda done, due: bars.update(bar, completed=done, total=due),
+        )
+    print(f"{shards} shards: {file}")
 
 
 def _shard(place: Place) -> ClientStore:

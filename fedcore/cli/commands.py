@@ -275,6 +275,7 @@ def _store(group: Group) -> None:
     parser.add_argument("--accept-loss", action="store_true", help=words)
     _export(store)
     _depart(store)
+    _reshard(store)
 
 
 def _export(store: Group) -> None:
@@ -319,6 +320,32 @@ def _depart(store: Group) -> None:
     words = "leave the other clients' shares as they are (where they have shares, they grow otherwise)"
     parser.add_argument("--include", action="store_true", help=words)
     _imports(parser)
+
+
+def _reshard(store: Group) -> None:
+    parser = store.command(
+        "reshard",
+        """Cut a cluster into another number of shards, or a server's folder into the shards of a cluster.
+
+        Rounds then go on with the bits that they would have had: no row is rounded. All folders must lie on this
+        machine, and no server may have them. Old and new shards are on the disks together until the new ones are whole;
+        killed, it leaves the one or the other, and may be started again.
+
+        Examples:
+
+            fedcore store reshard run/cluster.json --shards 4
+            fedcore store reshard run --shards 2 --folders /disk0/run /disk1/run
+            fedcore store reshard state --shards 2 --to run      (state: the folder of a fedcore.Server)
+        """,
+        do="cluster_store.reshard",
+        simulates=False,
+    )
+    parser.add_argument("path", type=Path, metavar="PATH", help="a cluster's manifest or folder, or a server's folder")
+    parser.add_argument("--shards", type=whole(1), required=True, metavar="N", help="how many there will be")
+    words = "put the new cluster there, and leave what is at PATH as it is"
+    parser.add_argument("--to", type=Path, metavar="FOLDER", help=words)
+    words = "the new shards' folders, on a disk each, say; by default they are beside the manifest"
+    parser.add_argument("--folders", nargs="+", type=Path, metavar="FOLDER", help=words)
 
 
 def _preset(parser: Parser) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from fedcore.arguments import is_whole
 from fedcore.cluster.ranges import BLOCK, Range
 from fedcore.cluster.shard import Place
-from fedcore.errors import CheckpointError, StoreError
+from fedcore.errors import CheckpointError, RangeError, StoreError
 from fedcore.layout import Layout
 from fedcore.server.folder_checks import believed
 from fedcore.store.files import system_calls as disk
@@ -78,6 +78,13 @@ class Manifest:
             disk.rename(draft, path)
             disk.sync_path(path.parent)
 
+    def require_still(self, path: Path) -> None:
+        """Raise a StoreError unless this is what the file says, now that nobody else has the shards."""
+        if Manifest.read(path).cluster != self.cluster:
+            raise StoreError(
+                f"{path}: expected the shards that it named when it was read, got others now: load it again"
+            )
+
     @classmethod
     def read(cls, path: Path) -> "Manifest":
         """The manifest of a file.
@@ -103,6 +110,33 @@ class Manifest:
             _require_whole(layout, ranges)
             folders = tuple(str(one["folder"]) for one in said["shards"])
             return cls(str(said["cluster"]), layout, ranges, folders)
+
+
+def folders_of(names: Sequence[str], folders: Sequence[str | os.PathLike[str]] | None) -> tuple[str, ...]:
+    """The folders of shards: those that are given, or ones of these names beside the manifest.
+
+    Raises:
+        RangeError: there is not one for each.
+    """
+    if folders is None:
+        return tuple(names)
+    if len(folders) != len(names):
+        raise RangeError(f"folders: expected one for each of {len(names)} shards, got {len(folders)}")
+    return tuple(os.path.abspath(folder) for folder in folders)
+
+
+def prepare(home: Path) -> None:
+    """Make a manifest's folder.
+
+    Raises:
+        StoreError: there is a cluster already, or it cannot be made.
+    """
+    if (home / NAME).exists():
+        raise StoreError(f"{home / NAME}: expected none yet, got one: Server.load goes on with it")
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"{home}: making a cluster failed: {error.strerror or error}") from error
 
 
 def manifest_at(path: Path) -> tuple[Path, Manifest] | None:

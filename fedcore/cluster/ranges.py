@@ -6,6 +6,7 @@ from typing import NamedTuple
 from fedcore.arguments import whole
 from fedcore.errors import RangeError
 from fedcore.layout import Layout, Slice
+from fedcore.optimizers import Optimizer
 
 BLOCK = 16_384
 """Elements of a block of the kernels: where ranges may be cut, so that lengths and rows have the bits of one server."""
@@ -51,3 +52,16 @@ def cut(layout: Layout, span: Range, *, counters: bool) -> Layout:
             pieces.append(Slice(piece.name, piece.kind, (stop - start,), piece.dtype))
     kept = [replace(piece) for piece in layout.counters] if counters else []
     return Layout([*pieces, *kept], library="numpy")
+
+
+def require_elementwise(optimizer: Optimizer | None) -> None:
+    """Refuse an optimiser that may need the whole of a vector.
+
+    Raises:
+        RangeError: it does not say that it needs none.
+    """
+    if optimizer is not None and getattr(optimizer, "elementwise", False) is not True:
+        raise RangeError(
+            f"optimizer: expected one whose step is made element by element, since each shard has a range of them, got "
+            f"{optimizer}: a class of one's own that is says so by elementwise = True"
+        )

@@ -15,9 +15,9 @@ from fedcore import server as plain
 from fedcore.algorithms import Algorithm
 from fedcore.clients import ClientId
 from fedcore.cluster.coordinator import Coordinator
-from fedcore.cluster.manifest import NAME, Manifest
+from fedcore.cluster.manifest import NAME, Manifest, folders_of, prepare
 from fedcore.cluster.placement import Here, Placement
-from fedcore.cluster.ranges import cut, ranges_of
+from fedcore.cluster.ranges import cut, ranges_of, require_elementwise
 from fedcore.cluster.round import Round
 from fedcore.cluster.shard import settings_of_shard
 from fedcore.cluster.view import ClusterView
@@ -93,14 +93,17 @@ class Server(ClusterView):
         layout = Layout.of(x0)
         sizes, signed, said = _options(options)
         settings = first_settings(algorithm, layout, lr=lr, device="cpu", **said)
-        _require_elementwise(settings.optimizer)
+        require_elementwise(settings.optimizer)
         ranges = ranges_of(layout, shards)
         x, own = _flat(x0, layout)
         settings = with_buffers_of(settings, x, signed)
-        manifest = Manifest(uuid4().hex, layout, ranges, _folders(path, folders, len(ranges)))
         home = None if path is None else Path(os.path.abspath(path))
+        if home is None and folders is not None:
+            raise RangeError("folders: expected none without path=, the folder of the manifest, got some")
+        named = None if home is None else folders_of([f"shard-{k}" for k in range(len(ranges))], folders)
+        manifest = Manifest(uuid4().hex, layout, ranges, named)
         if home is not None:
-            _prepare(home)
+            prepare(home)
         listed = clients if isinstance(clients, int) else list(clients)
         given = said_again(settings.algorithm, settings.lr, settings.server_lr, settings.optimizer)
         self._begin(settings, manifest, home, durability, given, placement)
@@ -158,7 +161,8 @@ class Server(ClusterView):
 
         Raises:
             StoreError, CheckpointError, CorruptionError: as ``fedcore.Server.load``; or the shards do not belong to
-                each other, or are further apart than one transaction.
+                each other, or are further apart than one transaction; or they were cut anew meanwhile.
+            RangeError: the optimizer is none for a cluster.
             LockedError: another process has a shard, for longer than 10 seconds.
         """
         given = said_again(algorithm, lr, server_lr, optimizer)
@@ -174,6 +178,8 @@ class Server(ClusterView):
             assert coordinator.settings is not None
             told = coordinator.settings | {"layout": manifest.layout.to_state()}
             server._settings = Settings.from_state(told, given)
+            require_elementwise(server._settings.optimizer)
+            manifest.require_still(file)
             server._manifest, server._home = manifest, file.parent
             server._coordinator, server._round_lock = coordinator, RoundLock()
             server._read_registry()
@@ -329,49 +335,8 @@ def _options(options: Mapping[str, Any]) -> tuple[Sizes | None, Sequence[str], d
     return said.pop("client_sizes"), said.pop("signed_buffers"), said
 
 
-def _require_elementwise(optimizer: Optimizer | None) -> None:
-    """Refuse an optimiser that may need the whole of a vector.
-
-    Raises:
-        RangeError: it does not say that it needs none.
-    """
-    if optimizer is not None and getattr(optimizer, "elementwise", False) is not True:
-        raise RangeError(
-            f"optimizer: expected one whose step is made element by element, since each shard has a range of them, got "
-            f"{optimizer}: a class of one's own that is says so by elementwise = True"
-        )
-
-
 def _flat(x0: Any, layout: Layout) -> tuple[F32, bool]:
     """The first model as one vector, and whether that is memory of its own."""
     if isinstance(x0, np.ndarray) and x0.dtype == np.float32 and x0.ndim == 1 and x0.flags.c_contiguous:
         return x0, False
     return layout.flatten(x0), True
-
-
-def _folders(
-    path: str | os.PathLike[str] | None, folders: Sequence[str | os.PathLike[str]] | None, shards: int
-) -> tuple[str, ...] | None:
-    if path is None:
-        if folders is not None:
-            raise RangeError("folders: expected none without path=, the folder of the manifest, got some")
-        return None
-    if folders is None:
-        return tuple(f"shard-{k}" for k in range(shards))
-    if len(folders) != shards:
-        raise RangeError(f"folders: expected one for each of {shards} shards, got {len(folders)}")
-    return tuple(os.path.abspath(folder) for folder in folders)
-
-
-def _prepare(home: Path) -> None:
-    """Make the manifest's folder.
-
-    Raises:
-        StoreError: there is a cluster already, or it cannot be made.
-    """
-    if (home / NAME).exists():
-        raise StoreError(f"{home / NAME}: expected none yet, got one: Server.load goes on with it")
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"{home}: making a cluster failed: {error.strerror or error}") from error

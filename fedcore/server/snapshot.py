@@ -24,6 +24,9 @@ Vector = npt.NDArray[Any]
 
 ON_HOST = ("counter/", "population/", "norms/")
 """Names of vectors that lie in host memory on whatever device the others do."""
+OF_MODEL = ("x", "ahead", "x_prev", "past")
+"""Names, up to a slash, of vectors with an element for each of the model's, float buffers too: others of the model's
+length have its parameters alone."""
 
 
 class Snapshot(NamedTuple):

@@ -22,6 +22,7 @@ from fedcore.store.files.store_folder import Folder
 from fedcore.store.info import PreviousCommit, StoreInfo, info, previous_commit
 from fedcore.store.row_format import Codec, Row, RowFormat
 from fedcore.store.session import Medium, Session
+from fedcore.typing import I64
 
 
 class CommittedRows(Represented, Unpicklable):
@@ -162,6 +163,15 @@ class CommittedRows(Represented, Unpicklable):
             with suppress(RangeError):  # nobody's number
                 found.append(self.registry.id_of(number))
         return found
+
+    def written(self) -> tuple[I64, I64]:
+        """The numbers of the clients that have a row, and those rows' rounds: int64[rows] each, ascending numbers.
+
+        Cost: a pass over 8 bytes a client.
+        """
+        rows = self._content.rows
+        numbers = np.flatnonzero(rows.slot)
+        return numbers, rows.round[numbers]
 
     @property
     def latest(self) -> int | None:

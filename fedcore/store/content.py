@@ -144,12 +144,15 @@ class Content:
             source.let_go([slot])
             target.let_go([copy])
         slots = np.fromiter(other.rows.staged.values(), np.int64, len(numbers))
-        entries = RowEntries(numbers, slots, self.rows.round[numbers], seals)
-        other.rows.accept(entries, len(numbers))
         if vectors is None:
             vectors = {name: self.vectors.get(name) for name in self.vectors.table}
-        other.vectors.accept(other.vectors.after(*other.vectors.propose(vectors), lambda _: 0))
         other.round, other.state = self.round, self.state
+        return other.adopt(RowEntries(numbers, slots, self.rows.round[numbers], seals), vectors)
+
+    def adopt(self, entries: RowEntries, vectors: Mapping[str, Any]) -> RowEntries:
+        """Make staged rows and vectors all that this content, which was empty, has; returns the rows' entries."""
+        self.rows.accept(entries, len(entries.numbers))
+        self.vectors.accept(self.vectors.after(*self.vectors.propose(vectors), lambda _: 0))
         return entries
 
     def save(self, path: Path, vectors: Mapping[str, Any] | None, state: str | None) -> None:

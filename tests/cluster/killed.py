@@ -78,6 +78,8 @@ def scenarios():
         yield "each on its own", None, seed, True
     for call in range(1, 13):
         yield "saved", call % K, call, call % 2 == 0
+    for call in range(1, 190, 2):
+        yield "cut anew", None, call, call % 4 == 3
 
 
 def noting(file):
@@ -106,6 +108,10 @@ def one(folder, kind, who, call, after):
     """A transaction in which somebody dies, in this process."""
     armed, group, heard = [False], os.getpid(), [0]
     noting(f"{folder}-notes")
+    if kind == "cut anew":
+        die_at(call, after=after)
+        cluster.reshard(folder, 2 + call % 3 % 2)
+        return
 
     def prepare(k):
         chance = random.Random(1000 * (call or 0) + k)

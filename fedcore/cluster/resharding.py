@@ -1,0 +1,214 @@
+"""Another number of shards: a cluster's folders, or one server's, cut anew, without a number that changes."""
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+
+from fedcore.algorithms.descriptions import revive
+from fedcore.cluster.coordinator import least
+from fedcore.cluster.manifest import NAME, Manifest, folders_of, manifest_at, prepare
+from fedcore.cluster.ranges import Range, cut, ranges_of, require_elementwise
+from fedcore.cluster.shard import Place
+from fedcore.errors import CheckpointError, RangeError, StoreError
+from fedcore.layout import Layout
+from fedcore.server.folder_checks import believed, server_state
+from fedcore.server.snapshot import OF_MODEL
+from fedcore.server.transactions import go_back, transactions
+from fedcore.store import ClientStore
+from fedcore.store.files.atomic_folder import remove
+from fedcore.store.joining import Piece, join
+
+_OURS = re.compile(r"shard-\d+(-[0-9a-f]{8})?(\..*)?")
+"""Names of folders that a cluster has beside its manifest: made with it, by a copy, by cutting anew; and drafts."""
+
+_SHARED = ("counter", "population", "norms")
+"""Kinds of vectors that are no slices: of all shards alike, and the counters, which are the first's."""
+
+Progress = Callable[[int, int], object]
+
+
+def reshard(
+    path: str | os.PathLike[str],
+    shards: int,
+    *,
+    to: str | os.PathLike[str] | None = None,
+    folders: Sequence[str | os.PathLike[str]] | None = None,
+    progress: Progress = lambda done, due: None,
+) -> Path:
+    """Cut a cluster anew, or the folder of one ``fedcore.Server``, into another number of shards.
+
+    Rounds go on with the bits that they would have had. All folders must lie where this process can read and write
+    them, and no server may have them.
+
+    Args:
+        path: a cluster's manifest or its folder; or the folder of a ``fedcore.Server``, which then needs ``to``.
+        shards: how many: at most one for 16,384 parameters.
+        to: a folder for the new manifest and shards; what is at ``path`` stays as it is. None puts the new shards in
+            the place of the old ones, which are deleted once the new manifest is there.
+        folders: the new shards' folders where they lie elsewhere, on a disk each: new, or empty.
+        progress: called with the rows that are written, and those there will be.
+
+    Returns:
+        the manifest.
+
+    Raises:
+        RangeError: an argument is refused; or the server does what a cluster cannot.
+        StoreError: there is nothing to cut; a folder is in use; a disk is full: it is as it was.
+        CheckpointError, CorruptionError: the folders are not one server's, or are damaged: it is as it was.
+        LockedError: a server has it.
+
+    Killed, it leaves the old shards or the new ones, whole, and may be done again, which deletes what was left over.
+
+    Cost: reads and writes every row once; old and new shards are on the disks together.
+
+    >>> import tempfile; from fedcore import cluster
+    >>> run = tempfile.mkdtemp()
+    >>> cluster.Server("MIFA", np.zeros(70_000, np.float32), 2, lr=0.1, shards=2, path=run).close()
+    >>> with cluster.Server.load(reshard(run, 3)) as server:
+    ...     len(server.ranges)
+    3
+    """
+    found = manifest_at(Path(path))
+    if found is None and to is None:
+        raise RangeError(
+            f"to: expected a folder for the cluster that is made of one server's, {path}, got None"
+            if Path(path).is_dir()
+            else f"path: expected a cluster's manifest or a server's folder, got {path}, where there is neither"
+        )
+    with ExitStack() as opened:
+        old = _cluster(*found, opened) if found else _server(Path(path), opened)
+        home = found[0].parent if found and to is None else Path(os.path.abspath(to or ""))
+        if to is not None:
+            prepare(home)
+        else:
+            _sweep(home, old.folders)
+        mark, ranges = uuid4().hex[:8], ranges_of(old.layout, shards)
+        named = folders_of([f"shard-{k}-{mark}" for k in range(shards)], folders)
+        manifest = Manifest(uuid4().hex, old.layout, ranges, named)
+        with _all_or_none(manifest.places(home)) as places:
+            old.write(places, ranges, progress)
+            manifest.write(home / NAME)
+    for folder in old.folders if to is None else ():
+        with suppress(StoreError):  # who waited for its lock has it now, finds another manifest, and lets it go
+            remove(Path(folder))
+    return home / NAME
+
+
+@dataclass(frozen=True)
+class _Shards:
+    """The shards that there are.
+
+    Attributes:
+        layout: of the whole model.
+        ranges, rows: of each.
+    """
+
+    layout: Layout
+    ranges: Sequence[Range]
+    rows: Sequence[ClientStore]
+
+    @property
+    def folders(self) -> list[str]:
+        """Where they are."""
+        return [str(rows.path) for rows in self.rows]
+
+    def write(self, places: Sequence[Place], ranges: Sequence[Range], progress: Progress) -> None:
+        """Write the new shards."""
+        done, due = 0, len(self.rows[0]) * len(places)
+
+        def row_done() -> None:
+            nonlocal done
+            done += 1
+            progress(done, due)
+
+        progress(0, due)
+        for place, span in zip(places, ranges, strict=True):
+            assert place.folder is not None
+            pieces = [
+                Piece(rows, max(span.start, old.start) - old.start, min(span.end, old.end) - old.start)
+                for rows, old in zip(self.rows, self.ranges, strict=True)
+                if max(span.start, old.start) < min(span.end, old.end)
+            ]
+            names = self.rows[0].vector_names()
+            vectors = {
+                name: self._vector(name, span) for name in names if place.shard == 0 or not name.startswith("counter/")
+            }
+            join(Path(place.folder), pieces, vectors, self._state(place, span), row_done)
+
+    def _vector(self, name: str, span: Range) -> Any:
+        """A range of a vector that the shards have slices of; or one that all of them have."""
+        kind, slices = name.partition("/")[0], []
+        for rows, old in zip(self.rows, self.ranges, strict=True):
+            vector = rows.vector(name)
+            assert vector is not None
+            if kind in _SHARED:
+                return vector
+            stop = min(old.stop, span.stop) if kind in OF_MODEL else min(old.end, span.end)
+            slices.append(vector[max(span.start, old.start) - old.start : max(0, stop - old.start)])
+        return np.concatenate(slices)
+
+    def _state(self, place: Place, span: Range) -> dict[str, Any]:
+        """The words of a new shard's folder: those of the old ones, but for the place and the layout."""
+        said: dict[str, Any] = self.rows[0].state
+        layout = cut(self.layout, span, counters=place.shard == 0)
+        nonnegative = {name for rows in self.rows for name in rows.state["settings"].get("nonnegative", ())}
+        own = {"layout": layout.to_state(), "nonnegative": [name for name in layout.names if name in nonnegative]}
+        there = {"medium": "mmap", "device": "cpu", "undoable": True, "place": place.told()}
+        return said | there | {"settings": said["settings"] | own}
+
+
+def _cluster(file: Path, manifest: Manifest, opened: ExitStack) -> _Shards:
+    """A cluster's shards, locked and at one transaction."""
+    places, stores = manifest.places(file.parent), []
+    for place in places:
+        assert place.folder is not None
+        stores.append(opened.enter_context(ClientStore.open(place.folder, undoable=True)))
+        place.require(stores[-1].state)
+    manifest.require_still(file)
+    to = least([transactions(rows) for rows in stores], places)
+    for rows in stores:
+        go_back(rows, to)
+    with believed(file):
+        if any(rows.state["numbers"] != stores[0].state["numbers"] for rows in stores):
+            raise CheckpointError(f"{file}: expected shards of one server, got ones whose states differ")
+    return _Shards(manifest.layout, manifest.ranges, stores)
+
+
+def _server(folder: Path, opened: ExitStack) -> _Shards:
+    """The folder of a server that has no shards, as its last finished round left it."""
+    rows = opened.enter_context(ClientStore.open(folder, readonly=True))
+    with believed(folder):
+        settings = server_state(folder, rows.state)["settings"]
+        with suppress(CheckpointError):  # one of the caller's own code, whom Server.load asks for it
+            require_elementwise(revive("optimizer", settings["optimizer"], None))
+        layout = Layout.from_state(settings["layout"])
+    return _Shards(layout, [Range(0, layout.n, layout.n_parameters)], [rows])
+
+
+@contextmanager
+def _all_or_none(places: Sequence[Place]) -> Iterator[Sequence[Place]]:
+    """Folders that are deleted if the block does not end well."""
+    there = [place for place in places if place.folder is not None and not os.path.exists(place.folder)]
+    try:
+        yield places
+    except BaseException:
+        for place in there:
+            with suppress(StoreError):
+                remove(Path(place.folder or ""))
+        raise
+
+
+def _sweep(home: Path, known: Collection[str]) -> None:
+    """Delete what was left by one that was killed: folders with names of ours that the manifest does not know."""
+    kept = {os.path.realpath(folder) for folder in known}
+    for left in home.iterdir():
+        if _OURS.fullmatch(left.name) and os.path.realpath(left) not in kept:
+            with suppress(StoreError):
+                remove(left)

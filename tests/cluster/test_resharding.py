@@ -1,0 +1,246 @@
+"""Another number of shards: rounds go on with the bits that they would have had, whatever is kept and however."""
+
+import errno
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from fedcore import Server, cluster, optimizers
+from fedcore.cli import cluster_store
+from fedcore.cluster.ranges import BLOCK
+from fedcore.errors import CheckpointError, CorruptionError, LockedError, RangeError, StoreError
+from fedcore.store.files import system_calls
+from tests.cluster.pairs import METHODS, N, alike, made, n, one_round, same
+from tests.cluster.test_same_bits import batch_norm
+
+X0 = np.linspace(-1, 1, n, dtype=np.float32)
+
+
+@pytest.fixture
+def run(tmp_path):
+    return tmp_path / "run"
+
+
+def cut_between(one, many, run, to, rounds=2):
+    """Some rounds of both, another number of shards, and as many rounds again; the cluster, to be closed."""
+    for _ in range(rounds):
+        alike(one_round(one), one_round(many))
+    many.close()
+    cluster.reshard(run, to)
+    many = cluster.Server.load(run)
+    assert len(many.ranges) == to
+    assert many.verify() == []
+    same(one, many, opened_again=True)
+    for _ in range(rounds):
+        alike(one_round(one), one_round(many))
+    same(one, many, opened_again=True)
+    return many
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method(run, method):
+    place = sorted(METHODS).index(method)
+    options = dict(client_sizes=range(1, N + 1), diagnostics=True, codec=("f32", "bf16", "int8")[place % 3])
+    since, to = ((1, 3), (2, 7), (3, 2), (7, 1))[place % 4]
+    cut_between(made(method, X0, **options), made(method, X0, shards=since, path=run, **options), run, to).close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(accumulate="exact"),
+        dict(optimizer=optimizers.Yogi(), server_lr=0.5),
+        dict(late_rounds=2),
+        dict(max_norm_ratio=3.0, max_examples_ratio=2.0),
+    ],
+)
+def test_every_kind_of_vector(run, options):
+    cut_between(made("MimiC", X0, **options), made("MimiC", X0, shards=3, path=run, **options), run, 4, 3).close()
+
+
+def test_buffers_and_counters(run):
+    """They stay the last shard's, and the first one's."""
+    x0 = batch_norm()
+    x0["fc.weight"] = np.zeros((100, 1_000), np.float32)
+    one, many = made("MIFA", x0), made("MIFA", x0, shards=2, path=run)
+    for to in (5, 3):
+        many = cut_between(one, many, run, to)
+    named = many.tensors(library="numpy")
+    assert named["bn.running_var"].shape == (8,)
+    assert "bn.num_batches_tracked" in named
+    many.close()
+
+
+def test_clients_that_came_and_went(run):
+    options = dict(client_sizes=range(1, N + 1))
+    one, many = made("MIFA", X0, **options), made("MIFA", X0, shards=2, path=run, **options)
+    for server in (one, many):
+        one_round(server)
+        server.arrive(["anna", 7], client_sizes=[5, 6])
+        one_round(server)
+        server.depart(2)
+        server.resize({0: 9})
+    many = cut_between(one, many, run, 3)
+    for server in (one, many):
+        server.arrive(2, client_sizes=3)
+        server.depart("anna")
+    same(one, many, opened_again=True)
+    many.close()
+
+
+@pytest.mark.parametrize("method", ["MIFA", "SCAFFOLD", "MimiC, short history", "FedAvg"])
+def test_a_server_becomes_a_cluster(tmp_path, run, method):
+    """Its own folder stays as it is; and so does a copy of a server in memory."""
+    one = made(method, X0)
+    one_round(one)
+    one.save(tmp_path / "state")
+    cluster.reshard(tmp_path / "state", 3, to=run)
+    Server.load(tmp_path / "state").close()
+    with cluster.Server.load(run) as many:
+        same(one, many, opened_again=True)
+        for _ in range(3):
+            alike(one_round(one), one_round(many))
+        same(one, many, opened_again=True)
+
+
+def test_a_copy_elsewhere(tmp_path, run):
+    """The old shards stay; the new ones lie where they are told to."""
+    folders = [tmp_path / "disk0" / "new", tmp_path / "disk1" / "new"]
+    one, many = made("MIFA", X0), made("MIFA", X0, shards=3, path=run)
+    for server in (one, many):
+        one_round(server)
+    many.close()
+    cluster.reshard(run, 2, to=tmp_path / "new", folders=folders)
+    for place, shards in ((run, 3), (tmp_path / "new", 2)):
+        with cluster.Server.load(place) as found:
+            assert len(found.ranges) == shards
+            same(one, found, opened_again=True)
+    assert all((folder / "index").exists() or any(folder.iterdir()) for folder in folders)
+    assert [entry.name for entry in (tmp_path / "new").iterdir()] == ["cluster.json"]
+
+
+def test_a_shard_ahead_takes_its_transaction_back(run, tmp_path):
+    one = made("MIFA", X0)
+    with made("MIFA", X0, shards=2, path=run) as many:
+        alike(one_round(one), one_round(many))
+        shutil.copytree(run / "shard-1", tmp_path / "before")
+        one_round(many)
+    shutil.rmtree(run / "shard-1")
+    shutil.copytree(tmp_path / "before", run / "shard-1")
+    cluster.reshard(run, 3)
+    with cluster.Server.load(run) as many:
+        same(one, many, opened_again=True)
+
+
+def test_only_what_is_needed_stays(run):
+    """The old shards' folders go, and those that a killed one has left; nobody else's."""
+    made("MIFA", X0, shards=2, path=run).close()
+    shutil.copytree(run / "shard-0", run / "shard-9-0123abcd")
+    shutil.copytree(run / "shard-0", run / "shard-2")
+    shutil.copytree(run / "shard-0", run / "shard-of-mine")
+    cluster.reshard(run / ".." / "run", 3)
+    left = {entry.name.rpartition("-")[0] or entry.name for entry in run.iterdir()}
+    assert left == {"cluster.json", "shard-0", "shard-1", "shard-2", "shard-of"}
+
+
+def test_whoever_waited_for_a_shard_is_told(run, monkeypatch):
+    """He had read the manifest of before, and has the lock of an old shard once the new ones are there."""
+    made("MIFA", X0, shards=2, path=run).close()
+    read, calls = cluster.manifest.Manifest.read, []
+
+    def early(path):
+        calls.append(path)
+        found = read(path)
+        if len(calls) == 1:
+            shutil.copytree(run, run.with_name("old"))
+            cluster.reshard(run, 3)
+            for folder in ("shard-0", "shard-1"):
+                shutil.copytree(run.with_name("old") / folder, run / folder)
+        return found
+
+    monkeypatch.setattr(cluster.manifest.Manifest, "read", early)
+    with pytest.raises(StoreError, match="others now: load it again"):
+        cluster.Server.load(run)
+
+
+def test_a_full_disk_changes_nothing(run, monkeypatch):
+    with made("MIFA", X0, shards=2, path=run) as many:
+        one_round(many)
+        x = many.x
+    before = sorted(os.listdir(run))
+    sync, calls = system_calls.sync, []
+
+    def full(*arguments):
+        calls.append(arguments)
+        if len(calls) == 9:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return sync(*arguments)
+
+    monkeypatch.setattr(system_calls, "sync", full)
+    with pytest.raises(StoreError, match="space"):
+        cluster.reshard(run, 3)
+    assert len(calls) >= 9
+    assert sorted(os.listdir(run)) == before
+    with cluster.Server.load(run) as many:
+        assert many.x.tobytes() == x.tobytes()
+
+
+def test_damage_is_not_copied(run):
+    with made("MIFA", X0, shards=2, path=run) as many:
+        one_round(many)
+    rows = max((run / "shard-1").glob("rows*"), key=lambda file: file.stat().st_size)
+    content = bytearray(rows.read_bytes())
+    content[len(content) // 2] ^= 1
+    rows.write_bytes(content)
+    with pytest.raises(CorruptionError, match="damaged"):
+        cluster.reshard(run, 3)
+    assert sorted(os.listdir(run)) == ["cluster.json", "shard-0", "shard-1"]
+
+
+def test_what_is_refused(tmp_path, run):
+    class Lamb(optimizers.SGD):
+        elementwise = False
+
+    with made("MIFA", X0, shards=2, path=run), pytest.raises(LockedError):
+        cluster.reshard(run, 3)
+    made("FedAvg", X0).save(tmp_path / "state")
+    for arguments, error, match in (
+        ((run, 0), RangeError, "shards"),
+        ((run, 9), RangeError, "at most 8"),
+        ((run, 3, ["one"]), RangeError, "folders: expected one for each of 3"),
+        ((tmp_path / "nowhere", 2), RangeError, "where there is neither"),
+        ((tmp_path / "state", 2), RangeError, "to: expected a folder"),
+        ((run / "shard-0", 2), RangeError, "to: expected a folder"),
+    ):
+        path, shards, *folders = arguments
+        with pytest.raises(error, match=match):
+            cluster.reshard(path, shards, folders=folders[0] if folders else None)
+    with pytest.raises(CheckpointError, match=r"fedcore\.cluster\.Server\.load takes"):
+        cluster.reshard(run / "shard-0", 2, to=tmp_path / "new")
+    with pytest.raises(StoreError, match="expected none yet"):
+        cluster.reshard(tmp_path / "state", 2, to=run)
+    with pytest.raises(StoreError, match="in use"):
+        cluster.reshard(run, 2, folders=[tmp_path / "state", tmp_path / "other"])
+    assert len(cluster.Server.load(run).ranges) == 2
+
+
+def test_the_command(run, capsys):
+    with made("MIFA", X0, shards=2, path=run) as many:
+        one_round(many)
+        x = many.x
+    cluster_store.reshard(run / "cluster.json", 4, None, None)
+    assert "4 shards:" in capsys.readouterr().out
+    with cluster.Server.load(run) as many:
+        assert many.x.tobytes() == x.tobytes()
+        assert {span.start % BLOCK for span in many.ranges} == {0}
+
+
+def test_progress_counts_rows(run):
+    with made("MIFA", X0, shards=2, path=run) as many:
+        one_round(many)
+        rows = sum(many.row(client).any() for client in many.clients)
+    seen = []
+    cluster.reshard(run, 3, progress=lambda done, due: seen.append((done, due)))
+    assert seen == [(done, 3 * rows) for done in range(3 * rows + 1)]
