@@ -1,11 +1,11 @@
 """The commands on a cluster's folders: what is in them, whether they are sound, and another number of shards."""
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
-
-from rich.console import Console
-from rich.progress import Progress
 
 from fedcore import cluster
 from fedcore.cli.pairs import bytes_of, show_json, show_pairs
@@ -65,17 +65,23 @@ def verify(file: Path, manifest: Manifest, as_json: bool) -> None:
 
 def reshard(path: Path, shards: int, to: Path | None, folders: list[Path] | None) -> None:
     """Cut a cluster, or a server's folder, into another number of shards."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        bar = bars.add_task("rows written", total=None)
-        file = cluster.reshard(
-            path,
-            shards,
-            to=to,
-            folders=folders,
-            progress=lambda done, due: bars.update(bar, completed=done, total=due),
-        )
+    with _bar("rows written") as show:
+        file = cluster.reshard(path, shards, to=to, folders=folders, progress=show)
     print(f"{shards} shards: {file}")
+
+
+@contextmanager
+def _bar(words: str) -> Iterator[Callable[[int, int], object]]:
+    """A bar on a terminal, where the library that draws one is installed."""
+    if not sys.stderr.isatty() or find_spec("rich") is None:
+        yield lambda done, due: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        bar = bars.add_task(words, total=None)
+        yield lambda done, due: bars.update(bar, completed=done, total=due)
 
 
 def _shard(place: Place) -> ClientStore:

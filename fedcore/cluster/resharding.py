@@ -116,7 +116,7 @@ class _Shards:
 
     @property
     def folders(self) -> list[str]:
-        """Where they are."""
+        """The folders of the shards."""
         return [str(rows.path) for rows in self.rows]
 
     def write(self, places: Sequence[Place], ranges: Sequence[Range], progress: Progress) -> None:
@@ -155,7 +155,7 @@ class _Shards:
         return np.concatenate(slices)
 
     def _state(self, place: Place, span: Range) -> dict[str, Any]:
-        """The words of a new shard's folder: those of the old ones, but for the place and the layout."""
+        """The words of a new shard's folder: those of the old ones, except the place and the layout."""
         said: dict[str, Any] = self.rows[0].state
         layout = cut(self.layout, span, counters=place.shard == 0)
         nonnegative = {name for rows in self.rows for name in rows.state["settings"].get("nonnegative", ())}
