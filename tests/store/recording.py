@@ -2,7 +2,9 @@
 
 import copy
 import itertools
+import math
 import os
+import random
 import shutil
 import sqlite3
 from pathlib import Path
@@ -14,22 +16,25 @@ INDEX, HEADER = "index.sqlite", 4096
 
 
 class Recorder:
-    """Records what happens in a folder, from a state of it that is durable.
+    """Records what happens in a folder, from a state of it that is durable; several may record one each.
 
     Attributes:
         events: ("write", file, offset, bytes), ("size", file, bytes), ("new", file), ("names",) when the folder is
-            synced, ("sync", file), and ("commit", bytes of the index, what is committed).
+            synced, ("sync", file), ("commit", bytes of the index, what is committed), and ("mark", what the test says).
         upcoming: what the next commit will make of the store; set by the test.
+        mark: the last mark before the disk that ``crashes`` has yielded.
     """
 
     def __init__(self, folder, monkeypatch):
-        self.folder, self.events, self.upcoming = folder, [], None
+        self.folder, self.events, self.upcoming, self.mark = folder, [], None, None
         self.start = {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.is_file()}
         for name in ("resize", "free", "sync", "sync_path", "write", "commit"):
             monkeypatch.setattr(disk, name, self._recorded(getattr(disk, name), getattr(self, f"_{name}")))
         seal, copied = SlotFile.seal, SlotFile.copy
 
         def note(slots, slot):
+            if slots.path.parent != folder:
+                return
             self.events.append(("write", slots.path.name, slots._end(slot - 1), bytes(slots._whole(slot))))
 
         def recorded_seal(slots, slot, *sums):
@@ -48,10 +53,21 @@ class Recorder:
     def _recorded(self, act, note):
         def recorded(*arguments):
             result = act(*arguments)
-            note(*arguments)
+            if self._is_here(arguments[0]):
+                note(*arguments)
             return result
 
         return recorded
+
+    def _is_here(self, what):
+        """Tell whether a file that is open, a path or an index's connection is of the folder."""
+        match what:
+            case int():
+                return Path(os.readlink(f"/proc/self/fd/{what}")).parent == self.folder
+            case sqlite3.Connection():
+                ((_, _, path),) = what.execute("PRAGMA database_list")
+                return Path(path).parent == self.folder
+        return Path(what) == self.folder
 
     def _resize(self, fd, size):
         self.events.append(("size", _name(fd), size))
@@ -63,7 +79,6 @@ class Recorder:
         self.events.append(("sync", _name(fd)))
 
     def _sync_path(self, path):
-        assert Path(path) == self.folder
         self.events.append(("names",))
 
     def _write(self, fd, content, start=0):
@@ -78,10 +93,13 @@ class Recorder:
         reader.close()
         self.events.append(("commit", image, copy.deepcopy(self.upcoming)))
 
-    def crashes(self):
+    def crashes(self, most=None):
         """Every distinct disk that a loss of power could leave, after every prefix of the record.
 
         What was not synced is there, or not, or half of it, each on its own.
+
+        Args:
+            most: disks after one prefix; so many are drawn, if there are more. None for all.
 
         Yields:
             files by name, and what was committed.
@@ -91,6 +109,8 @@ class Recorder:
             match event:
                 case ("begin",):
                     pass
+                case ("mark", what):
+                    self.mark = what
                 case ("commit", image, state):
                     files[INDEX], committed = image, state
                 case ("sync", name):
@@ -104,12 +124,16 @@ class Recorder:
                     pending.append(event)
                 case _:
                     pending.append(event)
-            yield from self._left(files, pending, committed)
+            yield from self._left(files, pending, committed, most)
 
-    def _left(self, files, pending, committed):
+    def _left(self, files, pending, committed, most):
         seen = set()
         options = [("whole", "none", "torn") if event[0] == "write" else ("whole", "none") for event in pending]
-        for choice in itertools.product(*options):
+        choices = itertools.product(*options)
+        if most is not None and math.prod(map(len, options)) > most:
+            chance = random.Random(len(pending))
+            choices = [[chance.choice(option) for option in options] for _ in range(most)]
+        for choice in choices:
             left = dict(files)
             for event, how in zip(pending, choice, strict=True):
                 _apply(left, event, how)
