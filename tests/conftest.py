@@ -1,6 +1,7 @@
 """Every test the same on every run: Hypothesis without its clock or a new seed, torch on one thread."""
 
 import gc
+import os
 import signal
 
 import pytest
@@ -11,6 +12,9 @@ from bench.peers.torchvision_ops import declare
 
 # Two threads of two libraries on two cores wait for each other more than they work.
 torch.set_num_threads(1)
+
+# Ray ends workers where a machine's memory is nearly full, whoever has it: another program's is none of a test's matter.
+os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 
 # A run is repeatable: what fails in one clone fails in all. `--hypothesis-profile=explore` looks further.
 settings.register_profile("repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

@@ -18,6 +18,8 @@ from fedcore.store import Durability
 LOGGER = logging.getLogger("fedcore.cluster")
 PATIENCE = 10.0
 """Seconds that a folder is waited for whose process is being killed."""
+MOST_TRIES = 4
+"""Times that shards are opened, if one is lost each time: a machine that is gone may not be known to be yet."""
 
 
 class BrokenOffError(Exception):
@@ -119,13 +121,24 @@ class Coordinator:
     def open(self) -> None:
         """Open the shards' folders, at one transaction: those that are ahead take one back.
 
-        Each locks its folder before it is looked at. It may be interrupted at any point, and be done again.
+        Each locks its folder before it is looked at. It may be interrupted at any point, and be done again; where a
+        shard is lost meanwhile, it is.
 
         Raises:
             CheckpointError: they are further apart than one transaction, or are not each other's.
             LockedError: another process has one.
-            ClusterError: a shard is lost.
+            ClusterError: a shard is lost, again and again.
         """
+        for left in reversed(range(MOST_TRIES)):
+            try:
+                self._open_once()
+                return
+            except ClusterError as error:
+                if not left:
+                    raise
+                LOGGER.info("a shard is lost while all are opened, which is done again: %s", error)
+
+    def _open_once(self) -> None:
         try:
             self.placement.make(self._places)
             held: list[Transactions] = self._call("look", (self._durability, PATIENCE), None)

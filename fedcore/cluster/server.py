@@ -228,8 +228,10 @@ class Server(ClusterView):
         listed: list[Any] = [clients] if one else list(clients)  # type: ignore[arg-type]  # ids are not looked at yet
         sizes: Any = [client_sizes] if one and isinstance(client_sizes, int | np.integer) else client_sizes
         if listed:
-            self._coordinator.change("arrive", listed, sizes)
-            self._read_registry()
+            try:
+                self._coordinator.change("arrive", listed, sizes)
+            finally:
+                self._learn_clients()
 
     def resize(self, client_sizes: Mapping[ClientId, int]) -> None:
         """Let registered clients hold other numbers of examples: see ``fedcore.Server.resize``."""
@@ -240,8 +242,10 @@ class Server(ClusterView):
     def depart(self, client: ClientId, *, from_objective: bool = True) -> None:
         """A client goes: see ``fedcore.Server.depart``."""
         self._between_rounds()
-        self._coordinator.change("depart", client, from_objective)
-        self._read_registry()
+        try:
+            self._coordinator.change("depart", client, from_objective)
+        finally:
+            self._learn_clients()
 
     def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
         """Start from rows that are not zero: see ``fedcore.Server.warm_start``."""
@@ -304,7 +308,7 @@ class Server(ClusterView):
 
         def over() -> None:
             if coming:
-                self._read_registry()
+                self._learn_clients()
 
         whom = self._coordinator, self._settings, self.ranges
         make = partial(Round, *whom, fold=fold, may_hold=may_hold, over=over, on_report=self.on_report)

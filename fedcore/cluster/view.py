@@ -1,5 +1,6 @@
 """The view of a cluster's server: what can be read of it, gathered from the shards where it is asked for."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from fedcore.cluster.coordinator import Coordinator
 from fedcore.cluster.manifest import Manifest
 from fedcore.cluster.ranges import Range
 from fedcore.cluster.shard import joined
+from fedcore.errors import FedcoreError
 from fedcore.libraries import Library
 from fedcore.server.view import SettingsView
 from fedcore.store.rows_view import Clients
@@ -25,7 +27,7 @@ class ClusterView(SettingsView):
     _manifest: Manifest
     _home: Path | None
     _coordinator: Coordinator
-    _registry: Registry
+    _read: Registry | None = None
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -136,6 +138,19 @@ class ClusterView(SettingsView):
     def _whole(self, name: str, *arguments: Any) -> Any:
         return joined(self._coordinator.call(name, *arguments))
 
+    @property
+    def _registry(self) -> Registry:
+        """The registered clients, as far as is known; else they are read."""
+        if self._read is None:
+            self._read = Registry.restore(*self._first("registry"))
+        return self._read
+
     def _read_registry(self) -> None:
-        """Learn anew which clients are registered."""
-        self._registry = Registry.restore(*self._first("registry"))
+        """Learn anew which clients are registered; raises where a shard is lost."""
+        self._read = None
+        self._registry  # noqa: B018
+
+    def _learn_clients(self) -> None:
+        """Learn so behind a change; where a shard is lost just then, when it is asked for: the change has happened."""
+        with suppress(FedcoreError):
+            self._read_registry()

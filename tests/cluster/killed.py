@@ -35,8 +35,13 @@ def told(server):
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-def change(server):
-    """The next transaction of a server, a function of those before alone: mostly a round."""
+def change(server, add=None):
+    """The next transaction of a server, a function of those before alone: mostly a round.
+
+    Args:
+        add: gives an open round a client's vector and steps; None for its own ``add``.
+    """
+    add = add or (lambda opened, client, y, steps: opened.add(client, y, steps=steps))
     t = server.transactions
     if t % 6 == 3:
         return server.arrive([f"client {t}", f"neighbour {t}"])
@@ -46,7 +51,7 @@ def change(server):
     with server.open_round() as opened:
         for i, client in enumerate(ids):
             y = np.random.default_rng([t, i]).normal(size=n).astype(np.float32)
-            opened.add(client, y, steps=1 + i % 3)
+            add(opened, client, y, 1 + i % 3)
     return opened.report
 
 

@@ -15,7 +15,7 @@ from fedcore.cluster import coordinator
 from fedcore.errors import CheckpointError, ClusterError, LockedError, RangeError, StoreError
 from fedcore.store.files import system_calls
 from tests.cluster.pairs import N, made, n, one_round, same
-from tests.cluster.processes import SEAM
+from tests.cluster.processes import SEAM, Processes
 
 X0 = np.linspace(-1, 1, n, dtype=np.float32)
 
@@ -202,3 +202,65 @@ def test_a_round_that_is_left_leaves_nothing(tmp_path):
         assert (server.x.tobytes(), server.row(0).tobytes(), server.transactions) == before
         assert "anna" not in server.clients
         one_round(server)
+
+
+class Losing(Processes):
+    """A placement that loses a shard, once, where it is told to: while a method is called of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.at = []
+
+    def call(self, name, arguments):
+        if self.at[:1] == [name]:
+            self.at.pop(0)
+            self._shards[1][0].kill()
+        return super().call(name, arguments)
+
+
+@pytest.fixture
+def losing():
+    placement = Losing()
+    yield placement
+    placement.drop()
+
+
+def test_a_shard_is_lost_behind_a_change_of_clients(tmp_path, losing):
+    """They have arrived, or departed: that nobody could be asked who is there now is no error of that."""
+    one = made("MIFA", X0)
+    with made("MIFA", X0, shards=2, path=tmp_path / "run", placement=losing) as many:
+        for server in (one, many):
+            one_round(server)
+            losing.at = ["registry"]
+            server.arrive(["anna", "bert"])
+            losing.at = ["registry"]
+            server.depart(0)
+            with server.open_round(newcomers=["cora"]) as opened:
+                opened.add("cora", X0 * np.float32(2), steps=1)
+                losing.at = ["registry"]
+            assert opened.report.heard == ("cora",)
+            assert "cora" in server.clients
+        assert losing.at == []
+        same(one, many, opened_again=True)
+
+
+def test_a_shard_is_lost_while_all_are_opened(tmp_path, losing):
+    """As one is on a machine that is gone, and not known to be yet: they are opened again, and not for ever."""
+    one = made("MIFA", X0)
+    with made("MIFA", X0, shards=2, path=tmp_path / "run", placement=losing) as many:
+        one_round(one)
+        one_round(many)
+        losing.at = ["begin_round", "look", "go_on", "known"]
+        with pytest.raises(ClusterError, match="begin_round: expected an answer of every shard"):
+            many.open_round()
+        assert losing.at == []
+        one_round(one)
+        one_round(many)
+        same(one, many, opened_again=True)
+        losing.at = ["begin_round", "look", "look", "go_on", "known"]
+        with pytest.raises(ClusterError, match="known: expected an answer of every shard"):
+            many.open_round()
+        with pytest.raises(ClusterError, match=r"Server\.load does it"):
+            many.x  # noqa: B018
+    with cluster.Server.load(tmp_path / "run") as many:
+        same(one, many, opened_again=True)

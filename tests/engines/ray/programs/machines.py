@@ -12,26 +12,21 @@ import warnings
 import torch
 
 from tests.engines.ray.problems import Problem
-
-STORE_BYTES = 100 << 20
+from tests.ray_machines import Machines
 
 
 def main(model, *methods):
     """Print for each method whether the bits are those of one process, and how many machines took part."""
-    import ray._private.ray_constants
-    from ray.cluster_utils import Cluster
-
-    ray._private.ray_constants.ENABLE_RAY_CLUSTER = False  # so that they listen on the loopback interface alone
-    quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
-    head = {"include_dashboard": False, "object_store_memory": STORE_BYTES, "_system_config": quick}
     short = len(methods) == 1
-    cluster = Cluster(initialize_head=True, head_node_args=head | {"num_cpus": int(short)})
+    with Machines(num_cpus=int(short)) as machines:
+        run(machines, short, model, methods)
 
-    def one_more():
-        return cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
 
-    nodes = [] if short else [one_more()]
-    with Problem(model, clients=6, examples=8, address=cluster.address) as problem:
+def run(machines, short, model, methods):
+    import ray
+
+    nodes = [] if short else [machines.add()]
+    with Problem(model, clients=6, examples=8, address=machines.address) as problem:
         for method in methods:
             seen, due, lost = set(), [1, 2], problem.there.stats.lost
 
@@ -41,10 +36,10 @@ def main(model, *methods):
                     return
                 due.pop(0)
                 if t == 1:
-                    nodes.append(one_more())
+                    nodes.append(machines.add())
                     problem.there.processes()  # the second worker has its place at last
                 else:
-                    cluster.remove_node(nodes.pop(0), allow_graceful=False)
+                    machines.lose(nodes.pop(0))
 
             same = problem.run(problem.there, method, seen=change) == problem.run(problem.here, method)
             gone = problem.there.stats.lost - lost
@@ -52,7 +47,6 @@ def main(model, *methods):
                 f"{method}: {'the same' if same else 'other'} bits, {len(seen)} machines, {gone} worker lost",
                 flush=True,
             )
-    cluster.shutdown()
 
 
 if __name__ == "__main__":
