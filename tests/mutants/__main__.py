@@ -31,6 +31,7 @@ def preload():
             __import__(name)
         except ImportError:
             print(f"without {name}")
+    run.compile_all()
 
 
 def chosen(mutant, held):

@@ -25,7 +25,8 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = ["-s", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--assert=plain", "--rootdir", str(ROOT)]
+PLUGINS = [f"no:{name}" for name in ("cacheprovider", "xdist", "unraisableexception", "threadexception")]
+OPTIONS = ["-s", "-q", *(f"-p{name}" for name in PLUGINS), "--assert=plain", "--rootdir", str(ROOT)]
 KILLED, SURVIVED = 1, 0
 LEAST_SECONDS, FACTOR = 10, 10
 """A test that takes FACTOR times as long as without the mutant, and LEAST_SECONDS more, is stopped."""
@@ -177,18 +178,26 @@ def code_of(mutant, source):
     raise LookupError(mutant)
 
 
+COMPILED: dict[str, CodeType] = {}
+
+
+def compile_all(folders=("fedcore", "tests", "bench")):
+    """Compile every source once, for all the processes that are forked from here on."""
+    for folder in folders:
+        for file in (ROOT / folder).rglob("*.py"):
+            COMPILED[str(file)] = compile(file.read_text(), str(file), "exec", dont_inherit=True)
+    gc.collect()
+    gc.freeze()  # else each of them would look through torch once more
+
+
 def import_changed(mutant, source):
     """Have every import to come see the mutant."""
-    changed, path = mutant.applied(source), os.path.realpath(ROOT / mutant.file)
+    COMPILED[str(ROOT / mutant.file)] = compile(
+        mutant.applied(source), str(ROOT / mutant.file), "exec", dont_inherit=True
+    )
     loader = importlib.machinery.SourceFileLoader
-    unchanged = loader.get_code
-
-    def get_code(self, fullname):
-        if os.path.realpath(self.path) == path:
-            return compile(changed, self.path, "exec", dont_inherit=True)
-        return unchanged(self, fullname)
-
-    loader.get_code = get_code
+    read = loader.get_code
+    loader.get_code = lambda self, fullname: COMPILED.get(os.path.realpath(self.path)) or read(self, fullname)
 
 
 def run_fresh(mutant, source, chosen, seconds, told):

@@ -14,6 +14,7 @@ from fedcore.participation import (
     Bernoulli,
     OverSelection,
     Participation,
+    Recorded,
     RoundRobin,
     Schedule,
     TimeVarying,
@@ -127,6 +128,11 @@ def test_what_a_pattern_says_of_its_clients_is_read_only(vector: Callable[[], np
         vector()[0] = 0
 
 
+def test_a_pattern_shows_what_it_was_made_of() -> None:
+    pattern = Schedule(3, arrivals={1: 2}, among=Uniform(3, 2, seed=3))
+    assert repr(pattern) == "Schedule(clients=3, arrivals={1: 2}, departures={}, among=Uniform(clients=3, k=2, seed=3))"
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_nobody_to_choose_from_is_nobody_chosen(name: str) -> None:
     options = {key: value for key, value in OPTIONS[name].items() if key != "among"}
@@ -183,6 +189,8 @@ def test_nobody_to_choose_from_is_nobody_chosen(name: str) -> None:
         (lambda: Schedule(3, arrivals={1: -1}), "arrivals: client 1: expected an integer in 0"),
         (lambda: Schedule(3, departures={1: 0}), "departures: expected client 1 to leave after round 0"),
         (lambda: Schedule(3, arrivals={1: 9}, departures={1: 9}), "departures: .* after round 9, its first, got 9"),
+        (lambda: Schedule(3, departures={3: 1}), "departures: client: expected an integer in 0..2, got 3"),
+        (lambda: Trace(3, [Recorded("half", (0.5,)), 0.5]), r"traces: expected at least one .* got \[Recorded"),
         (lambda: Trace(3, first=9), "first: expected an integer in 1..8, got 9"),
         (lambda: Trace(3, []), "traces: expected at least one"),
         (lambda: Trace(3, 5), "traces: expected at least one trace, and nothing else, got 5"),
