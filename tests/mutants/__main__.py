@@ -65,19 +65,14 @@ class Room:
         held = self._held()
         first = sorted(held, key=lambda name: held[name]["seconds"])[:8]
         self._expect_none_fails(self._status_fresh(UNCHANGED, "", first, held))
-        swapped = {line["name"]: line for line in self._lines()}
+        swapped = {line["name"] for line in self._lines()}
         for mutant in self.mutants:
-            before = swapped.get(mutant.name, {"status": "later"})
-            if before["status"] == "later" or (before["status"] == "survived" and mutant.remembered):
+            if mutant.name not in swapped:
                 self._fresh(mutant, chosen(mutant, held), held)
         return {line["name"]: line for line in self._lines()}
 
     def _held(self):
-        return {
-            name: test
-            for name, test in json.loads((self.folder / "held.json").read_text()).items()
-            if test["seconds"] < SLOWEST
-        }
+        return json.loads((self.folder / "held.json").read_text())
 
     def _lines(self):
         return [json.loads(line) for line in self.results.read_text().splitlines()]
@@ -90,7 +85,7 @@ class Room:
                 return
             items = {item.nodeid: item for item in session.items}
             into = self.folder / "held.json"
-            if run.forked(lambda: run.held(self.room, session.items, into), self.folder, self.folder / "log"):
+            if run.forked(lambda: run.held(self.room, session.items, SLOWEST, into), self.folder, self.folder / "log"):
                 return
             held = self._held()
             self.results.touch()
@@ -124,8 +119,7 @@ class Room:
         def work():
             for function in there:
                 function.__code__ = code
-            for each in remembering:
-                each.cache_clear()
+            run.forget(*remembering)
             return run.first_failure([items[name] for name in names], seconds, self.told)
 
         self._judge(mutant, run.forked(work, self.folder), len(names))
@@ -158,7 +152,7 @@ class Room:
         if status == run.SURVIVED:
             self._tell(mutant, "survived", f"{asked} tests")
         else:
-            self._tell(mutant, "timeout" if status == -run.signal.SIGALRM else "killed", by)
+            self._tell(mutant, "timeout" if status in run.STOPPED else "killed", by)
             last = self.killers.setdefault((mutant.file, mutant.where), [])
             self.killers[mutant.file, mutant.where] = [by, *(name for name in last if name != by)][:5]
 

@@ -46,7 +46,7 @@ SERVER = [
     "warm_start",
     "what_readme_says",
 ]
-"""Not those that stop processes, send signals, or starve them."""
+"""Not those that stop processes, send signals, or starve them, nor the theorems', which take long."""
 FACE = [f"tests/server/test_{name}.py" for name in SERVER]
 
 METHODS = [
@@ -81,7 +81,6 @@ ROOMS = {
         "fedcore/algorithms",
         "fedcore/testing.py",
         "tests/algorithms",
-        "tests/theory",
         "tests/test_testing.py",
         "tests/architecture/test_method_words.py",
         "tests/runtime/test_float_mode.py",
@@ -91,12 +90,11 @@ ROOMS = {
     "fedcore/server": [
         "fedcore/server",
         "tests/test_testing.py",
-        "tests/theory",
         "tests/runtime/test_float_mode.py",
         "tests/test_representation.py",
         *FACE,
     ],
 }
 
-SLOWEST = 3.0
-"""Seconds that a test may take and still be asked about each mutant."""
+SLOWEST = 2.0
+"""Seconds of a processor that a test may take and still be asked about each mutant."""

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import traceback
-from functools import _lru_cache_wrapper
+from functools import _lru_cache_wrapper, cached_property
 from pathlib import Path
 from types import CodeType, FunctionType
 
@@ -28,8 +28,14 @@ ROOT = Path(__file__).parents[2]
 PLUGINS = [f"no:{name}" for name in ("cacheprovider", "xdist", "unraisableexception", "threadexception")]
 OPTIONS = ["-s", "-q", *(f"-p{name}" for name in PLUGINS), "--assert=plain", "--rootdir", str(ROOT)]
 KILLED, SURVIVED = 1, 0
-LEAST_SECONDS, FACTOR = 10, 10
-"""A test that takes FACTOR times as long as without the mutant, and LEAST_SECONDS more, is stopped."""
+FACTOR, LEAST_SECONDS, LEAST_WALL_SECONDS = 10, 5, 60
+"""A test beside a mutant is stopped after FACTOR times the processor's seconds that it takes without one, and
+LEAST_SECONDS more; and, for who waits for ever, after LEAST_WALL_SECONDS more by the clock."""
+STOPPED = (-signal.SIGPROF, -signal.SIGALRM)
+
+
+class TooLong(BaseException):
+    """A test takes longer than one may that is asked about each mutant."""
 
 
 class Loop:
@@ -52,6 +58,8 @@ def forked(work, folder, into=os.devnull):
         status = 3
         try:
             os.setsid()
+            for each in (signal.SIGPROF, signal.SIGALRM):
+                signal.signal(each, signal.SIG_DFL)
             out = os.open(into, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(out, 1)
             os.dup2(out, 2)
@@ -70,12 +78,9 @@ def forked(work, folder, into=os.devnull):
     return os.waitstatus_to_exitcode(status)
 
 
-def run_one(item, following, seconds):
-    """The test's verdict: "failed", "skipped" or "passed". SIGALRM ends the process of one that takes too long."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(int(LEAST_SECONDS + FACTOR * seconds))
+def run_one(item, following):
+    """The test's verdict: "failed", "skipped" or "passed"."""
     reports = runtestprotocol(item, nextitem=following, log=False)
-    signal.alarm(0)
     for verdict in ("failed", "skipped"):
         if any(getattr(report, verdict) for report in reports):
             return verdict
@@ -87,7 +92,10 @@ def first_failure(items, seconds, told):
     for at, item in enumerate(items):
         Path(told).write_text(item.nodeid)
         following = items[at + 1] if at + 1 < len(items) else None
-        if run_one(item, following, seconds[item.nodeid]) == "failed":
+        most = LEAST_SECONDS + FACTOR * seconds[item.nodeid]
+        signal.setitimer(signal.ITIMER_PROF, most)
+        signal.alarm(int(LEAST_WALL_SECONDS + most))
+        if run_one(item, following) == "failed":
             return KILLED
     return SURVIVED
 
@@ -133,17 +141,27 @@ def _modules_of(value):
     return _KNOWN[kind]
 
 
-def held(room, items, into):
-    """Run all tests once, and write what each takes and calls: {"id": {"seconds": s, "calls": [[file, function]]}}."""
+def held(room, items, most, into):
+    """Run the tests, each for at most so many seconds of a processor, and write what each takes and calls.
+
+    A JSON file: {"id": {"seconds": s, "calls": [[file, function]]}}.
+    """
+
+    def stop(*_):
+        raise TooLong
+
+    signal.signal(signal.SIGPROF, stop)
     calls, found = Calls(room), {}
     for at, item in enumerate(items):
-        start = time.perf_counter()
+        start = time.process_time()
         following = items[at + 1] if at + 1 < len(items) else None
-        verdict, seen = calls.during(lambda item=item, following=following: run_one(item, following, 60))
-        if verdict != "passed":
+        signal.setitimer(signal.ITIMER_PROF, most)
+        verdict, seen = calls.during(lambda item=item, following=following: run_one(item, following))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        if verdict == "passed":
+            found[item.nodeid] = {"seconds": time.process_time() - start, "calls": sorted(seen)}
+        else:
             print(f"left out, since it {verdict} without any mutant: {item.nodeid}", flush=True)
-            continue
-        found[item.nodeid] = {"seconds": time.perf_counter() - start, "calls": sorted(seen)}
     Path(into).write_text(json.dumps(found))
     return 0
 
@@ -159,12 +177,33 @@ def functions():
 
 
 def remembering():
-    """What fedcore's functions remember of earlier calls."""
-    return [
-        each
-        for each in gc.get_objects()
-        if type(each) is _lru_cache_wrapper and (each.__module__ or "").startswith("fedcore")
-    ]
+    """What is kept of earlier calls: fedcore's caches, and the objects' dictionaries with the names kept in each."""
+    caches, kept = [], []
+    of_class: dict[type, list[str]] = {}
+    for each in gc.get_objects():
+        kind = type(each)
+        if kind is _lru_cache_wrapper:
+            caches += [each] * (each.__module__ or "").startswith("fedcore")
+            continue
+        if kind not in of_class:
+            ours = any(base.__module__.startswith("fedcore") for base in kind.__mro__)
+            of_class[kind] = [name for name in dir(kind) if ours and _is_kept(kind, name)]
+        if of_class[kind]:
+            kept.append((vars(each), of_class[kind]))
+    return caches, kept
+
+
+def _is_kept(kind, name):
+    return any(isinstance(vars(base).get(name), cached_property) for base in kind.__mro__)
+
+
+def forget(caches, kept):
+    """Have everything be calculated anew, as the changed function does."""
+    for cache in caches:
+        cache.cache_clear()
+    for attributes, names in kept:
+        for name in names:
+            attributes.pop(name, None)
 
 
 def code_of(mutant, source):

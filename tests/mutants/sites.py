@@ -54,7 +54,6 @@ class Mutant:
         was: the line as it was, without its indentation.
         change: "old -> new".
         begin, end, text: the edit, in bytes of the source.
-        remembered: whether what the function returned may have been kept before the change.
     """
 
     file: str
@@ -66,7 +65,6 @@ class Mutant:
     begin: int
     end: int
     text: str
-    remembered: bool = False
 
     @property
     def name(self) -> str:
@@ -91,7 +89,6 @@ class _Source:
         for line in self.lines:
             self.starts.append(self.starts[-1] + len(line))
         self.tree = ast.parse(source)
-        self.remembered: set[str] = set()
 
     def all(self) -> Iterator[Mutant]:
         seen: dict[str, int] = {}
@@ -106,7 +103,7 @@ class _Source:
             key = f"{was} | {change}"
             seen[key] = seen.get(key, 0) + 1
             change += f" ({seen[key]})" * (seen[key] > 1)
-            mutant = Mutant(self.file, where, first, line, was, change, begin, end, text, where in self.remembered)
+            mutant = Mutant(self.file, where, first, line, was, change, begin, end, text)
             try:
                 compile(mutant.applied(self.data.decode()), self.file, "exec", dont_inherit=True)
             except (SyntaxError, ValueError):
@@ -122,8 +119,6 @@ class _Source:
                     (where, first) if where else (name, min([child.lineno, *(d.lineno for d in child.decorator_list)]))
                 )
                 for decorator in child.decorator_list:
-                    if isinstance(decorator, ast.Name) and decorator.id in ("cache", "cached_property"):
-                        self.remembered.add(own[0])
                     if isinstance(decorator, ast.Name) and decorator.id == "ieee":
                         begin, end = self._span(decorator)
                         yield begin - 1, end, "", where, first

@@ -116,11 +116,7 @@ def test_the_code_of_a_changed_function_is_found_among_its_neighbours(monkeypatc
     ],
 )
 def test_a_process_of_its_own_says_how_it_ended(tmp_path, work, status):
-    def own():
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        return work()
-
-    assert run.forked(own, tmp_path) == status
+    assert run.forked(work, tmp_path) == status
     assert not list(tmp_path.iterdir())
 
 

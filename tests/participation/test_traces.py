@@ -50,7 +50,16 @@ class Quantiles:
 
 @pytest.mark.parametrize(
     ("mean", "stdev", "least"),
-    [(0.5, 0.1, 0.0), (0.5, 0.3, 0.2), (0.9, 0.2, 0.0), (0.3, 0.35, 0.0), (0.6, 0.35, 0.1), (0.75, 0.2, 0.5)],
+    [
+        (0.5, 0.1, 0.0),
+        (0.5, 0.3, 0.2),
+        (0.9, 0.2, 0.0),
+        (0.3, 0.35, 0.0),
+        (0.6, 0.35, 0.1),
+        (0.75, 0.2, 0.5),
+        (0.5, 1e-4, 0.0),
+        (0.3, 0.45, 0.0),
+    ],
 )
 def test_moments_survive_clipping_at_either_end_and_at_both(mean, stdev, least):
     shares = Generated("x", mean, stdev, least).draw(Quantiles(), len(NORMALS))
