@@ -17,7 +17,7 @@ LOCK := $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.1
 	-c constraints.txt --no-emit-package torch --no-emit-package torchvision --no-annotate --no-header
 
 .PHONY: help quickstart test test-device test-level test-deployment lint format sanitize aarch64-check bench bench-gate gpu-check wheel-check wheels \
-	wheels-check sdist-check workflows bench-commits sbom lock clean
+	wheels-check sdist-check workflows bench-commits mutants sbom lock clean
 help:
 	@sed -n 's/^## //p' Makefile
 
@@ -42,6 +42,11 @@ test-level: $(INSTALLED)
 ## make test-deployment the adapters with the frameworks' real processes (minutes)
 test-deployment: $(INSTALLED)
 	$(BIN)/python -m pytest -m deployment
+
+## make mutants       small changes to the rooms of methods, patterns, topologies and the server, of which each has to fail a
+##                    test; MUTANTS="fedcore/server --sample 300" says which (an hour or two)
+mutants: $(INSTALLED)
+	$(BIN)/python -m tests.mutants $(MUTANTS)
 
 ## make lint          ruff, mypy, stubtest and clang-format, as `make test` runs them
 lint: $(INSTALLED)

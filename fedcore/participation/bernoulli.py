@@ -74,7 +74,7 @@ class Bernoulli(Participation):
             return each(name, list(p), self.clients, "[0, 1]")
         least = real(name, p, "[0, 1]")
         level = np.arange(self.clients) % levels / max(levels - 1, 1)
-        chances: F64 = np.minimum(least + level * (1 - least), 1.0)
+        chances: F64 = least + level * (1 - least)
         chances.flags.writeable = False
         return chances
 

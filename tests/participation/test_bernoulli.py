@@ -49,6 +49,10 @@ def test_the_public_codes_five_levels(p: float) -> None:
     assert all({4, 9} <= set(pattern.active(t).clients.tolist()) for t in range(50))
 
 
+def test_two_levels_are_the_chance_and_one() -> None:
+    np.testing.assert_array_equal(Bernoulli(4, 0.25, levels=2).p, [0.25, 1, 0.25, 1])
+
+
 def test_chances_may_change_with_the_round() -> None:
     """p_i^t, for all or for each, from the rounds of a table on; and the same draws as without one."""
     rounds, each = 3000, [0.9, 0.1, 0.5, 1.0]

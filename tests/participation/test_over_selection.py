@@ -56,3 +56,11 @@ def test_the_law_of_the_times():
         assert abs(logs.mean()) < 4.5 * 0.5 / np.sqrt(20_000)
         assert abs(logs.std() - 0.5) < 0.012
     assert abs(np.corrcoef(one, other)[0, 1] - 0.16 / 0.25) < 0.025
+
+
+def test_equal_times_keep_the_lowest_numbers_and_the_deadline_itself_is_in_time():
+    """Without a spread and jitter everybody answers at 1."""
+    pattern = OverSelection(400, 100, select=200, spread=0, jitter=0, deadline=1.0)
+    asked = without_replacement(400, 200, seed=0, round=3, purpose="participation: over-selection")
+    assert (pattern.times(3) == 1).all()
+    assert pattern.active(3).clients.tolist() == sorted(asked.tolist())[:100]

@@ -14,6 +14,7 @@ from fedcore.participation import (
     Bernoulli,
     OverSelection,
     Participation,
+    Recorded,
     RoundRobin,
     Schedule,
     TimeVarying,
@@ -96,6 +97,43 @@ def test_first_round_all_changes_round_0_only(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
+def test_a_pattern_keeps_what_all_patterns_are_given(name: str) -> None:
+    among = Always(20)
+    options = {key: value for key, value in OPTIONS[name].items() if key != "among"}
+    pattern = named(name, 20, seed=7, first_round="all", among=among, **options)
+    assert (pattern.clients, pattern.seed, pattern.first_round) == (20, 7, "all")
+    assert pattern.among is among
+
+
+def test_a_pattern_that_is_made_here_to_choose_from_has_the_same_seed_and_first_round() -> None:
+    pattern = named("Uniform", 9, k=2, seed=7, first_round="all", among="Always")
+    assert (pattern.among.seed, pattern.among.first_round) == (7, "all")
+    own = named("Uniform", 9, k=2, seed=7, among={"name": "Bernoulli", "p": 0.5, "seed": 8})
+    assert (own.among.seed, own.among.first_round) == (8, None)
+
+
+@pytest.mark.parametrize(
+    "vector",
+    [
+        lambda: Bernoulli(6, 0.2, levels=5).p,
+        lambda: Bernoulli(2, [0.2, 0.3]).p,
+        lambda: RoundRobin(3, 2).tau,
+        lambda: Trace(3).assigned,
+        lambda: Trace(3, assign="order").assigned,
+        lambda: Weighted(2, 1, [1, 2]).weights,
+    ],
+)
+def test_what_a_pattern_says_of_its_clients_is_read_only(vector: Callable[[], np.ndarray]) -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        vector()[0] = 0
+
+
+def test_a_pattern_shows_what_it_was_made_of() -> None:
+    pattern = Schedule(3, arrivals={1: 2}, among=Uniform(3, 2, seed=3))
+    assert repr(pattern) == "Schedule(clients=3, arrivals={1: 2}, departures={}, among=Uniform(clients=3, k=2, seed=3))"
+
+
+@pytest.mark.parametrize("name", OPTIONS)
 def test_nobody_to_choose_from_is_nobody_chosen(name: str) -> None:
     options = {key: value for key, value in OPTIONS[name].items() if key != "among"}
     nobody = Schedule(20, departures=dict.fromkeys(range(20), 1))
@@ -122,6 +160,8 @@ def test_nobody_to_choose_from_is_nobody_chosen(name: str) -> None:
         (lambda: Bernoulli(3, [0.1, 0.2]), r"p: expected 3 numbers, one a client, got shape \[2\]"),
         (lambda: Bernoulli(3, [0.1, 0.2, -0.1]), r"p\[2\]: expected a number in \[0, 1\], got -0.1"),
         (lambda: Bernoulli(3, [0.1, 0.2, 0.3], levels=5), "levels: expected 1 where there is a p for each client"),
+        (lambda: Bernoulli(3, [0.1, 0.2, 0.3], levels=2), "levels: expected 1 .*, got 2"),
+        (lambda: Bernoulli(3, {0: 0.5, 10: 1.5}), r"p\[10\]: expected a number in \[0, 1\], got 1.5"),
         (lambda: Bernoulli(3, 0.1, levels=0), "levels: expected"),
         (lambda: RoundRobin(3, -1), "tau_max: expected"),
         (lambda: RoundRobin(3, 2, phase="zeros"), "phase: 'zeros' is unknown; did you mean 'zero'"),
@@ -149,6 +189,8 @@ def test_nobody_to_choose_from_is_nobody_chosen(name: str) -> None:
         (lambda: Schedule(3, arrivals={1: -1}), "arrivals: client 1: expected an integer in 0"),
         (lambda: Schedule(3, departures={1: 0}), "departures: expected client 1 to leave after round 0"),
         (lambda: Schedule(3, arrivals={1: 9}, departures={1: 9}), "departures: .* after round 9, its first, got 9"),
+        (lambda: Schedule(3, departures={3: 1}), "departures: client: expected an integer in 0..2, got 3"),
+        (lambda: Trace(3, [Recorded("half", (0.5,)), 0.5]), r"traces: expected at least one .* got \[Recorded"),
         (lambda: Trace(3, first=9), "first: expected an integer in 1..8, got 9"),
         (lambda: Trace(3, []), "traces: expected at least one"),
         (lambda: Trace(3, 5), "traces: expected at least one trace, and nothing else, got 5"),
@@ -163,6 +205,41 @@ def test_nobody_to_choose_from_is_nobody_chosen(name: str) -> None:
 def test_an_argument_out_of_range_is_named(call: Callable[[], object], message: str) -> None:
     with pytest.raises(FedcoreError, match=rf"^{message}"):
         call()
+
+
+@pytest.mark.parametrize(
+    ("make", "ends", "beyond"),
+    [
+        (lambda end: Always(end), (1, 2**53), (0, 2**53 + 1)),
+        (lambda end: Always(1, seed=end), (0, 2**64 - 1), (-1, 2**64)),
+        (lambda end: Always(1).active(end), (0, 2**63 - 1), (-1, 2**63)),
+        (lambda end: AtLeast(3, end), (1, 3), (0, 4)),
+        (lambda end: Bernoulli(3, 0.1, levels=end), (1, 2**31), (0, 2**31 + 1)),
+        (lambda end: Bernoulli(3, {0: 0.1, end: 0.2}), (1, 2**53), (-1, 2**53 + 1)),
+        (lambda end: OverSelection(3, end), (1, 3), (0, 4)),
+        (lambda end: OverSelection(3, 2, select=end), (2, 3), (1, 4)),
+        (lambda end: OverSelection(3, 2, spread=end), (0, 10), (-1e-9, 10.1)),
+        (lambda end: OverSelection(3, 2, jitter=end), (0, 10), (-1e-9, 10.1)),
+        (lambda end: OverSelection(3, 2, deadline=end), (1e-9, float("inf")), (0, -1)),
+        (lambda end: RoundRobin(3, end), (0, 2**31), (-1, 2**31 + 1)),
+        (lambda end: Schedule(3, arrivals={end: 1}), (0, 2), (-1, 3)),
+        (lambda end: Schedule(3, arrivals={1: end}), (0, 2**53), (-1, 2**53 + 1)),
+        (lambda end: Schedule(3, departures={1: end}), (1, 2**53), (-1, 0, 2**53 + 1)),
+        (lambda end: TimeVarying(3, end), (1e-9, 1), (0, 1.001)),
+        (lambda end: Trace(3, first=end), (1, 8), (0, 9)),
+        (lambda end: Uniform(3, end), (1, 3), (0, 4)),
+        (lambda end: Weighted(3, end, [1, 0, 2]), (1, 2), (0, 3)),
+        (lambda end: Weighted(3, end, [1, 0, 2], replacement=True), (1, 2**31), (0, 2**31 + 1)),
+    ],
+)
+def test_a_range_holds_its_ends_and_nothing_beyond(
+    make: Callable[[float], object], ends: tuple[float, ...], beyond: tuple[float, ...]
+) -> None:
+    for end in ends:
+        make(end)
+    for end in beyond:
+        with pytest.raises(RangeError):
+            make(end)
 
 
 def test_an_unknown_name_gets_the_nearest() -> None:

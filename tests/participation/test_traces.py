@@ -1,3 +1,5 @@
+from statistics import NormalDist
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -35,19 +37,45 @@ def test_shares_have_the_mean_and_standard_deviation_that_are_written(number):
     assert abs(shares.std() - trace.stdev) < 0.003
 
 
+NORMALS = np.array([NormalDist().inv_cdf((i + 0.5) / 4000) for i in range(4000)])
+
+
+class Quantiles:
+    """Equally spaced quantiles instead of random numbers: the moments are then nearly exact."""
+
+    def standard_normal(self, count):
+        assert count == len(NORMALS)
+        return NORMALS
+
+
+@pytest.mark.parametrize(
+    ("mean", "stdev", "least"),
+    [
+        (0.5, 0.1, 0.0),
+        (0.5, 0.3, 0.2),
+        (0.9, 0.2, 0.0),
+        (0.3, 0.35, 0.0),
+        (0.6, 0.35, 0.1),
+        (0.75, 0.2, 0.5),
+        (0.5, 1e-4, 0.0),
+        (0.3, 0.45, 0.0),
+    ],
+)
+def test_moments_survive_clipping_at_either_end_and_at_both(mean, stdev, least):
+    shares = Generated("x", mean, stdev, least).draw(Quantiles(), len(NORMALS))
+    assert abs(shares.mean() - mean) < 1e-4
+    assert abs(shares.std() - stdev) < 1e-3
+
+
+def test_without_a_standard_deviation_every_share_is_the_mean():
+    assert set(Generated("x", 0.9, 0).draw(np.random.default_rng(0), 50).tolist()) == {0.9}
+
+
 @given(st.floats(0.01, 0.99), st.floats(0.0, 0.9), st.floats(0.0, 0.5))
 def test_any_moments_that_there_can_be_are_met(mean, part, least):
     mean = least + (1 - least) * mean
     stdev = part * np.sqrt((mean - least) * (1 - mean))
-    trace = Generated("x", mean, stdev, least)
-    # Equally spaced quantiles instead of random numbers: the moments are then nearly exact.
-    from statistics import NormalDist
-
-    class Quantiles:
-        def standard_normal(self, count):
-            return np.array([NormalDist().inv_cdf((i + 0.5) / count) for i in range(count)])
-
-    shares = trace.draw(Quantiles(), 4000)
+    shares = Generated("x", mean, stdev, least).draw(Quantiles(), len(NORMALS))
     assert abs(shares.mean() - mean) < 2e-3
     assert abs(shares.std() - stdev) < 4e-3
 
@@ -58,6 +86,7 @@ def test_any_moments_that_there_can_be_are_met(mean, part, least):
         (lambda: Generated("a", 1.5, 0), r"trace 'a': mean: expected a number in \[0, 1\], got 1.5"),
         (lambda: Generated("a", 0.1, 0, least=0.2), "trace 'a': mean: expected"),
         (lambda: Generated("a", 0.5, 0.5), r"trace 'a': stdev: expected a number in \[0, 0.5\), .* got 0.5"),
+        (lambda: Generated("a", 0.5, 0.4, least=0.2), r"trace 'a': stdev: expected a number in \[0, 0.3873\)"),
         (lambda: Generated("a", 0.5, -0.1), "trace 'a': stdev: expected"),
         (lambda: Generated("a", 1.0, 0.1), "trace 'a': stdev: expected"),
         (lambda: Generated("a", 0.5, float("nan")), "trace 'a': stdev: expected"),

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore.errors import FedcoreError, MissingDependencyError, RangeError
+from fedcore.sampling import bernoulli
 from fedcore.topology import NAMES, Topology
 
 EXAMPLES = [
@@ -118,6 +119,14 @@ def test_a_random_graph_is_a_function_of_its_seed():
     assert not np.array_equal(graph(3), graph(4))
 
 
+def test_a_random_graph_is_drawn_pair_by_pair_from_a_stream_of_its_own():
+    """So that a paper's graph is the same after any change: pairs in the order (0, 1), (0, 2), ... of one draw."""
+    drawn = set(bernoulli(15, 0.7, seed=3, round=0, purpose="topology: erdos-renyi").tolist())
+    pairs = [(i, j) for i in range(6) for j in range(i + 1, 6)]
+    W = Topology.named("erdos-renyi", 6, probability=0.7, seed=3).W
+    assert [pair for pair in pairs if W[pair] > 0] == [pair for at, pair in enumerate(pairs) if at in drawn]
+
+
 def test_a_random_graph_has_each_edge_with_its_probability():
     edges = sum((Topology.named("erdos-renyi", 40, probability=0.3, seed=s).W > 0).sum() - 40 for s in range(40)) / 2
     pairs = 40 * 40 * 39 / 2
@@ -133,6 +142,7 @@ def test_a_random_graph_has_each_edge_with_its_probability():
         (lambda: Topology.named("ring", 3, rows=3), "option of ring: 'rows' is unknown"),
         (lambda: Topology.named("ring", 3, dtype="float16"), "dtype: 'float16' is unknown"),
         (lambda: Topology.named("torus", 7), "nodes: expected rows x columns with at least two of each, got 7"),
+        (lambda: Topology.named("torus", 2), "nodes: expected rows x columns with at least two of each, got 2"),
         (lambda: Topology.named("torus", 12, rows=5), r"rows: expected one of \[2, 3, 4, 6\], which divide 12, got 5"),
         (lambda: Topology.named("torus", 12, rows=12), "rows: expected one of"),
         (lambda: Topology.named("erdos-renyi", 5), "probability: expected a value, since the graph is erdos-renyi"),
