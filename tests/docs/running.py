@@ -103,6 +103,8 @@ class Page:
                     load_preset(name, asked["changes"], scale=asked["scale"])
                 return ""
             words += [word for pair in SHORT if pair[0] not in words for word in pair]
+        elif asked.get("resume"):
+            words += SHORT[-1]
         done = invoke(*words)
         # The doctor's status is 1 where something that it was asked for is not installed.
         assert done.status in ((0, 1) if words[0] == "doctor" else (0,)), f"{line}\n{done.output}\n{done.errors}"
