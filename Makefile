@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 SIMULATOR := $(VENV)/.simulator
 INSTALLED := $(VENV)/.installed
 RELEASE := $(VENV)/.release
+DOCS := $(VENV)/.docs
 SOURCES := pyproject.toml constraints.txt locks/sim.txt locks/dev.txt CMakeLists.txt $(shell find csrc fedcore -type f -not -name '*.pyc')
 CORES := $(shell nproc)
 # Processes of tests or of mypy: each takes up to a GB.
@@ -17,7 +18,7 @@ LOCK := $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.1
 	-c constraints.txt --no-emit-package torch --no-emit-package torchvision --no-annotate --no-header
 
 .PHONY: help quickstart test test-device test-level test-deployment lint format sanitize aarch64-check bench bench-gate gpu-check wheel-check wheels \
-	wheels-check sdist-check workflows bench-commits mutants sbom lock clean
+	wheels-check sdist-check workflows bench-commits mutants sbom lock docs docs-serve clean
 help:
 	@sed -n 's/^## //p' Makefile
 
@@ -130,6 +131,17 @@ lock: $(RELEASE)
 	$(LOCK) --extra dev --group build -o locks/dev.txt
 	$(LOCK) --extra sim --group build -c locks/dev.txt -o locks/sim.txt
 
+## make docs          build the site strictly into build/site, run its tutorials, and look for broken links and public names
+##                    without a place in it (a minute)
+docs: $(DOCS)
+	rm -rf build/tutorials
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	$(BIN)/python -m release.site build/site
+
+## make docs-serve    the site on http://127.0.0.1:8000, built again when a page changes
+docs-serve: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8000
+
 ## make clean         remove the environment and everything built
 clean:
 	rm -rf $(VENV) build dist
@@ -162,4 +174,8 @@ $(INSTALLED): $(SIMULATOR)
 
 $(RELEASE): $(INSTALLED)
 	@$(BIN)/pip install -q --group release
+	@touch $@
+
+$(DOCS): $(SIMULATOR)
+	@$(BIN)/pip install -q --group docs
 	@touch $@

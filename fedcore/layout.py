@@ -97,10 +97,10 @@ class Layout(Represented):
 
         Args:
             x: an ``nn.Module``, a ``state_dict`` or other mapping of arrays, a sequence of arrays (named "0",
-               "1", ...), or one array (named "x"). NumPy arrays or CPU torch tensors; float32, bfloat16, float16, or
-               an integer dtype for counters.
+                "1", ...), or one array (named "x"). NumPy arrays or CPU torch tensors; float32, bfloat16, float16, or
+                an integer dtype for counters.
             buffers: patterns of the names that are float buffers, for a mapping that cannot say so itself. A
-               module knows its own.
+                module knows its own.
 
         Raises:
             DtypeError: a tensor is of another dtype.
@@ -232,7 +232,7 @@ class Layout(Represented):
             16 bits.
 
         Raises:
-            Those of ``flatten``.
+            ShapeError, DtypeError, ArrayError: as for ``flatten``.
         """
         if isinstance(x, Mapping) and x.keys() == self._all.keys():
             plain = core.read_plain_tensors([x[piece.name] for piece in self.slices], self._shapes)

@@ -12,6 +12,7 @@ from fedcore.clients import ClientId
 from fedcore.typing import F32, F64, Bools
 
 Counters = dict[str, npt.NDArray[np.integer[Any]]]
+"""Integer buffers of a model, such as BatchNorm's counts of batches, by name."""
 
 NONE: F64 = np.empty(0)
 

@@ -23,6 +23,7 @@ from fedcore.store.rounding import rounding_keys
 from fedcore.typing import F32, F64, Floats
 
 Precision = Literal["float32", "float64", "exact"]
+"""What a round's sums are kept in."""
 
 Accumulator: TypeAlias = npt.NDArray[Any] | ExactSum
 

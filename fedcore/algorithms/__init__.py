@@ -59,6 +59,7 @@ REGISTRY: Registry[type[Algorithm]] = Registry(
     fits=lambda row: isclass(row) and issubclass(row, Algorithm) and row is not Algorithm,
     group="fedcore.algorithms",
 )
+"""The methods by name."""
 
 
 def named(name: str, **options: Any) -> Algorithm:

@@ -49,6 +49,7 @@ __all__ = [
 
 Anchor: TypeAlias = Literal["v[t]", "offset"]
 Placement: TypeAlias = Literal["server", "client"]
+"""The keeper of the rows."""
 Unit: TypeAlias = Literal["gradient", "model"]
 
 NOTHING, H = Terms(), Terms(h=1)

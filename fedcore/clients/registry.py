@@ -14,6 +14,7 @@ from fedcore.native import core
 from fedcore.representation import Represented, first
 
 ClientId: TypeAlias = int | str
+"""The id of a client: an int in 0..2**64 - 1, or a str."""
 Numbers = npt.NDArray[np.int64]
 
 MOST = 2**62  # clients that a count may register: with those that are listed, numbers stay below 2^63

@@ -95,6 +95,7 @@ _ROWS: dict[str, Source] = {
 REGISTRY: Registry[Source] = Registry(
     "data", _ROWS, due="a fedcore.data.Source", fits=lambda row: isinstance(row, Source), group="fedcore.data"
 )
+"""The data sets by name."""
 FILLED_IN = ("clients", "seed")
 """Parameters that are no options of a data set's own: ``load`` gives them to those that are generated."""
 

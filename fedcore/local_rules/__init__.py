@@ -36,6 +36,7 @@ REGISTRY: Registry[type[LocalRule]] = Registry(
     fits=lambda row: isinstance(row, type) and issubclass(row, LocalRule),
     group="fedcore.local_rules",
 )
+"""The local rules by name, for configurations."""
 
 
 def named(name: str, *, imports: bool = True, **options: Any) -> LocalRule:

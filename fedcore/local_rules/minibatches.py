@@ -12,6 +12,7 @@ from fedcore.errors import RangeError
 from fedcore.randomness import generator
 
 Indices = npt.NDArray[np.int64]
+"""The numbers of examples: int64[m]."""
 
 
 def minibatches(

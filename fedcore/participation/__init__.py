@@ -59,6 +59,7 @@ REGISTRY: Registry[type[Participation]] = Registry(
     fits=lambda row: isclass(row) and issubclass(row, Participation) and not isabstract(row),
     group="fedcore.participation",
 )
+"""The patterns by name."""
 
 
 def named(name: str, clients: int, **options: Any) -> Participation:

@@ -37,6 +37,7 @@ REGISTRY: Registry[type[Any]] = Registry(
     fits=lambda row: isclass(row) and any("__call__" in vars(kind) for kind in row.__mro__),
     group="fedcore.rates",
 )
+"""The rates by name, for configurations."""
 
 
 @ieee

@@ -45,10 +45,10 @@ class ServerStrategy(FlowerFedAvg):
     nonsense did not take part in the round. Sampling, evaluation, metrics and logs are Flower's.
 
     Args:
-        lr, server_lr, optimizer, late_rounds, fold, accumulate, max_steps, max_examples, max_lr, max_norm,
-            max_norm_ratio, own_rates, on_report: ``fedcore.Server``'s.
+        lr, server_lr, optimizer, late_rounds, fold, accumulate, own_rates, on_report: ``fedcore.Server``'s.
             The rate goes to the clients as "lr" of their configuration. Where a method averages the models of plain
             local steps it may be left out: then messages are those of Flower's FedAvg, to ClientApps of any rate.
+        max_steps, max_examples, max_lr, max_norm, max_norm_ratio: ``fedcore.Server``'s limits.
         steps: K of replies that do not say it, of ClientApps that know nothing of fedcore: a number, or the metric that
             holds it. For methods of plain local steps, with ``lr`` the rate at which the ClientApps take them. A number
             is also the ``max_steps`` of a new server that is told none.

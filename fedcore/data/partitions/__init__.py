@@ -40,6 +40,7 @@ _ROWS: dict[str, Callable[..., list[Indices]]] = {
 REGISTRY: Registry[Callable[..., list[Indices]]] = Registry(
     "partition", _ROWS, due="a function of (labels, clients, *, seed)", fits=callable, group="fedcore.partitions"
 )
+"""The partitions by name."""
 FILLED_IN = ("labels", "dataset", "clients", "seed")
 """Parameters that are no options of a partition's own: ``divide`` gives them."""
 

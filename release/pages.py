@@ -1,0 +1,70 @@
+"""The pages of the site that lie elsewhere in the tree, and tutorials as notebooks: hooks of mkdocs.
+
+A page is written once: README, CHANGELOG and the reports of the benchmarks are pages where they lie, and so is every
+link in them and in ``docs`` that works in a clone. A link to a file of the tree that is no page becomes its plain text.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parent.parent
+# What lies where, and its place in the site.
+MOUNTED = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "bench/README.md": "bench/benchmarks.md",
+    "bench/gpu/README.md": "bench/gpu.md",
+    "bench/papers/README.md": "bench/papers.md",
+    "bench/peers/wrong_results.md": "bench/wrong-results.md",
+    "bench/store/README.md": "bench/store.md",
+    **{str(path.relative_to(ROOT)): f"bench/{path.name}" for path in sorted(ROOT.glob("bench/papers/*.png"))},
+}
+FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
+
+
+def page_of(path):
+    """The place in the site of a file of the tree; None for one that is no part of it."""
+    return MOUNTED.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
+
+
+def relinked(text, source, place):
+    """A page's text with the links of a clone made links of the site.
+
+    Args:
+        text: Markdown.
+        source: the file that it is from, relative to the root of the tree.
+        place: its place in the site.
+    """
+
+    def link(found):
+        picture, words, target = found.groups()
+        path, mark, anchor = target.partition("#")
+        if not path or ":" in path:
+            return found[0]
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+        page = page_of(path)
+        if page is not None:
+            return f"{picture}[{words}]({posixpath.relpath(page, posixpath.dirname(place))}{mark}{anchor})"
+        return words if (ROOT / path).exists() else found[0]
+
+    return "".join(part if part.startswith("```") else LINK.sub(link, part) for part in FENCED.split(text))
+
+
+def on_files(files, config):
+    """Add what lies elsewhere."""
+    for source, place in MOUNTED.items():
+        files.append(File.generated(config, place, abs_src_path=str(ROOT / source)))
+    return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Turn a clone's links into the site's."""
+    place = page.file.src_uri
+    source = next((source for source, other in MOUNTED.items() if other == place), f"docs/{place}")
+    return relinked(markdown, source, place)

@@ -1,0 +1,112 @@
+"""Checks of the built site: ``python -m release.site FOLDER``.
+
+Every link of every page leads to a file of the site, and to a heading in it, and nothing is fetched from elsewhere; every
+public name of the package is in the API; llms.txt names every page.
+"""
+
+import ast
+import sys
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+ROOT = Path(__file__).parent.parent
+# Rooms whose names are nobody's but the package's own, and why.
+INNER = {
+    "cli": "what is public is the command, and its --help",
+    "native": "the one door to the native module",
+}
+
+
+class Page(HTMLParser):
+    """The links, ids and fetched files of one page."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.links, self.ids, self.fetched = [], set(), []
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attrs):
+        """Note what the tag points to, and what it is called."""
+        given = dict(attrs)
+        self.ids |= {given[name] for name in ("id", "name") if given.get(name)}
+        if tag == "a" and given.get("href"):
+            self.links.append(given["href"])
+        elif tag == "link" and given.get("rel") != "canonical":
+            self.fetched.append(given.get("href"))
+        elif given.get("src"):
+            self.fetched.append(given["src"])
+
+
+def broken(folder):
+    """What leads nowhere, page by page."""
+    pages = {path: Page(path) for path in sorted(folder.rglob("*.html"))}
+    for path, page in pages.items():
+        for target in page.links + page.fetched:
+            parts = urlsplit(target)
+            if parts.scheme or parts.netloc:
+                if target in page.fetched and parts.scheme != "data":
+                    yield f"{path.relative_to(folder)}: fetches {target}"
+                continue
+            to = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if parts.path.startswith("/"):  # of 404.html, which may be shown at any depth
+                to = folder / unquote(parts.path).lstrip("/")
+            to = to / "index.html" if to.is_dir() else to
+            known = to in pages
+            if not to.is_file() or (parts.fragment and known and unquote(parts.fragment) not in pages[to].ids):
+                yield f"{path.relative_to(folder)}: {target} leads nowhere"
+
+
+def public(package):
+    """The public names of a package's rooms: those in ``__all__``."""
+    for init in sorted([package / "__init__.py", *package.glob("[a-z]*/__init__.py"), *package.glob("[a-z]*.py")]):
+        room = ".".join(init.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__")
+        if room.rpartition(".")[2] in INNER:
+            continue
+        for node in ast.parse(init.read_text()).body:
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+                yield from (f"{room}.{name}" for name in ast.literal_eval(node.value))
+
+
+def inventory(folder):
+    """What the API documents, by every name that it is known by."""
+    lines = (folder / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    return {line.partition(" ")[0] for line in zlib.decompress(lines).decode().splitlines()}
+
+
+def undocumented(folder):
+    """Public names that no page of the API has."""
+    known = inventory(folder)
+    for name in public(ROOT / "fedcore"):
+        file = ROOT / Path(*name.split(".")).with_suffix(".py")
+        last = name.rpartition(".")[2]
+        # A function that is called as its file is known there by its whole path, and a module by what is in it.
+        if file.is_file() and f"def {last}(" in file.read_text():
+            found = f"{name}.{last}" in known
+        else:
+            is_module = file.is_file() or file.with_suffix("").is_dir()
+            found = name in known or (is_module and any(each.startswith(f"{name}.") for each in known))
+        room = name.removesuffix(last)
+        if not found and not any(each.startswith(room) and each.endswith(f".{last}.{last}") for each in known):
+            yield f"{name}: in no page of docs/api, or without a docstring"
+
+
+def unlisted(folder):
+    """Pages that llms.txt lacks."""
+    text = (folder / "llms.txt").read_text()
+    for path in sorted(folder.rglob("*.html")):
+        place = path.relative_to(folder)
+        if str(place) != "404.html" and f"({place}.md)" not in text:
+            yield f"llms.txt: {place} is missing"
+
+
+def main(folder):
+    """Print what is wrong; 1 if anything is."""
+    wrong = [*broken(folder), *undocumented(folder), *unlisted(folder)]
+    print(*wrong, f"{len(list(folder.rglob('*.html')))} pages, {len(inventory(folder))} names", sep="\n")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]).resolve()))

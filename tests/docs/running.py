@@ -1,0 +1,123 @@
+"""The blocks of a page run in its order, in one process and one folder, as somebody reading the page would.
+
+Commands of ``fedcore`` and programs run in this process. A run of an experiment is short: two rounds of one seed, and only
+of the quickstart and of the page's own files; other presets are read and checked with all that is said of them.
+"""
+
+import contextlib
+import io
+import re
+import runpy
+import shlex
+import sys
+
+import tomllib
+
+from fedcore.cli.commands import commands
+from fedcore.experiment import load_preset
+from tests.cli.command import invoke
+from tests.docs.pages import ROOT, blocks
+
+SHORT = (("--rounds", "2"), ("--seeds", "1"), ("--jobs", "0"))
+
+
+class Page:
+    """A page that is run.
+
+    Attributes:
+        used: the files of the page that a command or another block has used.
+    """
+
+    def __init__(self, path, monkeypatch):
+        self.path, self.monkeypatch, self.names = path, monkeypatch, {"__name__": "page"}
+        self.files = {block.file: block.text for block in blocks(path) if block.file and not block.reason}
+        self.used = set()
+
+    def run(self):
+        """Run every block."""
+        for name, text in self.files.items():
+            with open(name, "w") as file:
+                file.write(text)
+        printed = ""
+        for block in blocks(self.path):
+            if block.reason is not None or block.included:
+                continue
+            if block.language == "text" and block.follows:
+                assert printed.strip() == block.text.strip(), f"it printed:\n{printed}"
+            elif block.language == "python" and not block.file:
+                with contextlib.redirect_stdout(io.StringIO()) as output:
+                    exec(compile(block.text, f"{self.path.name}: {block.text[:60]!r}", "exec"), self.names)
+                printed = output.getvalue()
+                self._uses(block.text)
+            elif block.language == "toml" and not block.file:
+                tomllib.loads(block.text)
+            elif block.language == "sh":
+                printed = "".join(self.command(line) for line in lines(block.text))
+        unused = self.files.keys() - self.used
+        assert not unused, f"no command or block uses {sorted(unused)}"
+
+    def _uses(self, text):
+        for name in self.files.keys() - self.used:
+            module = name.removesuffix(".py").replace("/", ".")
+            if name in text or re.search(rf"\b(import|from) {module}\b|\b{module}:\w", text):
+                self.used.add(name)
+                self._uses(self.files[name])
+
+    def command(self, line):
+        """Run or check one command, and give what it printed."""
+        self._uses(line)
+        tool, *words = shlex.split(line, comments=True)
+        if tool == "pip":
+            return self._pip(words)
+        if tool == "make":
+            rules = (ROOT / "Makefile").read_text()
+            missing = [word for word in words if "=" not in word and not re.search(rf"^{word}:", rules, re.MULTILINE)]
+            assert not missing, f"{line}: the Makefile has no {missing}"
+            return ""
+        if tool == "python" and words[0] != "-m":
+            with contextlib.redirect_stdout(io.StringIO()) as output, self.monkeypatch.context() as patched:
+                patched.setattr(sys, "argv", words)
+                runpy.run_path(words[0], run_name="__main__")
+            return output.getvalue()
+        assert tool == "fedcore", f"{line}: nothing here runs that; mark its block as not run, with a reason"
+        return self._fedcore(line, words)
+
+    def _pip(self, words):
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        assert words[0] == "install"
+        for word in words[1:]:
+            name, _, extras = word.rstrip("]").partition("[")
+            assert name in (".", project["name"]) or not extras or name in ("flwr",), word
+            if name in (".", project["name"]) and extras:
+                missing = set(extras.split(",")) - project["optional-dependencies"].keys()
+                assert not missing, f"{word}: pyproject.toml has no extra {missing}"
+        return ""
+
+    def _fedcore(self, line, words):
+        words = [each for word in words for each in expanded(word)]
+        asked = vars(commands().parse_args(words))
+        if words[0] in ("run", "sweep") and not asked.get("resume"):
+            presets = asked.get("names") or [asked["preset"]]
+            if asked["engine"] != "process" or not set(presets) <= {"quickstart", *self.files}:
+                for name in presets:
+                    load_preset(name, asked["changes"], scale=asked["scale"])
+                return ""
+            words += [word for pair in SHORT if pair[0] not in words for word in pair]
+        elif asked.get("resume"):
+            words += SHORT[-1]
+        done = invoke(*words)
+        # The doctor's status is 1 where something that it was asked for is not installed.
+        assert done.status in ((0, 1) if words[0] == "doctor" else (0,)), f"{line}\n{done.output}\n{done.errors}"
+        return done.output
+
+
+def lines(text):
+    """The commands of a block, without comments."""
+    joined = text.replace("\\\n", " ")
+    return [line for line in joined.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+
+
+def expanded(word):
+    """A word with {a,b} as a shell expands it."""
+    found = re.fullmatch(r"([^{}='\"]*)\{([^{}'\"]*,[^{}'\"]*)\}([^{}='\"]*)", word)
+    return [found[1] + each + found[3] for each in found[2].split(",")] if found else [word]

@@ -1,0 +1,67 @@
+"""Every block of code of README and of the pages in docs is run, or shows a file that a test runs."""
+
+import re
+
+import pytest
+
+from tests.docs.pages import DOCS, PAGES, ROOT, blocks, named
+from tests.docs.running import Page
+
+# Why a block is run by no test here; a new reason is a decision.
+REASONS = {
+    "it needs a GPU",
+    "it needs a cluster of Ray's",
+    "it needs Flower's own processes, which tests/adapters/wire runs",
+    "it needs FedML",
+    "it needs OpenFL",
+    "it makes an environment of its own",
+    "it starts a program anew",
+    "it is a part of examples/edges.py",
+    "it serves until it is stopped",
+    "it takes minutes",
+}
+RUN_ELSEWHERE = {DOCS / "operations.md": "tests/test_operations.py"}
+LANGUAGES = {"python", "sh", "toml", "text"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_blocks_say_what_they_are(page):
+    text = page.read_text()
+    assert text.count("\n```") % 2 == 0
+    for block in blocks(page):
+        assert block.language in LANGUAGES, block.text
+        assert block.reason is None or block.reason in REASONS, block.reason
+        assert block.language in ("python", "sh") or block.reason is None, block.text
+    outside = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    # Four spaces after an empty line are a block without a language, but for what belongs to a list or to an option.
+    indented = re.findall(r"(?<=\n\n) {4}(?! *[-*:])\S.*", outside)
+    assert page.parent.name == "api" or not indented, indented
+    assert "<!-- not run" not in re.sub(r"^<!-- not run: [^\n]* -->\n+(?=```)", "", text, flags=re.MULTILINE)
+
+
+def test_every_reason_is_needed():
+    assert {block.reason for page in PAGES for block in blocks(page)} - {None} == REASONS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_files_that_are_shown_are_run_by_a_test(page):
+    tests = "".join(file.read_text() for file in (ROOT / "tests").rglob("*.py"))
+    for block in blocks(page):
+        for path in block.included:
+            assert (ROOT / path).is_file(), path
+            folder, name = path.rsplit("/", 1)
+            assert folder.startswith("examples"), path
+            assert re.search(rf"\b{name.removesuffix('.py')}\b", tests), f"nothing in tests names {path}"
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page not in RUN_ELSEWHERE and any(blocks(page))], ids=named
+)
+def test_the_blocks_run(page, tmp_path, monkeypatch):
+    needs = re.search(r"^<!-- needs: (.*) -->$", page.read_text(), re.MULTILINE)
+    for package in needs[1].split() if needs else ():
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    Page(page, monkeypatch).run()
