@@ -54,9 +54,7 @@ def test_files_that_are_shown_are_run_by_a_test(page):
             assert re.search(rf"\b{name.removesuffix('.py')}\b", tests), f"nothing in tests names {path}"
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if page not in RUN_ELSEWHERE and any(blocks(page))], ids=named
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in RUN_ELSEWHERE and any(blocks(page))], ids=named)
 def test_the_blocks_run(page, tmp_path, monkeypatch):
     needs = re.search(r"^<!-- needs: (.*) -->$", page.read_text(), re.MULTILINE)
     for package in needs[1].split() if needs else ():
