@@ -37,9 +37,15 @@ def compared(one, many, rounds, change=liars, compare=alike):
     many.close()
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method(method):
-    shards = SHARDS[sorted(METHODS).index(method) % 4]
+def every_method():
+    """Each method and number of shards; one of the numbers is enough each time."""
+    for place, method in enumerate(sorted(METHODS)):
+        for shards in SHARDS:
+            yield pytest.param(method, shards, marks=[pytest.mark.endurance] * (shards != SHARDS[place % 4]))
+
+
+@pytest.mark.parametrize(("method", "shards"), list(every_method()))
+def test_every_method(method, shards):
     options = dict(client_sizes=range(1, N + 1), diagnostics=True)
     compared(made(method, X0, **options), made(method, X0, shards=shards, **options), 4)
 

@@ -1,6 +1,6 @@
 """Four SuperNodes train; one is killed in round 1, one joins after round 2; the ServerApp is killed in round 4.
 
-``python -m tests.adapters.wire.scenario METHOD FOLDER``. What happened is in FOLDER/out: rounds.jsonl, node-ID files
+``python -m tests.adapters.wire.scenario METHOD ACCUMULATE FOLDER``. What happened is in FOLDER/out: rounds.jsonl, node-ID files
 with the clients' numbers, and the server's store.
 """
 
@@ -16,7 +16,7 @@ from tests.adapters.wire.deployment import HERE, Deployment, wait_for
 ROUNDS = 6
 
 
-def play(method, home):
+def play(method, accumulate, home):
     out = Path(home) / "out"
     out.mkdir()
     save_data(out)
@@ -27,7 +27,7 @@ def play(method, home):
     def say(what):
         print(f"{time.monotonic() - began:6.1f} s  {what}", flush=True)
 
-    config = {"method": method, "rounds": ROUNDS, "out": str(out)}
+    config = {"method": method, "accumulate": accumulate, "rounds": ROUNDS, "out": str(out)}
     with Deployment(home) as deployment:
         say("SuperLink is up")
         nodes = [deployment.start_node(number) for number in range(4)]

@@ -18,7 +18,12 @@ def main(grid, context):
     out = Path(context.run_config["out"])
     (out / "pid").write_text(str(os.getpid()))
     strategy = getattr(flower, context.run_config["method"])(
-        lr=LR, store=f"mmap:{out / 'state'}", fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=4
+        lr=LR,
+        store=f"mmap:{out / 'state'}",
+        accumulate=context.run_config["accumulate"],
+        fraction_evaluate=0.0,
+        min_train_nodes=3,
+        min_available_nodes=4,
     )
 
     def after_round(number, arrays):
