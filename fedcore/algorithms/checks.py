@@ -97,9 +97,10 @@ def check_weights(algorithm: Algorithm, weights: Any, claims: Claims) -> F64:
     """
     k = len(claims.steps)
     if isinstance(weights, np.ndarray) and weights.dtype == np.float64 and weights.shape == (k,):
-        least, most = core.column_range(weights if weights.flags.c_contiguous else weights.copy())
+        together: F64 = np.ascontiguousarray(weights)  # of a caller's own it may be every other one
+        least, most = core.column_range(together)
         if least >= 0 and most < math.inf:  # as a NaN is not
-            return weights
+            return together
         got = f"{weights[~(np.isfinite(weights) & (weights >= 0))][0]:g}"
     else:
         got = f"{weights.dtype}{list(weights.shape)}" if isinstance(weights, np.ndarray) else repr(weights)[:100]

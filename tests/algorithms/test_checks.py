@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -77,6 +78,14 @@ def test_so_are_methods_that_nobody_has_seen(name):
             "Mine.row: expected no numbers, since the second vector",
         ),
         (dict(row=Terms(h=1), placement="client"), AlgorithmError, "Mine.row: expected no numbers, since clients keep"),
+        (dict(sums_changes=0), AlgorithmError, "Mine.sums_changes: expected True or False, got 0"),
+        (dict(takes_server_rate=None), AlgorithmError, "Mine.takes_server_rate: expected True or False, got None"),
+        (dict(steps_without_clients=1), AlgorithmError, "Mine.steps_without_clients: expected True or False, got 1"),
+        (dict(needs_shares="no"), AlgorithmError, "Mine.needs_shares: expected True or False, got 'no'"),
+        (dict(adds=Terms(h=1, q=1)), AlgorithmError, "Mine.adds: expected h alone, since y makes no row"),
+        (dict(adds=Terms(h=1, row=1)), AlgorithmError, "Mine.adds: expected h alone, since y makes no row"),
+        (dict(row=Terms(h=1j)), AlgorithmError, "Mine.row: expected Terms of finite numbers"),
+        (dict(direction=Direction(b=np.float32(np.inf))), AlgorithmError, "Mine.direction: expected a Direction of"),
     ],
 )
 def test_a_contradiction_is_refused_by_name(entries, error, message):
@@ -99,6 +108,11 @@ def test_a_contradiction_is_refused_by_name(entries, error, message):
         (Step(v=Linear(A=1), T=Linear(T=1, A=1)), "Mine.step: expected no total, since keeps_total is False"),
         (Step(v=Linear(A=1), T=Linear()), "Mine.step: expected no total, since keeps_total is False"),
         (Step(v=Linear(A=1, B=1)), "Mine.step: expected B = 0, since sums_changes is False"),
+        (Step(v=Linear(A=1), T=(1, 0, 0, 0, 0)), "Mine.step: expected T to be a Linear, got tuple"),
+        (Step(v=Linear(A=1), T=Linear(T=np.nan)), "Mine.step: expected finite numbers"),
+        (Step(v=Linear(A=1), gamma=-0.5), "Mine.step: expected gamma to be None or a finite number > 0, got -0.5"),
+        (Step(v=Linear(A=1), gamma=np.inf), "Mine.step: expected gamma to be None or a finite number > 0, got inf"),
+        (Step(v=Linear(A=1), gamma=True), "Mine.step: expected gamma to be None or a finite number > 0, got True"),
     ],
 )
 def test_a_step_that_is_none_is_refused(step, message):
@@ -126,6 +140,34 @@ def test_a_step_that_sums_second_vectors_without_any_is_refused():
 def test_weights_that_are_none_are_refused(weights, message):
     with pytest.raises(AlgorithmError, match=message):
         server_of(method({}, weigh=lambda self, claims: weights))
+
+
+def test_numbers_of_any_real_kind_and_weights_that_lie_apart_are_taken():
+    apart = np.array([1.0, 9.0, 3.0, 9.0])[::2]
+    mine = method(
+        dict(adds=Terms(h=np.float32(2)), direction=Direction(a=Fraction(1, 2), mu=np.int64(0))),
+        step=lambda self, cohort: Step(v=Linear(A=Fraction(1, 4)), gamma=np.float64(1)),
+        weigh=lambda self, claims: apart[: len(claims.steps)],
+    )
+    server = server_of(mine)
+    server.round([Update(i, server.x - h, steps=1, lr=0.1) for i, h in enumerate(np.float32([0.2, 0.4]))])
+    # A = 2 (1 h_0 + 3 h_1), h = (2, 4); x = -A / 4
+    np.testing.assert_allclose(server.x, -2 * (2 + 3 * 4) / 4, rtol=1e-6)
+
+
+def test_a_negative_weight_that_lies_apart_is_refused():
+    with pytest.raises(AlgorithmError, match=r"Mine.weigh: .* got -1"):
+        server_of(method({}, weigh=lambda self, claims: np.array([1.0, 9.0, -1.0, 9.0])[::2]))
+
+
+def test_a_total_that_follows_the_momentum_must_have_announced_it():
+    late = method(
+        dict(keeps_total=True),
+        step=lambda self, cohort: Step(v=Linear(A=1), T=Linear(T=1, g=float(cohort.S == 3))),
+    )
+    server = server_of(late)
+    with pytest.raises(AlgorithmError, match="say keeps_momentum = True"):
+        server.round([Update(i, server.x + 1, steps=1) for i in range(3)])
 
 
 def test_what_is_wrong_in_some_cohorts_alone_is_told_when_it_comes():

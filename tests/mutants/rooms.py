@@ -49,12 +49,13 @@ SERVER = [
 """Not those that stop processes, send signals, or starve them, nor the theorems', which take long."""
 FACE = [f"tests/server/test_{name}.py" for name in SERVER]
 
+PROCESSES = "--deselect=tests/server/test_resume.py::test_a_server_killed_at_any_moment_ends_as_the_straight_one"
+
 METHODS = [
     "client_placement",
     "coming_and_going",
     "counts",
     "diagnostics",
-    "forged_folders",
     "hand_computed",
     "history",
     "known_errors",
@@ -86,6 +87,7 @@ ROOMS = {
         "tests/runtime/test_float_mode.py",
         "tests/outsiders/test_registries.py",
         *(f"tests/server/test_{name}.py" for name in METHODS),
+        PROCESSES,
     ],
     "fedcore/server": [
         "fedcore/server",
@@ -93,6 +95,7 @@ ROOMS = {
         "tests/runtime/test_float_mode.py",
         "tests/test_representation.py",
         *FACE,
+        PROCESSES,
     ],
 }
 

@@ -79,7 +79,8 @@ def test_every_mutant_is_a_source_of_its_own_and_has_a_name_of_its_own():
             for mutant in mutants(str(file.relative_to(run.ROOT)), file.read_text())
         ]
         assert len({mutant.name for mutant in found}) == len(found) > 100
-        assert all((run.ROOT / path).exists() for path in ROOMS[room])
+        paths = [path.removeprefix("--deselect=").partition("::")[0] for path in ROOMS[room]]
+        assert all((run.ROOT / path).exists() for path in paths)
 
 
 def test_what_is_argued_is_there():

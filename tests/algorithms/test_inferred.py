@@ -1,0 +1,147 @@
+"""What follows from a method's table, for each method as its paper has it: by hand, property by property."""
+
+import numpy as np
+import pytest
+
+from fedcore.algorithms import (
+    MBSTORM,
+    MIFA,
+    REGISTRY,
+    SCAFFOLD,
+    SCAFFOLDM,
+    Algorithm,
+    FedAvg,
+    FedAvgM,
+    FedStale,
+    FlexibleFedAvg,
+    Linear,
+    MimiC,
+    Step,
+    Terms,
+    named,
+)
+from fedcore.algorithms.algorithm import is_whole_sum
+from fedcore.algorithms.cohort import EXAMPLE
+
+METHODS = {name: named(name) for name in REGISTRY} | {
+    "FedAvg, uniform": FedAvg("uniform"),
+    "FedAvgM, beta 1": FedAvgM(1.0),
+    "FedAvgM, on clients": FedAvgM(placement="client"),
+    "FedStale, chances": FedStale(chances=0.5),
+    "Flexible A": FlexibleFedAvg("A", 5),
+    "Flexible B": FlexibleFedAvg("B", 5),
+    "MBSTORM, three steps": MBSTORM(steps=3),
+    "MIFA, at once": MIFA(wait=False),
+    "MimiC, on clients": MimiC(placement="client"),
+    "MimiC, update units": MimiC(units="update"),
+    "SCAFFOLD, sent": SCAFFOLD(control="sent"),
+    "SCAFFOLD, on clients": SCAFFOLD(placement="client"),
+    "SCAFFOLDM, on clients": SCAFFOLDM(placement="client"),
+}
+EVERYONE = frozenset(METHODS)
+STORM = {"MBSTORM", "MBSTORM, three steps"}
+MIFAS = {"MIFA", "MIFA, at once"}
+STALE = {"FedStale", "FedStale, chances"}
+DERIVED = {"SCAFFOLD", "SCAFFOLDM"}
+SENT = {"SCAFFOLD, sent", "SCAFFOLDMVR"}
+CLIENTS_CONTROLS = {"SCAFFOLD, on clients", "SCAFFOLDM, on clients"}
+SCAFFOLDS = DERIVED | SENT | CLIENTS_CONTROLS
+MIMICS = {"MimiC", "MimiC, update units"}
+FLEXIBLE = {"FlexibleFedAvg", "Flexible A", "Flexible B"}
+MODELS = {"FedAvg", "FedAvg, uniform", "FedProx", "LocalDescent", "FedDyn", "FedExP", "MimiC, update units"} | FLEXIBLE
+ROWS = {"FedDyn", "FedVARP"} | MIFAS | STALE | DERIVED | SENT | MIMICS
+
+DUE = {
+    # Rows: the last gradient, correction or control of each client, at the server.
+    "keeps_rows": ROWS,
+    "rows_at_clients": CLIENTS_CONTROLS | {"MimiC, on clients", "FedAvgM, on clients"},
+    "sends_row_change": CLIENTS_CONTROLS,
+    "keeps_total": ROWS | CLIENTS_CONTROLS,
+    "total_sums_rows": ROWS,  # each of them sums what it keeps
+    "total_is_whole": EVERYONE,
+    "sums_changes": STALE | SENT | CLIENTS_CONTROLS,
+    # MimiC's corrections alone refer to past directions, and v - r alone can be folded into r.
+    "keeps_history": MIMICS,
+    "folds_history": MIMICS,
+    # g: beta < 1, where the server sends it.
+    "keeps_momentum": {"FedAvgM", "FedAvgMVR", "SCAFFOLDM", "SCAFFOLDMVR", "SCAFFOLDM, on clients"} | STORM,
+    "sends_offset": {"FedAvgM", "FedAvgMVR", "FedDyn"} | STORM | SCAFFOLDS,
+    "reads_offset": DERIVED,
+    "needs_plain_steps": DERIVED,
+    # A is a sum of changes h - r (or h - beta r), or of h + c, of which the mean of h is no part.
+    "hides_mean": {"FedVARP"} | MIFAS | STALE | MIMICS,
+    "hears_once": ROWS | CLIENTS_CONTROLS | FLEXIBLE,
+    "weighs_claims": {"FedAvg", "FedProx", "FedNova"},
+    "needs_shares": FLEXIBLE,
+    "takes_warm_start": {"FedVARP", "FedAvgMVR"} | MIFAS | STALE | STORM | SCAFFOLDS,
+    "says_gamma": {"FedExP", "FedNova", "MBSTORM, three steps"},
+    "looks_ahead": set(),
+    "steps_without_clients": MIFAS | {"FedStale, chances"},
+    "averages": MODELS,
+    "takes_server_rate": EVERYONE - ({"FedDyn", "FedExP", "MimiC, update units"} | FLEXIBLE),
+}
+
+
+@pytest.mark.parametrize("entry", DUE)
+def test_what_follows_from_the_tables(entry):
+    assert {name for name, method in METHODS.items() if getattr(method, entry)} == DUE[entry]
+
+
+def test_vectors_that_a_client_sends():
+    assert {name for name, method in METHODS.items() if method.uploads == 2} == SENT | CLIENTS_CONTROLS
+    assert {method.uploads for method in METHODS.values()} == {1, 2}
+
+
+def test_the_most_steps_of_a_client():
+    assert {name: method.most_steps for name, method in METHODS.items() if method.most_steps is not None} == {
+        "FlexibleFedAvg": 1,
+        "Flexible A": 5,
+        "MBSTORM": 1,
+        "MBSTORM, three steps": 1,
+    }
+
+
+def test_what_a_cohort_sums_once_the_rows_form_is_put_in():
+    """Of A = sum w (adds.h h + adds.r r + adds.q q + adds.row r'), r' = row.h h + row.r r + row.q q."""
+
+    class Mine(Algorithm):
+        row = Terms(h=2, r=3, q=5)
+        adds = Terms(h=7, r=11, q=13, row=17)
+
+        def step(self, cohort):
+            return Step(v=Linear(A=1))
+
+    assert Mine().sums == Terms(h=7 + 17 * 2, r=11 + 17 * 3, q=13 + 17 * 5)
+    assert MimiC().sums == Terms(h=1, r=-1, q=1)
+    assert SCAFFOLDM(0.25).sums == Terms(h=4, r=0, q=-4)  # raw - c_i = (h - offset) / beta
+
+
+@pytest.mark.parametrize(
+    ("form", "whole"),
+    [
+        (Linear(), True),
+        (Linear(T=1, A=-3, B=2, v=7), True),
+        (Linear(T=1, A=2.0**31, B=-(2.0**31)), True),
+        (Linear(T=1, A=2.0**31 + 1), False),
+        (Linear(T=1, A=-(2.0**31) - 1), False),
+        (Linear(T=1, A=0.5), False),
+        (Linear(T=1, g=1), False),
+    ],
+)
+def test_a_total_that_is_kept_as_integers(form, whole):
+    assert is_whole_sum(form) == whole
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_a_method_never_changes(method):
+    """So that what follows from its numbers may be remembered."""
+    options = {name: getattr(method, name) for name in type(method).__dataclass_fields__}
+    same = type(method)(**options)
+    assert (same, hash(same)) == (method, hash(method))
+    for option in options:
+        with pytest.raises(AttributeError):
+            setattr(method, option, None)
+
+
+def test_weights_without_words_of_ones_own_are_the_draws():
+    np.testing.assert_array_equal(named("LocalDescent").weigh(EXAMPLE.claims), EXAMPLE.claims.counts)
