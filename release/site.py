@@ -1,7 +1,7 @@
 """Checks of the built site: ``python -m release.site FOLDER``.
 
-Every link of every page leads to a file of the site, and to a heading in it, and nothing is fetched from elsewhere; every
-public name of the package is in the API; llms.txt names every page.
+Every link of every page leads to a file of the site, and to a heading in it, and nothing is fetched from elsewhere;
+every public name of the package is in the API; llms.txt names every page.
 """
 
 import ast

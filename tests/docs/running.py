@@ -1,7 +1,7 @@
 """The blocks of a page run in its order, in one process and one folder, as somebody reading the page would.
 
-Commands of ``fedcore`` and programs run in this process. A run of an experiment is short: two rounds of one seed, and only
-of the quickstart and of the page's own files; other presets are read and checked with all that is said of them.
+Commands of ``fedcore`` and programs run in this process. A run of an experiment is short: two rounds of one seed, and
+only of the quickstart and of the page's own files; other presets are read and checked with all that is said of them.
 """
 
 import contextlib
@@ -10,7 +10,6 @@ import re
 import runpy
 import shlex
 import sys
-
 import tomllib
 
 from fedcore.cli.commands import commands
