@@ -22,7 +22,10 @@ def execute(source):
     """Execute a tutorial; an error in a cell is an error here."""
     notebook = jupytext.read(source)
     kernel = KernelManager(kernel_name="python3", transport="ipc")  # no ports
-    NotebookClient(notebook, km=kernel, timeout=SECONDS).execute(cwd=str(ROOT))
+    try:
+        NotebookClient(notebook, km=kernel, timeout=SECONDS).execute(cwd=str(ROOT))
+    finally:
+        kernel.shutdown_kernel(now=True)
     name, folder = source.stem, MADE / source.stem
     folder.mkdir(parents=True, exist_ok=True)
     resources = {"unique_key": name, "output_files_dir": "."}
