@@ -1,7 +1,8 @@
-"""The pages of the site that lie elsewhere in the tree, and tutorials as notebooks: hooks of mkdocs.
+"""The pages of the site that lie elsewhere in the tree: hooks of mkdocs.
 
 A page is written once: README, CHANGELOG and the reports of the benchmarks are pages where they lie, and so is every
 link in them and in ``docs`` that works in a clone. A link to a file of the tree that is no page becomes its plain text.
+A block that is nothing but the path of an example, as a comment, shows that file.
 """
 
 import posixpath
@@ -25,11 +26,14 @@ MOUNTED = {
     **{str(path.relative_to(ROOT)): f"bench/{path.name}" for path in sorted(ROOT.glob("bench/papers/*.png"))},
 }
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+SHOWN = re.compile(r"^```python\n# (examples/\S+\.py)\n```$", re.MULTILINE)
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 
 
 def page_of(path):
     """The place in the site of a file of the tree; None for one that is no part of it."""
+    if path.startswith("docs/tutorials/"):
+        path = path.removesuffix(".py") + ".md"
     return MOUNTED.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
 
 
@@ -64,7 +68,10 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Turn a clone's links into the site's."""
+    """Turn a clone's links into the site's, and put in the files that a page shows."""
+    markdown = SHOWN.sub(lambda found: f"```python\n{(ROOT / found[1]).read_text()}```", markdown)
     place = page.file.src_uri
     source = next((source for source, other in MOUNTED.items() if other == place), f"docs/{place}")
+    if source.startswith("docs/tutorials/"):  # its links are to what lies beside it in the site
+        return markdown
     return relinked(markdown, source, place)

@@ -22,7 +22,7 @@ FEW_SLOTS = 100
 _NO_NUMBER = ("ram:", "mmap:")
 
 Durability = Literal["round", "checkpoint", "none"]
-"""The moment from which a commit survives a loss of power: at once, at a checkpoint, or when the system writes it."""
+"""When a commit survives a loss of power: at once, from a checkpoint on, or once the system has written it."""
 Medium = Literal["ram", "mmap", "cuda"]
 
 

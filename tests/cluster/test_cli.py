@@ -1,11 +1,9 @@
-"""``fedcore store`` on a cluster's manifest, and the tutorial, which runs."""
+"""``fedcore store`` on a cluster's manifest."""
 
 import contextlib
 import io
 import json
-import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +13,6 @@ from fedcore.cluster.ranges import BLOCK
 from tests.cluster.pairs import made, n, one_round
 
 X0 = np.zeros(n, np.float32)
-PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 
 
 def printed(act, *arguments):
@@ -60,9 +57,3 @@ def test_damage_is_told(tmp_path):
     rows.write_bytes(content)
     with pytest.raises(SystemExit):
         said(store.verify, tmp_path / "run")
-
-
-def test_the_page_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
-    assert printed(exec, code, {}).rstrip().endswith("2 []")

@@ -34,12 +34,13 @@ class Block:
     def file(self):
         """The name of the file that it is, told in its first line; None of one that is no file."""
         found = re.match(r"# ([\w/]+\.(?:py|toml))\b", self.text)
-        return found and found[1]
+        return None if found is None or self.included else found[1]
 
     @property
     def included(self):
-        """The paths of the files that it shows as they are."""
-        return re.findall(r'^--8<-- "([^"]+)"$', self.text, re.MULTILINE)
+        """The path of the file that it shows as it is; None where it has code of its own."""
+        found = re.fullmatch(r"# (examples/\S+\.py)\n", self.text)
+        return found and found[1]
 
 
 def blocks(page):

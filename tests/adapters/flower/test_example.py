@@ -1,4 +1,4 @@
-"""The app in examples/flower is one for ``flwr run``; its apps run, learn, and are what the README shows."""
+"""The app in examples/flower is one for ``flwr run``; its apps run, learn, and are what docs/flower.md shows."""
 
 import sys
 import zipfile
@@ -36,10 +36,10 @@ def app(monkeypatch):
     return said["config"], *apps
 
 
-def test_the_readme_shows_the_example():
-    readme = (ROOT / "README.md").read_text()
+def test_the_page_shows_the_example():
+    page = (ROOT / "docs" / "flower.md").read_text()
     for name in ("server_app.py", "client_app.py"):
-        assert (EXAMPLE / "digits_app" / name).read_text() in readme, name
+        assert f"```python\n# examples/flower/digits_app/{name}\n```\n" in page, name
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's

@@ -1,4 +1,4 @@
-"""What README says of the methods is what a server takes: each sentence against every method of the registry."""
+"""What docs/methods.md says of the methods is what a server takes: each sentence against every method there is."""
 
 import re
 from pathlib import Path
@@ -11,12 +11,12 @@ from fedcore.algorithms import REGISTRY
 from fedcore.errors import RangeError, UnknownNameError
 from tests.server.rounds import METHODS, N, go_on, made, n
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
 
 
 def named_in(sentence):
-    """The methods that README's sentence of this beginning names."""
-    found = re.search(rf"^- {re.escape(sentence)}(.*?)(?:;|, which)", README, re.DOTALL | re.MULTILINE)
+    """The methods that the page's sentence of this beginning names."""
+    found = re.search(rf"^- {re.escape(sentence)}(.*?)(?:;|, which)", PAGE, re.DOTALL | re.MULTILINE)
     return set(re.findall(r"`(\w+)`", found[1])) & REGISTRY.keys()
 
 
@@ -24,14 +24,14 @@ NOT_LATE = named_in("Late replies (`late_rounds=`) count for every method except
 ON_CLIENTS = named_in('Rows on the clients\' side (`placement="client"`) are for')
 
 
-def test_readme_is_read():
+def test_the_page_is_read():
     assert NOT_LATE
     assert ON_CLIENTS
     assert NOT_LATE != REGISTRY.keys() != ON_CLIENTS
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_late_replies_count_for_the_methods_that_readme_names(method):
+def test_late_replies_count_for_the_methods_that_the_page_names(method):
     server = made(method, late_rounds=1)
     go_on(server, 2)
     control = np.ones(n, np.float32) if server.algorithm.second_vector else None
@@ -42,7 +42,7 @@ def test_late_replies_count_for_the_methods_that_readme_names(method):
 
 
 @pytest.mark.parametrize("name", REGISTRY)
-def test_rows_are_on_the_clients_side_for_the_methods_that_readme_names(name):
+def test_rows_are_on_the_clients_side_for_the_methods_that_the_page_names(name):
     if name not in ON_CLIENTS:
         with pytest.raises(UnknownNameError, match=f"option of {name}: 'placement' is unknown"):
             algorithms.named(name, placement="client")
