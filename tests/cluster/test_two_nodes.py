@@ -84,9 +84,9 @@ def marked(process, mark):
 
 
 def test_the_tutorial_runs_on_two_machines(tmp_path, ray_command):
-    """Its own text: what it has at the left in the terminal, and what it has in Python."""
+    """Its own text: what it has for the terminal, and what it has in Python."""
     page = PAGE.read_text()
-    lines = re.findall(r"^    (ray start .*)$", page, re.MULTILINE)
+    lines = re.findall(r"^(ray start .*)$", page, re.MULTILINE)
     first, second, *_ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(lines) == 2
     assert "OnRay" in second

@@ -1,7 +1,7 @@
 """Four SuperNodes train; one is killed in round 1, one joins after round 2; the ServerApp is killed in round 4.
 
-``python -m tests.adapters.wire.scenario METHOD ACCUMULATE FOLDER``. What happened is in FOLDER/out: rounds.jsonl, node-ID files
-with the clients' numbers, and the server's store.
+``python -m tests.adapters.wire.scenario METHOD ACCUMULATE FOLDER``. What happened is in FOLDER/out: rounds.jsonl,
+node-ID files with the clients' numbers, and the server's store.
 """
 
 import os
