@@ -13,7 +13,7 @@ from bench.peers.torchvision_ops import declare
 # Two threads of two libraries on two cores wait for each other more than they work.
 torch.set_num_threads(1)
 
-# Ray ends workers where a machine's memory is nearly full, whoever has it: another program's is none of a test's matter.
+# Ray ends workers where a machine's memory is nearly full, whoever has it: another program's is no matter of a test.
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 
 # A run is repeatable: what fails in one clone fails in all. `--hypothesis-profile=explore` looks further.
