@@ -132,6 +132,7 @@ def steps():
     yield "parity", f"{parity} --seconds {long} --largest {middle}", 80, {}
     yield "bandwidth", f"{PYTHON} -m bench.gpu.bandwidth --gigabytes {gigabytes}", 110, {}
     yield "rounds", f"{PYTHON} -m bench.gpu.rounds", 100, {}
+    yield "clients", f"{PYTHON} -m bench.gpu.clients", 90, {}
     yield "repeats", f"{parity} --repeats", 30, {}
     if not REHEARSAL:
         yield "memcheck", f"{SANITIZER} memcheck {parity} --seconds 8 --largest {small}", 60, APART

@@ -17,7 +17,7 @@ def markdown(results):
     for step in ("machine", "devices"):
         parts.append("\n".join(["```", *results["steps"].get(step, {}).get("said", ["unknown"]), "```"]))
     rows = []
-    for step in ("bandwidth", "rounds"):
+    for step in ("bandwidth", "rounds", "clients"):
         for line in results["steps"].get(step, {}).get("found", {}).get("lines", []):
             rows += rows_of(line)
     if rows:
@@ -47,7 +47,8 @@ def steps_table(steps):
     for name, step in steps.items():
         if step["status"] == 0:
             found = step.get("found", {})
-            words = {key: found[key] for key in ("same bits", "different results") if key in found}
+            told = ("same bits", "different results", "ways that are wrong")
+            words = {key: found[key] for key in told if key in found}
             rows.append(
                 [name, f"{step['seconds']:.0f}", "well", ", ".join(f"{key}: {value}" for key, value in words.items())]
             )

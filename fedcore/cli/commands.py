@@ -54,6 +54,7 @@ def _run(group: Group) -> None:
             fedcore run quickstart --set 'algorithms=["MimiC", "mine.methods:FedACG"]'
             fedcore run mine.toml --import mine.py
             fedcore run mimic/table3-tau20 --engine ray --workers 8
+            fedcore run mimic/table3-tau20 --device cuda
         """,
         do="run.run",
     )
@@ -68,10 +69,12 @@ def _run(group: Group) -> None:
     _imports(parser)
     words = "threads of each process, for fedcore's kernels and for clients that are trained together"
     parser.add_argument("--threads", type=whole(1), metavar="N", help=words)
-    words = "train clients together where the model can be, or one by one; by default what is measured to be faster"
-    parser.add_argument("--together", choices=("yes", "no"), help=words)
-    words = "where the server's vectors lie: cpu, or a GPU's cuda or cuda:1; the figures are the same"
-    parser.add_argument("--device", metavar="NAME", help=words)
+    words = (
+        "train clients together where the model can be, by torch's batching of functions (vmap), or one by one; by "
+        "default what is measured to be faster"
+    )
+    parser.add_argument("--together", choices=("yes", "no", "vmap"), help=words)
+    _device(parser)
     words = (
         "who trains the clients: the process of a trial, or workers on Ray, which other machines may have; the figures "
         "are the same, and a run may go on with the other one; worth it for models from LeNet's size on"
@@ -106,6 +109,7 @@ def _sweep(group: Group) -> None:
     words = "the folder; by default runs/sweep-SCALE; it may hold a part of the sweep"
     parser.add_argument("--out", type=Path, metavar="DIR", help=words)
     _jobs(parser)
+    _device(parser)
     _imports(parser)
     words = (
         "who runs the trials: processes of this machine, or workers on Ray, which other machines may have, one trial "
@@ -367,8 +371,18 @@ def _changes(parser: Parser) -> None:
 
 
 def _jobs(parser: Parser) -> None:
-    words = "processes; by default as many as there are cores; 0 runs all in this one"
+    words = "processes; by default as many as there are cores, on a GPU one; 0 runs all in this one"
     parser.add_argument("--jobs", type=whole(0), metavar="N", help=words)
+
+
+def _device(parser: Parser) -> None:
+    words = (
+        "where clients are trained: cpu, or a GPU's cuda or cuda:1; figures differ in rounding between the two, so a "
+        "run that was begun on one kind goes on there"
+    )
+    parser.add_argument("--device", metavar="NAME", help=words)
+    words = "where the server's vectors lie: cpu, or a GPU's cuda or cuda:1; the figures are the same"
+    parser.add_argument("--server-device", metavar="NAME", help=words)
 
 
 def _engine(parser: Parser, words: str, workers: str) -> None:

@@ -20,6 +20,7 @@ from fedcore.registries import load_module
 from fedcore.tracing import trace
 
 TRACE = "trace.json"
+TOGETHER = {"yes": "true", "no": "false", "vmap": '"vmap"'}
 
 
 def run(
@@ -32,8 +33,9 @@ def run(
     resume: bool,
     jobs: int | None,
     threads: int | None,
-    together: Literal["yes", "no"] | None,
+    together: Literal["yes", "no", "vmap"] | None,
     device: str | None,
+    server_device: str | None,
     imports: list[str],
     profile: bool,
     engine: Literal["process", "ray"],
@@ -46,8 +48,8 @@ def run(
     engines = EngineOptions(engine, workers, gpus, address, jobs)
     overrides = given(changes, rounds, seeds)
     overrides += [f"threads={threads}"] if threads is not None else []
-    overrides += [f"together={str(together == 'yes').lower()}"] if together is not None else []
-    overrides += [f"device={json.dumps(device)}"] if device is not None else []
+    overrides += [f"together={TOGETHER[together]}"] if together is not None else []
+    overrides += on_device(device, server_device)
     if resume and (overrides or out or scale != "full"):
         raise ConfigError(
             "--resume: expected the run's folder alone, since a run goes on as it was begun, got options beside it"
@@ -98,6 +100,12 @@ def given(changes: list[str], rounds: int | None, seeds: str | None) -> list[str
     overrides = list(changes)
     overrides += [f"rounds={rounds}"] if rounds is not None else []
     return overrides + ([f"seeds={_seeds(seeds)}"] if seeds is not None else [])
+
+
+def on_device(device: str | None, server_device: str | None) -> list[str]:
+    """The overrides that say where clients are trained, and where the server is."""
+    named = {"device": device, "server_device": server_device}
+    return [f"{key}={json.dumps(name)}" for key, name in named.items() if name is not None]
 
 
 def _seeds(text: str) -> list[int]:

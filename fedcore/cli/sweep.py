@@ -9,7 +9,7 @@ from fedcore.cli.engine import EngineOptions, found_anywhere
 from fedcore.cli.exit_status import exit_on_failures, interruptible
 from fedcore.cli.progress import RunProgress
 from fedcore.cli.report import show_sweep
-from fedcore.cli.run import given, load_all
+from fedcore.cli.run import given, load_all, on_device
 from fedcore.experiment import Sweep, load_preset, run_sweep
 
 
@@ -21,6 +21,8 @@ def sweep(
     changes: list[str],
     out: Path | None,
     jobs: int | None,
+    device: str | None,
+    server_device: str | None,
     imports: list[str],
     engine: Literal["process", "ray"],
     workers: int | None,
@@ -30,7 +32,7 @@ def sweep(
     """Run several presets at every point of their grids."""
     load_all(imports)
     runner = EngineOptions(engine, workers, gpus, address, jobs).trials()
-    overrides = given(changes, rounds, seeds)
+    overrides = given(changes, rounds, seeds) + on_device(device, server_device)
     folder = out or Path("runs", f"sweep-{scale}")
     experiments = [load_preset(name, overrides, scale=scale) for name in dict.fromkeys(names)]
     chosen = Sweep(experiments, folder)

@@ -1,4 +1,4 @@
-"""Client work in this process: one client after another on one model, or many small models at once."""
+"""Client work in this process, on the CPU or a GPU: one client after another, or many models at once."""
 
 import copy
 from collections import deque
@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,8 @@ from fedcore.engines.parts import Parts
 from fedcore.local import FlatModel, LocalOptions, Work, seeded, sgd
 from fedcore.local.batched_sgd import batched_sgd, in_groups
 from fedcore.local.layers import Net
-from fedcore.local.together import net_of
+from fedcore.local.together import Way, net_of
+from fedcore.local.torch_device import on_host, repeatable, torch_device
 from fedcore.local_rules import LocalRule, Table
 from fedcore.memory import to_host
 from fedcore.participation import Active
@@ -50,7 +51,8 @@ class InProcess:
 
     Clients of a perceptron or a convolutional network (``local.perceptron.Perceptron.of`` and
     ``local.convnet.ConvNet.of`` say what is one) of at most ``local.batched_sgd.MOST_PARAMETERS`` parameters are
-    trained together, many in one call; of any other model one by one.
+    trained together, many in one call; of any other model one by one. On a GPU all are trained together whose model
+    can be, also by torch's own batching of functions (``local.functional.Functional.of`` says what else that is).
 
     Args:
         module: the model, on the CPU; it is taken over (see ``FlatModel``).
@@ -61,9 +63,12 @@ class InProcess:
         steps: local steps. One of the two.
         seed: the run's seed, on which the minibatches depend.
         options: weight decay, momentum and clipping of the local steps.
-        together: False trains one by one whatever the model is. (``local.together.gains`` measures which is faster.)
+        together: False trains one by one whatever the model is, "vmap" by torch's batching also where the network has
+            products of its own, or on the CPU. (``local.together.fastest`` measures which is faster.)
         threads: how many calls of clients that are trained together may run at once. Torch's own threads come on top of
-            these, and are best set to 1.
+            these, and are best set to 1. On a GPU it is one call at a time.
+        device: where the model, the data set and all work lie: "cpu", or a GPU's "cuda" or "cuda:1". What comes from
+            the server, and goes to it, lies in host memory: x, offsets and y are moved once for each client.
 
     Attributes:
         initial: float32[n], a copy of the module's values as they came: x_0.
@@ -72,14 +77,17 @@ class InProcess:
 
     Raises:
         RangeError: there is no part, one is empty or points outside the training examples, or a number is out
-            of range.
+            of range; or "vmap" is asked of a model that torch cannot batch.
         DtypeError, ArrayError: the module is none that ``FlatModel`` takes.
+        UnknownNameError, DeviceError: torch has no such device.
 
     Determinism: on one thread of torch's an update depends on the seed, the broadcast and the client alone, not on who
     trained before or beside it, nor on ``threads``, as long as the module has no integer counters and draws random
     numbers in its dropout layers only. On several, torch adds up clients that are trained together in an order that
-    depends on how many there are. Which way it is trained is a matter of the model and of ``together`` alone, and the
-    two differ in rounding.
+    depends on how many there are. Which way it is trained is a matter of the model, the device and ``together`` alone,
+    and the ways differ in rounding. So do kinds of device: participants and minibatches are the same on each, masks of
+    dropout are not. On a GPU, clients that share a call may have other bits in another company; a run that is
+    repeated on the same kind of GPU, by the same torch, is due to have the same.
     """
 
     def __init__(
@@ -93,9 +101,11 @@ class InProcess:
         steps: int | None = None,
         seed: int,
         options: LocalOptions | None = None,
-        together: bool = True,
+        together: Way = True,
         threads: int = 1,
+        device: str = "cpu",
     ) -> None:
+        self._device = torch_device(device)
         self.parts = Parts(
             parts,
             len(dataset.train_y),
@@ -105,21 +115,25 @@ class InProcess:
             seed=seed,
             options=options or LocalOptions(),
         )
-        self._model = FlatModel(module)
-        self._net = net_of(module, dataset.train_x.shape[1:]) if together else None
-        self._threads = whole("threads", threads, 1)
+        self._net = net_of(module, dataset.train_x.shape[1:], together, self._device)
+        self._model = FlatModel(module, self._device)
+        threads = whole("threads", threads, 1)
+        self._threads = threads if self._device.type == "cpu" else 1
         self._drops_out = any(isinstance(layer, DROPOUT) for layer in module.modules())
-        self._train = torch.from_numpy(dataset.train_x), torch.from_numpy(dataset.train_y)
-        self._test = torch.from_numpy(dataset.test_x), torch.from_numpy(dataset.test_y)
+        self._train = self._there(dataset.train_x), self._there(dataset.train_y)
+        self._test = self._there(dataset.test_x), self._there(dataset.test_y)
         self._previous: FlatModel | None = None
-        self.initial: npt.NDArray[np.float32] = self._model.flat.numpy().copy()
+        self.initial: npt.NDArray[np.float32] = self._model.flat.cpu().numpy().copy()
+
+    def _there(self, examples: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(examples).to(self._device)
 
     def updates(self, broadcast: Broadcast, active: Active | None = None) -> Iterator[Update]:
         """Train the clients of a broadcast, each (or each group that is trained together) when it is asked for.
 
         One by one, all updates share one buffer: ``y`` is a view of the model itself, and the next client's training
         overwrites it. It is writable, by which the server knows to fold it at once; whoever keeps an update
-        longer must copy ``y``. Together, each has memory of its own, and ``keep`` says so.
+        longer must copy ``y``. Together, or from a GPU, each has memory of its own, and ``keep`` says so.
 
         Args:
             broadcast: what the server sent; its ids are indices into ``parts``.
@@ -148,7 +162,7 @@ class InProcess:
                 lr=work.lr,
                 control=work.control,
                 count=count,
-                keep=self.together,
+                keep=self.together or self._device.type != "cpu",
             )
 
     def trained(self, orders: Orders) -> Iterator[Trained]:
@@ -184,13 +198,13 @@ class InProcess:
         Raises:
             DtypeError, ShapeError: ``x`` is not float32[n].
 
-        Determinism: the same bits for the same x and number of torch threads.
+        Determinism: the same bits for the same x and number of torch threads, on one kind of device.
         """
         self._model.load(to_host(x))
         self._model.module.eval()
         all_inputs, all_labels = self._test
         right, loss = 0, 0.0
-        with torch.inference_mode():
+        with torch.inference_mode(), repeatable(self._device):
             for start in range(0, len(all_labels), EVALUATION_BATCH):
                 labels = all_labels[start : start + EVALUATION_BATCH]
                 scores = self._model.module(all_inputs[start : start + EVALUATION_BATCH])
@@ -219,8 +233,8 @@ class InProcess:
             self._model.module.train()
             part = self.parts[client]
             batches = rule.along(islice(self.parts.minibatches(round, client, rule, max(1, most)), most), len(part))
-            masks = seeded(seed, "local: dropout", round=round, client=client)
-            with masks if self._drops_out else nullcontext():
+            masks = seeded(seed, "local: dropout", round=round, client=client, device=self._device)
+            with masks if self._drops_out else nullcontext(), repeatable(self._device):
                 work = sgd(
                     self._model,
                     *self._train,
@@ -230,17 +244,17 @@ class InProcess:
                     previous=previous,
                     options=self.parts.options,
                 )
-            yield client, self._model.flat.numpy(), work
+            yield client, on_host(self._model.flat), work
 
     def _in_groups(self, net: Net, orders: Orders) -> Iterator[Trained]:
         rule, round, clients = orders.common.local_rule, orders.common.round, orders.clients
         work = zip(clients, orders.steps, strict=True)
         pairs = ((client, self.parts.table(round, client, rule, most)) for client, most in work)
         share = max(1, -(-len(clients) // self._threads))  # so that no thread has a call less than another
-        calls = -(-share // net.most_clients(min(self.parts.batch(rule), self.parts.largest)))
+        calls = -(-share // net.most_clients(min(self.parts.batch(rule), self.parts.largest), self._device))
         groups = (
             [(client, table, orders.of(client)) for client, table in group]
-            for group in in_groups(net, pairs, -(-share // calls))
+            for group in in_groups(net, pairs, -(-share // calls), self._device)
         )
         for trained in _ahead(partial(self._train_group, net, orders.x), groups, self._threads):
             yield from trained
@@ -248,7 +262,8 @@ class InProcess:
     def _train_group(self, net: Net, x: npt.NDArray[np.float32], group: Group) -> list[Trained]:
         clients, tables, assignments = zip(*group, strict=True)
         ys = np.tile(x, (len(group), 1))
-        works = batched_sgd(net, ys, *self._train, tables, assignments, x=x, options=self.parts.options)
+        with repeatable(self._device):
+            works = batched_sgd(net, ys, *self._train, tables, assignments, x=x, options=self.parts.options)
         return list(zip(clients, ys, works, strict=True))
 
     def most_steps(self, local_rule: LocalRule) -> int:
@@ -260,7 +275,7 @@ class InProcess:
         if x_prev is None:
             return None
         if self._previous is None:
-            self._previous = FlatModel(copy.deepcopy(self._model.module))
+            self._previous = FlatModel(copy.deepcopy(self._model.module), self._device)
         self._previous.load(x_prev)
         self._previous.module.train()
         return self._previous

@@ -78,6 +78,7 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
         saved: the folder with the server as a run before has left it; where there is none, it is a new one.
     """
     experiment, seed = trial.experiment, trial.seed
+    device = experiment.device or devices.CPU
     clients = experiment.partition.clients
     module = nets.build(experiment.model.name, seed=seed, **experiment.model.options)
     dataset, parts = load_and_partition(experiment, seed)
@@ -91,7 +92,7 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
     sizes = [len(part) for part in parts]
     objective = trial.method.objective or experiment.objective
     changing = None if objective is None else ChangingObjective(objective, pattern, sizes)
-    as_made = copy.deepcopy(module)  # an engine takes its module over
+    as_made = copy.deepcopy(module)  # an engine takes its module over, and to its device
     test_sets = (
         None
         if changing is None
@@ -100,7 +101,14 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
             dataset,
             parts,
             lambda judged: InProcess(
-                copy.deepcopy(as_made), judged, parts, batch=experiment.local.batch, steps=1, seed=0
+                copy.deepcopy(as_made),
+                judged,
+                parts,
+                batch=experiment.local.batch,
+                steps=1,
+                seed=0,
+                together=False,  # it evaluates alone
+                device=device,
             ),
         )
     )
@@ -113,12 +121,13 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
         steps=experiment.local.steps,
         seed=seed,
         options=LocalOptions(experiment.local.weight_decay, experiment.local.momentum, experiment.local.clip),
-        together=experiment.together is not False,
+        together=True if experiment.together is None else experiment.together,
         threads=experiment.threads,
+        device=device,
     )
     algorithm = trial.method.make()
     if experiment.network is not None:
-        nodes = _nodes(experiment, algorithm, module, sizes, engine.most_steps(algorithm.local_rule), saved)
+        nodes = _nodes(experiment, algorithm, as_made, sizes, engine.most_steps(algorithm.local_rule), saved)
         return TrialParts(nodes, NodesEngine(engine, nodes), pattern)
     if algorithm.rows_at_clients:
         kept = RecoveringClients if isinstance(algorithm, FedAvgM) else KeepingClients
@@ -130,11 +139,10 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
     lr = experiment.rate.lr.make()
     lr = lr if changing is None else changing.rate(lr)
     present: dict[ClientId, int] = dict(enumerate(sizes)) if changing is None else changing.start()
-    device = experiment.device or devices.CPU
+    server_device = experiment.server_device or devices.CPU
     if saved is not None and saved.exists():
-        server = Server.load(
-            saved, algorithm=algorithm, server_lr=gamma, device=device
-        )  # lr is fedcore's own and saved with it
+        # lr is fedcore's own and saved with it
+        server = Server.load(saved, algorithm=algorithm, server_lr=gamma, device=server_device)
         if isinstance(engine, KeepingClients):
             engine.load(rows_file(saved, server.round_number))
     else:
@@ -142,7 +150,7 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
         # A simulation can afford to read the rows once more: it is less than one local step.
         server = Server(
             algorithm,
-            module,
+            as_made,
             list(present),
             lr=lr,
             server_lr=gamma,
@@ -150,7 +158,7 @@ def build(trial: Trial, saved: Path | None = None, make_engine: MakeEngine = InP
             client_sizes=present,
             diagnostics=True,
             max_steps=engine.most_steps(algorithm.local_rule),
-            device=device,
+            device=server_device,
         )
         if trial.method.warm_start:
             minibatches = None if trial.method.warm_start is True else trial.method.warm_start

@@ -9,9 +9,10 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fedcore import data
+from fedcore import data, devices
 from fedcore.errors import MissingDataError
 from fedcore.experiment.records import RoundRecord
+from fedcore.experiment.schema.experiment import Experiment
 from fedcore.experiment.trial import CHECKPOINTS, Trial, is_complete
 from fedcore.experiment.worker import Ended, Worker, run_here
 from fedcore.representation import Represented
@@ -96,6 +97,23 @@ def find_data(jobs: Iterable[Job]) -> None:
                 missing.append(str(error))
     if missing:
         raise MissingDataError("\n".join(missing))
+
+
+def find_device(experiment: Experiment) -> None:
+    """See that the device of an experiment's clients is here.
+
+    Raises:
+        DeviceError: torch has no such GPU.
+    """
+    if experiment.device not in (None, devices.CPU):
+        from fedcore.local.torch_device import torch_device  # here, because it imports torch
+
+        torch_device(experiment.device)
+
+
+def processes_on(experiment: Experiment, asked: int | None) -> int | None:
+    """The processes for trials, where nobody asked for a number: one for a GPU, which they would have to share."""
+    return 1 if asked is None and experiment.device not in (None, devices.CPU) else asked
 
 
 def run_jobs(

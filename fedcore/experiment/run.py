@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcore.experiment.jobs import Event, Job, find_data, run_jobs
-from fedcore.experiment.run_folder import prepare, write_config
+from fedcore.experiment.jobs import Event, Job, find_data, find_device, processes_on, run_jobs
+from fedcore.experiment.run_folder import check_device, prepare, write_config
 from fedcore.experiment.schema.experiment import Experiment
 from fedcore.experiment.together import settled
 from fedcore.experiment.trial import trials
@@ -31,8 +31,8 @@ def run_experiment(
         folder: a new or empty folder.
         resume: go on with the run in ``folder``, which is ``experiment``'s: its finished trials stay, the others go on
             from their last checkpoint and end as if nothing had stopped them.
-        jobs: processes; None for as many as there are cores, and trials; 0 for this one, as in a notebook, whose own
-            classes no other process knows.
+        jobs: processes; None for as many as there are cores, and trials, and for one where they train on a GPU; 0 for
+            this one, as in a notebook, whose own classes no other process knows.
         imports: modules, or paths of .py files, that each process imports first, for what they add to the registries.
         make_engine: who does the clients' work; called as ``engines.InProcess`` is, like
             ``partial(engines.Ray, workers=8)``. The trials then run in this process, one after another. It is no part
@@ -43,15 +43,19 @@ def run_experiment(
         The trials that failed, as their last events. They do not stop the others.
 
     Raises:
-        ConfigError: the folder is not new or empty.
-        MissingDataError: the data is not there; nothing was made or begun.
+        ConfigError: the folder is not new or empty; or its trials were begun on another kind of device.
+        MissingDataError, DeviceError: the data, or the GPU, is not there; nothing was made or begun.
         KeyboardInterrupt: after the processes were stopped; the records hold every finished round.
     """
     find_data([Job(trial, folder) for trial in trials(experiment)])
+    find_device(experiment)
     chosen = settled(experiment, folder)
     if not resume:
         prepare(folder, chosen, make_engine)
-    elif chosen != experiment:
+    else:
+        check_device(folder, experiment)
+    if resume and chosen != experiment:
         write_config(folder, chosen)
     work = [Job(trial, folder) for trial in trials(chosen)]
-    return run_jobs(work, processes=jobs, imports=imports, make_engine=make_engine, on_event=on_event)
+    processes = processes_on(chosen, jobs)
+    return run_jobs(work, processes=processes, imports=imports, make_engine=make_engine, on_event=on_event)

@@ -8,11 +8,12 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from fedcore.errors import ConfigError
+from fedcore.devices import CPU
+from fedcore.errors import ConfigError, DeviceError
 from fedcore.experiment.schema.experiment import Experiment
 from fedcore.runtime import build_info
 
-CONFIG = "config.json"
+CONFIG, BUILD = "config.json", "build.json"
 
 
 def default_folder(experiment: Experiment) -> Path:
@@ -37,11 +38,43 @@ def prepare(folder: Path, experiment: Experiment, engine: Callable[..., object] 
         if any(folder.iterdir()):
             raise ConfigError(f"output folder: expected a new or empty folder, got {folder}, which holds files")
         (folder / "records").mkdir()
-        build = build_info() | {"engine": _named(engine)}
-        (folder / "build.json").write_text(json.dumps(build, indent=2) + "\n", encoding="utf-8")
+        build = build_info() | {"engine": _named(engine), "device": _device(experiment)}
+        (folder / BUILD).write_text(json.dumps(build, indent=2) + "\n", encoding="utf-8")
         write_config(folder, experiment)
     except OSError as error:
         raise ConfigError(f"output folder: cannot write to {folder}: {error}") from error
+
+
+def check_device(folder: Path, experiment: Experiment) -> None:
+    """See that trials go on on the kind of device on which they were begun, as ``build.json`` says: others round
+    otherwise, and a record is of one kind.
+
+    Raises:
+        ConfigError: it is another kind.
+    """
+    begun: object = {}
+    with suppress(OSError, ValueError):  # not there, or damaged
+        begun = json.loads((folder / BUILD).read_text(encoding="utf-8"))
+    device = begun.get("device") if isinstance(begun, dict) else None
+    name = device.get("name") if isinstance(device, dict) else None
+    was, now = ((one or CPU).partition(":")[0] for one in (name, experiment.device))  # older ones knew the CPU alone
+    if was != now:
+        raise ConfigError(
+            f"device: expected {was!r}, on which the trials in {folder} were begun, got {now!r}, which rounds"
+            " otherwise: go on there, or take another folder"
+        )
+
+
+def _device(experiment: Experiment) -> dict[str, str]:
+    """The device of the clients' work: its name, and of a GPU that is here also what it is."""
+    name = experiment.device or CPU
+    if name == CPU:
+        return {"name": name}
+    from fedcore.local.torch_device import device_facts  # here, because it imports torch
+
+    with suppress(DeviceError):  # it is where the workers are
+        return device_facts(name)
+    return {"name": name}
 
 
 def _named(engine: Callable[..., object] | None) -> dict[str, object]:
@@ -68,7 +101,7 @@ def write_config(folder: Path, experiment: Experiment) -> None:
 def clear_unfinished(folder: Path) -> None:
     """Take away what ``prepare`` leaves behind when it is killed before its last step."""
     if folder.is_dir() and not (folder / CONFIG).exists():
-        for name in ("build.json", "config.draft"):
+        for name in (BUILD, "config.draft"):
             (folder / name).unlink(missing_ok=True)
         with suppress(OSError):  # not there, or not empty: then it is somebody's
             (folder / "records").rmdir()

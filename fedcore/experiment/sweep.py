@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedcore.errors import ConfigError
-from fedcore.experiment.jobs import Event, Job, Runner, find_data, run_jobs
+from fedcore.experiment.jobs import Event, Job, Runner, find_data, find_device, processes_on, run_jobs
 from fedcore.experiment.presets.grid import points
-from fedcore.experiment.run_folder import CONFIG, clear_unfinished, prepare, write_config
+from fedcore.experiment.run_folder import CONFIG, check_device, clear_unfinished, prepare, write_config
 from fedcore.experiment.schema.changes import Change, combined
 from fedcore.experiment.schema.experiment import Experiment
 from fedcore.experiment.together import settled
@@ -71,12 +71,16 @@ def run_sweep(
         The trials that failed, as their last events. They do not stop the others.
 
     Raises:
-        ConfigError: the folder holds another experiment under the name of one of these.
-        MissingDataError: data is not there; nothing was made or begun.
+        ConfigError: the folder holds another experiment under the name of one of these, or one that was begun on
+            another kind of device.
+        MissingDataError, DeviceError: data, or the GPU, is not there; nothing was made or begun.
         KeyboardInterrupt: after the processes were stopped; the records hold every finished round.
     """
     work = sweep.jobs()
     find_data(work)
+    for experiment in sweep.experiments if runner is None else ():
+        find_device(experiment)
+        jobs = processes_on(experiment, jobs)
     chosen = {
         folder: _prepare(folder, experiment, runner)
         for folder, experiment in {job.folder: job.trial.experiment for job in work}.items()
@@ -94,6 +98,7 @@ def _prepare(folder: Path, experiment: Experiment, runner: Runner | None) -> Exp
         prepare(folder, experiment, runner)
         return experiment
     read = Experiment.model_validate_json(path.read_text(encoding="utf-8"))
+    check_device(folder, experiment)
     before = settled(read, folder)
     if experiment.together is None:
         experiment = experiment.model_copy(update={"together": before.together})
@@ -112,10 +117,12 @@ def _prepare(folder: Path, experiment: Experiment, runner: Runner | None) -> Exp
 
 def _besides(experiment: Experiment) -> tuple[object, ...]:
     """The rest of a point's configuration, which may change while it runs."""
-    return experiment.seeds, experiment.pictures, experiment.changes, experiment.together
+    where = experiment.device, experiment.server_device
+    return experiment.seeds, experiment.pictures, experiment.changes, experiment.together, where
 
 
 def _figures(experiment: Experiment) -> dict[str, object]:
     """The choices that a trial's figures depend on, except its seed."""
-    tables: dict[str, object] = json.loads(experiment.model_dump_json(exclude={"seeds", "grid", "pictures", "changes"}))
+    besides = {"seeds", "grid", "pictures", "changes", "device", "server_device"}
+    tables: dict[str, object] = json.loads(experiment.model_dump_json(exclude=besides))
     return tables

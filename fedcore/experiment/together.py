@@ -4,10 +4,15 @@ import json
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from fedcore.devices import CPU
 from fedcore.errors import MissingDataError
 from fedcore.experiment.records import read, started
 from fedcore.experiment.schema.experiment import Experiment
+
+if TYPE_CHECKING:
+    from fedcore.local.together import Way
 
 
 def settled(experiment: Experiment, folder: Path) -> Experiment:
@@ -18,13 +23,16 @@ def settled(experiment: Experiment, folder: Path) -> Experiment:
         folder: of the run, which may have been begun by a fedcore that did not write the choice into its configuration:
             then its records have it.
 
-    Determinism: none where it is measured (see ``local.together.gains``); in one process once for each model.
+    Raises:
+        DeviceError: it has to be measured on a device that is not here.
+
+    Determinism: none where it is measured (see ``local.together.fastest``); in one process once for each model.
     """
-    model, shape = experiment.model.model_dump_json(), experiment.data.source.shape
-    if experiment.together is not None or not _can_be_measured(model, shape):
+    model, shape, device = experiment.model.model_dump_json(), experiment.data.source.shape, experiment.device or CPU
+    if experiment.together is not None or not _can_be_measured(model, shape, device):
         return experiment
-    recorded = _recorded(folder)
-    together = _gains(model, shape, experiment.local.batch) if recorded is None else recorded
+    recorded = _recorded(folder) if device == CPU else None
+    together = _fastest(model, shape, experiment.local.batch, device) if recorded is None else recorded
     return experiment.model_copy(update={"together": together})
 
 
@@ -39,22 +47,25 @@ def _recorded(folder: Path) -> bool | None:
 
 
 @cache
-def _can_be_measured(model: str, shape: tuple[int, ...]) -> bool:
+def _can_be_measured(model: str, shape: tuple[int, ...], device: str) -> bool:
     from fedcore.local import nets, together  # here, because it imports torch, and not every reader has it
+    from fedcore.local.torch_device import torch_device
 
     options = json.loads(model)
-    return together.can_be_measured(nets.build(options.pop("name"), seed=0, **options), shape)
+    return together.can_be_measured(nets.build(options.pop("name"), seed=0, **options), shape, torch_device(device))
 
 
 @cache
-def _gains(model: str, shape: tuple[int, ...], batch: int) -> bool:
+def _fastest(model: str, shape: tuple[int, ...], batch: int, device: str) -> "Way":
     import torch
 
     from fedcore.local import nets, together
+    from fedcore.local.torch_device import torch_device
 
     options, before = json.loads(model), torch.get_num_threads()
     torch.set_num_threads(1)  # as in the processes that run the trials
     try:
-        return together.gains(nets.build(options.pop("name"), seed=0, **options), shape, batch=batch)
+        module = nets.build(options.pop("name"), seed=0, **options)
+        return together.fastest(module, shape, batch=batch, device=torch_device(device))
     finally:
         torch.set_num_threads(before)

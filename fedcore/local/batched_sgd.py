@@ -10,8 +10,9 @@ from torch import Tensor
 from fedcore.assignment import Assignment
 from fedcore.errors import ShapeError
 from fedcore.local.layers import Block, Gradients, Net
-from fedcore.local.local_step import Descent, LocalOptions, mean_rate, rate, rate_of
+from fedcore.local.local_step import LocalOptions, mean_rate, rate, rate_of, steps_of
 from fedcore.local.sgd import Work
+from fedcore.local.torch_device import CPU, moved, on_host
 from fedcore.local_rules import Table
 from fedcore.typing import F32
 
@@ -19,20 +20,22 @@ MOST_PARAMETERS = 1_000_000
 """Larger networks are trained one by one. Perceptrons' time one by one over time together, on one thread, 1 / 8 / 32
 clients (bench/rounds/bench_together.py): 610 parameters 1.8 / 27 / 10-45, 4,810 1.4-8 / 5-20 / 12-14, 50,890
 1.1 / 2.3 / 2.1, 159,010 1.1 / 1.4 / 1.5, 199,210 1.1 / 1.7 / 1.5, 656,810 1.1 / 1.3 / 1.1. Of convolutional networks
-``together.gains`` measures it; EMNIST's, of 1,690,046, takes the same time either way."""
+``together.fastest`` measures it; EMNIST's, of 1,690,046, takes the same time either way."""
 CLIENTS = 64
 """The most clients in one call."""
 INDICES = 1 << 22
 """How many examples the steps of one call may visit; each takes 24 bytes."""
 
 
-def in_groups(net: Net, clients: Iterable[tuple[int, Table]], most: int = CLIENTS) -> Iterator[list[tuple[int, Table]]]:
+def in_groups(
+    net: Net, clients: Iterable[tuple[int, Table]], most: int = CLIENTS, device: torch.device = CPU
+) -> Iterator[list[tuple[int, Table]]]:
     """Clients and their tables in their order, as many at a time as are to share a call: from one to ``most``."""
     group: list[tuple[int, Table]] = []
     visited = 0
     for client, table in clients:
         width = table.indices.shape[1]
-        limit = min(most, CLIENTS, net.most_clients(width))
+        limit = min(most, CLIENTS, net.most_clients(width, device))
         visited += table.indices.size
         if group and (len(group) >= limit or group[0][1].indices.shape[1] != width or visited > INDICES):
             yield group
@@ -61,9 +64,9 @@ def batched_sgd(
 
     Args:
         net: the layers of all their models.
-        models: float32[S, n], x_t in every row, and afterwards the clients' y.
-        inputs: float32[m, ...], read-only.
-        labels: int64[m], read-only.
+        models: float32[S, n] in host memory, x_t in every row, and afterwards the clients' y.
+        inputs: float32[m, ...], on the device on which the steps are taken; read-only.
+        labels: int64[m], likewise.
         tables: the minibatches of each client as indices into the two; all of one width.
         assignments: what each client is asked to do: the same, except for the offset.
         x: float32[n], x_t; needed where ``mu`` is not 0.
@@ -76,9 +79,10 @@ def batched_sgd(
         ShapeError: the tables are not as many as the models, or of several widths.
 
     Determinism: a client's result does not depend on the others, as far as torch's batched products do not: on one
-        thread, and with tables of at least two columns, it has the same bits whoever is beside it.
+        thread of the CPU, and with tables of at least two columns, it has the same bits whoever is beside it. On a GPU
+        its library's products may depend on how many there are.
     Cost: 8 n bytes a client, 4 n more for each of offsets, second, momentum and mu, 8 n more for b; and 12 bytes for
-        each example of each step.
+        each example of each step. A GPU is sent all of that once, and waited for at the end.
     """
     if len(tables) != len(models) or len({table.indices.shape[1] for table in tables}) > 1:
         widths = [table.indices.shape[1] for table in tables]
@@ -87,15 +91,17 @@ def batched_sgd(
     examples = inputs.reshape(len(inputs), -1), labels.unsqueeze(1)
     order = sorted(range(len(tables)), key=lambda i: -len(tables[i].sizes))
     tables = [tables[i] for i in order]
-    ys, fixed = torch.from_numpy(models[order]), {}
+    device = inputs.device
+    ys, fixed = torch.from_numpy(models[order]).to(device), {}
     shared, offsets = assignments[0], [assignments[i].offset for i in order]
     if any(offset is not None for offset in offsets):
         none = np.zeros(net.n, np.float32)
-        fixed["offset"] = torch.from_numpy(np.stack([none if offset is None else offset for offset in offsets]))
+        rows = np.stack([none if offset is None else offset for offset in offsets])
+        fixed["offset"] = torch.from_numpy(rows).to(device)
     if shared.mu and x is not None:
-        fixed["x"] = torch.from_numpy(x.copy()).expand(ys.shape)
+        fixed["x"] = moved(x, device).expand(ys.shape)
     if shared.b and shared.x_prev is not None:
-        fixed["x_prev"] = torch.from_numpy(shared.x_prev.copy()).expand(ys.shape)
+        fixed["x_prev"] = moved(shared.x_prev, device).expand(ys.shape)
     carried, lr = {"control": torch.zeros_like(ys)} if shared.second else {}, rate(shared)
     if options.momentum:
         carried["velocity"] = torch.zeros_like(ys)
@@ -105,10 +111,11 @@ def batched_sgd(
         rates = [rate_of(lr, step) for step in range(done, last)]
         _phase(net, ys[:m], minibatches, rates, fixed, carried, (shared.a, shared.b, shared.mu), options)
         done = last
-    models[order] = ys.numpy()
+    models[order] = on_host(ys)
+    controls = on_host(carried["control"]) if shared.second else None
     works: list[Work] = [Work(0, rate_of(lr, 0), None)] * len(tables)
     for row, (i, table) in enumerate(zip(order, tables, strict=True)):
-        control: F32 | None = carried["control"][row].numpy() if shared.second else None
+        control: F32 | None = None if controls is None else controls[row]
         if control is not None:
             control /= np.float32(max(1, len(table.sizes)))
         works[i] = Work(len(table.sizes), mean_rate(lr, len(table.sizes)), control)
@@ -129,8 +136,9 @@ class _Minibatches:
         indices = np.stack([table.indices[first:last] for table in tables], axis=1)
         sizes = np.stack([table.sizes[first:last] for table in tables], axis=1)[:, :, None]
         counted = np.arange(indices.shape[2]) < sizes
-        self._indices = torch.from_numpy(indices)
-        self._weights = torch.from_numpy((counted / sizes).astype(np.float32)).unsqueeze(3)
+        self._indices = torch.from_numpy(indices).to(self._labels.device)
+        weights = torch.from_numpy((counted / sizes).astype(np.float32))
+        self._weights = weights.to(self._labels.device).unsqueeze(3)
 
     @property
     def width(self) -> int:
@@ -156,25 +164,26 @@ def _phase(
     options: LocalOptions,
 ) -> None:
     """Steps that all of m clients take: ``ys`` and the first m rows of what is ``carried`` are changed."""
-    m = len(ys)
-    y, grad, grad_prev = Block(net, m).fill(ys), Block(net, m), Block(net, m) if "x_prev" in fixed else None
-    of = {name: Block(net, m).fill(rows[:m]) for name, rows in (fixed | carried).items()}
-    flat = {name: block.flat.numpy() for name, block in of.items()}
+    m, device = len(ys), ys.device
+    y, grad = Block(net, m, device).fill(ys), Block(net, m, device)
+    grad_prev = Block(net, m, device) if "x_prev" in fixed else None
+    of = {name: Block(net, m, device).fill(rows[:m]) for name, rows in (fixed | carried).items()}
+    flat = {name: block.flat for name, block in of.items()}
     a, b, mu = numbers
-    descent = Descent(
-        y.flat.numpy(),
-        grad.flat.numpy(),
+    descent = steps_of(
+        y.flat,
+        grad.flat,
         a=a,
         b=b if grad_prev is not None else 0.0,
         mu=mu,
         offset=flat.get("offset"),
         x=flat.get("x"),
-        grad_prev=None if grad_prev is None else grad_prev.flat.numpy(),
+        grad_prev=None if grad_prev is None else grad_prev.flat,
         control=flat.get("control"),
         velocity=flat.get("velocity"),
         options=options,
     )
-    gradients: Gradients = net.gradients(m, minibatches.width)
+    gradients: Gradients = net.gradients(m, minibatches.width, device)
     for minibatch, lr in zip(minibatches, rates, strict=True):
         gradients(y, *minibatch, grad)
         _clip(grad, options)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from fedcore.local.layers import Block, Linear, Net
+from fedcore.local.torch_device import CPU
 from fedcore.local.windows import Windows
 
 _where_positive = torch.ops.aten.threshold_backward
@@ -53,18 +54,19 @@ class Columns:
     Args:
         net: its layers are ``Convolution`` and ``Linear``, the image float32[channels, height, width] being flat.
         m, b: models, and examples in a minibatch.
+        device: where all of them lie.
 
     Determinism: a model's gradient depends on its own rows and on b alone, as far as torch's batched products do.
     Cost: two batched products a layer and one more for all but the first; for a convolution a copy of its windows and
         the sum of their gradients.
     """
 
-    def __init__(self, net: Net, m: int, b: int) -> None:
+    def __init__(self, net: Net, m: int, b: int, device: torch.device = CPU) -> None:
         self._m, self._b = m, b
         rows = [layer.windows.pixels if isinstance(layer, Convolution) else layer.inputs for layer in net.layers]
         rows.append(net.layers[-1].rows if isinstance(net.layers[-1], Convolution) else net.layers[-1].outputs)
         # One more row than there are, of zeros: what a convolution's padding reads.
-        self._reached = [torch.zeros(m * k + 1, b) for k in rows]
+        self._reached = [torch.zeros(m * k + 1, b, device=device) for k in rows]
         self._layers: list[_Convolved | _Connected] = []
         for layer, (before, after) in zip(net.layers, pairwise(range(len(rows))), strict=True):
             x, y = self._reached[before], self._reached[after][:-1].view(m, layer.outputs, -1)
@@ -123,24 +125,24 @@ class _Convolved:
     writes y float32[m, outputs, positions b]."""
 
     def __init__(self, layer: Convolution, x: Tensor, y: Tensor) -> None:
-        windows, (m, outputs, _), b = layer.windows, y.shape, x.shape[1]
+        windows, (m, outputs, _), b, device = layer.windows, y.shape, x.shape[1], x.device
         self._layer, self._x, self._y = layer, x, y
-        table = torch.from_numpy(windows.table)
+        table = torch.from_numpy(windows.table).to(device)
         taps, positions = table.shape
-        model = torch.arange(m)[:, None, None]
+        model = torch.arange(m, device=device)[:, None, None]
         self._table = torch.where(table < windows.pixels, table + model * windows.pixels, m * windows.pixels).view(-1)
-        self._windows = torch.empty(m, taps, positions * b)
-        covering, begins = map(torch.from_numpy, windows.covering)
+        self._windows = torch.empty(m, taps, positions * b, device=device)
+        covering, begins = (torch.from_numpy(indices).to(device) for indices in windows.covering)
         self._covering = (covering + model[:, 0] * table.numel()).view(-1)
         self._begins = (begins + model[:, 0] * len(covering)).view(-1)
         q, count = windows.places.shape
-        self._z = torch.empty(m, q, outputs, positions * b)
+        self._z = torch.empty(m, q, outputs, positions * b, device=device)
         self._d = torch.empty_like(self._z) if q > 1 else self._z
-        self._rise = torch.empty(q - 1, *y.shape)
-        self._kernels = torch.zeros(m, outputs * count + 1)
-        self._spread, self._went = layer.kernels
-        self._spread_kernels = torch.empty(m, q * outputs, taps)
-        self._spread_gradients = torch.empty(m, q * outputs, taps)
+        self._rise = torch.empty(q - 1, *y.shape, device=device)
+        self._kernels = torch.zeros(m, outputs * count + 1, device=device)
+        self._spread, self._went = (indices.to(device) for indices in layer.kernels)
+        self._spread_kernels = torch.empty(m, q * outputs, taps, device=device)
+        self._spread_gradients = torch.empty(m, q * outputs, taps, device=device)
 
     def forward(self, weight: Tensor, bias: Tensor | None) -> None:
         m, q = len(self._y), self._z.shape[1]

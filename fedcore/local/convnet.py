@@ -2,11 +2,23 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from fedcore.layout import Layout
 from fedcore.local.columns import Columns, Convolution
-from fedcore.local.layers import Block, Gradients, Linear, is_flatten, linear_layers, parameters, plain_sequence, starts
+from fedcore.local.layers import (
+    DEVICE_BYTES,
+    Block,
+    Gradients,
+    Linear,
+    is_flatten,
+    linear_layers,
+    parameters,
+    plain_sequence,
+    starts,
+)
+from fedcore.local.torch_device import CPU
 from fedcore.local.windows import Pair, Windows
 
 PIECE = 64
@@ -61,22 +73,26 @@ class ConvNet:
             return None
         return cls([*layers, *behind])
 
-    def most_clients(self, b: int) -> int:
-        """The most clients for one call, whose minibatches have b examples: ``CLIENTS``, or what ``BYTES`` hold."""
+    def most_clients(self, b: int, device: torch.device = CPU) -> int:
+        """The most clients for one call, whose minibatches have b examples: ``CLIENTS``, or what ``BYTES`` hold; on a
+        GPU, what ``DEVICE_BYTES`` hold."""
         numbers = 2 * self.n
         for layer in self.layers:
             if isinstance(layer, Convolution):
                 (taps, positions), q = layer.windows.table.shape, len(layer.windows.places)
                 numbers += min(b, PIECE) * positions * (taps + 3 * q * layer.outputs) + 2 * q * layer.outputs * taps
-        return max(1, min(CLIENTS, BYTES // (4 * numbers)))
+        if device.type == "cpu":
+            return max(1, min(CLIENTS, BYTES // (4 * numbers)))
+        return max(1, DEVICE_BYTES // (4 * numbers))
 
-    def gradients(self, m: int, b: int) -> Gradients:
+    def gradients(self, m: int, b: int, device: torch.device = CPU) -> Gradients:
         """The function that takes the gradients of m models on minibatches of b examples."""
         if b <= PIECE:
-            return Columns(self, m, b).gradients
+            return Columns(self, m, b, device).gradients
         pieces = [slice(start, min(start + PIECE, b)) for start in range(0, b, PIECE)]
-        takes = {size: Columns(self, m, size).gradients for size in {piece.stop - piece.start for piece in pieces}}
-        more = Block(self, m)
+        sizes = {piece.stop - piece.start for piece in pieces}
+        takes = {size: Columns(self, m, size, device).gradients for size in sizes}
+        more = Block(self, m, device)
 
         def gradients(models: Block, inputs: Tensor, labels: Tensor, weights: Tensor, out: Block) -> None:
             for piece in pieces:

@@ -7,6 +7,7 @@ from torch import nn
 
 from fedcore.errors import ArrayError, DtypeError, ShapeError
 from fedcore.layout import Layout
+from fedcore.local.torch_device import CPU, moved
 
 
 class FlatModel:
@@ -17,7 +18,8 @@ class FlatModel:
     default, and ``module.to(...)`` would undo that; use ``grad.zero_()``.
 
     Args:
-        module: on the CPU, its tensors float32 or integer.
+        module: on the CPU, or on the device already; its tensors float32 or integer.
+        device: where the model is to lie.
 
     Attributes:
         module: the module itself.
@@ -28,21 +30,24 @@ class FlatModel:
 
     Raises:
         DtypeError: a tensor is neither float32 nor an integer.
-        ArrayError: a tensor is not on the CPU.
+        ArrayError: a tensor is neither on the CPU nor on the device.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, device: torch.device = CPU) -> None:
         self.module = module
         self.layout = Layout.of(module)
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
         for name in self.layout.names:
             if tensors[name].dtype != torch.float32:
                 raise DtypeError(f"{name}: expected float32 or an integer dtype, got {tensors[name].dtype}")
-            if tensors[name].device.type != "cpu":
+            if tensors[name].device not in (CPU, device):
                 raise ArrayError(f"{name}: expected a tensor on the CPU, got one on {tensors[name].device}")
-        self.flat = torch.empty(self.layout.n)
+        if device.type != "cpu":
+            module.to(device)
+            tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        self.flat = torch.empty(self.layout.n, device=device)
         self.parameters = self.flat[: self.layout.n_parameters]
-        self.grad = torch.zeros(self.layout.n_parameters)
+        self.grad = torch.zeros(self.layout.n_parameters, device=device)
         for piece in self.layout.slices:
             tensor, view = tensors[piece.name], self.flat[piece.start : piece.stop].view(piece.shape)
             view.copy_(tensor.detach())
@@ -50,11 +55,16 @@ class FlatModel:
             if piece.kind == "parameter":
                 tensor.grad = self.grad[piece.start : piece.stop].view(piece.shape)
 
+    @property
+    def device(self) -> torch.device:
+        """The device on which the model lies."""
+        return self.flat.device
+
     def load(self, x: npt.NDArray[np.float32]) -> None:
         """Copy a flat vector into the model.
 
         Args:
-            x: float32[n], read-only.
+            x: float32[n] in host memory, read-only.
 
         Raises:
             DtypeError, ShapeError: ``x`` is not float32[n].
@@ -65,4 +75,7 @@ class FlatModel:
             raise DtypeError(f"x: expected float32[{self.layout.n}], got {x.dtype}")
         if x.shape != (self.layout.n,):
             raise ShapeError(f"x: expected float32[{self.layout.n}], got shape {x.shape}")
-        np.copyto(self.flat.numpy(), x)
+        if self.device.type == "cpu":
+            np.copyto(self.flat.numpy(), x)
+        else:
+            self.flat.copy_(moved(x, self.device))

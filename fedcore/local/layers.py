@@ -8,6 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.layout import Layout
+from fedcore.local.torch_device import CPU
+
+DEVICE_BYTES = 2 << 30
+"""What one call may weigh on a GPU: a small share of any. A choice; no GPU has measured it yet."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +37,11 @@ class Net(Protocol):
     def n(self) -> int:
         """The number of its parameters."""
 
-    def most_clients(self, b: int) -> int:
-        """The most clients for one call, whose minibatches have b examples; at least 1."""
+    def most_clients(self, b: int, device: torch.device = CPU) -> int:
+        """The most clients for one call on a device, whose minibatches have b examples; at least 1."""
 
-    def gradients(self, m: int, b: int) -> "Gradients":
-        """The function that takes the gradients of m models on minibatches of b examples."""
+    def gradients(self, m: int, b: int, device: torch.device = CPU) -> "Gradients":
+        """The function that takes the gradients of m models on minibatches of b examples, all on the device."""
 
 
 class Block:
@@ -53,8 +57,8 @@ class Block:
         parts: all of them, float32[m, length] each.
     """
 
-    def __init__(self, net: Net, m: int) -> None:
-        self.flat = torch.zeros(m * net.n)
+    def __init__(self, net: Net, m: int, device: torch.device = CPU) -> None:
+        self.flat = torch.zeros(m * net.n, device=device)
         self.parts: list[Tensor] = []
         self._columns: list[slice] = []
         self.weights: list[Tensor] = []
@@ -91,7 +95,7 @@ def plain_sequence(module: nn.Module) -> list[tuple[str, nn.Module]] | None:
     """The layers of an ``nn.Sequential`` by name, all to be trained and nothing hooked to them; else None."""
     if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
         return None
-    if any(_has_hooks(part) for part in module.modules()):
+    if any(has_hooks(part) for part in module.modules()):
         return None
     return list(module._modules.items()) if all(tensor.requires_grad for tensor in module.parameters()) else None
 
@@ -132,6 +136,7 @@ def starts(module: nn.Module) -> dict[str, int]:
     return {piece.name: piece.start for piece in Layout.of(module).slices}
 
 
-def _has_hooks(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
+    """Tell whether anything is hooked to a module."""
     kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
     return any(getattr(module, kind) for kind in kinds)

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+from torch import Tensor
 
 from fedcore.arguments import real
 from fedcore.assignment import Assignment
 from fedcore.kernels import direction_step
+from fedcore.local.torch_device import moved, on_host
 from fedcore.typing import F32
 
 
@@ -54,6 +57,68 @@ def rate_of(lr: LocalRate, step: int) -> float:
 def mean_rate(lr: LocalRate, steps: int) -> float:
     """The mean of the first ``steps`` rates, by which x - y is so many mean gradients; the first one for no steps."""
     return sum(map(lr, range(steps))) / steps if callable(lr) and steps else rate_of(lr, 0)
+
+
+class Steps(Protocol):
+    """A client's steps, or those of many clients at once."""
+
+    def step(self, lr: float) -> None:
+        """Take one step of rate ``lr`` along the gradients that the buffers hold now."""
+
+
+def steps_of(
+    y: Tensor,
+    grad: Tensor,
+    *,
+    a: float,
+    b: float,
+    mu: float,
+    offset: Tensor | F32 | None,
+    x: Tensor | F32 | None,
+    grad_prev: Tensor | None,
+    control: Tensor | None,
+    velocity: Tensor | None,
+    options: LocalOptions,
+) -> Steps:
+    """The steps of a model where it lies: ``Descent`` in host memory, ``DeviceDescent`` elsewhere.
+
+    Args:
+        y, grad, grad_prev, control, velocity: float32[n] on one device, as for ``Descent``.
+        offset, x: float32[n] there, or in host memory, from which they are brought once.
+        a, b, mu, options: as for ``Descent``.
+    """
+    numbers = {"a": a, "b": b, "mu": mu}
+    if uses_kernel(y):
+        own = [None if vector is None else on_host(vector) for vector in (grad_prev, control, velocity)]
+        lent = [on_host(vector) if isinstance(vector, Tensor) else vector for vector in (offset, x)]
+        return Descent(
+            on_host(y),
+            on_host(grad),
+            **numbers,
+            offset=lent[0],
+            x=lent[1],
+            grad_prev=own[0],
+            control=own[1],
+            velocity=own[2],
+            options=options,
+        )
+    there = [moved(vector, y.device) if isinstance(vector, np.ndarray) else vector for vector in (offset, x)]
+    return DeviceDescent(
+        y,
+        grad,
+        **numbers,
+        offset=there[0],
+        x=there[1],
+        grad_prev=grad_prev,
+        control=control,
+        velocity=velocity,
+        options=options,
+    )
+
+
+def uses_kernel(y: Tensor) -> bool:
+    """Tell whether ``kernels.direction_step`` takes a model's steps: that of host memory, which is always there."""
+    return y.device.type == "cpu"
 
 
 class Descent:
@@ -123,3 +188,55 @@ class Descent:
             offset=offset,
             x=x,
         )
+
+
+class DeviceDescent:
+    """``Descent`` by torch's own operations, on whatever device: the same formula, rounded in another order.
+
+    The arguments are those of ``Descent``, as tensors on one device.
+
+    Cost: a step launches two to eight operations, and waits for none.
+    """
+
+    def __init__(
+        self,
+        y: Tensor,
+        grad: Tensor,
+        *,
+        a: float,
+        b: float,
+        mu: float,
+        offset: Tensor | None,
+        x: Tensor | None,
+        grad_prev: Tensor | None,
+        control: Tensor | None,
+        velocity: Tensor | None,
+        options: LocalOptions,
+    ) -> None:
+        self._y, self._grad, self._options = y, grad, options
+        self._a, self._b, self._mu = a, b, mu
+        self._offset, self._x, self._grad_prev = offset, x, grad_prev
+        self._control, self._velocity = control, velocity
+
+    def step(self, lr: float) -> None:
+        """Take one step of rate ``lr`` along what ``grad`` and ``grad_prev`` hold now."""
+        y, grad = self._y, self._grad
+        if self._options.weight_decay:
+            grad.add_(y, alpha=self._options.weight_decay)
+        if self._control is not None:
+            self._control.add_(grad)
+        along = self._direction()
+        if self._velocity is not None:
+            along = self._velocity.mul_(self._options.momentum).add_(along)
+        y.add_(along, alpha=-lr)
+
+    def _direction(self) -> Tensor:
+        """a (grad + weight_decay y) + b grad_prev + offset + mu (y - x); ``grad`` is no more needed."""
+        along = self._grad if self._a == 1 else self._grad.mul_(self._a)
+        if self._grad_prev is not None:
+            along.add_(self._grad_prev, alpha=self._b)
+        if self._offset is not None:
+            along.add_(self._offset)
+        if self._x is not None and self._mu:
+            along.add_(self._y - self._x, alpha=self._mu)
+        return along

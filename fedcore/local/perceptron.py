@@ -8,7 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from fedcore.layout import Layout
-from fedcore.local.layers import Block, Gradients, Linear, is_flatten, linear_layers, parameters, plain_sequence, starts
+from fedcore.local.layers import (
+    DEVICE_BYTES,
+    Block,
+    Gradients,
+    Linear,
+    is_flatten,
+    linear_layers,
+    parameters,
+    plain_sequence,
+    starts,
+)
+from fedcore.local.torch_device import CPU
 
 BYTES = 4 << 20
 """What the models and gradients of one call may weigh, so that they stay in cache from step to step, and what the
@@ -50,11 +61,12 @@ class Perceptron:
         layers = linear_layers(children, math.prod(shape), starts(module))
         return cls(layers) if layers and parameters(layers) == Layout.of(module).n else None
 
-    def most_clients(self, b: int) -> int:
+    def most_clients(self, b: int, device: torch.device = CPU) -> int:
         """The most clients for one call, whose minibatches have b examples: as many as ``BYTES`` hold."""
-        return max(1, min(BYTES // (8 * self.n), BYTES // (4 * b * self.layers[0].inputs)))
+        room = BYTES if device.type == "cpu" else DEVICE_BYTES
+        return max(1, min(room // (8 * self.n), room // (4 * b * self.layers[0].inputs)))
 
-    def gradients(self, m: int, b: int) -> Gradients:
+    def gradients(self, m: int, b: int, device: torch.device = CPU) -> Gradients:
         """The function that takes the gradients of m models on minibatches of b examples."""
         return partial(gradients, self)
 

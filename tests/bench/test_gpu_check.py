@@ -143,5 +143,7 @@ def test_a_rehearsal_of_all(tmp_path):
     assert found["rehearsal"]
     assert len(found["steps"]["bandwidth"]["found"]["lines"]) > 25
     assert len(found["steps"]["rounds"]["found"]["lines"]) >= 5
+    assert found["steps"]["clients"]["found"]["ways that are wrong"] == 0
+    assert len(found["steps"]["clients"]["found"]["lines"]) == 2
     assert found["steps"]["repeats"]["found"]["different results"] == 1
     assert "no figure" in (tmp_path / "gpu-check.md").read_text()

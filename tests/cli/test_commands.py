@@ -68,7 +68,7 @@ def test_how_clients_are_trained_and_by_how_many_threads(tmp_path, together):
         (["rnu"], "invalid choice: 'rnu' (choose from 'run', "),
         (["run"], "required: PRESET (see fedcore run --help)"),
         (["run", "quickstart", "--jobs", "-1"], "--jobs: expected an integer >= 0, got '-1'"),
-        (["run", "quickstart", "--together", "perhaps"], "invalid choice: 'perhaps' (choose from 'yes', 'no')"),
+        (["run", "quickstart", "--together", "perhaps"], "invalid choice: 'perhaps' (choose from 'yes', 'no', 'vmap')"),
         (["run", "quickstart", "--round", "3"], "unrecognized arguments: --round"),
         (["store", "verify"], "required: PATH (see fedcore store verify --help)"),
     ],

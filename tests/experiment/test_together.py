@@ -35,7 +35,7 @@ def measured(monkeypatch):
             return self.answer
 
     made = Measured()
-    monkeypatch.setattr(together, "_gains", made)
+    monkeypatch.setattr(together, "_fastest", made)
     return made
 
 

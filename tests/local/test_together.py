@@ -8,7 +8,7 @@ from fedcore.local import build
 from fedcore.local.batched_sgd import MOST_PARAMETERS
 from fedcore.local.convnet import ConvNet
 from fedcore.local.perceptron import Perceptron
-from fedcore.local.together import can_be_measured, gains, net_of
+from fedcore.local.together import can_be_measured, fastest, net_of
 
 DIGITS = (1, 8, 8)
 
@@ -34,7 +34,7 @@ def test_only_of_convolutional_networks_the_gain_is_measured(convolution):
 
 def test_measuring_leaves_the_module_and_torch_as_they_were(convolution):
     before, state = Layout.of(convolution).flatten(convolution), torch.random.get_rng_state()
-    assert isinstance(gains(convolution, DIGITS, batch=4), bool)
+    assert isinstance(fastest(convolution, DIGITS, batch=4), bool)
     assert (Layout.of(convolution).flatten(convolution) == before).all()
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in convolution.parameters())
@@ -42,4 +42,4 @@ def test_measuring_leaves_the_module_and_torch_as_they_were(convolution):
 
 def test_what_is_trained_one_by_one_has_no_gain(convolution):
     with pytest.raises(RangeError, match="module: expected a network that net_of knows"):
-        gains(nn.Sequential(convolution), DIGITS, batch=4)
+        fastest(nn.Sequential(convolution), DIGITS, batch=4)

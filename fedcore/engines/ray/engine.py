@@ -17,6 +17,7 @@ from fedcore.engines.inprocess import InProcess
 from fedcore.engines.orders import Orders, standing
 from fedcore.engines.ray.pool import Pool, Stats, Tasks
 from fedcore.engines.ray.trainer import Trained, Trainer
+from fedcore.errors import RangeError
 from fedcore.local_rules import LocalRule
 from fedcore.participation import Active
 from fedcore.ray_session import Session
@@ -42,8 +43,9 @@ class Ray:
             are a worker's, and the module is taken over.
         workers: processes.
         cpus: cores that each asks for; a fraction, perhaps.
-        gpus: GPUs that each asks for; four workers with 0.25 share one. Clients are trained on the CPU: it places the
-            workers of a module that uses a GPU by itself.
+        gpus: GPUs that each asks for; four workers with 0.25 share one. With ``device="cuda"`` it is due, since Ray
+            shows a worker no other GPU than its own.
+        device: "cpu", or "cuda": workers train on the GPU that Ray gives each, and this process evaluates on its own.
         group: clients of a task at most; None for 64 where they are trained together, and 1 where they are not.
             A small cohort is divided further, so that each worker has two tasks.
         ahead: tasks for each worker that may be done before their turn has come, or on their way. More of them hide
@@ -62,9 +64,11 @@ class Ray:
     Raises:
         MissingDependencyError: Ray is not installed.
         ClusterError: there is no cluster at the address.
-        RangeError, DtypeError, ArrayError: as for ``InProcess``; workers or a size are out of range.
+        RangeError, DtypeError, ArrayError, DeviceError: as for ``InProcess``; workers or a size are out of range; or
+            workers on GPUs ask for none.
 
-    Determinism: that of ``InProcess`` on one thread of torch's, for any number of workers, and whoever is lost.
+    Determinism: that of ``InProcess`` on one thread of torch's, for any number of workers, and whoever is lost. On GPUs
+        clients that are trained together are so in groups that depend on the number of workers, which may show in bits.
     """
 
     def __init__(
@@ -81,10 +85,16 @@ class Ray:
         ordered: bool = True,
         address: str | None = None,
         imports: Sequence[str] = (),
+        device: str = "cpu",
         **options: Any,
     ) -> None:
         workers, self._ahead = whole("workers", workers, 1), whole("ahead", ahead, 1)
         cpus, gpus = real("cpus", cpus, "[0, inf)"), real("gpus", gpus, "[0, inf)")
+        if device not in ("cpu", "cuda"):
+            raise RangeError(f"device: expected 'cpu' or 'cuda', the GPU that Ray gives a worker, got {device!r}")
+        if device != "cpu" and not gpus:
+            raise RangeError(f"gpus: expected a share of one for workers on {device!r} (1, or 0.25 for four), got 0")
+        options["device"] = device
         self._session = Session(address, cpus=workers * cpus)
         try:
             pickled = self._session.pickled(module)  # before it is taken over

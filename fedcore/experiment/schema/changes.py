@@ -6,8 +6,11 @@ from typing import Any
 
 from fedcore.experiment.schema.section import Section
 
-BESIDES = ("name", "title", "description", "source", "threads", "together", "device", "pictures", "changes")
-"""The keys on which no figure depends."""
+BESIDES = (
+    *("name", "title", "description", "source", "pictures", "changes"),
+    *("threads", "together", "device", "server_device"),
+)
+"""The keys on which no figure depends, except for its rounding."""
 SIZES = ("rounds", "seeds")
 """The keys that say how long it is, and not what."""
 GRID = "grid."

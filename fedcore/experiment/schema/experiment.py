@@ -182,9 +182,11 @@ class Experiment(Section):
 
     ``grid`` is what a sweep tries (``fedcore.experiment.presets.grid``); a run has the values of the other keys.
     ``threads`` are those of each process, for fedcore's kernels and for clients that are trained together. ``together``
-    says whether they are, where the model can be (``engines.InProcess``); without it the perceptrons are, and for a
-    convolutional network a run measures what is faster and writes it into its configuration.
-    ``device`` is where the server's vectors lie, the CPU's memory or a GPU's: all figures are the same there.
+    says whether they are, where the model can be (``engines.InProcess``), or that torch batches them ("vmap"); without
+    it the perceptrons are, and for other networks a run measures what is faster and writes it into its configuration.
+    ``device`` is where clients are trained and models judged, the CPU or a GPU: participants, examples and minibatches
+    are the same on each, and figures differ in rounding between the two. ``server_device`` is where the server's
+    vectors lie, in host memory or a GPU's: all figures are the same there.
     With ``network`` there is no server: the clients are nodes that mix their models with their neighbours'.
     ``changes`` is what it has otherwise than the preset whose title it bears (``load_preset`` fills it in).
     """
@@ -197,8 +199,9 @@ class Experiment(Section):
     seeds: tuple[Seed, ...] = Field(strict=False)
     algorithms: tuple[Method, ...] = Field(strict=False)
     threads: Threads = 1
-    together: bool | None = None
+    together: bool | Literal["vmap"] | None = None
     device: Device | None = None
+    server_device: Device | None = None
     data: Data
     partition: Partition
     model: Model

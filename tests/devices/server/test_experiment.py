@@ -16,7 +16,7 @@ METHODS = ["FedAvg", "MIFA", "MimiC", "SCAFFOLDMVR"]
 
 
 def quickstart(device, rounds=20):
-    changes = [f"rounds={rounds}", f"algorithms={METHODS}", "seeds=[0]", "evaluate.every=5", f"device={device}"]
+    changes = [f"rounds={rounds}", f"algorithms={METHODS}", "seeds=[0]", "evaluate.every=5", f"server_device={device}"]
     return load_preset("quickstart", changes)
 
 
@@ -50,14 +50,14 @@ def test_a_trial_that_was_stopped_goes_on_on_another_device(cuda_device, tmp_pat
 
 
 def test_a_device_is_no_other_experiment():
-    assert quickstart("cuda").device == "cuda"
+    assert quickstart("cuda").server_device == "cuda"
     assert quickstart("cuda").changes == quickstart("cpu").changes
-    assert "device" not in load_preset("quickstart").tables()
+    assert not {"device", "server_device"} & load_preset("quickstart").tables().keys()
     with pytest.raises(ConfigError, match="device"):
         quickstart("gpu")
 
 
 def test_the_command_line_says_where_servers_are(cuda_device, tmp_path):
-    options = ["--rounds", 1, "--seeds", 1, "--jobs", 0, "--device", "cuda:1"]
+    options = ["--rounds", 1, "--seeds", 1, "--jobs", 0, "--server-device", "cuda:1"]
     assert invoke("run", "quickstart", *options, "--out", tmp_path / "run").status == 0
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["device"] == "cuda:1"
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["server_device"] == "cuda:1"
