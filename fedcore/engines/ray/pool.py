@@ -4,7 +4,8 @@ import heapq
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -121,9 +122,15 @@ class Pool:
         first, *others = train.options(num_returns=returns).remote(*arguments)
         return first, others
 
-    def result(self, reference: Any) -> Any:
-        """The value that a worker returned: ``Session.result``."""
-        return self._session.result(reference)
+    def result(self, reference: Any, others: Sequence[Any] = ()) -> Any:
+        """The value that a worker returned, or the first of several: ``Session.result``."""
+        try:
+            return self._session.result(reference)
+        except Exception as error:
+            for other in () if type(error) is LostError else others:
+                with suppress(Exception):  # the same one: Ray prints it for each reference that nobody has read
+                    self._session.result(other)
+            raise
 
     def complete(self) -> list[Worker]:
         """Wait until all workers are there, as far as is known."""
@@ -227,7 +234,7 @@ class Tasks:
         for reference in self._pool.ready(self._running):
             task, worker, others = self._running.pop(reference)
             try:
-                done.append(Done(task, self._pool.result(reference), others))
+                done.append(Done(task, self._pool.result(reference, others), others))
             except ArgumentLostError as error:
                 raise ClusterError(
                     f"{self._name(task)}: expected the vectors that they start from, got none of one, whose shard or "
