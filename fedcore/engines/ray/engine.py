@@ -112,13 +112,16 @@ class Ray:
 
         Yields:
             An ``Update`` for each id, in their order if ``ordered``; ``y`` is read-only, has memory of its own, and
-            ``keep`` says so.
+            ``keep`` says so. Where the broadcast has slices, ``y`` and ``control`` are ``Slices`` of references, with
+            the workers' digests, and nothing of a vector comes here.
 
         Raises: what ``InProcess.updates`` does, and what a client's training raises; and
-            ClusterError: a client's training has ended one worker after another.
+            ClusterError: a client's training has ended one worker after another; or a shard whose slices it was to
+                start from is lost.
 
         Cost: x, x_prev and the offset are copied once each to Ray, or an offset for each client where it has its own,
-            and y back.
+            and y back; with slices, from the shards to a worker and back, 4 n bytes more in each worker, and one
+            reading of y for its digests.
         """
         here = broadcast.on_host()
         yield from self._updates(here, self._here.parts.orders(here, active))

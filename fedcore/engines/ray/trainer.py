@@ -91,29 +91,31 @@ class _Came:
     """A ``Sent`` of the vectors that came; slices are copied into one vector, as into a model.
 
     Args:
-        room: for x and x_prev, kept from task to task.
+        room: for the vectors that all clients share, kept from task to task.
     """
 
     def __init__(self, asked: Asked, vectors: Sequence[F32], room: dict[str, F32]) -> None:
-        self._asked, self._room = asked, room
         pieces = 1 if asked.ranges is None else len(asked.ranges)
-        each = iter([vectors[start : start + pieces] for start in range(0, len(vectors), pieces)])
-        self.x = self._whole("x", next(each))
-        self.common = replace(asked.common, x_prev=self._whole("x_prev", next(each)) if asked.has_x_prev else None)
-        self._offsets = list(each)
+        each = [vectors[start : start + pieces] for start in range(0, len(vectors), pieces)]
+        names = ["x", *["x_prev"] * asked.has_x_prev, *["offset"] * (asked.offsets == 1)]
+        shared = {name: _whole(parts, room, name) for name, parts in zip(names, each, strict=False)}
+        self.x = shared.pop("x")
+        self.common = replace(asked.common, x_prev=shared.pop("x_prev", None))
+        self._offset = shared.pop("offset", None)
+        own = each[len(names) :]
+        self._own = dict(zip(asked.clients, own, strict=True)) if own else {}
 
     def of(self, client: int) -> Assignment:
         """See ``Sent``."""
-        if not self._offsets:
-            return self.common
-        place = self._asked.clients.index(client) if self._asked.offsets > 1 else 0
-        return replace(self.common, offset=self._whole(None, self._offsets[place]))
+        own = self._own.get(client)
+        return replace(self.common, offset=self._offset if own is None else _whole(own, {}, "offset"))
 
-    def _whole(self, name: str | None, parts: Sequence[F32]) -> F32:
-        if len(parts) == 1:
-            return parts[0]
-        n = sum(map(len, parts))
-        room = np.empty(n, np.float32) if name is None or len(self._room.get(name, ())) != n else self._room[name]
-        if name is not None:
-            self._room[name] = room
-        return np.concatenate(parts, out=room)
+
+def _whole(parts: Sequence[F32], room: dict[str, F32], name: str) -> F32:
+    """A vector of its slices, in a room of that name; of one slice, that."""
+    if len(parts) == 1:
+        return parts[0]
+    n = sum(map(len, parts))
+    if len(room.get(name, ())) != n:
+        room[name] = np.empty(n, np.float32)
+    return np.concatenate(parts, out=room[name])
