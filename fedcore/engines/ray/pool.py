@@ -235,12 +235,12 @@ class Tasks:
             task, worker, others = self._running.pop(reference)
             try:
                 done.append(Done(task, self._pool.result(reference, others), others))
-            except ArgumentLostError as error:
-                raise ClusterError(
-                    f"{self._name(task)}: expected the vectors that they start from, got none of one, whose shard or "
-                    f"machine is lost: begin the round again: {error}"
-                ) from None
             except LostError as error:
+                if others and isinstance(error, ArgumentLostError):  # slices; what was put here another worker can read
+                    raise ClusterError(
+                        f"{self._name(task)}: expected the vectors that they start from, got none of one, whose shard "
+                        f"or machine is lost: begin the round again: {error}"
+                    ) from None
                 self._again(task, worker, error)
             worker.tasks.remove(task)
         return done
