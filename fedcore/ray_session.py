@@ -23,6 +23,10 @@ class LostError(Exception):
     """A worker has ended, or what it made is lost: another one has to do the task."""
 
 
+class ArgumentLostError(LostError):
+    """A worker is there, but an argument of its task is lost, or was never made: whoever was to make it has ended."""
+
+
 class Session:
     """A connection of this process to Ray.
 
@@ -124,6 +128,7 @@ class Session:
 
         Raises:
             LostError: nobody knows; its worker has ended, or its machine is gone.
+            ArgumentLostError: its worker could not begin.
             Exception: what the task raised, of its own class.
         """
         errors = self._ray.exceptions
@@ -131,8 +136,8 @@ class Session:
             return self._ray.get(reference)
         except errors.RayTaskError as error:
             cause = error.cause
-            if isinstance(cause, errors.ObjectLostError):
-                raise LostError(str(cause)) from None
+            if isinstance(cause, (errors.ObjectLostError, errors.RayActorError)):
+                raise ArgumentLostError(str(cause)) from None
             raise cause from None
         except (
             errors.RayActorError,

@@ -118,8 +118,8 @@ def test_a_broadcast_gives_its_clients_what_it_says(method):
     for name in shared:
         assert getattr(told, name) is getattr(broadcast, name) or getattr(told, name) == getattr(broadcast, name)
     assert (told.offset is None) == (not broadcast.has_offset)
-    beside = {"ids", "x", "direction", "has_offset", "bytes", "_offset"}
-    assert {field.name for field in fields(Broadcast)} - beside == shared - {"a", "b", "mu"}
+    beside = {"ids", "direction", "has_offset", "bytes", "vectors"}
+    assert {field.name for field in fields(Broadcast)} - beside == shared - {"a", "b", "mu", "x_prev"}
 
 
 def test_fedcore_s_own_steps_refuse_what_they_would_not_follow():

@@ -4,7 +4,7 @@ from fedcore.cluster.placement import Here, Placement
 from fedcore.cluster.ranges import Range
 from fedcore.cluster.resharding import reshard
 from fedcore.cluster.round import Round
-from fedcore.cluster.sent import digest_of
 from fedcore.cluster.server import Server
+from fedcore.server.slices import Slices, digest_of
 
-__all__ = ["Here", "Placement", "Range", "Round", "Server", "digest_of", "reshard"]
+__all__ = ["Here", "Placement", "Range", "Round", "Server", "Slices", "digest_of", "reshard"]

@@ -106,6 +106,31 @@ class Coordinator:
         self.known = due
         return found[0] if found else None
 
+    def fetch(self, name: str, *arguments: Any) -> list[Any]:
+        """The results of a method of each shard that asks nothing and changes nothing, or references to them.
+
+        Raises:
+            ClusterError: there are no shards any more.
+            Exception: what a shard raised, here or where the reference is read.
+        """
+        self._require_shards()
+        with uninterrupted():
+            return self.placement.fetch(name, *arguments)
+
+    def read(self, fetched: Sequence[Any]) -> list[Any]:
+        """The results that ``fetch`` gave, here.
+
+        Raises:
+            ClusterError: a shard is lost; all are opened again, and were changed by nothing.
+            Exception: what a shard raised.
+        """
+        try:
+            with uninterrupted():
+                return self._results("fetch", self.placement.read(fetched), False)
+        except BrokenOffError as broken:
+            self._come_together()
+            raise broken.error from None
+
     def make(self, *shared: Any, each: Sequence[tuple[Any, ...]]) -> None:
         """Make the shards of a new server; if one cannot be made, none is."""
         self.placement.make(self._places)
@@ -160,9 +185,12 @@ class Coordinator:
         self.placement.drop()
         self._broken = self._broken or "it is closed"
 
-    def _call(self, name: str, shared: Sequence[Any], each: Sequence[tuple[Any, ...]] | None) -> list[Any]:
+    def _require_shards(self) -> None:
         if self._broken is not None:
             raise ClusterError(f"server: expected one with all its shards, got none of them: {self._broken}")
+
+    def _call(self, name: str, shared: Sequence[Any], each: Sequence[tuple[Any, ...]] | None) -> list[Any]:
+        self._require_shards()
         arguments = [(*shared, *own) for own in (each or [()] * len(self))]
         with uninterrupted():
             replies = self.placement.call(name, arguments)

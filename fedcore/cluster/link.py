@@ -34,7 +34,7 @@ class Link:
         partials = [one.partials for one in squares]
         assert all(one is not None for one in partials)
         added: list[F64] = self._strand.ask("add", partials)
-        return added
+        return [np.array(one) for one in added]  # others have the same, and what came from Ray is read-only
 
     def refusals(self, reasons: list[str | None]) -> list[str | None]:
         """See ``Whole``."""

@@ -14,7 +14,7 @@ from fedcore.cluster.placement import Answer, Lost
 from fedcore.cluster.shard import Place, Shard
 from fedcore.cluster.strand import Raised, Reply, Returned
 from fedcore.errors import ClusterError, RangeError
-from fedcore.ray_session import LostError, Session
+from fedcore.ray_session import ArgumentLostError, LostError, Session
 
 LOGGER = logging.getLogger("fedcore.cluster")
 PATIENCE = 10.0
@@ -66,7 +66,7 @@ class OnRay:
         ClusterError: there is no cluster at the address.
     """
 
-    keeps = True
+    keeps, refers = True, True
 
     def __init__(
         self,
@@ -109,6 +109,10 @@ class OnRay:
         """See ``Placement``: references."""
         return [actor.fetch.remote(name, *arguments) for actor in self._actors]
 
+    def read(self, fetched: Sequence[Any]) -> list[Answer]:
+        """See ``Placement``."""
+        return list(self._answers(dict(enumerate(fetched)), values=True).values())
+
     def put(self, vector: Any) -> Any:
         """See ``Placement``."""
         return self._session.put(np.ascontiguousarray(vector) if isinstance(vector, np.ndarray) else vector)
@@ -132,11 +136,12 @@ class OnRay:
     ) -> None:
         self.close()
 
-    def _answers(self, calls: Mapping[int, Any], *, places: bool = False) -> dict[int, Answer]:
+    def _answers(self, calls: Mapping[int, Any], *, places: bool = False, values: bool = False) -> dict[int, Answer]:
         """The answer of each call, by its shard.
 
         Args:
             places: whether the shards may still wait for a place.
+            values: whether the calls return values, and no replies.
         """
         waiting, begun, said = dict(calls), time.monotonic(), False
         found: dict[int, Answer] = {}
@@ -147,7 +152,7 @@ class OnRay:
             for k, reference in list(waiting.items()):
                 if reference in ready:
                     del waiting[k]
-                    found[k] = self._result(reference)
+                    found[k] = self._result(reference, values)
             if ready:
                 continue
             if self._seconds is not None and time.monotonic() >= begun + self._seconds:
@@ -167,12 +172,16 @@ class OnRay:
                 )
         return {k: found[k] for k in calls}
 
-    def _result(self, reference: Any) -> Answer:
+    def _result(self, reference: Any, is_value: bool) -> Answer:
         try:
-            answer: Answer = self._session.result(reference)
+            answer = self._session.result(reference)
+        except ArgumentLostError as error:
+            return Raised(ClusterError(f"shards: expected the slices that were sent, got none of one: {error}"))
         except LostError as error:
             return Lost(error)
-        return answer
+        except Exception as error:
+            return Raised(error)
+        return Returned(answer) if is_value else answer
 
 
 def _portable(reply: Reply) -> Reply:

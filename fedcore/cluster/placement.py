@@ -21,9 +21,11 @@ class Placement(Protocol):
 
     Attributes:
         keeps: whether a vector that is put somewhere else stays as it is, whatever its owner does with his.
+        refers: whether ``fetch`` gives references, by which other processes read for themselves.
     """
 
     keeps: bool
+    refers: bool
 
     def make(self, places: Sequence[Place]) -> None:
         """Make the shards' objects, in the place of those that there were."""
@@ -41,6 +43,10 @@ class Placement(Protocol):
         """The results of a method of each ``Shard`` that asks nothing: themselves, or references to them elsewhere."""
         ...
 
+    def read(self, fetched: Sequence[Any]) -> list[Answer]:
+        """The results that ``fetch`` gave, here."""
+        ...
+
     def put(self, vector: Any) -> Any:
         """A vector, on its way to a shard."""
         ...
@@ -56,7 +62,7 @@ class Here:
     Slices are views of the client's vector.
     """
 
-    keeps = False
+    keeps, refers = False, False
 
     def __init__(self) -> None:
         self._shards: list[Shard] = []
@@ -85,6 +91,10 @@ class Here:
             if isinstance(reply, Raised):
                 raise reply.error
         return [reply.value for reply in replies if isinstance(reply, Returned)]
+
+    def read(self, fetched: Sequence[Any]) -> list[Answer]:
+        """See ``Placement``."""
+        return [Returned(one) for one in fetched]
 
     def put(self, vector: Any) -> Any:
         """See ``Placement``."""

@@ -12,7 +12,7 @@ from fedcore.cluster.coordinator import Coordinator
 from fedcore.cluster.ranges import Range
 from fedcore.cluster.sent import Said
 from fedcore.cluster.shard import Finished
-from fedcore.errors import FedcoreError, RangeError
+from fedcore.errors import FedcoreError
 from fedcore.memory import empty
 from fedcore.native import core
 from fedcore.server.call_guard import one_call
@@ -20,6 +20,7 @@ from fedcore.server.report import OnReport, RoundReport, tell
 from fedcore.server.round import LOGGER
 from fedcore.server.round_face import RoundFace
 from fedcore.server.settings import Settings
+from fedcore.server.slices import Slices
 from fedcore.server.update import Kind, Update, as_vector, bytes_of, read_counters, read_vector
 from fedcore.typing import F32
 
@@ -28,8 +29,8 @@ class Round(RoundFace):
     """An open round of a ``fedcore.cluster.Server``; get it from ``open_round``, and use it as a context manager.
 
     It is ``fedcore.Round`` in all that it does. ``add`` cuts a vector that is here, and sends the slices to the shards;
-    ``add_slices`` takes slices that are elsewhere, which never come here. A model by names is put together first, so
-    that its length is that of a flat vector to the last bit.
+    ``Slices`` in a vector's place, as engines and ``add_slices`` give them, are sent on, and never come here. A model
+    by names is put together first, so that its length is that of a flat vector to the last bit.
 
     Attributes:
         report: the RoundReport once the round is finished, else None.
@@ -78,21 +79,15 @@ class Round(RoundFace):
         self._require_open()
         client = self._check(update, self._registry, self._number)
         kind, y = update.sent
+        for name, vector in ((kind, y), ("control", update.control)):
+            if isinstance(vector, Slices):
+                vector.require(name, len(self._ranges))
         said = Said(update._replace(client=client, model=None, delta=None, gradient=None, control=None), kind)
         slices: list[list[Any]] = [[] for _ in self._ranges]
-        fixed = True
-        try:
-            vector, fixed = read_vector(update, self._settings.layout, apart=False)
-            counters = read_counters(update, self._settings.layout)
-        except FedcoreError as error:
-            said = said._replace(refused=error)
-            self._bytes += bytes_of(y)
-        else:
-            said = said._replace(counters=counters, named=not bytes_of(y))
-            self._cut(vector, kind, slices)
-            if self._settings.algorithm.second_vector is not None:
-                said, frozen = self._cut_control(said, update.control, slices)
-                fixed = fixed and frozen
+        said, fixed = self._take(said, update, slices)
+        if said.refused is None and self._settings.algorithm.second_vector is not None:
+            said, frozen = self._take_control(said, update.control, slices)
+            fixed = fixed and frozen
         self._hold(said, slices, lasts=self._may_hold or update.keep or fixed)
         self._seconds += time.perf_counter() - began
 
@@ -110,7 +105,7 @@ class Round(RoundFace):
         kind: Kind = "model",
         digests: Sequence[str] | None = None,
     ) -> None:
-        """Fold one client's update in, of which each shard is given its slice; the rest is as for ``add``.
+        """Fold one client's update in, of which each shard is given its slice: ``add`` of ``Slices``.
 
         Args:
             slices: of the vector, for each of ``Server.ranges``: arrays float32[stop - start], or up to ``end`` of a
@@ -125,34 +120,9 @@ class Round(RoundFace):
             RangeError: they are not as many as there are shards.
             Exception: as ``add``.
         """
-        for name, given in (("slices", slices), ("controls", controls), ("digests", digests)):
-            if given is not None and len(given) != len(self._ranges):
-                raise RangeError(f"{name}: expected one for each of {len(self._ranges)} shards, got {len(given)}")
-        self._add_slices(Update(client, None, steps, examples, lr, None, count, round), slices, controls, kind, digests)
-
-    @one_call
-    def _add_slices(
-        self,
-        update: Update,
-        slices: Sequence[Any],
-        controls: Sequence[Any] | None,
-        kind: Kind,
-        digests: Sequence[str] | None,
-    ) -> None:
-        began = time.perf_counter()
-        self._require_open()
-        client = self._check(update, self._registry, self._number)
-        takes = self._settings.algorithm.second_vector is not None
-        given = controls if takes and controls is not None else None
-        said = Said(
-            update._replace(client=client),
-            kind,
-            control=given is not None,
-            digests=None if digests is None else tuple(digests),
-        )
-        parts = [[one] if given is None else [one, given[k]] for k, one in enumerate(slices)]
-        self._hold(said, parts, lasts=True)
-        self._seconds += time.perf_counter() - began
+        control = None if controls is None else Slices(controls)
+        vector: Any = {kind: Slices(slices, digests)}
+        self.add_update(Update(client, None, steps, examples, lr, control, count, round, keep=True)._replace(**vector))
 
     @one_call
     def refuse(self, client: ClientId, reason: str) -> None:
@@ -207,14 +177,30 @@ class Round(RoundFace):
             with suppress(FedcoreError):
                 self._over()
 
-    def _cut(self, vector: Any, kind: Kind, slices: list[list[Any]]) -> None:
-        for span, own in zip(self._ranges, slices, strict=True):
-            own.append(
-                self._coordinator.placement.put(vector[span.start : span.end if kind == "gradient" else span.stop])
-            )
+    def _take(self, said: Said, update: Update, slices: list[list[Any]]) -> tuple[Said, bool]:
+        """Take an update's vector in slices, or tell what is wrong with it; and whether nobody can change it."""
+        kind, y = update.sent
+        if isinstance(y, Slices):
+            _append(slices, y.parts)
+            return said._replace(digests=y.digests), True
+        try:
+            vector, fixed = read_vector(update, self._settings.layout, apart=False)
+            counters = read_counters(update, self._settings.layout)
+        except FedcoreError as error:
+            self._bytes += bytes_of(y)
+            return said._replace(refused=error), True
+        self._cut(vector, kind, slices)
+        return said._replace(counters=counters, named=not bytes_of(y)), fixed
 
-    def _cut_control(self, said: Said, control: Any, slices: list[list[Any]]) -> tuple[Said, bool]:
-        """Cut a second vector, or tell what is wrong with it."""
+    def _cut(self, vector: Any, kind: Kind, slices: list[list[Any]]) -> None:
+        put, short = self._coordinator.placement.put, kind == "gradient"
+        _append(slices, [put(vector[span.start : span.end if short else span.stop]) for span in self._ranges])
+
+    def _take_control(self, said: Said, control: Any, slices: list[list[Any]]) -> tuple[Said, bool]:
+        """Take a second vector, as ``_take`` does."""
+        if isinstance(control, Slices):
+            _append(slices, control.parts)
+            return said._replace(control=True, control_digests=control.digests), True
         p = self._settings.layout.n_parameters
         try:
             vector = as_vector("control", control, p)
@@ -251,3 +237,9 @@ class Round(RoundFace):
         self._bytes += sum(sizes)
         self._refused += refused[0]
         self._known.difference_update(client for client, _ in refused[0])
+
+
+def _append(slices: Sequence[list[Any]], parts: Sequence[Any]) -> None:
+    """Give each shard one slice more."""
+    for own, part in zip(slices, parts, strict=True):
+        own.append(part)

@@ -1,17 +1,14 @@
 """The updates of clients as shards get them: slices, or the reason why there are none."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from fedcore.aggregation import Counters
 from fedcore.errors import ArrayError, FedcoreError
+from fedcore.server.slices import digest_of
 from fedcore.server.update import Update, bytes_of
 from fedcore.server.update_reader import UpdateReader
-from fedcore.store.checksum import checksums
 
 
 class Said(NamedTuple):
@@ -25,6 +22,7 @@ class Said(NamedTuple):
         counters: the integer counters, for the shard that keeps them; None for the others.
         named: whether it came as a model by names, whose bytes count only once it is read.
         digests: of each shard's slice, as the client has made them of one vector; None where nobody did.
+        control_digests: of the second vector, likewise.
     """
 
     update: Update
@@ -33,12 +31,13 @@ class Said(NamedTuple):
     control: bool | FedcoreError = False
     counters: Counters | None = None
     named: bool = False
-    digests: tuple[str, ...] | None = None
+    digests: Sequence[str] | None = None
+    control_digests: Sequence[str] | None = None
 
 
 @dataclass(slots=True)
 class Sent:
-    """A shard's slice of what a client sent: it stands in an ``Update`` in the place of a model."""
+    """A shard's slice of what a client sent: it stands in an ``Update`` in the place of a model, or of a control."""
 
     vector: Any
     counters: Counters = field(default_factory=dict)
@@ -46,14 +45,16 @@ class Sent:
     digest: str | None = None
     nbytes: int = 0
 
+    def require(self, name: str, vector: Any) -> None:
+        """Refuse a vector, as it has been read, that is not the client's.
 
-def digest_of(vector: Any) -> str:
-    """The digest of a slice, by which its shard knows that it is of the vector that the others have slices of.
-
-    Cost: reads the slice once, near the speed of a plain sum.
-    """
-    array = np.ascontiguousarray(vector)
-    return hashlib.blake2b(checksums(array).tobytes(), digest_size=16).hexdigest()
+        Raises:
+            ArrayError: its digest is another one.
+        """
+        if self.digest is not None and digest_of(vector) != self.digest:
+            raise ArrayError(
+                f"{name}: expected slices of one vector, got one whose digest is not the client's: send all anew"
+            )
 
 
 def updates_of(said: Sequence[Said], vectors: Sequence[Any], shard: int) -> list[Update]:
@@ -68,11 +69,15 @@ def updates_of(said: Sequence[Said], vectors: Sequence[Any], shard: int) -> list
         vector = None if refused is not None else next(slices)
         control: Any = one.control if isinstance(one.control, FedcoreError) else None
         if one.control is True:
-            control = next(slices)
-        digest = None if one.digests is None else one.digests[shard]
-        sent = Sent(vector, one.counters or {}, refused, digest, 0 if one.named else bytes_of(vector))
+            control = Sent(next(slices), digest=_of(one.control_digests, shard))
+        weighs = 0 if one.named else bytes_of(vector)
+        sent = Sent(vector, one.counters or {}, refused, _of(one.digests, shard), weighs)
         updates.append(one.update._replace(**{one.kind: sent, "control": control}))
     return updates
+
+
+def _of(digests: Sequence[str] | None, shard: int) -> str | None:
+    return None if digests is None else digests[shard]
 
 
 class SliceReader(UpdateReader):
@@ -84,10 +89,7 @@ class SliceReader(UpdateReader):
         if sent.refused is not None:
             raise sent.refused
         vector, fixed = super()._read_vector(update._replace(**{kind: sent.vector}))
-        if sent.digest is not None and digest_of(vector) != sent.digest:
-            raise ArrayError(
-                f"{kind}: expected slices of one vector, got one whose digest is not the client's: send all anew"
-            )
+        sent.require(kind, vector)
         return vector, fixed
 
     def _read_counters(self, update: Update) -> Counters:
@@ -97,4 +99,8 @@ class SliceReader(UpdateReader):
     def _read_control(self, control: Any) -> Any:
         if isinstance(control, FedcoreError):
             raise control
-        return super()._read_control(control)
+        if not isinstance(control, Sent):
+            return super()._read_control(control)
+        vector = super()._read_control(control.vector)
+        control.require("control", vector)
+        return vector

@@ -15,6 +15,7 @@ from fedcore import server as plain
 from fedcore.algorithms import Algorithm
 from fedcore.clients import ClientId
 from fedcore.cluster.coordinator import Coordinator
+from fedcore.cluster.gathered import Gathered
 from fedcore.cluster.manifest import NAME, Manifest, folders_of, prepare
 from fedcore.cluster.placement import Here, Placement
 from fedcore.cluster.ranges import cut, ranges_of, require_elementwise
@@ -32,6 +33,7 @@ from fedcore.server.population import Sizes
 from fedcore.server.report import OnReport, RoundReport
 from fedcore.server.round_lock import RoundLock
 from fedcore.server.settings import Settings, said_again
+from fedcore.server.slices import Slices
 from fedcore.server.update import Update, as_vector, held_together
 from fedcore.store import Durability
 from fedcore.typing import F32
@@ -189,23 +191,24 @@ class Server(ClusterView):
         return server
 
     def broadcast(self, ids: Iterable[ClientId], *, newcomers: Iterable[ClientId] = ()) -> Broadcast:
-        """The broadcast to those clients for the next round: see ``fedcore.Server.broadcast``."""
+        """The broadcast to those clients for the next round: see ``fedcore.Server.broadcast``.
+
+        Its ``slices`` are the shards' own, and go to workers on Ray without coming here; x, x_prev and an offset are
+        put together when they are asked for.
+        """
         asked, new = asked_of(self._registry, ids, newcomers)
-        number, b = self.round_number, self.algorithm.direction.b
+        number, fetch = self.round_number, self._coordinator.fetch
         if self.algorithm.keeps_rows:
             self._coordinator.call("prefetch", [client for client in asked if client not in new])
 
-        def offset(client: ClientId, out: Any) -> Any:
+        def offset(client: ClientId) -> list[Any]:
             if self.round_number != number:
                 raise RoundError(f"offset: expected the round of the broadcast, {number}, got {self.round_number}")
-            whole = self._whole("offset", client, client in new and client not in self._registry)
-            if out is None:
-                return whole
-            out[:] = whole
-            return out
+            return fetch("offset", client, client in new and client not in self._registry)
 
-        x_prev = self._whole("vector", "x_prev") if b else None
-        return broadcast_of(self._settings, number, asked, self._whole("vector", "sent"), x_prev, offset)
+        x_prev = fetch("vector", "x_prev") if self.algorithm.direction.b else None
+        vectors = Gathered(self._coordinator, self.ranges, fetch("vector", "sent"), x_prev, offset)
+        return broadcast_of(self._settings, number, asked, vectors)
 
     def open_round(self, *, newcomers: Coming = ()) -> Round:
         """Start a round; there is one at a time: see ``fedcore.Server.open_round``."""
@@ -248,13 +251,20 @@ class Server(ClusterView):
             self._learn_clients()
 
     def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
-        """Start from rows that are not zero: see ``fedcore.Server.warm_start``."""
+        """Start from rows that are not zero: see ``fedcore.Server.warm_start``; a gradient may come as ``Slices``."""
         self._between_rounds()
         named = {self._registry.check(client): g for client, g in gradients.items()}
-        p = self.layout.n_parameters
-        whole = [as_vector(f"gradients[{client!r}]", g, p) for client, g in named.items()]
-        each = [tuple(self._coordinator.placement.put(g[span.start : span.end]) for g in whole) for span in self.ranges]
+        parts = [self._slices_of(f"gradients[{client!r}]", g) for client, g in named.items()]
+        each = [tuple(own[k] for own in parts) for k in range(len(self.ranges))]
         self._coordinator.change("warm_start", list(named), each=each)
+
+    def _slices_of(self, name: str, gradient: Any) -> Sequence[Any]:
+        """A gradient's slices, on their way to the shards."""
+        if isinstance(gradient, Slices):
+            gradient.require(name, len(self.ranges))
+            return gradient.parts
+        whole, put = as_vector(name, gradient, self.layout.n_parameters), self._coordinator.placement.put
+        return [put(whole[span.start : span.end]) for span in self.ranges]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a named copy of everything: a part of each shard, on its own machine, and a manifest, written last.

@@ -125,7 +125,7 @@ class ClusterView(SettingsView):
         Returns:
             for each of ``ranges`` an array, float32, read-only; on Ray a reference to one.
         """
-        return self._coordinator.placement.fetch("vector", what)
+        return self._coordinator.fetch("vector", what)
 
     def verify(self) -> list[str]:
         """Read everything, and say what is not as it was written: see ``ClientStore.verify``."""

@@ -226,10 +226,11 @@ class InProcess:
         return self._net is not None
 
     def _one_by_one(self, orders: Orders) -> Iterator[Trained]:
-        rule, round, seed = orders.common.local_rule, orders.common.round, self.parts.seed
-        previous = self._at(orders.common.x_prev)
+        sent, x, common = orders.sent, orders.sent.x, orders.sent.common
+        rule, round, seed = common.local_rule, common.round, self.parts.seed
+        previous = self._at(common.x_prev)
         for client, most in zip(orders.clients, orders.steps, strict=True):
-            self._model.load(orders.x)
+            self._model.load(x)
             self._model.module.train()
             part = self.parts[client]
             batches = rule.along(islice(self.parts.minibatches(round, client, rule, max(1, most)), most), len(part))
@@ -239,24 +240,25 @@ class InProcess:
                     self._model,
                     *self._train,
                     (part[chosen] for chosen in batches),
-                    orders.of(client),
-                    x=orders.x[: self._model.layout.n_parameters],
+                    sent.of(client),
+                    x=x[: self._model.layout.n_parameters],
                     previous=previous,
                     options=self.parts.options,
                 )
             yield client, on_host(self._model.flat), work
 
     def _in_groups(self, net: Net, orders: Orders) -> Iterator[Trained]:
-        rule, round, clients = orders.common.local_rule, orders.common.round, orders.clients
+        sent, common, clients = orders.sent, orders.sent.common, orders.clients
+        rule, round = common.local_rule, common.round
         work = zip(clients, orders.steps, strict=True)
         pairs = ((client, self.parts.table(round, client, rule, most)) for client, most in work)
         share = max(1, -(-len(clients) // self._threads))  # so that no thread has a call less than another
         calls = -(-share // net.most_clients(min(self.parts.batch(rule), self.parts.largest), self._device))
         groups = (
-            [(client, table, orders.of(client)) for client, table in group]
+            [(client, table, sent.of(client)) for client, table in group]
             for group in in_groups(net, pairs, -(-share // calls), self._device)
         )
-        for trained in _ahead(partial(self._train_group, net, orders.x), groups, self._threads):
+        for trained in _ahead(partial(self._train_group, net, sent.x), groups, self._threads):
             yield from trained
 
     def _train_group(self, net: Net, x: npt.NDArray[np.float32], group: Group) -> list[Trained]:

@@ -63,7 +63,7 @@ class KeepingClients:
             copy_into(out, own)
             return out
 
-        return replace(unkept(broadcast.on_host()), second_vector=MEAN_GRADIENT, has_offset=True, _offset=offset)
+        return replace(unkept(broadcast).with_offset(offset), second_vector=MEAN_GRADIENT)
 
     def _with_change(self, update: Update) -> Update:
         client = update.client
@@ -133,8 +133,8 @@ class KeepingClients:
 
 
 def unkept(broadcast: Broadcast) -> Broadcast:
-    """The broadcast to clients that do not know of rows."""
-    return replace(broadcast, keeps_row=False)
+    """The broadcast to clients that do not know of rows, nor of slices: whoever keeps their rows sees whole vectors."""
+    return replace(broadcast.whole(), keeps_row=False)
 
 
 def written_whole(path: Path, **arrays: Any) -> None:

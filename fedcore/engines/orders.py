@@ -1,7 +1,8 @@
 """The orders of a round as an engine carries them out, wherever the clients are trained."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from fedcore.algorithms import MEAN_GRADIENT, Direction
 from fedcore.assignment import Assignment
@@ -12,6 +13,24 @@ NO_ROUND = 2**32 - 1
 """The round whose minibatches a warm start takes: one that no run comes to."""
 
 
+class Sent(Protocol):
+    """The words and vectors that clients are sent: a ``Broadcast``, or what a worker got of one."""
+
+    @property
+    def x(self) -> F32:
+        """float32[n], from which clients start, read-only and in host memory."""
+        ...
+
+    @property
+    def common(self) -> Assignment:
+        """The order to all of them alike, without an offset."""
+        ...
+
+    def of(self, client: int) -> Assignment:
+        """The whole order to one of them; its offset is made when it is asked for."""
+        ...
+
+
 @dataclass(frozen=True)
 class Orders:
     """The orders to some clients of a round, in the order in which they are trained.
@@ -20,17 +39,13 @@ class Orders:
         clients: indices into the parts.
         steps: the local steps that each is to do.
         counts: how often each was drawn.
-        x: float32[n], from which they start, read-only and in host memory.
-        common: what all are asked alike, without an offset.
-        of: the whole order to one of them; its offset is made when it is asked for.
+        sent: what they are asked, and the vectors with it, which are read when somebody trains, and not before.
     """
 
     clients: Sequence[int]
     steps: Sequence[int]
     counts: Sequence[int]
-    x: F32
-    common: Assignment
-    of: Callable[[int], Assignment]
+    sent: Sent
 
 
 def standing(broadcast: Broadcast) -> Broadcast:

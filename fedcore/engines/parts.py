@@ -87,7 +87,7 @@ class Parts:
                 raise RangeError(f"active: expected the clients {ids}, got {active.clients.tolist()}")
             due = active.steps(due)
             counts = counts if active.counts is None else active.counts
-        return Orders(ids, due.tolist(), counts.tolist(), broadcast.x, broadcast.common, broadcast.of)
+        return Orders(ids, due.tolist(), counts.tolist(), broadcast)
 
     def most_steps(self, local_rule: LocalRule) -> int:
         """The most local steps that a client's complete work has, of all clients."""

@@ -1,7 +1,6 @@
 """Clients of FedAvg-M that find the momentum themselves, from the two models that they were sent last."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ class RecoveringClients(KeepingClients):
             copy_into(out, along)
             return out
 
-        yield from self._engine.updates(replace(here, has_offset=True, _offset=offset), active)
+        yield from self._engine.updates(here.with_offset(offset), active)
 
     def after(self, server: Server, report: RoundReport) -> None:
         """Let the clients know how far x moves along what they are to find."""

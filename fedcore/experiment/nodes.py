@@ -12,6 +12,7 @@ from fedcore.local_rules import LocalRule
 from fedcore.network import Network, NetworkReport
 from fedcore.participation import Active
 from fedcore.server import Broadcast, Update
+from fedcore.server.sent_vectors import Whole
 from fedcore.typing import F32
 
 
@@ -56,8 +57,6 @@ class Nodes:
         return Broadcast(
             ids=ids,
             round=self.round_number,
-            x=x,
-            x_prev=None,
             lr=self.network.lr,
             lr_of_step=self.network.lr_of_step,
             direction=self.algorithm.direction,
@@ -67,7 +66,7 @@ class Nodes:
             has_offset=False,
             plain=False,
             bytes=weighs,
-            _offset=lambda client, out: zeros,
+            vectors=Whole(x, None, lambda client, out: zeros),
         )
 
     def round(self, updates: Iterable[Update]) -> NetworkReport:

@@ -12,12 +12,14 @@ from fedcore.clients import ClientId, Registry
 from fedcore.clients.registry import canonical
 from fedcore.errors import RoundError
 from fedcore.local_rules import LocalRule
-from fedcore.memory import copy_into, freeze, to_host, view_of
+from fedcore.memory import view_of
 from fedcore.pickling import Unpicklable
 from fedcore.rates import rate_at, rate_of_steps
 from fedcore.representation import Represented
 from fedcore.server.rounded_model import as_sent
+from fedcore.server.sent_vectors import SentVectors, Whole
 from fedcore.server.settings import Settings
+from fedcore.server.slices import SentSlices
 from fedcore.server.state import State
 from fedcore.typing import F32
 
@@ -31,9 +33,6 @@ class Broadcast(Represented, Unpicklable):
     Attributes:
         ids: the clients it is for.
         round: the round's number.
-        x: float32[n], read-only, and never changed later: as it is sent, rounded to the model's dtypes, and ahead of
-            the server's x where the method looks ahead. It lies on the server's device, as x_prev and offsets do.
-        x_prev: the x of the round before (x_{-1} = x_0), where ``b`` is not 0; else None.
         lr: eta, the rate of the local steps; of the first one, where they differ.
         lr_of_step: the rate of step k, counted from 0, where they differ within a round (``rates.InverseStep``), else
             None. A client that follows it says the mean of its rates as ``Update.lr``; one that stays at ``lr`` says
@@ -48,14 +47,13 @@ class Broadcast(Represented, Unpicklable):
         plain: whether the steps must be plain, without local momentum or clipping, because the server derives a
             client's mean gradient from its y.
         bytes: what it weighs for all of ``ids``: x, x_prev and the offset, as far as there are any, in float32.
+        vectors: x, x_prev and the offsets: those of a server in shards are put together when they are asked for.
     """
 
     _instead: ClassVar[str] = "send each client its own order, broadcast.of(client), and x"
 
     ids: tuple[ClientId, ...]
     round: int
-    x: F32
-    x_prev: F32 | None
     lr: float
     lr_of_step: Callable[[int], float] | None = field(repr=False)
     direction: Direction = field(repr=False)
@@ -65,7 +63,30 @@ class Broadcast(Represented, Unpicklable):
     has_offset: bool
     plain: bool
     bytes: int
-    _offset: Callable[[ClientId, Any], Any] = field(repr=False)
+    vectors: SentVectors = field(repr=False)
+
+    def _facts(self) -> dict[str, Any]:
+        facts = dict(super()._facts())
+        return {name: facts.pop(name) for name in ("ids", "round")} | self.vectors.facts() | facts
+
+    @property
+    def x(self) -> F32:
+        """The model, float32[n], read-only, and never changed later.
+
+        It is as it is sent, rounded to the model's dtypes, and ahead of the server's x where the method looks ahead. It
+        lies on the server's device, as x_prev and offsets do.
+        """
+        return self.vectors.x
+
+    @property
+    def x_prev(self) -> F32 | None:
+        """The x of the round before (x_{-1} = x_0), where ``b`` is not 0; else None."""
+        return self.vectors.x_prev
+
+    @property
+    def slices(self) -> SentSlices | None:
+        """References to the shards' slices of the vectors, for workers that read them; None where there are none."""
+        return self.vectors.slices
 
     @property
     def a(self) -> float:
@@ -93,14 +114,19 @@ class Broadcast(Represented, Unpicklable):
         Raises:
             RoundError, UnknownClientError: as ``offset``.
         """
-        return self._order(self.offset(client) if self.has_offset else None)
+        return self._order(self.offset(client) if self.has_offset else None, self.x_prev)
 
     @property
     def common(self) -> Assignment:
         """The order to all of the clients alike: without an offset, which may be each one's own."""
-        return self._order(None)
+        return self._order(None, self.x_prev)
 
-    def _order(self, offset: F32 | None) -> Assignment:
+    @property
+    def numbers(self) -> Assignment:
+        """The order to all of the clients alike, without any vector."""
+        return self._order(None, None)
+
+    def _order(self, offset: F32 | None, x_prev: F32 | None) -> Assignment:
         return Assignment(
             round=self.round,
             lr=self.lr,
@@ -113,7 +139,7 @@ class Broadcast(Represented, Unpicklable):
             keeps_row=self.keeps_row,
             plain=self.plain,
             offset=offset,
-            x_prev=self.x_prev,
+            x_prev=x_prev,
         )
 
     def on_host(self) -> "Broadcast":
@@ -121,21 +147,22 @@ class Broadcast(Represented, Unpicklable):
 
         Cost: nothing where they are; else copies of x and x_prev, and of each offset that is asked for.
         """
-        if isinstance(self.x, np.ndarray):
-            return self
+        here = self.vectors.on_host()
+        return self if here is self.vectors else replace(self, vectors=here)
 
-        def offset(client: ClientId, out: Any) -> Any:
-            here = to_host(self._offset(client, None))
-            if out is None:
-                return here
-            copy_into(out, here)
-            return out
+    def whole(self) -> "Broadcast":
+        """The same broadcast without slices, so that clients send whole vectors too.
 
-        x, x_prev = to_host(self.x), None if self.x_prev is None else to_host(self.x_prev)
-        for vector in (x, x_prev):
-            if vector is not None:
-                freeze(vector)
-        return replace(self, x=x, x_prev=x_prev, _offset=offset)
+        Cost: where there are slices, x and x_prev are put together.
+        """
+        return self if self.slices is None else self._with(self.vectors.offset)
+
+    def with_offset(self, offset: Callable[[ClientId, Any], Any]) -> "Broadcast":
+        """The same broadcast in host memory, with other offsets: whole vectors, as ``offset`` makes them."""
+        return replace(self.on_host()._with(offset), has_offset=True)
+
+    def _with(self, offset: Callable[[ClientId, Any], Any]) -> "Broadcast":
+        return replace(self, vectors=Whole(self.x, self.x_prev, offset))
 
     def offset(self, client: ClientId, out: Any = None) -> Any:
         """The part of a client's direction that stays the same over its steps, float32[n_parameters].
@@ -152,7 +179,7 @@ class Broadcast(Represented, Unpicklable):
 
         Cost: reads 8 n bytes, writes 4 n bytes.
         """
-        return self._offset(client, out)
+        return self.vectors.offset(client, out)
 
 
 def broadcast(settings: Settings, state: State, ids: Iterable[ClientId], newcomers: Iterable[ClientId]) -> Broadcast:
@@ -169,7 +196,7 @@ def broadcast(settings: Settings, state: State, ids: Iterable[ClientId], newcome
         return state.offset(client, out, is_new=client in new and client not in registry)
 
     x_prev = view_of(as_sent(layout, now.x_prev)) if algorithm.direction.b else None
-    return broadcast_of(settings, now.round_number, asked, view_of(as_sent(layout, now.sent)), x_prev, offset)
+    return broadcast_of(settings, now.round_number, asked, Whole(view_of(as_sent(layout, now.sent)), x_prev, offset))
 
 
 def asked_of(
@@ -191,9 +218,7 @@ def broadcast_of(
     settings: Settings,
     round: int,
     clients: tuple[ClientId, ...],
-    x: F32,
-    x_prev: F32 | None,
-    offset: Callable[[ClientId, Any], Any],
+    vectors: SentVectors,
 ) -> Broadcast:
     """The broadcast of a round, of the vectors that are sent in it."""
     algorithm, layout = settings.algorithm, settings.layout
@@ -201,8 +226,6 @@ def broadcast_of(
     return Broadcast(
         clients,
         round,
-        x,
-        x_prev,
         rate_at(settings.lr, round),
         rate_of_steps(settings.lr, round),
         algorithm.direction,
@@ -212,5 +235,5 @@ def broadcast_of(
         algorithm.sends_offset,
         algorithm.needs_plain_steps,
         4 * sent * len(clients),
-        offset,
+        vectors,
     )

@@ -67,7 +67,7 @@ class Processes:
         hear: is told of every message to a shard.
     """
 
-    keeps = True
+    keeps, refers = True, False
 
     def __init__(self, prepare=None, hear=lambda: None, begin=lambda: None):
         self._begin, self._prepare, self._hear, self._shards = begin, prepare, hear, []
@@ -98,6 +98,12 @@ class Processes:
         for k, value in answers.items():
             self._send(k, "answer", value)
         return {k: self._heard(k) for k in answers}
+
+    def fetch(self, name, *arguments):
+        return self.call(name, [arguments] * len(self._shards))
+
+    def read(self, fetched):
+        return fetched
 
     def put(self, vector):
         return vector.copy()

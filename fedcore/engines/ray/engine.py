@@ -15,13 +15,15 @@ from fedcore.data import Dataset
 from fedcore.engines.engine import Evaluation
 from fedcore.engines.inprocess import InProcess
 from fedcore.engines.orders import Orders, standing
-from fedcore.engines.ray.pool import Pool, Stats, Tasks
-from fedcore.engines.ray.trainer import Trained, Trainer
+from fedcore.engines.ray.pool import Done, Pool, Stats, Tasks
+from fedcore.engines.ray.trained import Trained, returns
+from fedcore.engines.ray.trainer import Asked, Trainer
 from fedcore.errors import RangeError
 from fedcore.local_rules import LocalRule
 from fedcore.participation import Active
 from fedcore.ray_session import Session
 from fedcore.server import Broadcast, Update
+from fedcore.server.slices import SentSlices
 
 TOGETHER = 64
 """Clients of a task at most, where they are trained together: they share a call, and what a task costs."""
@@ -120,35 +122,42 @@ class Ray:
 
         Yields:
             An ``Update`` for each id, in their order if ``ordered``; ``y`` is read-only, has memory of its own, and
-            ``keep`` says so.
+            ``keep`` says so. Where the broadcast has slices, ``y`` and ``control`` are ``Slices`` of references, with
+            the workers' digests, and nothing of a vector comes here.
 
         Raises: what ``InProcess.updates`` does, and what a client's training raises; and
-            ClusterError: a client's training has ended one worker after another.
+            ClusterError: a client's training has ended one worker after another; or a shard whose slices it was to
+                start from is lost.
 
         Cost: x, x_prev and the offset are copied once each to Ray, or an offset for each client where it has its own,
-            and y back.
+            and y back; with slices, from the shards to a worker and back, 4 n bytes more in each worker, and one
+            reading of y for its digests.
         """
-        yield from self._updates(broadcast, self._here.parts.orders(broadcast.on_host(), active))
+        here = broadcast.on_host()
+        yield from self._updates(here, self._here.parts.orders(here, active))
 
     def _updates(self, broadcast: Broadcast, orders: Orders) -> Iterator[Update]:
         if not orders.clients:
             return
         self._pool.fill()
         spans = self._spans(len(orders.clients))
-        tasks = Tasks(self._pool, len(spans), self._arguments(broadcast, orders, spans), self._name(orders, spans))
+        arguments, name = self._arguments(broadcast, orders, spans), self._name(orders, spans)
+        shards = 0 if broadcast.slices is None else len(broadcast.slices.ranges)
+        tasks = Tasks(
+            self._pool, len(spans), arguments, name, lambda task: returns(len(spans[task]), shards, broadcast.second)
+        )
         try:
-            for task, trained in self._in_order(tasks, len(spans)) if self.ordered else _come(tasks, len(spans)):
-                yield from self._read(orders, spans[task], trained)
+            for done in self._in_order(tasks, len(spans)) if self.ordered else _come(tasks, len(spans)):
+                yield from self._read(orders, spans[done.task], done, shards)
         finally:
             tasks.stop()
 
-    def gradients(
-        self, broadcast: Broadcast, minibatches: int | None = None
-    ) -> dict[ClientId, npt.NDArray[np.float32]]:
-        """The gradients of ``InProcess.gradients``, made by the workers."""
-        still = standing(broadcast)
-        orders = self._here.parts.orders(still.on_host(), None, minibatches=minibatches)
-        return {update.client: np.array(update.control) for update in self._updates(still, orders)}
+    def gradients(self, broadcast: Broadcast, minibatches: int | None = None) -> dict[ClientId, Any]:
+        """The gradients of ``InProcess.gradients``, made by the workers; ``Slices`` for a server in shards on Ray."""
+        still = standing(broadcast.on_host())
+        orders = self._here.parts.orders(still, None, minibatches=minibatches)
+        whole = still.slices is None
+        return {u.client: np.array(u.control) if whole else u.control for u in self._updates(still, orders)}
 
     def evaluate(self, x: npt.NDArray[np.float32]) -> Evaluation:
         """Evaluate a model, in this process: ``InProcess.evaluate``."""
@@ -195,57 +204,68 @@ class Ray:
         group = max(1, min(self._group, -(-clients // (2 * self._pool.size))))
         return [range(start, min(start + group, clients)) for start in range(0, clients, group)]
 
+    def _sent(self, broadcast: Broadcast) -> SentSlices:
+        """References to the vectors of a broadcast: the shards' own; or one server's, in one piece, put here once."""
+        if broadcast.slices is not None:
+            return broadcast.slices
+        put, x, x_prev = self._session.put, broadcast.x, broadcast.x_prev
+        return SentSlices((), [put(x)], None if x_prev is None else [put(x_prev)], lambda one: [broadcast.offset(one)])
+
     def _arguments(self, broadcast: Broadcast, orders: Orders, spans: Sequence[range]) -> Any:
         """The arguments of ``Trainer.train`` for a task; what several have in common is sent once."""
-        common, put = orders.common, self._session.put
-        x = put(orders.x)
-        x_prev = None if common.x_prev is None else put(common.x_prev)
-        common = replace(common, x_prev=None)
+        sent, ranges = self._sent(broadcast), None if broadcast.slices is None else tuple(broadcast.slices.ranges)
         each = broadcast.has_offset and bool(broadcast.direction.from_row)
-        shared = put(orders.of(orders.clients[0]).offset) if broadcast.has_offset and not each else None
+        shared = []
+        if broadcast.has_offset and not each:
+            parts = sent.offset(orders.clients[0])
+            shared = [list(parts) if ranges else [self._session.put(part) for part in parts]]
+        common = [sent.x] if sent.x_prev is None else [sent.x, sent.x_prev]
 
         def arguments(task: int) -> tuple[Any, ...]:
             clients = [orders.clients[place] for place in spans[task]]
             steps = [orders.steps[place] for place in spans[task]]
-            own = [orders.of(client).offset for client in clients] if each else []
-            return common, clients, steps, x, x_prev, shared, *own
+            offsets = [sent.offset(client) for client in clients] if each else shared
+            asked = Asked(broadcast.numbers, clients, steps, len(common) > 1, len(offsets), ranges)
+            return asked, *(part for parts in (*common, *offsets) for part in parts)
 
         return arguments
 
     def _name(self, orders: Orders, spans: Sequence[range]) -> Any:
         return lambda task: f"clients {', '.join(str(orders.clients[place]) for place in spans[task])}"
 
-    def _in_order(self, tasks: Tasks, count: int) -> Iterator[tuple[int, Trained]]:
+    def _in_order(self, tasks: Tasks, count: int) -> Iterator[Done]:
         """The tasks' results in their order; no task is begun that is further ahead than the window."""
-        early: dict[int, Trained] = {}
+        early: dict[int, Done] = {}
         window = self._ahead * self._pool.size
         for turn in range(count):
             while turn not in early:
                 tasks.start(turn + window)
-                early.update(tasks.wait())
+                early.update((done.task, done) for done in tasks.wait())
             tasks.start(turn + 1 + window)
-            yield turn, early.pop(turn)
+            yield early.pop(turn)
 
-    def _read(self, orders: Orders, span: range, trained: Trained) -> Iterator[Update]:
-        for i, place in enumerate(span):
+    def _read(self, orders: Orders, span: range, done: Done, shards: int) -> Iterator[Update]:
+        trained: Trained = done.result
+        vectors = trained.vectors(done.references, shards)
+        for place, (y, control), steps, rate in zip(span, vectors, trained.steps, trained.rates, strict=True):
             client = orders.clients[place]
             yield Update(
                 client,
-                trained.ys[i],
-                trained.steps[i],
+                y,
+                steps,
                 examples=len(self._here.parts[client]),
-                lr=trained.rates[i],
-                control=None if trained.controls is None else trained.controls[i],
+                lr=rate,
+                control=control,
                 count=orders.counts[place],
                 keep=True,
             )
 
 
-def _come(tasks: Tasks, count: int) -> Iterator[tuple[int, Trained]]:
-    """The tasks' results as they come."""
+def _come(tasks: Tasks, count: int) -> Iterator[Done]:
+    """The tasks as they are done."""
     left = count
     while left:
         tasks.start(count)
-        for task, trained in tasks.wait():
+        for done in tasks.wait():
             left -= 1
-            yield task, trained
+            yield done

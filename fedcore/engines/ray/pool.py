@@ -4,12 +4,13 @@ import heapq
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedcore.errors import ClusterError
-from fedcore.ray_session import LostError, Session
+from fedcore.ray_session import ArgumentLostError, LostError, Session
 
 LOGGER = logging.getLogger("fedcore.engines")
 MOST_TRIES = 4
@@ -113,9 +114,23 @@ class Pool:
                 self._join(reference)
         return [reference for reference in found if reference in running]
 
-    def result(self, reference: Any) -> Any:
-        """The value that a worker returned: ``Session.result``."""
-        return self._session.result(reference)
+    def train(self, worker: Worker, returns: int, arguments: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+        """Have a worker do a task; references to the first object that it returns, and to the others."""
+        train = worker.actor.train
+        if returns == 1:
+            return train.remote(*arguments), []
+        first, *others = train.options(num_returns=returns).remote(*arguments)
+        return first, others
+
+    def result(self, reference: Any, others: Sequence[Any] = ()) -> Any:
+        """The value that a worker returned, or the first of several: ``Session.result``."""
+        try:
+            return self._session.result(reference)
+        except Exception as error:
+            for other in () if type(error) is LostError else others:
+                with suppress(Exception):  # the same one: Ray prints it for each reference that nobody has read
+                    self._session.result(other)
+            raise
 
     def complete(self) -> list[Worker]:
         """Wait until all workers are there, as far as is known."""
@@ -163,6 +178,19 @@ class Pool:
         )
 
 
+class Done(NamedTuple):
+    """A task that has been done.
+
+    Attributes:
+        result: what it returned; the first of several.
+        references: to the others, which are read by nobody here.
+    """
+
+    task: int
+    result: Any
+    references: list[Any]
+
+
 class Tasks:
     """The tasks of one round: started in their order, and again where a worker is lost.
 
@@ -170,44 +198,56 @@ class Tasks:
         count: tasks are numbered from 0.
         arguments: of ``train``, for a task; asked for again where it is begun again.
         name: what messages call a task.
+        returns: how many objects a task returns.
     """
 
     def __init__(
-        self, pool: Pool, count: int, arguments: Callable[[int], tuple[Any, ...]], name: Callable[[int], str]
+        self,
+        pool: Pool,
+        count: int,
+        arguments: Callable[[int], tuple[Any, ...]],
+        name: Callable[[int], str],
+        returns: Callable[[int], int] = lambda task: 1,
     ) -> None:
-        self._pool, self._arguments, self._name = pool, arguments, name
+        self._pool, self._arguments, self._name, self._returns = pool, arguments, name, returns
         self._waiting = list(range(count))  # a heap: who is begun again goes to the front
-        self._running: dict[Any, tuple[int, Worker]] = {}
+        self._running: dict[Any, tuple[int, Worker, list[Any]]] = {}
         self._brought_down: Counter[int] = Counter()
 
     def start(self, below: int) -> None:
         """Give workers what waits, of the tasks with numbers below that, as long as one is free."""
         while self._waiting and self._waiting[0] < below and (worker := self._pool.free()) is not None:
             task = heapq.heappop(self._waiting)
-            self._running[worker.actor.train.remote(*self._arguments(task))] = task, worker
+            first, others = self._pool.train(worker, self._returns(task), self._arguments(task))
+            self._running[first] = task, worker, others
             worker.tasks.append(task)
             self._pool.stats.tasks += 1
 
-    def wait(self) -> list[tuple[int, Any]]:
-        """Wait for results, and return them with their tasks: none, perhaps, where workers came or went.
+    def wait(self) -> list[Done]:
+        """Wait for tasks that are done, and return them: none, perhaps, where workers came or went.
 
         Raises:
-            ClusterError: a task has brought down ``MOST_TRIES`` workers.
+            ClusterError: a task has brought down ``MOST_TRIES`` workers; or what a shard was to send it is lost.
             Exception: what a task raised.
         """
         done = []
         for reference in self._pool.ready(self._running):
-            task, worker = self._running.pop(reference)
+            task, worker, others = self._running.pop(reference)
             try:
-                done.append((task, self._pool.result(reference)))
+                done.append(Done(task, self._pool.result(reference, others), others))
             except LostError as error:
+                if others and isinstance(error, ArgumentLostError):  # slices; what was put here another worker can read
+                    raise ClusterError(
+                        f"{self._name(task)}: expected the vectors that they start from, got none of one, whose shard "
+                        f"or machine is lost: begin the round again: {error}"
+                    ) from None
                 self._again(task, worker, error)
             worker.tasks.remove(task)
         return done
 
     def stop(self) -> None:
         """End the workers that have something to do: nobody waits for it any more."""
-        for _, worker in self._running.values():
+        for _, worker, _ in self._running.values():
             self._pool.drop(worker)
         self._running.clear()
 

@@ -8,30 +8,33 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from fedcore.assignment import Assignment
 from fedcore.data import Dataset
 from fedcore.engines.orders import Orders
+from fedcore.engines.ray.trained import Ranges, Trained
 from fedcore.registries import load_module
 from fedcore.runtime import hide_warnings_of_others, set_threads
 from fedcore.typing import F32
 
 
-class Trained(NamedTuple):
-    """The models that the clients of a task made of x.
+class Asked(NamedTuple):
+    """A task, without its vectors.
 
     Attributes:
-        ys: float32[k, n].
-        controls: float32[k, n_parameters], the second vectors, or None where none was asked for.
-        steps: that each did.
-        rates: the mean rate of each.
+        common: what all its clients are asked alike.
+        clients, steps: who they are, and the steps of each.
+        has_x_prev: whether x_prev comes too.
+        offsets: vectors that come beside: none, one for all, or one for each.
+        ranges: of the slices that each vector comes in, and goes back in; None where all are whole.
     """
 
-    ys: npt.NDArray[np.float32]
-    controls: npt.NDArray[np.float32] | None
-    steps: list[int]
-    rates: list[float]
+    common: Assignment
+    clients: Sequence[int]
+    steps: Sequence[int]
+    has_x_prev: bool
+    offsets: int
+    ranges: Ranges | None
 
 
 class Trainer:
@@ -61,42 +64,58 @@ class Trainer:
             # Of the object store's memory, which is read-only, as what is trained on is only read.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
             self._engine = InProcess(pickle.loads(module), dataset, parts, **options)
+        self._room: dict[str, F32] = {}
         return os.getpid()
 
-    def train(
-        self,
-        common: Assignment,
-        clients: Sequence[int],
-        steps: Sequence[int],
-        x: F32,
-        x_prev: F32 | None,
-        shared: F32 | None,
-        *own: F32,
-    ) -> Trained:
+    def train(self, asked: Asked, *vectors: F32) -> Trained | list[Any]:
         """Train some clients.
 
         Args:
-            common: what all are asked alike, without vectors.
-            clients, steps: who they are, and the steps of each.
-            x, x_prev: the models that were sent.
-            shared: the offset that all have, or None.
-            own: the offset of each, where each has its own.
+            vectors: x, x_prev and the offsets, each in as many slices as there are.
+
+        Returns:
+            what they did; and each slice behind it, where the vectors came in slices.
         """
-        common = replace(common, x_prev=x_prev)
-        offsets = dict(zip(clients, own, strict=True)) if own else {}
-
-        def of(client: int) -> Assignment:
-            return replace(common, offset=offsets.get(client, shared))
-
-        done = Trained(np.empty((len(clients), len(x)), np.float32), None, [], [])
-        orders = Orders(clients, steps, [1] * len(clients), x, common, of)
-        for place, (_, y, work) in enumerate(self._engine.trained(orders)):
-            done.ys[place] = y
+        orders = Orders(asked.clients, asked.steps, [1] * len(asked.clients), _Came(asked, vectors, self._room))
+        done = Trained([], [], [], [])
+        for _, y, work in self._engine.trained(orders):
+            done.ys.append(np.array(y))
             if work.control is not None:
-                if done.controls is None:
-                    done = done._replace(controls=np.empty((len(clients), len(work.control)), np.float32))
-                assert done.controls is not None
-                done.controls[place] = work.control
+                done.controls.append(work.control)
             done.steps.append(work.steps)
             done.rates.append(work.lr)
-        return done
+        return done if asked.ranges is None else done.cut(asked.ranges)
+
+
+class _Came:
+    """A ``Sent`` of the vectors that came; slices are copied into one vector, as into a model.
+
+    Args:
+        room: for the vectors that all clients share, kept from task to task.
+    """
+
+    def __init__(self, asked: Asked, vectors: Sequence[F32], room: dict[str, F32]) -> None:
+        pieces = 1 if asked.ranges is None else len(asked.ranges)
+        each = [vectors[start : start + pieces] for start in range(0, len(vectors), pieces)]
+        names = ["x", *["x_prev"] * asked.has_x_prev, *["offset"] * (asked.offsets == 1)]
+        shared = {name: _whole(parts, room, name) for name, parts in zip(names, each, strict=False)}
+        self.x = shared.pop("x")
+        self.common = replace(asked.common, x_prev=shared.pop("x_prev", None))
+        self._offset = shared.pop("offset", None)
+        own = each[len(names) :]
+        self._own = dict(zip(asked.clients, own, strict=True)) if own else {}
+
+    def of(self, client: int) -> Assignment:
+        """See ``Sent``."""
+        own = self._own.get(client)
+        return replace(self.common, offset=self._offset if own is None else _whole(own, {}, "offset"))
+
+
+def _whole(parts: Sequence[F32], room: dict[str, F32], name: str) -> F32:
+    """A vector of its slices, in a room of that name; of one slice, that."""
+    if len(parts) == 1:
+        return parts[0]
+    n = sum(map(len, parts))
+    if len(room.get(name, ())) != n:
+        room[name] = np.empty(n, np.float32)
+    return np.concatenate(parts, out=room[name])

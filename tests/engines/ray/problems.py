@@ -29,11 +29,13 @@ def noise(model, clients, examples):
 class Problem:
     """One problem and two engines for it."""
 
-    def __init__(self, model, clients, examples, **ray):
+    def __init__(self, model, clients, examples, *, module=None, together=None, **ray):
         self.clients = clients
-        given = {"batch": 8, "epochs": 2, "seed": 3, "together": model == "mlp"}
+        together = model == "mlp" if together is None else together
+        given = {"batch": 8, "epochs": 2, "seed": 3, "together": together}
         data, parts = noise(model, clients, examples)
-        self.module, self.data, self.parts, self.given = lambda: build(model, seed=0), data, parts, given
+        self.module = (lambda: build(model, seed=0)) if module is None else module
+        self.data, self.parts, self.given = data, parts, given
         self.here = InProcess(self.module(), data, parts, **given)
         self.there = self.ray(**ray)
 
@@ -46,12 +48,13 @@ class Problem:
     def __exit__(self, *_):
         self.there.close()
 
-    def run(self, engine, method, rounds=4, seen=lambda t, update: None, **options):
+    def run(self, engine, method, rounds=4, seen=lambda t, update: None, *, kind=Server, x0=None, **options):
         """A server's model and reports after some rounds of half the clients, as a hash; ``seen`` sees each update."""
-        sizes = [len(part) for part in self.parts]
-        server = Server(
-            method, engine.initial, clients=self.clients, client_sizes=sizes, lr=0.05, diagnostics=True, **options
-        )
+        options = {"client_sizes": [len(part) for part in self.parts], "lr": 0.05, "diagnostics": True} | options
+        with kind(method, engine.initial if x0 is None else x0, clients=self.clients, **options) as server:
+            return self._told(server, engine, rounds, seen)
+
+    def _told(self, server, engine, rounds, seen):
         told = hashlib.sha256()
         for t in range(rounds):
             ids = np.sort(np.random.default_rng([t, 1]).choice(self.clients, self.clients // 2, replace=False))

@@ -36,7 +36,7 @@ def done(work, count):
     while len(found) < count:
         work.start(100)
         found += work.wait()
-    return [result for _, result in found]
+    return [one.result for one in found]
 
 
 def test_a_worker_has_two_tasks_and_no_task_begins_beyond_the_window(workers):

@@ -1,0 +1,312 @@
+"""Clients' workers and shards on one Ray: slices all the way, with the bits of one server and one process."""
+
+import ctypes
+import gc
+import os
+import re
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedcore import Server, algorithms, cluster
+from fedcore.cluster import Slices
+from fedcore.data import Dataset
+from fedcore.engines import KeepingClients, Ray
+from fedcore.errors import ClusterError, RangeError
+from tests.cluster.pairs import alike
+from tests.engines.ray.problems import Problem
+
+pytest.importorskip("ray", reason="needs Ray: pip install 'fedcore-fl[ray]'")
+
+from fedcore.cluster.on_ray import OnRay
+
+METHODS = sorted(algorithms.REGISTRY.own)
+
+
+class Kept(OnRay):
+    """Shards whose processes serve one server after another, since a process takes longer than a test."""
+
+    def make(self, places):
+        if not self._actors:
+            super().make(places)
+        for actor, place in zip(self._actors, places, strict=True):
+            self._session.result(actor.prepare.remote(place, 1))
+
+    def drop(self):
+        pass
+
+    def close(self):
+        super().drop()
+        super().close()
+
+
+@pytest.fixture(scope="module")
+def shards(ray_session):
+    """Makes a server in two shards on Ray."""
+    there = Kept(cpus=0.25)
+    yield partial(cluster.Server, shards=2, placement=there)
+    there.close()
+
+
+def wide():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 460), nn.ReLU(), nn.Linear(460, 10))
+
+
+def normed():
+    """A model with float buffers, and a counter."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 460), nn.BatchNorm1d(460), nn.ReLU(), nn.Linear(460, 10))
+
+
+@pytest.fixture(scope="module")
+def one_by_one(ray_session):
+    """Clients that are trained one by one; the buffers are the last shard's."""
+    with Problem("mlp", clients=6, examples=10, module=normed, together=False, cpus=0.25) as problem:
+        yield problem
+
+
+@pytest.fixture(scope="module")
+def together(ray_session):
+    """Clients that are trained together."""
+    with Problem("mlp", clients=6, examples=8, module=wide, workers=1, cpus=0.25) as problem:
+        yield problem
+
+
+def sliced(t, update):
+    """What the driver sees of an update: references, and digests."""
+    assert isinstance(update.model, Slices)
+    assert len(update.model.parts) == len(update.model.digests) == 2
+    assert not any(hasattr(part, "dtype") for part in update.model.parts)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method(one_by_one, shards, method):
+    assert not one_by_one.there.together
+    due = one_by_one.run(one_by_one.here, method, 3, x0=normed())
+    assert one_by_one.run(one_by_one.there, method, 3, sliced, kind=shards, x0=normed()) == due
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        algorithms.SCAFFOLD(control="sent"),
+        algorithms.SCAFFOLDM(control="sent"),
+        algorithms.MimiC(),
+        algorithms.FedAvgMVR(),
+    ],
+)
+def test_clients_that_are_trained_together(together, shards, method):
+    assert together.there.together
+    assert together.run(together.there, method, 4, sliced, kind=shards) == together.run(together.here, method)
+
+
+def test_a_warm_start(together, shards):
+    ends = []
+    for kind, engine in ((Server, together.here), (shards, together.there)):
+        with kind("MIFA", engine.initial, clients=6, lr=0.1) as server:
+            gradients = engine.gradients(server.broadcast(range(6)))
+            assert isinstance(gradients[0], Slices) == (kind is shards)
+            server.warm_start(gradients)
+            server.round(engine.updates(server.broadcast([1, 4, 5])))
+            ends.append(server.x.tobytes())
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("method", ["MimiC", "SCAFFOLD"])
+def test_clients_that_keep_their_rows_keep_them_in_this_process(together, shards, method):
+    """And so are sent, and send, whole vectors."""
+    algorithm = algorithms.named(method, placement="client")
+    ends = []
+    for kind, engine in ((Server, together.here), (shards, together.there)):
+        with kind(algorithm, engine.initial, clients=6, lr=0.1) as server:
+            keeping = KeepingClients(engine, algorithm)
+            for _ in range(2):
+                keeping.after(server, server.round(keeping.updates(server.broadcast([1, 4, 5]))))
+            ends.append(server.x.tobytes())
+    assert ends[0] == ends[1]
+
+
+def test_shards_in_threads_take_whole_vectors(together):
+    here = partial(cluster.Server, shards=3)
+    due = together.run(together.here, "SCAFFOLD", 2)
+    assert together.run(together.there, "SCAFFOLD", 2, kind=here) == due
+    assert together.run(together.here, "SCAFFOLD", 2, kind=here) == due
+
+
+def rounds(problem, engine, kind, change=lambda server, updates: updates):
+    """Some rounds of SCAFFOLD, of which a caller changes the updates; the reports and the model."""
+    with kind("SCAFFOLD", problem.module(), clients=problem.clients, lr=0.1) as server:
+        reports = [
+            server.round(change(server, engine.updates(server.broadcast(range(problem.clients))))) for _ in range(3)
+        ]
+        return reports, server.x.tobytes()
+
+
+def test_a_worker_that_lies(one_by_one, shards):
+    """Nonsense that one shard alone can see is refused as by one server."""
+
+    def cut(server, y):
+        return Slices([y[span.start : span.stop] for span in server.ranges]) if hasattr(server, "ranges") else y
+
+    def lying(server, updates):
+        for update in updates:
+            if update.client == 1:
+                y = np.array(server.x)
+                y[-1] = np.nan if server.round_number else 3e38
+                update = update._replace(model=cut(server, y))
+            if update.client == 2:
+                update = update._replace(steps=0)
+            yield update
+
+    (reports, x), (due, x_due) = (
+        rounds(one_by_one, engine, kind, lying)
+        for kind, engine in ((shards, one_by_one.there), (Server, one_by_one.here))
+    )
+    assert x == x_due
+    for report, other in zip(reports, due, strict=True):
+        assert sorted(client for client, _ in report.refused) == [1, 2]  # those who are held are refused later
+        alike(*(replace(one, refused=tuple(sorted(one.refused))) for one in (report, other)))
+
+
+@pytest.mark.parametrize("what", ["model", "control"])
+def test_slices_of_two_vectors_are_refused(together, shards, what):
+    """By the digests that the worker has made of them."""
+
+    def mixed(updates):
+        before = None
+        for update in updates:
+            mine = getattr(update, what)
+            if update.client == 3:
+                parts = [mine.parts[0], getattr(before, what).parts[1]]
+                update = update._replace(**{what: Slices(parts, mine.digests)})
+            before = update
+            yield update
+
+    with shards(algorithms.SCAFFOLD(control="sent"), together.here.initial, clients=6, lr=0.1) as server:
+        report = server.round(mixed(together.there.updates(server.broadcast(range(6)))))
+        assert report.heard == (0, 1, 2, 4, 5)
+        ((client, reason),) = report.refused
+        assert client == 3
+        assert reason.startswith(f"{what}: expected slices of one vector")
+        with server.open_round() as opened, pytest.raises(RangeError, match="expected a slice for each of 2 shards"):
+            opened.add_slices(0, [server.x], steps=1)
+
+
+def test_a_worker_is_killed(one_by_one, shards):
+    """While it trains, and when what it has made is still to be folded in: its slices outlive it."""
+    lost, engine = one_by_one.there.stats.lost, one_by_one.there
+
+    def killing(server, updates):
+        for update in updates:
+            if (server.round_number, update.client) in ((0, 0), (1, 3)):
+                os.kill(engine.processes()[0], signal.SIGKILL)
+            yield update
+
+    reports, x = rounds(one_by_one, engine, shards, killing)
+    due, x_due = rounds(one_by_one, one_by_one.here, Server)
+    assert x == x_due
+    for report, other in zip(reports, due, strict=True):
+        alike(report, other)
+    assert engine.stats.lost >= lost + 2
+
+
+def test_a_shard_is_killed(one_by_one, ray_session, tmp_path):
+    """Before they train, and while they do: what was not finished never happened, and no worker is blamed for it."""
+    import ray
+
+    engine, lost = one_by_one.there, one_by_one.there.stats.lost
+
+    def kill(there):
+        process = ray.get(there._actors[1].__ray_call__.remote(lambda self: os.getpid()))
+        os.kill(process, signal.SIGKILL)
+
+    def killing(there, updates, before):
+        """Kill a shard before a client's training is asked for, or before its update is folded in."""
+        if before:
+            kill(there)
+        for update in updates:
+            if update.client == 1 and not before:
+                kill(there)
+            yield update
+
+    options = dict(clients=6, lr=0.1)
+    with OnRay(cpus=0.25) as there:
+        server = cluster.Server("SCAFFOLD", normed(), shards=2, path=tmp_path / "run", placement=there, **options)
+        server.round(engine.updates(server.broadcast([0, 1, 5])))
+        with pytest.raises(ClusterError, match=r"(?s)clients .: expected the vectors that they start from, got none"):
+            server.round(killing(there, engine.updates(server.broadcast(range(6))), before=True))
+        server.round(engine.updates(server.broadcast(range(6))))
+        with pytest.raises(ClusterError):
+            server.round(killing(there, engine.updates(server.broadcast(range(6))), before=False))
+        assert engine.stats.lost == lost
+        assert server.round_number == 2
+        server.round(engine.updates(server.broadcast(range(6))))
+        x = server.x.tobytes()
+        server.close()
+    one = Server("SCAFFOLD", normed(), **options)
+    for ids in ([0, 1, 5], range(6), range(6)):
+        one.round(one_by_one.here.updates(one.broadcast(ids)))
+    assert x == one.x.tobytes()
+
+
+def growth(act):
+    """The bytes of its own by which this process was larger, while something was done, than before."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # else what is free already may be taken and not be seen
+    before, over = private(), Event()
+    with ThreadPoolExecutor(1) as pool:
+        watched = pool.submit(watch, over)
+        try:
+            kept = act()
+        finally:
+            over.set()
+        del kept
+        return watched.result() - before
+
+
+def private():
+    return 1024 * int(re.search(r"RssAnon:\s+([0-9]+) kB", Path("/proc/self/status").read_text())[1])
+
+
+def watch(over):
+    most = private()
+    while not over.wait(0.001):
+        most = max(most, private())
+    return max(most, private())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/status is Linux's")
+def test_no_vector_passes_the_coordinator(shards):
+    """Its own memory grows by less than one vector in all rounds, and by one where x is asked for."""
+
+    def module():
+        return nn.Linear(2048, 2048)
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(16, 2048)).astype(np.float32)
+    data = Dataset("noise", x, rng.integers(0, 2048, 16), x[:1], np.zeros(1, np.int64), classes=2048)
+    given = dict(batch=4, steps=1, seed=0, together=False, workers=1, cpus=0.25)
+    with Ray(module(), data, np.split(np.arange(16), 4), **given) as engine:
+        vector = engine.initial.nbytes
+        with shards("FedAvgM", engine.initial, clients=4, lr=0.1) as server:
+
+            def three_rounds():
+                for _ in range(3):
+                    report = server.round(engine.updates(server.broadcast(range(4))))
+                    assert len(report.heard) == 4
+
+            three_rounds()
+            grown, gathered = growth(three_rounds), growth(lambda: server.broadcast([0]).x)
+    assert vector > 16 * 10**6
+    assert grown < vector / 2
+    assert gathered > 0.9 * vector
