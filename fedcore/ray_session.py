@@ -2,6 +2,7 @@
 
 import math
 import os
+import socket
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,10 @@ _OF_RAYS_OWN = (
     (ResourceWarning, r"subprocess \d+ is still running"),
 )
 """Warnings of Ray's own code, about itself."""
+
+
+SECONDS = 10.0
+"""Until an address that does not answer counts as nobody's."""
 
 
 class LostError(Exception):
@@ -173,12 +178,30 @@ def _connect(ray: Any, address: str | None, own: dict[str, Any]) -> None:
                 ray.init(address="local", include_dashboard=False, **quiet, **own)
             return
         try:
+            _require_answer(address)
             ray.init(address=address, **quiet)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise ClusterError(
                 f"address: expected that of a Ray cluster that runs, got {address!r}: {error}; "
                 "begin one by `ray start --head`"
             ) from None
+
+
+def _require_answer(address: str) -> None:
+    """Find out whether anybody is at an address: Ray itself tries for a quarter of an hour.
+
+    Raises:
+        OSError, ValueError: nobody is, or it is none.
+    """
+    from ray._private.services import canonicalize_bootstrap_address
+
+    if "://" not in address:
+        found = canonicalize_bootstrap_address(address)  # for localhost it is the machine's outer one
+        host, port = str(found).rsplit(":", 1)
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), SECONDS).close()
+        except OSError as error:
+            raise ConnectionError(f"nobody answers at {found}: {error}") from None
 
 
 @contextmanager

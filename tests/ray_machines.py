@@ -1,5 +1,6 @@
 """A Ray cluster whose machines are processes of this one, on the loopback interface alone."""
 
+import os
 from contextlib import suppress
 
 import psutil
@@ -17,6 +18,7 @@ class Machines:
     """
 
     def __init__(self, **head):
+        os.environ.update(LOOPBACK)
         import ray._private.ray_constants
         from ray.cluster_utils import Cluster
 

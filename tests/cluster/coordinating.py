@@ -28,10 +28,13 @@ CHANCE, LATE = 0.5, 0.02
 
 
 def processes(placement):
-    """The number of each shard's process."""
+    """The number of each shard's process; none where a machine is lost just now."""
     import ray
 
-    return ray.get([actor.__ray_call__.remote(lambda self: os.getpid()) for actor in placement._actors])
+    try:
+        return ray.get([actor.__ray_call__.remote(lambda self: os.getpid()) for actor in placement._actors])
+    except ray.exceptions.RayError:
+        return []
 
 
 def sliced(opened, client, y, steps):
@@ -52,8 +55,8 @@ class Deaths:
     def __call__(self, act):
         """Do something, while which somebody may die."""
         timer = None
-        if self._random.random() < CHANCE:
-            victim = self._random.choice(processes(self._placement))
+        if self._random.random() < CHANCE and (there := processes(self._placement)):
+            victim = self._random.choice(there)
             timer = threading.Timer(self._random.uniform(0, self._usual + LATE), self._kill, [victim])
             timer.start()
         began = time.monotonic()

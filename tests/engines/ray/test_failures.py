@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 
 import psutil
@@ -10,7 +11,7 @@ import pytest
 from fedcore import Server
 from fedcore.engines import Ray
 from fedcore.engines.ray import Session
-from fedcore.errors import MissingDependencyError, RangeError
+from fedcore.errors import ClusterError, MissingDependencyError, RangeError
 from tests.engines.ray.models import MARK, Odd
 from tests.engines.ray.problems import noise, program, results
 
@@ -42,6 +43,21 @@ def test_nothing_listens_outside(ray_session):
 def test_another_cluster_than_the_one_that_is_connected(ray_session):
     with pytest.raises(RangeError, match=r"^address: expected None or that of this process's own connection, '127"):
         Session("10.0.0.1:6379")
+
+
+def test_nobody_is_at_the_address(ray_session):
+    """It is said at once, whatever Ray itself would try for how long."""
+    import ray
+
+    from fedcore.ray_session import _connect
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ClusterError, match=rf"got '{address}': nobody answers at {address}: .*; begin one by `ray"):
+            _connect(ray, address, {})
+    with pytest.raises(ClusterError, match=r"got 'nowhere': .*; begin one by `ray start --head`"):
+        _connect(ray, "nowhere", {})
 
 
 def test_without_ray(monkeypatch):
