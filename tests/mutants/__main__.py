@@ -173,7 +173,8 @@ def wanted(room, paths, among, sample, seed):
     files = [str(file.relative_to(run.ROOT)) for file in sorted((run.ROOT / room).glob("*.py"))]
     if room not in paths:
         files = [file for file in files if file in paths]
-    found = [mutant for file in files for mutant in mutants(file, (run.ROOT / file).read_text())]
+    sources = {file: (run.ROOT / file).read_text() for file in files}
+    found = [mutant for file, source in sources.items() for mutant in mutants(file, source) if mutant.compiles(source)]
     if among is not None:
         found = [mutant for mutant in found if mutant.name in among]
     if sample is not None and sample < len(found):
