@@ -44,8 +44,8 @@ test-level: $(INSTALLED)
 test-deployment: $(INSTALLED)
 	$(BIN)/python -m pytest -m deployment
 
-## make mutants       small changes to the rooms of methods, patterns, topologies and the server, of which each has to fail a
-##                    test; MUTANTS="fedcore/server --sample 300" says which (an hour or two)
+## make mutants       small changes to the rooms of methods, patterns, topologies and the server, of which each should
+##                    fail a test; MUTANTS="fedcore/server --sample 300" says which (hours)
 mutants: $(INSTALLED)
 	$(BIN)/python -m tests.mutants $(MUTANTS)
 

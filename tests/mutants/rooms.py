@@ -99,5 +99,8 @@ ROOMS = {
     ],
 }
 
+SETTLED: tuple[str, ...] = ()
+"""Rooms all of whose survivors were killed or argued: there a new one fails the command."""
+
 SLOWEST = 2.0
 """Seconds of a processor that a test may take and still be asked about each mutant."""

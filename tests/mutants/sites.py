@@ -71,7 +71,16 @@ class Mutant:
         """What it is known by as long as its line is the same, wherever that goes."""
         return f"{self.file} | {self.was} | {self.change}"
 
+    def compiles(self, source: str) -> bool:
+        """Tell whether it is Python; an argument that is left out may be no call any more."""
+        try:
+            compile(self.applied(source), self.file, "exec", dont_inherit=True)
+        except (SyntaxError, ValueError):
+            return False
+        return True
+
     def applied(self, source: str) -> str:
+        """The changed source."""
         data = source.encode()
         return (data[: self.begin] + self.text.encode() + data[self.end :]).decode()
 
@@ -103,12 +112,7 @@ class _Source:
             key = f"{was} | {change}"
             seen[key] = seen.get(key, 0) + 1
             change += f" ({seen[key]})" * (seen[key] > 1)
-            mutant = Mutant(self.file, where, first, line, was, change, begin, end, text)
-            try:
-                compile(mutant.applied(self.data.decode()), self.file, "exec", dont_inherit=True)
-            except (SyntaxError, ValueError):
-                continue
-            yield mutant
+            yield Mutant(self.file, where, first, line, was, change, begin, end, text)
 
     def _of_body(self, node, where, first, scope):
         """Walk statements: what is outside of functions is at import, a function's body is its own."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedcore.errors import FedcoreError, MissingDependencyError, RangeError
 from fedcore.sampling import bernoulli
-from fedcore.topology import NAMES, Topology
+from fedcore.topology import NAMES, Topology, graphs
 
 EXAMPLES = [
     ("complete", 1, {}),
@@ -165,6 +165,12 @@ def test_a_random_graph_has_each_edge_with_its_probability():
 def test_what_is_refused_is_named(call, message):
     with pytest.raises(FedcoreError, match=rf"^{message}"):
         call()
+
+
+def test_a_graph_has_no_more_nodes_than_a_dense_matrix_has_room_for():
+    assert len(graphs.ring(2**14)[0]) == 2**14
+    with pytest.raises(RangeError, match=r"nodes: expected an integer in 1\.\.16384, got 16385"):
+        graphs.ring(2**14 + 1)
 
 
 def test_without_networkx_it_says_what_to_install(monkeypatch):
