@@ -12,12 +12,28 @@ import shlex
 import sys
 import tomllib
 
+from fedcore import algorithms, data, participation
 from fedcore.cli.commands import commands
 from fedcore.experiment import load_preset
 from tests.cli.command import invoke
 from tests.docs.pages import ROOT, blocks
 
 SHORT = (("--rounds", "2"), ("--seeds", "1"), ("--jobs", "0"))
+
+
+@contextlib.contextmanager
+def forgotten(*files):
+    """What a page or a tutorial adds to registries, and the modules that its files are, are gone afterwards."""
+    registries = (algorithms.REGISTRY, data.REGISTRY, participation.REGISTRY)
+    before = [set(registry) for registry in registries]
+    try:
+        yield
+    finally:
+        for registry, names in zip(registries, before, strict=True):
+            for added in registry.keys() - names:
+                dict.pop(registry, added)
+        for file in files:
+            sys.modules.pop(file.removesuffix(".py").replace("/", "."), None)
 
 
 class Page:

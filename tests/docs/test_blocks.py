@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.docs.pages import DOCS, PAGES, ROOT, blocks, named
-from tests.docs.running import Page
+from tests.docs.running import Page, forgotten
 
 # Why a block is run by no test here; a new reason is a decision.
 REASONS = {
@@ -58,4 +58,6 @@ def test_the_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
-    Page(page, monkeypatch).run()
+    run = Page(page, monkeypatch)
+    with forgotten(*run.files):
+        run.run()

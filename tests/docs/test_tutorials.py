@@ -7,8 +7,8 @@ import runpy
 
 import pytest
 
-from fedcore import algorithms
 from tests.docs.pages import DOCS
+from tests.docs.running import forgotten
 
 DUE = {
     "dropouts": ["clients in rounds 1 to 10: [", "MimiC ", "accuracy 0."],
@@ -27,11 +27,8 @@ def test_the_tutorial_runs(name, monkeypatch):
     pytest.importorskip("pandas")
     monkeypatch.setitem(matplotlib.rcParams, "backend", "agg")
     monkeypatch.setattr("matplotlib.pyplot.show", lambda: None)
-    own = dict(algorithms.REGISTRY)
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    with forgotten(), contextlib.redirect_stdout(io.StringIO()) as printed:
         runpy.run_path(str(DOCS / "tutorials" / f"{name}.py"), run_name="__main__")
-    for added in algorithms.REGISTRY.keys() - own.keys():
-        dict.pop(algorithms.REGISTRY, added)
     for due in DUE[name]:
         assert due in printed.getvalue(), printed.getvalue()
 
