@@ -5,7 +5,8 @@ Nothing is imported here that does the work, so that the help comes at once.
 
 from pathlib import Path
 
-from fedcore.cli.parser import Group, Parser, real, whole
+from fedcore.cli import options
+from fedcore.cli.parser import Group, Parser, whole
 
 LINES = 40
 """Clients that ``data show`` shows unless it is asked for all."""
@@ -25,12 +26,12 @@ def commands() -> Parser:
     _sweep(group)
     words = "List the presets, and the names that a configuration can use."
     listed = group.command("list", words, do="listing.list_names")
-    _imports(listed)
-    _json(listed)
+    options.imports(listed)
+    options.json(listed)
     _data(group)
     _report(group)
     words = "Show versions, compiler, instruction set and threads: what a bug report needs."
-    _json(group.command("info", words, do="info.info", simulates=False))
+    options.json(group.command("info", words, do="info.info", simulates=False))
     _doctor(group)
     _store(group)
     return top
@@ -58,15 +59,15 @@ def _run(group: Group) -> None:
         """,
         do="run.run",
     )
-    _preset(parser)
-    _size(parser)
-    _changes(parser)
+    options.preset(parser)
+    options.size(parser)
+    options.changes(parser)
     words = "a new or empty folder; by default runs/PRESET-DATE-TIME"
     parser.add_argument("--out", type=Path, metavar="DIR", help=words)
     words = "go on with a stopped run: PRESET is its folder, and nothing is changed"
     parser.add_argument("--resume", action="store_true", help=words)
-    _jobs(parser)
-    _imports(parser)
+    options.jobs(parser)
+    options.imports(parser)
     words = "threads of each process, for fedcore's kernels and for clients that are trained together"
     parser.add_argument("--threads", type=whole(1), metavar="N", help=words)
     words = (
@@ -74,12 +75,12 @@ def _run(group: Group) -> None:
         "default what is measured to be faster"
     )
     parser.add_argument("--together", choices=("yes", "no", "vmap"), help=words)
-    _device(parser)
+    options.device(parser)
     words = (
         "who trains the clients: the process of a trial, or workers on Ray, which other machines may have; the figures "
         "are the same, and a run may go on with the other one; worth it for models from LeNet's size on"
     )
-    _engine(parser, words, "workers on Ray, for each trial in its turn; by default 2")
+    options.engine(parser, words, "workers on Ray, for each trial in its turn; by default 2")
     words = "show where the rounds' time went, and write trace.json, which chrome://tracing shows, into the folder"
     parser.add_argument("--profile", action="store_true", help=words)
 
@@ -104,18 +105,18 @@ def _sweep(group: Group) -> None:
     )
     words = "presets (see `fedcore list`), or .toml files"
     parser.add_argument("names", nargs="+", metavar="PRESET", help=words)
-    _size(parser)
-    _changes(parser)
+    options.size(parser)
+    options.changes(parser)
     words = "the folder; by default runs/sweep-SCALE; it may hold a part of the sweep"
     parser.add_argument("--out", type=Path, metavar="DIR", help=words)
-    _jobs(parser)
-    _device(parser)
-    _imports(parser)
+    options.jobs(parser)
+    options.device(parser)
+    options.imports(parser)
     words = (
         "who runs the trials: processes of this machine, or workers on Ray, which other machines may have, one trial "
         "each at a time; the figures are the same, and a sweep may go on with the other one"
     )
-    _engine(parser, words, "workers on Ray; by default 2")
+    options.engine(parser, words, "workers on Ray; by default 2")
 
 
 def _data(group: Group) -> None:
@@ -138,8 +139,8 @@ def _data(group: Group) -> None:
         """,
         do="data.list_data",
     )
-    _imports(listed)
-    _json(listed)
+    options.imports(listed)
+    options.json(listed)
     show = data.command(
         "show",
         """Show who holds what in an experiment: each client's examples, class by class.
@@ -155,16 +156,16 @@ def _data(group: Group) -> None:
         """,
         do="data.show",
     )
-    _preset(show)
+    options.preset(show)
     words = "also draw clients x classes as a picture, into this file"
     show.add_argument("--out", type=Path, metavar="PNG", help=words)
     words = "the trial's seed; by default the first of the experiment"
     show.add_argument("--seed", type=whole(0), metavar="N", help=words)
-    _changes(show)
+    options.changes(show)
     words = f"show all clients, not only the first {LINES}"
     show.add_argument("--all", dest="most", action="store_const", const=None, default=LINES, help=words)
-    _imports(show)
-    _json(show)
+    options.imports(show)
+    options.json(show)
 
 
 def _report(group: Group) -> None:
@@ -204,7 +205,7 @@ def _doctor(group: Group) -> None:
     )
     words = "core, gpu, data, build, or an extra of the package, such as sim or flower"
     parser.add_argument("names", nargs="*", metavar="WHAT", help=words)
-    _json(parser)
+    options.json(parser)
 
 
 def _store(group: Group) -> None:
@@ -274,7 +275,7 @@ def _store(group: Group) -> None:
         parser = store.command(name, words, do=f"store.{name}", simulates=False)
         parser.add_argument("path", type=Path, metavar="PATH", help="the folder of a store, or a cluster's")
         if name in ("info", "verify"):
-            _json(parser)
+            options.json(parser)
     words = "give the lost commits up; without it, nothing is changed"
     parser.add_argument("--accept-loss", action="store_true", help=words)
     _export(store)
@@ -323,7 +324,7 @@ def _depart(store: Group) -> None:
     parser.add_argument("client", metavar="ID", help="the client's id")
     words = "leave the other clients' shares as they are (where they have shares, they grow otherwise)"
     parser.add_argument("--include", action="store_true", help=words)
-    _imports(parser)
+    options.imports(parser)
 
 
 def _reshard(store: Group) -> None:
@@ -350,55 +351,3 @@ def _reshard(store: Group) -> None:
     parser.add_argument("--to", type=Path, metavar="FOLDER", help=words)
     words = "the new shards' folders, on a disk each, say; by default they are beside the manifest"
     parser.add_argument("--folders", nargs="+", type=Path, metavar="FOLDER", help=words)
-
-
-def _preset(parser: Parser) -> None:
-    words = "a preset (see `fedcore list`), or a .toml or .json file"
-    parser.add_argument("preset", metavar="PRESET", help=words)
-
-
-def _size(parser: Parser) -> None:
-    words = "`quick` is the preset's small size, for two cores"
-    parser.add_argument("--scale", choices=("full", "quick"), default="full", help=words)
-    parser.add_argument("--rounds", type=whole(1), metavar="N", help="communication rounds")
-    words = "a count (`3` is 0,1,2), or a list (`0,4,7`; `4,` is the seed 4 alone)"
-    parser.add_argument("--seeds", metavar="SEEDS", help=words)
-
-
-def _changes(parser: Parser) -> None:
-    words = "change one key of the configuration; may be repeated"
-    parser.add_argument("--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help=words)
-
-
-def _jobs(parser: Parser) -> None:
-    words = "processes; by default as many as there are cores, on a GPU one; 0 runs all in this one"
-    parser.add_argument("--jobs", type=whole(0), metavar="N", help=words)
-
-
-def _device(parser: Parser) -> None:
-    words = (
-        "where clients are trained: cpu, or a GPU's cuda or cuda:1; figures differ in rounding between the two, so a "
-        "run that was begun on one kind goes on there"
-    )
-    parser.add_argument("--device", metavar="NAME", help=words)
-    words = "where the server's vectors lie: cpu, or a GPU's cuda or cuda:1; the figures are the same"
-    parser.add_argument("--server-device", metavar="NAME", help=words)
-
-
-def _engine(parser: Parser, words: str, workers: str) -> None:
-    parser.add_argument("--engine", choices=("process", "ray"), default="process", help=words)
-    parser.add_argument("--workers", type=whole(1), metavar="N", help=workers)
-    words = "GPUs that a worker asks for; four workers with 0.25 share one"
-    parser.add_argument("--gpus", type=real("[0, inf)"), metavar="SHARE", help=words)
-    words = "a Ray cluster: `auto`, or HOST:PORT, on a trusted network only; by default one is begun here, and ended"
-    parser.add_argument("--address", metavar="ADDRESS", help=words)
-
-
-def _imports(parser: Parser) -> None:
-    words = "import a module, or a .py file, that adds methods, data, ... of your own; may be repeated"
-    parser.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE", help=words)
-
-
-def _json(parser: Parser) -> None:
-    words = "print JSON, for other programs"
-    parser.add_argument("--json", dest="as_json", action="store_true", help=words)

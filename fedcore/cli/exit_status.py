@@ -1,6 +1,8 @@
 """The exit status of a command that runs trials: interrupted, or with trials that failed."""
 
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -12,13 +14,22 @@ from fedcore.experiment import Event
 
 @contextmanager
 def interruptible(console: Console, how_to_go_on: str) -> Iterator[None]:
-    """At Ctrl-C, say how to go on and exit with ``INTERRUPTED``."""
+    """At Ctrl-C, or SIGTERM (a scheduler's, when a job's time is over), say how to go on; exit with ``INTERRUPTED``."""
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, _interrupt) if in_main else None
     try:
         yield
     except KeyboardInterrupt:
         said = f"interrupted; {how_to_go_on}"
         console.print(said, style="yellow", markup=False, highlight=False, soft_wrap=True)
         sys.exit(INTERRUPTED)
+    finally:
+        if in_main:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def exit_on_failures(console: Console, failed: Sequence[tuple[str, Event]]) -> None:

@@ -1,7 +1,7 @@
 """The coordinator of a cluster's shards: it sees lengths and decisions, and never a vector."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from fedcore import kernels
 from fedcore.cluster.placement import Answer, Lost, Placement
 from fedcore.cluster.shard import Known, Place
 from fedcore.cluster.strand import Asks, LeftAloneError, Raised, Returned
-from fedcore.errors import CheckpointError, ClusterError
+from fedcore.errors import CheckpointError, ClusterError, StoreError
 from fedcore.interrupts import uninterrupted
 from fedcore.server.transactions import Transactions
 from fedcore.store import Durability
@@ -44,6 +44,7 @@ class Coordinator:
     Args:
         places: the shards'.
         durability: of their stores.
+        still: raises where these are no longer the cluster's shards, which they may cease to be while nobody has them.
         given: what the caller said of a server's own code, for shards that come back.
 
     Attributes:
@@ -52,8 +53,14 @@ class Coordinator:
     """
 
     def __init__(
-        self, placement: Placement, places: Sequence[Place], durability: Durability, given: Mapping[str, Any]
+        self,
+        placement: Placement,
+        places: Sequence[Place],
+        durability: Durability,
+        given: Mapping[str, Any],
+        still: Callable[[], None],
     ) -> None:
+        self._still = still
         self.placement, self._places, self._durability, self._given = placement, places, durability, given
         self.known = Known(0, 0)
         self.settings: dict[str, Any] | None = None
@@ -166,7 +173,7 @@ class Coordinator:
     def _open_once(self) -> None:
         try:
             self.placement.make(self._places)
-            held: list[Transactions] = self._call("look", (self._durability, PATIENCE), None)
+            held = self._looked()
             to = least(held, self._places)
             if ahead := [place.shard for one, place in zip(held, self._places, strict=True) if one.last > to]:
                 LOGGER.info("transaction %d never happened: shards %s of %d take it back", to + 1, ahead, len(held))
@@ -175,10 +182,20 @@ class Coordinator:
         except BaseException as error:
             self.placement.drop()
             raise (error.error if isinstance(error, BrokenOffError) else error) from None
-        if len(known) != 1 or any(_common(settings) != _common(found[0]) for settings in found):
+        if len(known) != 1 or any(common(settings) != common(found[0]) for settings in found):
             self.placement.drop()
             raise CheckpointError("shards: expected one server's, got ones of different rounds or settings")
         self.settings, (self.known,) = found[0], known
+
+    def _looked(self) -> list[Transactions]:
+        """Lock the folders and look at them; whether they are the cluster's is asked before any is changed."""
+        try:
+            held: list[Transactions] = self._call("look", (self._durability, PATIENCE), None)
+        except StoreError:
+            self._still()  # which says why one is not there
+            raise
+        self._still()
+        return held
 
     def drop(self) -> None:
         """End the shards."""
@@ -247,7 +264,7 @@ class Coordinator:
             raise
 
 
-def _common(settings: Mapping[str, Any]) -> dict[str, Any]:
+def common(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The part of the settings that all shards have alike."""
     return {name: value for name, value in settings.items() if name not in ("layout", "nonnegative")}
 

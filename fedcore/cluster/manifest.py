@@ -1,16 +1,19 @@
 """The manifest of a cluster: which folders are its shards, of which elements. It is written last."""
 
+import fcntl
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from fedcore.arguments import is_whole
 from fedcore.cluster.ranges import BLOCK, Range
 from fedcore.cluster.shard import Place
-from fedcore.errors import CheckpointError, RangeError, StoreError
+from fedcore.errors import CheckpointError, LockedError, RangeError, StoreError
 from fedcore.layout import Layout
 from fedcore.server.folder_checks import believed
 from fedcore.store.files import system_calls as disk
@@ -69,21 +72,19 @@ class Manifest:
             },
             indent=1,
         )
-        draft = path.with_name(f"{path.name}.draft")
         with disk.explained("writing a manifest", path):
-            with open(draft, "w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            disk.rename(draft, path)
-            disk.sync_path(path.parent)
+            replace_text(path, text)
 
     def require_still(self, path: Path) -> None:
-        """Raise a StoreError unless this is what the file says, now that nobody else has the shards."""
-        if Manifest.read(path).cluster != self.cluster:
+        """Raise a StoreError unless the file names these shards still, now that nobody else has them."""
+        if not self.names_the_shards_of(Manifest.read(path)):
             raise StoreError(
                 f"{path}: expected the shards that it named when it was read, got others now: load it again"
             )
+
+    def names_the_shards_of(self, other: "Manifest") -> bool:
+        """Tell whether it is the same cluster, of the same ranges in the same folders."""
+        return (self.cluster, self.ranges, self.folders) == (other.cluster, other.ranges, other.folders)
 
     @classmethod
     def read(cls, path: Path) -> "Manifest":
@@ -135,8 +136,44 @@ def prepare(home: Path) -> None:
         raise StoreError(f"{home / NAME}: expected none yet, got one: Server.load goes on with it")
     try:
         home.mkdir(parents=True, exist_ok=True)
+        disk.sync_path(home.parent)
     except OSError as error:
         raise StoreError(f"{home}: making a cluster failed: {error.strerror or error}") from error
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file durably, in the place of one that may be there, in one step."""
+    draft = path.with_name(f"{path.name}.draft-{uuid4().hex[:12]}")
+    try:
+        with open(draft, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        disk.rename(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    disk.sync_path(path.parent)
+
+
+@contextmanager
+def alone_in(home: Path) -> Iterator[None]:
+    """Keep everybody else from writing a manifest to the folder meanwhile, where the system can lock a folder.
+
+    Raises:
+        LockedError: somebody does.
+    """
+    folder = os.open(home, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise LockedError(
+                    f"{home}: expected nobody who saves to it or cuts it anew, got somebody: wait for him"
+                ) from None
+        yield
+    finally:
+        os.close(folder)
 
 
 def manifest_at(path: Path) -> tuple[Path, Manifest] | None:

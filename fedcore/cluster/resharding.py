@@ -1,9 +1,9 @@
 """Another number of shards: a cluster's folders, or one server's, cut anew, without a number that changes."""
 
+import json
 import os
-import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,21 +12,31 @@ from uuid import uuid4
 import numpy as np
 
 from fedcore.algorithms.descriptions import revive
-from fedcore.cluster.coordinator import least
-from fedcore.cluster.manifest import NAME, Manifest, folders_of, manifest_at, prepare
+from fedcore.cluster.coordinator import common, least
+from fedcore.cluster.manifest import (
+    NAME,
+    Manifest,
+    alone_in,
+    folders_of,
+    manifest_at,
+    prepare,
+    replace_text,
+)
 from fedcore.cluster.ranges import Range, cut, ranges_of, require_elementwise
 from fedcore.cluster.shard import Place
-from fedcore.errors import CheckpointError, RangeError, StoreError
+from fedcore.errors import CheckpointError, FedcoreError, RangeError, StoreError
 from fedcore.layout import Layout
+from fedcore.server.buffers import SIGNED, never_negative
 from fedcore.server.folder_checks import believed, server_state
 from fedcore.server.snapshot import OF_MODEL
 from fedcore.server.transactions import go_back, transactions
 from fedcore.store import ClientStore
+from fedcore.store.files import system_calls as disk
 from fedcore.store.files.atomic_folder import remove
-from fedcore.store.joining import Piece, join
+from fedcore.store.joining import Piece, join, require_alike
 
-_OURS = re.compile(r"shard-\d+(-[0-9a-f]{8})?(\..*)?")
-"""Names of folders that a cluster has beside its manifest: made with it, by a copy, by cutting anew; and drafts."""
+INTENT = "cluster.json.cutting"
+"""What is being done, beside the manifest: which folders are made, and which go behind it."""
 
 _SHARED = ("counter", "population", "norms")
 """Kinds of vectors that are no slices: of all shards alike, and the counters, which are the first's."""
@@ -62,9 +72,10 @@ def reshard(
         RangeError: an argument is refused; or the server does what a cluster cannot.
         StoreError: there is nothing to cut; a folder is in use; a disk is full: it is as it was.
         CheckpointError, CorruptionError: the folders are not one server's, or are damaged: it is as it was.
-        LockedError: a server has it.
+        LockedError: a server has the cluster, or somebody saves to the folder.
 
-    Killed, it leaves the old shards or the new ones, whole, and may be done again, which deletes what was left over.
+    Killed, it leaves the old shards or the new ones, whole, and may be done again, which deletes what was left over:
+    ``cluster.json.cutting``, beside the manifest, says what that is.
 
     Cost: reads and writes every row once; old and new shards are on the disks together.
 
@@ -84,21 +95,59 @@ def reshard(
         )
     with ExitStack() as opened:
         old = _cluster(*found, opened) if found else _server(Path(path), opened)
+        ranges = ranges_of(old.layout, shards)
+        named = folders_of([f"shard-{k}-{uuid4().hex[:8]}" for k in range(shards)], folders)
+        manifest = Manifest(uuid4().hex, old.layout, ranges, named)
         home = found[0].parent if found and to is None else Path(os.path.abspath(to or ""))
         if to is not None:
             prepare(home)
-        else:
-            _sweep(home, old.folders)
-        mark, ranges = uuid4().hex[:8], ranges_of(old.layout, shards)
-        named = folders_of([f"shard-{k}-{mark}" for k in range(shards)], folders)
-        manifest = Manifest(uuid4().hex, old.layout, ranges, named)
-        with _all_or_none(manifest.places(home)) as places:
-            old.write(places, ranges, progress)
-            manifest.write(home / NAME)
-    for folder in old.folders if to is None else ():
-        with suppress(StoreError):  # who waited for its lock has it now, finds another manifest, and lets it go
-            remove(Path(folder))
+        places = manifest.places(home)
+        with alone_in(home), disk.explained("cutting a cluster", home):
+            _finish(home)
+            _require_free(places)
+            going = old.folders if to is None else []
+            intent = {"cluster": manifest.cluster, "made": [place.folder for place in places], "going": going}
+            replace_text(home / INTENT, json.dumps(intent))
+            try:
+                old.write(places, ranges, progress)
+                manifest.write(home / NAME)
+            except BaseException:
+                opened.close()
+                with suppress(FedcoreError):
+                    _finish(home, goes=False)  # the manifest may be there, and not yet safe
+                raise
+            opened.close()
+            _finish(home)
     return home / NAME
+
+
+def _finish(home: Path, *, goes: bool = True) -> None:
+    """Delete what a cut that ended anywhere has left: what it made, or, if its manifest is there, what goes then.
+
+    Args:
+        goes: False leaves what goes for the next time.
+    """
+    if not (home / INTENT).exists():
+        return
+    with believed(home / INTENT):
+        said = json.loads((home / INTENT).read_text())
+        there = manifest_at(home / NAME)
+        is_done = there is not None and there[1].cluster == said["cluster"]
+        over = [Path(folder) for folder in said["going" if is_done else "made"]]
+    if is_done and not goes:
+        return
+    for folder in over:
+        with suppress(StoreError):  # who waited for its lock has it now, finds another manifest, and lets it go
+            remove(folder)
+    (home / INTENT).unlink()
+
+
+def _require_free(places: Sequence[Place]) -> None:
+    """Raise a StoreError unless the new shards' folders are new or empty."""
+    for place in places:
+        assert place.folder is not None
+        if os.path.exists(place.folder) and (not os.path.isdir(place.folder) or os.listdir(place.folder)):
+            raise StoreError(f"{place.folder}: expected a new or empty folder, got one in use")
 
 
 @dataclass(frozen=True)
@@ -108,11 +157,13 @@ class _Shards:
     Attributes:
         layout: of the whole model.
         ranges, rows: of each.
+        nonnegative: the float buffers that a reply may not make negative.
     """
 
     layout: Layout
     ranges: Sequence[Range]
     rows: Sequence[ClientStore]
+    nonnegative: Collection[str]
 
     @property
     def folders(self) -> list[str]:
@@ -158,8 +209,7 @@ class _Shards:
         """The words of a new shard's folder: those of the old ones, except the place and the layout."""
         said: dict[str, Any] = self.rows[0].state
         layout = cut(self.layout, span, counters=place.shard == 0)
-        nonnegative = {name for rows in self.rows for name in rows.state["settings"].get("nonnegative", ())}
-        own = {"layout": layout.to_state(), "nonnegative": [name for name in layout.names if name in nonnegative]}
+        own = {"layout": layout.to_state(), "nonnegative": [name for name in layout.names if name in self.nonnegative]}
         there = {"medium": "mmap", "device": "cpu", "undoable": True, "place": place.told()}
         return said | there | {"settings": said["settings"] | own}
 
@@ -176,9 +226,12 @@ def _cluster(file: Path, manifest: Manifest, opened: ExitStack) -> _Shards:
     for rows in stores:
         go_back(rows, to)
     with believed(file):
-        if any(rows.state["numbers"] != stores[0].state["numbers"] for rows in stores):
+        facts = [(rows.state["numbers"], common(rows.state["settings"])) for rows in stores]
+        if any(one != facts[0] for one in facts):
             raise CheckpointError(f"{file}: expected shards of one server, got ones whose states differ")
-    return _Shards(manifest.layout, manifest.ranges, stores)
+        nonnegative = {name for rows in stores for name in rows.state["settings"]["nonnegative"]}
+    require_alike(stores)
+    return _Shards(manifest.layout, manifest.ranges, stores, nonnegative)
 
 
 def _server(folder: Path, opened: ExitStack) -> _Shards:
@@ -186,29 +239,11 @@ def _server(folder: Path, opened: ExitStack) -> _Shards:
     rows = opened.enter_context(ClientStore.open(folder, readonly=True))
     with believed(folder):
         settings = server_state(folder, rows.state)["settings"]
-        with suppress(CheckpointError):  # one of the caller's own code, whom Server.load asks for it
-            require_elementwise(revive("optimizer", settings["optimizer"], None))
-        layout = Layout.from_state(settings["layout"])
-    return _Shards(layout, [Range(0, layout.n, layout.n_parameters)], [rows])
-
-
-@contextmanager
-def _all_or_none(places: Sequence[Place]) -> Iterator[Sequence[Place]]:
-    """Folders that are deleted if the block does not end well."""
-    there = [place for place in places if place.folder is not None and not os.path.exists(place.folder)]
-    try:
-        yield places
-    except BaseException:
-        for place in there:
-            with suppress(StoreError):
-                remove(Path(place.folder or ""))
-        raise
-
-
-def _sweep(home: Path, known: Collection[str]) -> None:
-    """Delete what was left by one that was killed: folders with names of ours that the manifest does not know."""
-    kept = {os.path.realpath(folder) for folder in known}
-    for left in home.iterdir():
-        if _OURS.fullmatch(left.name) and os.path.realpath(left) not in kept:
-            with suppress(StoreError):
-                remove(left)
+        layout, optimizer = Layout.from_state(settings["layout"]), None
+        with suppress(CheckpointError):  # one of the caller's own code, for which Server.load asks
+            optimizer = revive("optimizer", settings["optimizer"], None)
+        x = rows.vector("x")
+        assert x is not None
+        nonnegative = settings.get("nonnegative", never_negative(layout, x, SIGNED))
+    require_elementwise(optimizer)
+    return _Shards(layout, [Range(0, layout.n, layout.n_parameters)], [rows], nonnegative)

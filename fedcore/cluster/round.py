@@ -12,7 +12,7 @@ from fedcore.cluster.coordinator import Coordinator
 from fedcore.cluster.ranges import Range
 from fedcore.cluster.sent import Said
 from fedcore.cluster.shard import Finished
-from fedcore.errors import FedcoreError
+from fedcore.errors import FedcoreError, RangeError
 from fedcore.memory import empty
 from fedcore.native import core
 from fedcore.server.call_guard import one_call
@@ -123,6 +123,14 @@ class Round(RoundFace):
         control = None if controls is None else Slices(controls)
         vector: Any = {kind: Slices(slices, digests)}
         self.add_update(Update(client, None, steps, examples, lr, control, count, round, keep=True)._replace(**vector))
+
+    def add_partial(self, *_: Any, **__: Any) -> None:
+        """Refuse a partial sum: only a server of one piece takes those in.
+
+        Raises:
+            RangeError: always.
+        """
+        raise RangeError("add_partial: expected a fedcore.Server, which takes in an edge's sum, got one in shards")
 
     @one_call
     def refuse(self, client: ClientId, reason: str) -> None:

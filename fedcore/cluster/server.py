@@ -16,7 +16,7 @@ from fedcore.algorithms import Algorithm
 from fedcore.clients import ClientId
 from fedcore.cluster.coordinator import Coordinator
 from fedcore.cluster.gathered import Gathered
-from fedcore.cluster.manifest import NAME, Manifest, folders_of, prepare
+from fedcore.cluster.manifest import NAME, Manifest, alone_in, folders_of, prepare
 from fedcore.cluster.placement import Here, Placement
 from fedcore.cluster.ranges import cut, ranges_of, require_elementwise
 from fedcore.cluster.round import Round
@@ -138,7 +138,13 @@ class Server(ClusterView):
     ) -> None:
         self._settings, self._manifest, self._home = settings, manifest, home
         places = manifest.places(home)
-        self._coordinator = Coordinator(Here() if placement is None else placement, places, durability, given)
+        self._coordinator = Coordinator(
+            Here() if placement is None else placement,
+            places,
+            durability,
+            given,
+            partial(manifest.require_still, (home or Path()) / NAME),
+        )
         self._round_lock = RoundLock()
 
     @classmethod
@@ -174,14 +180,14 @@ class Server(ClusterView):
         server = cls.__new__(cls)
         server.on_report = on_report
         places = manifest.places(file.parent)
-        coordinator = Coordinator(Here() if placement is None else placement, places, durability, given)
+        still = partial(manifest.require_still, file)
+        coordinator = Coordinator(Here() if placement is None else placement, places, durability, given, still)
         coordinator.open()
         try:
             assert coordinator.settings is not None
             told = coordinator.settings | {"layout": manifest.layout.to_state()}
             server._settings = Settings.from_state(told, given)
             require_elementwise(server._settings.optimizer)
-            manifest.require_still(file)
             server._manifest, server._home = manifest, file.parent
             server._coordinator, server._round_lock = coordinator, RoundLock()
             server._read_registry()
@@ -255,7 +261,11 @@ class Server(ClusterView):
         self._between_rounds()
         named = {self._registry.check(client): g for client, g in gradients.items()}
         parts = [self._slices_of(f"gradients[{client!r}]", g) for client, g in named.items()]
-        each = [tuple(own[k] for own in parts) for k in range(len(self.ranges))]
+        digests = [g.digests if isinstance(g, Slices) else None for g in named.values()]
+        each = [
+            ([None if own is None else own[k] for own in digests], *(own[k] for own in parts))
+            for k in range(len(self.ranges))
+        ]
         self._coordinator.change("warm_start", list(named), each=each)
 
     def _slices_of(self, name: str, gradient: Any) -> Sequence[Any]:
@@ -279,14 +289,15 @@ class Server(ClusterView):
         home = Path(os.path.abspath(path))
         if home == self._home:
             raise StoreError(f"{home}: expected another folder than the server's own, got that: every round is there")
-        before = Manifest.read(home / NAME) if (home / NAME).exists() else None
         home.mkdir(parents=True, exist_ok=True)
-        mark = uuid4().hex[:8]
-        folders = tuple(f"shard-{k}-{mark}" for k in range(len(self.ranges)))
-        self._coordinator.call("save", each=[(os.fspath(home / folder),) for folder in folders])
-        replace(self._manifest, folders=folders).write(home / NAME)
-        if before is not None:
-            self._coordinator.call("forget_copy", [os.fspath(home / folder) for folder in before.folders or ()])
+        with alone_in(home):
+            before = Manifest.read(home / NAME) if (home / NAME).exists() else None
+            mark = uuid4().hex[:8]
+            folders = tuple(f"shard-{k}-{mark}" for k in range(len(self.ranges)))
+            self._coordinator.call("save", each=[(os.fspath(home / folder),) for folder in folders])
+            replace(self._manifest, folders=folders).write(home / NAME)
+            if before is not None:
+                self._coordinator.call("forget_copy", [os.fspath(home / folder) for folder in before.folders or ()])
 
     def checkpoint(self) -> None:
         """Make every finished round safe, where durability="checkpoint"; elsewhere it is already. Between rounds."""

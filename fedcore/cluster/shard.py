@@ -17,7 +17,7 @@ from fedcore import runtime
 from fedcore.aggregation import Counters
 from fedcore.clients import ClientId
 from fedcore.cluster.link import Link
-from fedcore.cluster.sent import Said, SliceReader, updates_of
+from fedcore.cluster.sent import Said, Sent, SliceReader, updates_of
 from fedcore.cluster.strand import Reply, Strand
 from fedcore.errors import CheckpointError, LockedError, StoreError
 from fedcore.memory import copied, freeze
@@ -248,9 +248,11 @@ class Shard:
         self._state.abandon()
         self._state.depart(client, from_objective)
 
-    def warm_start(self, clients: list[ClientId], *gradients: Any) -> None:
-        """See ``Server.warm_start``."""
+    def warm_start(self, clients: list[ClientId], digests: Sequence[str | None], *gradients: Any) -> None:
+        """See ``Server.warm_start``; the digests are of the gradients' slices."""
         self._state.abandon()
+        for client, digest, gradient in zip(clients, digests, gradients, strict=True):
+            Sent(gradient, digest=digest).require(f"gradients[{client!r}]", gradient)
         self._state.warm_start(dict(zip(clients, gradients, strict=True)))
 
     def prefetch(self, clients: Sequence[ClientId]) -> None:
@@ -307,9 +309,10 @@ class Shard:
         self._state.save(path)
 
     def forget_copy(self, paths: list[str]) -> None:
-        """Delete an older copy of this shard's part."""
-        with suppress(StoreError):
-            remove(Path(paths[self._place.shard]))
+        """Delete this shard's part of an older copy, which may have been of more shards, or of fewer."""
+        for path in paths[self._place.shard :: self._place.shards]:
+            with suppress(StoreError):
+                remove(Path(path))
 
     def verify(self) -> list[str]:
         """The damage found here: see ``ClientStore.verify``."""

@@ -46,7 +46,7 @@ def join(
     Cost: reads and writes each row once.
     """
     first = pieces[0].rows
-    _require_alike([piece.rows for piece in pieces])
+    require_alike([piece.rows for piece in pieces])
     form = RowFormat(first.codec, sum(piece.stop - piece.start for piece in pieces))
     with replacing(path, form, first.registry, existing=False) as folder:
         content = Content.read(folder)
@@ -64,7 +64,7 @@ def join(
         folder.publish(head, entries, (), ())
 
 
-def _require_alike(stores: Sequence[ClientStore]) -> None:
+def require_alike(stores: Sequence[ClientStore]) -> None:
     """Raise a CheckpointError unless all have rows of the same clients and rounds, through one codec."""
     facts = [
         (store.codec, store.round, store.registry.explicit(), *(column.tolist() for column in store.written()))

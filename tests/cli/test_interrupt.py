@@ -11,7 +11,8 @@ from fedcore.reports import write_report
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGINT is POSIX")
-def test_an_interrupted_run_leaves_usable_records(tmp_path, interruptible):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_usable_records(tmp_path, interruptible, sent):
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "fedcore", "run", "quickstart", "--rounds", "100000", "--jobs", "2"]
     with subprocess.Popen(
@@ -23,7 +24,10 @@ def test_an_interrupted_run_leaves_usable_records(tmp_path, interruptible):
     ) as process:
         try:
             wait_for_rounds(folder)
-            os.killpg(process.pid, signal.SIGINT)
+            if sent == signal.SIGINT:
+                os.killpg(process.pid, sent)
+            else:
+                process.send_signal(sent)  # as a scheduler does, to the process that it began
             output, errors = process.communicate(timeout=120)
         finally:
             process.kill()

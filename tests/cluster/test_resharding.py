@@ -1,16 +1,19 @@
 """Another number of shards: rounds go on with the bits that they would have had, whatever is kept and however."""
 
 import errno
+import json
 import os
 import shutil
 
 import numpy as np
 import pytest
 
-from fedcore import Server, cluster, optimizers
+from fedcore import ClientStore, Server, cluster, optimizers
 from fedcore.cli import cluster_store
+from fedcore.cluster import manifest
 from fedcore.cluster.ranges import BLOCK
-from fedcore.errors import CheckpointError, CorruptionError, LockedError, RangeError, StoreError
+from fedcore.cluster.resharding import INTENT
+from fedcore.errors import ArrayError, CheckpointError, CorruptionError, LockedError, RangeError, StoreError
 from fedcore.store.files import system_calls
 from tests.cluster.pairs import METHODS, N, alike, made, n, one_round, same
 from tests.cluster.test_same_bits import batch_norm
@@ -134,15 +137,83 @@ def test_a_shard_ahead_takes_its_transaction_back(run, tmp_path):
         same(one, many, opened_again=True)
 
 
-def test_only_what_is_needed_stays(run):
-    """The old shards' folders go, and those that a killed one has left; nobody else's."""
+def test_only_what_it_made_goes(run):
+    """The old shards' folders, and what a killed one has left; copies of somebody's stay, whatever they are called."""
     made("MIFA", X0, shards=2, path=run).close()
-    shutil.copytree(run / "shard-0", run / "shard-9-0123abcd")
-    shutil.copytree(run / "shard-0", run / "shard-2")
-    shutil.copytree(run / "shard-0", run / "shard-of-mine")
+    mine = {"shard-9-0123abcd", "shard-2", "shard-0.before"}
+    for name in mine:
+        shutil.copytree(run / "shard-0", run / name)
+    left = run / "shard-1-89abcdef"
+    shutil.copytree(run / "shard-1", left)
+    (run / INTENT).write_text(json.dumps({"cluster": "another", "made": [str(left)], "going": [str(run / "shard-2")]}))
     cluster.reshard(run / ".." / "run", 3)
-    left = {entry.name.rpartition("-")[0] or entry.name for entry in run.iterdir()}
-    assert left == {"cluster.json", "shard-0", "shard-1", "shard-2", "shard-of"}
+    found = {entry.name for entry in run.iterdir()}
+    assert mine <= found
+    assert len(found - mine) == 4
+    assert left.name not in found
+
+
+def test_an_error_behind_the_manifest_leaves_the_new_shards(run, monkeypatch):
+    """It may be there by then: nothing is deleted until that is known to be safe."""
+    with made("MIFA", X0, shards=2, path=run) as many:
+        one_round(many)
+        x = many.x
+    sync, rename, renamed = system_calls.sync_path, system_calls.rename, []
+
+    def noted(source, target):
+        rename(source, target)
+        renamed.append(target.name)
+
+    def failing(path):
+        if renamed[-1:] == ["cluster.json"]:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return sync(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(system_calls, "rename", noted)
+        patched.setattr(system_calls, "sync_path", failing)
+        with pytest.raises(StoreError, match="put"):
+            cluster.reshard(run, 3)
+    assert (run / "shard-0").exists()
+    with cluster.Server.load(run) as many:
+        assert (len(many.ranges), many.x.tobytes()) == (3, x.tobytes())
+    cluster.reshard(run, 2)
+    assert len(list(run.iterdir())) == 3
+
+
+def test_a_server_does_not_go_on_in_shards_that_were_cut_away(run, monkeypatch):
+    with made("MIFA", X0, shards=2, path=run) as many:
+        one_round(many)
+        shutil.copytree(run, run.with_name("old"))
+        many._coordinator.placement.drop()  # all its processes have died
+        cluster.reshard(run, 3)
+        for folder in ("shard-0", "shard-1"):
+            shutil.copytree(run.with_name("old") / folder, run / folder)
+        with pytest.raises(StoreError, match="others now: load it again"):
+            many._coordinator.open()
+
+
+def test_a_copy_takes_the_place_of_one_with_other_shards(run, tmp_path):
+    copy = tmp_path / "copy"
+    with made("MIFA", X0, shards=2, path=run) as many:
+        many.save(copy)
+    for shards in (3, 1):
+        cluster.reshard(run, shards)
+        with cluster.Server.load(run) as many:
+            many.save(copy)
+        assert len(list(copy.iterdir())) == shards + 1
+        with cluster.Server.load(copy) as many:
+            assert len(many.ranges) == shards
+
+
+def test_nobody_saves_to_a_copy_that_is_cut(run, tmp_path):
+    with made("MIFA", X0, shards=2, path=run) as many:
+        many.save(tmp_path / "copy")
+        with manifest.alone_in(tmp_path / "copy"):
+            with pytest.raises(LockedError):
+                many.save(tmp_path / "copy")
+            with pytest.raises(LockedError):
+                cluster.reshard(tmp_path / "copy", 3)
 
 
 def test_whoever_waited_for_a_shard_is_told(run, monkeypatch):
@@ -200,9 +271,6 @@ def test_damage_is_not_copied(run):
 
 
 def test_what_is_refused(tmp_path, run):
-    class Lamb(optimizers.SGD):
-        elementwise = False
-
     with made("MIFA", X0, shards=2, path=run), pytest.raises(LockedError):
         cluster.reshard(run, 3)
     made("FedAvg", X0).save(tmp_path / "state")
@@ -244,3 +312,49 @@ def test_progress_counts_rows(run):
     seen = []
     cluster.reshard(run, 3, progress=lambda done, due: seen.append((done, due)))
     assert seen == [(done, 3 * rows) for done in range(3 * rows + 1)]
+
+
+class Trust(optimizers.SGD):
+    """An optimiser with a length in it, which a cluster cannot have."""
+
+    elementwise = False
+
+
+def test_an_optimizer_that_needs_the_whole(tmp_path, run):
+    """One of the caller's own code is known when it is given again."""
+    made("FedAvg", X0, optimizer=Trust()).save(tmp_path / "state")
+    cluster.reshard(tmp_path / "state", 2, to=run)
+    with pytest.raises(RangeError, match="element by element"):
+        cluster.Server.load(run, optimizer=Trust())
+
+
+def test_buffers_of_an_older_folder_stay_guarded(tmp_path, run):
+    x0 = batch_norm()
+    made("MIFA", x0).save(tmp_path / "state")
+    with ClientStore.open(tmp_path / "state") as store:
+        said = store.state
+        del said["settings"]["nonnegative"]
+        store.commit(0, None, said)
+    cluster.reshard(tmp_path / "state", 2, to=run)
+    with cluster.Server.load(run) as many:
+        bad = batch_norm() | {"bn.running_var": np.full(8, -4, np.float32)}
+        with many.open_round() as opened:
+            opened.add(0, bad, steps=1)
+            opened.add(1, batch_norm(), steps=1)
+        assert [client for client, _ in opened.report.refused] == [0]
+
+
+def test_partial_sums_are_refused_by_name():
+    with made("FedAvg", X0, shards=2) as many:
+        opened = many.open_round()
+        with pytest.raises(RangeError, match="in shards"):
+            opened.add_partial(b"", "edge")
+
+
+def test_digests_of_a_warm_start():
+    with made("MIFA", X0, shards=2) as many:
+        parts = [np.ones(span.end - span.start, np.float32) for span in many.ranges]
+        with pytest.raises(ArrayError, match="digest"):
+            many.warm_start({0: cluster.Slices(parts, [cluster.digest_of(parts[0]), "11"])})
+        many.warm_start({0: cluster.Slices(parts, [cluster.digest_of(part) for part in parts])})
+        assert many.row(0).all()

@@ -44,7 +44,7 @@ SERVER = [
     "unheard",
     "waiting",
     "warm_start",
-    "what_readme_says",
+    "what_pages_say",
 ]
 """Not those that stop processes, send signals, or starve them, nor the theorems', which take long."""
 FACE = [f"tests/server/test_{name}.py" for name in SERVER]

@@ -242,7 +242,8 @@ class Tasks:
                         f"or machine is lost: begin the round again: {error}"
                     ) from None
                 self._again(task, worker, error)
-            worker.tasks.remove(task)
+            finally:
+                worker.tasks.remove(task)
         return done
 
     def stop(self) -> None:

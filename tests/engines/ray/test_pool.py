@@ -64,6 +64,18 @@ def test_a_task_that_ends_its_worker_again_and_again(workers):
     assert done(tasks(pool, 7), 1) == [7]
 
 
+def test_a_worker_whose_tasks_fail_is_free_again(workers):
+    pool = workers(1)
+    pool.complete()
+    for _ in range(3):
+        work = tasks(pool, "refuse")
+        with pytest.raises(KeyError, match="made up"):
+            done(work, 1)
+        work.stop()
+    assert pool.free() is not None
+    assert done(tasks(pool, 7), 1) == [7]
+
+
 def test_workers_that_end_before_they_begin(workers):
     with pytest.raises(ClusterError, match=r"^workers: 2 ended before they had begun, one after another: The actor"):
         workers(1, "end").complete()
