@@ -197,7 +197,9 @@ def _require_answer(address: str) -> None:
 
     if "://" not in address:
         found = canonicalize_bootstrap_address(address)  # for localhost it is the machine's outer one
-        host, port = str(found).rsplit(":", 1)
+        host, separator, port = str(found).rpartition(":")
+        if not separator:
+            raise ValueError("it is no HOST:PORT, and not auto")
         try:
             socket.create_connection((host.strip("[]"), int(port)), SECONDS).close()
         except OSError as error:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedcore import kernels
-from fedcore.cluster.placement import Answer, Lost, Placement
+from fedcore.cluster.placement import Answer, Lost, Placement, ShardLostError
 from fedcore.cluster.shard import Known, Place
 from fedcore.cluster.strand import Asks, LeftAloneError, Raised, Returned
 from fedcore.errors import CheckpointError, ClusterError, StoreError
@@ -49,6 +49,7 @@ class Coordinator:
 
     Attributes:
         known: the numbers that all shards have alike.
+        openings: how often the shards' folders were opened.
         settings: as the folders have them, once they are opened.
     """
 
@@ -62,7 +63,7 @@ class Coordinator:
     ) -> None:
         self._still = still
         self.placement, self._places, self._durability, self._given = placement, places, durability, given
-        self.known = Known(0, 0)
+        self.known, self.openings = Known(0, 0), 0
         self.settings: dict[str, Any] | None = None
         self._broken: str | None = None
 
@@ -124,17 +125,25 @@ class Coordinator:
         with uninterrupted():
             return self.placement.fetch(name, *arguments)
 
-    def read(self, fetched: Sequence[Any]) -> list[Any]:
+    def read(self, fetched: Sequence[Any], opening: int) -> list[Any]:
         """The results that ``fetch`` gave, here.
 
+        Args:
+            opening: what ``openings`` was then.
+
         Raises:
-            ClusterError: a shard is lost; all are opened again, and were changed by nothing.
+            ClusterError: a shard is lost; all are opened again, unless they were since, and were changed by nothing.
             Exception: what a shard raised.
         """
         try:
             with uninterrupted():
                 return self._results("fetch", self.placement.read(fetched), False)
         except BrokenOffError as broken:
+            if opening != self.openings:
+                raise ClusterError(
+                    "broadcast: expected one whose vectors are still there, got one from before a shard was lost: "
+                    "ask for another"
+                ) from None
             self._come_together()
             raise broken.error from None
 
@@ -165,7 +174,7 @@ class Coordinator:
             try:
                 self._open_once()
                 return
-            except ClusterError as error:
+            except ShardLostError as error:
                 if not left:
                     raise
                 LOGGER.info("a shard is lost while all are opened, which is done again: %s", error)
@@ -186,6 +195,7 @@ class Coordinator:
             self.placement.drop()
             raise CheckpointError("shards: expected one server's, got ones of different rounds or settings")
         self.settings, (self.known,) = found[0], known
+        self.openings += 1
 
     def _looked(self) -> list[Transactions]:
         """Lock the folders and look at them; whether they are the cluster's is asked before any is changed."""
@@ -238,7 +248,7 @@ class Coordinator:
             error: BaseException = (
                 errors[0]
                 if errors
-                else ClusterError(
+                else ShardLostError(
                     f"{name}: expected an answer of every shard, got none of {lost}, which ended: {first.error}; "  # type: ignore[union-attr]
                     "nothing has changed, and it may be done again"
                 )

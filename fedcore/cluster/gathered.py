@@ -29,7 +29,8 @@ class Gathered:
         x_prev: Sequence[Any] | None,
         offset: Callable[[ClientId], Sequence[Any]],
     ) -> None:
-        self._coordinator, self._sent = coordinator, SentSlices(ranges, x, x_prev, offset)
+        self._coordinator, self._opening = coordinator, coordinator.openings
+        self._sent = SentSlices(ranges, x, x_prev, offset)
 
     @cached_property
     def x(self) -> F32:
@@ -63,5 +64,5 @@ class Gathered:
         return {"n": self._sent.ranges[-1][1], "shards": len(self._sent.ranges)}
 
     def _joined(self, slices: Sequence[Any]) -> F32:
-        whole: F32 = joined(self._coordinator.read(slices))
+        whole: F32 = joined(self._coordinator.read(slices, self._opening))
         return whole

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from fedcore.arguments import real, whole
-from fedcore.cluster.placement import Answer, Lost
+from fedcore.cluster.placement import Answer, Lost, ShardLostError
 from fedcore.cluster.shard import Place, Shard
 from fedcore.cluster.strand import Raised, Reply, Returned
 from fedcore.errors import ClusterError, RangeError
@@ -94,7 +94,7 @@ class OnRay:
         calls = [actor.prepare.remote(place, self._threads) for actor, place in zip(self._actors, places, strict=True)]
         for answer in self._answers(dict(enumerate(calls)), places=True).values():
             if isinstance(answer, Lost):
-                raise ClusterError(f"shards: expected a process for each, got none for one: {answer.error}")
+                raise ShardLostError(f"shards: expected a process for each, got none for one: {answer.error}")
 
     def call(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> list[Answer]:
         """See ``Placement``."""
@@ -176,7 +176,12 @@ class OnRay:
         try:
             answer = self._session.result(reference)
         except ArgumentLostError as error:
-            return Raised(ClusterError(f"shards: expected the slices that were sent, got none of one: {error}"))
+            return Raised(
+                ClusterError(
+                    "shards: expected the slices that were sent, got one whose machine is gone: "
+                    f"begin the round again: {error}"
+                )
+            )
         except LostError as error:
             return Lost(error)
         except Exception as error:

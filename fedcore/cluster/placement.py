@@ -5,12 +5,17 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from fedcore.cluster.shard import Place, Shard
 from fedcore.cluster.strand import Asks, Raised, Returned
+from fedcore.errors import ClusterError
 
 
 class Lost(NamedTuple):
     """The shard's process has ended."""
 
     error: Exception
+
+
+class ShardLostError(ClusterError):
+    """A shard has ended, or has not begun: who opens all of them may do it again."""
 
 
 Answer: TypeAlias = Asks | Returned | Raised | Lost

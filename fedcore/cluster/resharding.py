@@ -98,15 +98,15 @@ def reshard(
         ranges = ranges_of(old.layout, shards)
         named = folders_of([f"shard-{k}-{uuid4().hex[:8]}" for k in range(shards)], folders)
         manifest = Manifest(uuid4().hex, old.layout, ranges, named)
-        home = found[0].parent if found and to is None else Path(os.path.abspath(to or ""))
+        home = Path(os.path.realpath(found[0].parent if found and to is None else to or ""))
         if to is not None:
             prepare(home)
         places = manifest.places(home)
         with alone_in(home), disk.explained("cutting a cluster", home):
             _finish(home)
             _require_free(places)
-            going = old.folders if to is None else []
-            intent = {"cluster": manifest.cluster, "made": [place.folder for place in places], "going": going}
+            going = found[1].folders if found and to is None else ()
+            intent = {"home": str(home), "cluster": manifest.cluster, "made": named, "going": going}
             replace_text(home / INTENT, json.dumps(intent))
             try:
                 old.write(places, ranges, progress)
@@ -133,7 +133,9 @@ def _finish(home: Path, *, goes: bool = True) -> None:
         said = json.loads((home / INTENT).read_text())
         there = manifest_at(home / NAME)
         is_done = there is not None and there[1].cluster == said["cluster"]
-        over = [Path(folder) for folder in said["going" if is_done else "made"]]
+        over = [home / folder for folder in said["going" if is_done else "made"]]
+        if said["home"] != str(home):  # it was copied: folders elsewhere are the other one's
+            over = [folder for folder in over if folder.parent == home]
     if is_done and not goes:
         return
     for folder in over:
@@ -164,11 +166,6 @@ class _Shards:
     ranges: Sequence[Range]
     rows: Sequence[ClientStore]
     nonnegative: Collection[str]
-
-    @property
-    def folders(self) -> list[str]:
-        """The folders of the shards."""
-        return [str(rows.path) for rows in self.rows]
 
     def write(self, places: Sequence[Place], ranges: Sequence[Range], progress: Progress) -> None:
         """Write the new shards."""

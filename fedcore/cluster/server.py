@@ -64,8 +64,8 @@ class Server(ClusterView):
             blocks of parameters.
         FedcoreError: whatever ``fedcore.Server`` raises.
 
-    Cost: that of ``fedcore.Server``, divided among the shards; a call of each shard for ``fold`` updates, and three for
-        a round.
+    Cost: that of ``fedcore.Server``, divided among the shards; each is sent ten messages for a round, and three more
+        for every further ``fold`` updates.
 
     >>> server = Server("FedAvg", np.zeros(40_000, np.float32), clients=2, lr=0.1, shards=2)
     >>> with server.open_round() as round:

@@ -20,7 +20,8 @@ from fedcore import Server, cluster, set_threads
 from fedcore.cluster import coordinator
 from fedcore.errors import ClusterError
 from tests.cluster.pairs import Ones, cohort
-from tests.cluster.processes import Processes, die_at, kill
+from tests.cluster.processes import Processes
+from tests.kills import die_at, kill
 
 K, N, n = 3, 6, 16_384 * 2 + 100
 
@@ -83,8 +84,9 @@ def scenarios():
         yield "each on its own", None, seed, True
     for call in range(1, 13):
         yield "saved", call % K, call, call % 2 == 0
-    for call in range(1, 190, 2):
-        yield "cut anew", None, call, call % 4 == 3
+    for call in range(1, 131):
+        for after in (False, True):
+            yield "cut anew", None, call, after
 
 
 def noting(file):
@@ -165,6 +167,11 @@ def recovered(folder, chance):
 
         if chance.random() < 0.7 or forked(stopped) == 0:
             break
+    return whole(folder)
+
+
+def whole(folder):
+    """The transaction at which all shards of a cluster are, undamaged."""
     with cluster.Server.load(folder) as server:
         assert server.verify() == [], server.verify()
         assert told(server) == STRAIGHT.after(server.transactions), server
@@ -185,6 +192,9 @@ def main(folder, method, stride):
         assert status in (0, -9), (scenario, status)
         after = recovered(folder, chance)
         assert after in (now, now + 1), (scenario, now, after)
+        if scenario[0] == "saved" and Path(f"{folder}-copy/cluster.json").exists():
+            assert whole(f"{folder}-copy") <= now, scenario
+            seen["copies read"] += 1
         seen |= {"scenarios": seen["scenarios"] + 1, scenario[0]: seen[scenario[0]] + 1}
         seen["killed"] += status == -9
         seen["happened"] += after > now

@@ -1,43 +1,11 @@
 """A placement whose shards are processes, forked from this one, which can be killed at any call into the system."""
 
 import os
-import signal
 from contextlib import suppress
 from multiprocessing import get_context
 
 from fedcore.cluster.placement import Lost
 from fedcore.cluster.shard import Shard
-from fedcore.store.files import system_calls
-
-SEAM = ("resize", "free", "reserve", "sync", "sync_path", "write", "commit", "rename", "exchange")
-
-
-def die_at(call, *, after, all_of=None):
-    """Have this process killed at its so many-th call into the system, before or after it; or a group of processes."""
-    count = 0
-
-    def deadly(act):
-        def acting(*arguments):
-            nonlocal count
-            count += 1
-            if count == call and not after:
-                kill(all_of)
-            result = act(*arguments)
-            if count == call:
-                kill(all_of)
-            return result
-
-        return acting
-
-    for name in SEAM:
-        setattr(system_calls, name, deadly(getattr(system_calls, name)))
-
-
-def kill(group=None):
-    if group is not None:
-        os.killpg(group, signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
-    signal.pause()  # it comes at once
 
 
 def serve(place, pipe, others, begin, prepare):

@@ -15,7 +15,8 @@ from fedcore.cluster import coordinator
 from fedcore.errors import CheckpointError, ClusterError, LockedError, RangeError, StoreError
 from fedcore.store.files import system_calls
 from tests.cluster.pairs import N, made, n, one_round, same
-from tests.cluster.processes import SEAM, Processes
+from tests.cluster.processes import Processes
+from tests.kills import WRITING
 
 X0 = np.linspace(-1, 1, n, dtype=np.float32)
 
@@ -131,7 +132,7 @@ def test_a_shard_ahead_takes_its_transaction_back(tmp_path):
         same(one, server, opened_again=True)
 
 
-@pytest.mark.parametrize("name", SEAM)
+@pytest.mark.parametrize("name", WRITING)
 @pytest.mark.parametrize("shard", [0, 2])
 def test_a_full_disk_of_one_shard(tmp_path, monkeypatch, name, shard):
     """A round that one shard cannot write happened nowhere, and can be done again."""

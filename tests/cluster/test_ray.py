@@ -69,6 +69,49 @@ def test_a_shard_is_killed(on_ray, tmp_path):
     many.close()
 
 
+def test_a_broadcast_from_before_a_shard_was_lost(on_ray, tmp_path):
+    """Whoever reads it hears so, and the shards that there are now stay as they are."""
+    with made("FedAvg", X0, shards=2, path=tmp_path / "run", placement=on_ray) as many:
+        os.kill(processes(on_ray)[1], signal.SIGKILL)
+        before, other = many.broadcast([0]), many.broadcast([0])
+        with pytest.raises(ClusterError, match="nothing has changed"):
+            _ = before.x
+        there = processes(on_ray)
+        with pytest.raises(ClusterError, match="ask for another"):
+            _ = other.x
+        assert processes(on_ray) == there
+        assert many.broadcast([0]).x.tobytes() == X0.tobytes()
+
+
+class OddError(Exception):
+    """One that cannot be pickled."""
+
+    def __reduce__(self):
+        raise TypeError
+
+
+def fail(actor):
+    def failing(*_):
+        raise OddError("it is odd")
+
+    actor._shard.go_on = failing
+
+
+def test_only_a_loss_has_all_shards_opened_again(on_ray, tmp_path, monkeypatch):
+    """And no error of another kind, in whatever words it comes from a shard's process."""
+    made("FedAvg", X0, shards=2, path=tmp_path / "run", placement=on_ray).close()
+    told, make = [], on_ray.make
+
+    def then_failing(places):
+        make(places)
+        told.append([actor.__ray_call__.remote(fail) for actor in on_ray._actors])
+
+    monkeypatch.setattr(on_ray, "make", then_failing)
+    with pytest.raises(ClusterError, match="OddError: it is odd"):
+        cluster.Server.load(tmp_path / "run", placement=on_ray)
+    assert len(told) == 1
+
+
 def test_a_second_coordinator_is_fenced(on_ray, tmp_path, monkeypatch):
     from fedcore.cluster import coordinator
     from fedcore.errors import LockedError

@@ -145,12 +145,29 @@ def test_only_what_it_made_goes(run):
         shutil.copytree(run / "shard-0", run / name)
     left = run / "shard-1-89abcdef"
     shutil.copytree(run / "shard-1", left)
-    (run / INTENT).write_text(json.dumps({"cluster": "another", "made": [str(left)], "going": [str(run / "shard-2")]}))
+    intent = {"home": str(run), "cluster": "another", "made": [left.name], "going": ["shard-2"]}
+    (run / INTENT).write_text(json.dumps(intent))
     cluster.reshard(run / ".." / "run", 3)
     found = {entry.name for entry in run.iterdir()}
     assert mine <= found
     assert len(found - mine) == 4
     assert left.name not in found
+
+
+def test_a_copy_that_is_cut_deletes_nothing_of_the_original(run, tmp_path):
+    """It was copied while the original was being cut into folders elsewhere, which are the original's shards by now."""
+    made("MIFA", X0, shards=2, path=run).close()
+    elsewhere = [tmp_path / "disk-0", tmp_path / "disk-1"]
+    intent = {"home": str(run), "made": [str(folder) for folder in elsewhere], "going": ["shard-0", "shard-1"]}
+    shutil.copytree(run, tmp_path / "copy")
+    cluster.reshard(run, 2, folders=elsewhere)
+    cluster_id = json.loads((run / "cluster.json").read_text())["cluster"]
+    (tmp_path / "copy" / INTENT).write_text(json.dumps({**intent, "cluster": cluster_id}))
+    cluster.reshard(tmp_path / "copy", 3)
+    for folder, shards in ((run, 2), (tmp_path / "copy", 3)):
+        with cluster.Server.load(folder) as many:
+            assert len(many.ranges) == shards
+            assert many.verify() == []
 
 
 def test_an_error_behind_the_manifest_leaves_the_new_shards(run, monkeypatch):

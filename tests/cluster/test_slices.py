@@ -23,7 +23,7 @@ from fedcore.data import Dataset
 from fedcore.engines import KeepingClients, Ray
 from fedcore.errors import ClusterError, RangeError
 from tests.cluster.pairs import alike
-from tests.engines.ray.problems import Problem
+from tests.engines.ray.problems import Problem, program
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'fedcore-fl[ray]'")
 
@@ -218,6 +218,15 @@ def test_a_worker_is_killed(one_by_one, shards):
     for report, other in zip(reports, due, strict=True):
         alike(report, other)
     assert engine.stats.lost >= lost + 2
+
+
+@pytest.mark.endurance
+def test_a_machine_is_lost_with_slices_that_wait(ray_session):
+    """The round that waited for them never happened, and is begun again."""
+    told, _ = program("slices.py").communicate(timeout=300)
+    lost, bits = told.splitlines()[-2:]
+    assert lost.startswith("round 1: shards: expected the slices that were sent, got one whose machine is gone: begin")
+    assert bits == "the same bits"
 
 
 def test_a_shard_is_killed(one_by_one, ray_session, tmp_path):

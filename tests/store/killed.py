@@ -16,11 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from fedcore import ClientStore
-from fedcore.store.files import system_calls as disk
+from tests.kills import die_at
 from tests.store.contents import content, write
 
 N, CLIENTS, COHORT = 300, 20, 6
-SEAM = ("resize", "free", "reserve", "sync", "sync_path", "write", "commit", "rename", "exchange")
 
 
 def cohort(round):
@@ -95,49 +94,12 @@ def work(path, durability, undoable, say, last=10**6):
                 say(b"d", round - 1)
 
 
-def die_at(call, after):
-    """Kill this process at its ``call``-th call into the system, before or after it happened."""
-    count = 0
-
-    def deadly(act):
-        def acting(*arguments):
-            nonlocal count
-            count += 1
-            if count == call and not after:
-                os.kill(os.getpid(), signal.SIGKILL)
-            result = act(*arguments)
-            if count == call:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
-
-        return acting
-
-    for name in SEAM:
-        setattr(disk, name, deadly(getattr(disk, name)))
-
-
-def count_calls():
-    """A list that has an entry for each of this process's calls into the system from now on."""
-    calls = []
-
-    def counted(act):
-        def acting(*arguments):
-            calls.append(act)
-            return act(*arguments)
-
-        return acting
-
-    for name in SEAM:
-        setattr(disk, name, counted(getattr(disk, name)))
-    return calls
-
-
 def child(path, durability, undoable, writing, call, after):
     def say(what, round):
         os.write(writing, what + round.to_bytes(7, "little"))
 
     if call is not None:
-        die_at(call, after)
+        die_at(call, after=after)
     try:
         work(path, durability, undoable, say)
     finally:

@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 from fedcore import ClientStore
-from tests.store.killed import count_calls, die_at
+from tests.kills import count_calls, die_at
 from tests.store.test_format import FORMATS, values, write_row
 from tests.store.undoing import assert_is_at, made, play
 
@@ -72,7 +72,7 @@ def killed(work, call, after):
     pid = os.fork()
     if pid == 0:
         try:
-            die_at(call, after)
+            die_at(call, after=after)
             work()
             os._exit(0)
         finally:

@@ -58,6 +58,8 @@ def test_nobody_is_at_the_address(ray_session):
             _connect(ray, address, {})
     with pytest.raises(ClusterError, match=r"got 'nowhere': .*; begin one by `ray start --head`"):
         _connect(ray, "nowhere", {})
+    with pytest.raises(ClusterError, match=r"got 'local': it is no HOST:PORT, and not auto; begin one"):
+        _connect(ray, "local", {})
 
 
 def test_without_ray(monkeypatch):
