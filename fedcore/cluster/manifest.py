@@ -148,7 +148,7 @@ def replace_text(path: Path, text: str) -> None:
         with open(draft, "w") as file:
             file.write(text)
             file.flush()
-            os.fsync(file.fileno())
+            disk.sync(file.fileno())
         disk.rename(draft, path)
     finally:
         draft.unlink(missing_ok=True)

@@ -45,7 +45,7 @@ def new_rows(
             raise RangeError("undoable: expected False beside a ClientStore that was made without it, got True")
         yield on_device(store, device, hot_rows)
         return
-    medium, _, path = store.partition(":")
+    medium, _, path = str(store).partition(":")  # a Path alone is told what it should be
     if store not in ("ram", "cuda") and (medium != "mmap" or not path):
         raise UnknownNameError.of("store", store, ["ram", "cuda", "mmap:PATH"])
     if store == "cuda" and device == devices.CPU:

@@ -82,8 +82,11 @@ def scenarios():
             yield "coordinator", None, message, after
     for seed in range(24):
         yield "each on its own", None, seed, True
-    for call in range(1, 13):
+    for call in range(1, 37):
         yield "saved", call % K, call, call % 2 == 0
+    for call in range(1, 6):
+        for after in (False, True):
+            yield "saved", None, call, after  # by the coordinator
     for call in range(1, 131):
         for after in (False, True):
             yield "cut anew", None, call, after
@@ -144,6 +147,8 @@ def one(folder, kind, who, call, after):
     before = server.transactions
     try:
         if kind == "saved":
+            if who is None:
+                die_at(call, after=after)
             server.save(f"{folder}-copy")
         else:
             change(server)

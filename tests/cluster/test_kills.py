@@ -50,3 +50,4 @@ def test_killed_at_every_place(folder_in_memory, method):
     assert seen["scenarios"] > 200
     assert seen["killed"] > 80
     assert seen["taken back"] > 10
+    assert seen["copies read"] > 10

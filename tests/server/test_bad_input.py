@@ -3,6 +3,7 @@
 import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -219,6 +220,7 @@ def test_an_empty_cohort_is_recorded_counts_and_moves_nothing(name):
         (dict(server_lr=float("inf")), errors.RangeError, "rate: expected a finite number > 0, got inf"),
         (dict(fold=0), errors.RangeError, r"fold: expected an integer in 1\.\.2\*\*53, got 0"),
         (dict(store="disk"), errors.UnknownNameError, "store: 'disk' is unknown"),
+        (dict(store=Path("run")), errors.UnknownNameError, "known: cuda, mmap:PATH, ram"),
         (dict(store=ClientStore(3, 4), clients=None), errors.ShapeError, "store: expected rows of 2 parameters, got 4"),
         (
             dict(algorithm=fedcore.algorithms.MIFA),

@@ -4,6 +4,7 @@ import ctypes
 import fcntl
 import os
 import struct
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,8 +24,10 @@ _GET_FLAGS, _SET_FLAGS, _NO_COPY = 0x80086601, 0x40086602, 0x00800000  # Linux's
 
 
 def kind(path: Path) -> int:
-    """The number that statfs(2) has for the file system of a path, or of the nearest folder above that exists; 0 where
-    it does not say."""
+    """The number that Linux's statfs(2) has for the file system of a path, or of the nearest folder above that exists;
+    0 where it does not say."""
+    if sys.platform != "linux":  # macOS's has another struct, whose first word is a size
+        return 0
     try:
         statfs = ctypes.CDLL(None, use_errno=True).statfs
     except AttributeError:
@@ -32,7 +35,7 @@ def kind(path: Path) -> int:
     there = path.absolute()
     while not there.exists() and there != there.parent:
         there = there.parent
-    said = (ctypes.c_long * 64)()  # more than any system's struct, whose first word it is
+    said = (ctypes.c_long * 64)()  # more than the struct, whose first word it is
     return said[0] & 0xFFFFFFFF if statfs(os.fsencode(there), said) == 0 else 0
 
 

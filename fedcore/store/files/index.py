@@ -290,6 +290,7 @@ class Index:
             )
             try:
                 connection.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'OFF'}")
+                connection.execute("PRAGMA fullfsync = ON")  # of syncs on macOS, which alone takes note of it
                 connection.execute("PRAGMA trusted_schema = OFF")  # the file may be a stranger's
                 connection.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
             except BaseException:

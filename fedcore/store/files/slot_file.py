@@ -124,7 +124,7 @@ class SlotFile(Slots):
         """Start reading a slot from the disk."""
         # Not madvise, which keeps Python's lock. In steps, since no request reads more than the device's read-ahead.
         for start in range(self._end(slot - 1), self._end(slot), _AHEAD):
-            os.posix_fadvise(self._fd, start, min(_AHEAD, self._end(slot) - start), os.POSIX_FADV_WILLNEED)
+            disk.start_reading(self._fd, start, min(_AHEAD, self._end(slot) - start))
 
     def start_writing(self) -> None:
         """Start writing what was changed to the disk, without waiting for it."""

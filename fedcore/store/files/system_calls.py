@@ -5,6 +5,7 @@ All of it goes through here, so that tests can record it, stop it half-way or le
 
 import ctypes
 import errno
+import fcntl
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -102,12 +103,38 @@ def data_spans(fd: int) -> Iterator[tuple[int, int]]:
 
 def reserve(fd: int, start: int, size: int) -> None:
     """Give a range its place on the disk: writing to a mapped hole of a full disk would kill the process."""
-    os.posix_fallocate(fd, start, size)
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, start, size)
+        return
+    if os.fstat(fd).st_size < start + size:  # macOS
+        resize(fd, start + size)
+    _write_again(fd, start, start + size)
 
 
 def sync(fd: int) -> None:
     """Make a file's content durable, what was written through a mapping too."""
-    os.fdatasync(fd)
+    if not _sync_of_macos(fd):
+        os.fdatasync(fd)
+
+
+def _sync_of_macos(fd: int) -> bool:
+    """Make a file durable on macOS, whose fsync leaves it in the disk's own cache; False elsewhere."""
+    full = getattr(fcntl, "F_FULLFSYNC", None)
+    if full is None:
+        return False
+    try:
+        fcntl.fcntl(fd, full)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOTTY):
+            raise
+        os.fsync(fd)  # a file system that has nothing better
+    return True
+
+
+def start_reading(fd: int, start: int, size: int) -> None:
+    """Begin to read a range of a file from the disk: at most as much as its read-ahead is read."""
+    if hasattr(os, "posix_fadvise"):  # not on macOS
+        os.posix_fadvise(fd, start, size, os.POSIX_FADV_WILLNEED)
 
 
 def start_writing(fd: int) -> None:
@@ -122,7 +149,8 @@ def sync_path(path: Path) -> None:
     """Make a closed file's content durable, or a folder's list of names."""
     fd = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(fd)
+        if not _sync_of_macos(fd):
+            os.fsync(fd)
     finally:
         os.close(fd)
 
@@ -137,11 +165,15 @@ def renew(fd: int) -> None:
 
     A sync that failed leaves pages that the system takes for written, and that no later sync would write.
     """
-    start = 0
-    while content := os.pread(fd, _AT_ONCE, start):
+    _write_again(fd, 0, os.fstat(fd).st_size)
+    sync(fd)
+
+
+def _write_again(fd: int, start: int, end: int) -> None:
+    """Write a range of a file over itself."""
+    while start < end and (content := os.pread(fd, min(_AT_ONCE, end - start), start)):
         write(fd, content, start)
         start += len(content)
-    sync(fd)
 
 
 def work_in(connection: sqlite3.Connection) -> bool:
