@@ -1,4 +1,7 @@
-"""MimiC over four sites of NVFlare's simulator, three of them a round; run it again with more rounds and it goes on."""
+"""MimiC over four sites of NVFlare's simulator, three of them a round; run it again with more rounds and it goes on.
+
+python nvflare_job.py METHOD ROUNDS FOLDER [ACCUMULATE]
+"""
 
 import sys
 from pathlib import Path
@@ -14,6 +17,8 @@ job = FedJob(name="digits")
 model = {"class_path": "fedcore.local.build", "args": {"name": "mlp", "seed": 0}}
 persistor = job.to_server(PTFileModelPersistor(model=model), id="persistor")
 rows = f"mmap:{folder / 'rows'}"
-job.to_server(Controller(method, lr=0.1, num_rounds=rounds, num_clients=3, store=rows, persistor_id=persistor))
+options = {"accumulate": sys.argv[4]} if len(sys.argv) > 4 else {}
+server = Controller(method, lr=0.1, num_rounds=rounds, num_clients=3, store=rows, persistor_id=persistor, **options)
+job.to_server(server)
 job.to_clients(ScriptRunner(str(Path(__file__).with_name("nvflare_client.py")), "4"))
 job.simulator_run(str(folder / "workspace"), n_clients=4, threads=4)

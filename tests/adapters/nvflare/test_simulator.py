@@ -25,8 +25,9 @@ JOB = Path(__file__).parents[3] / "examples" / "nvflare_job.py"
 SITES, ROUNDS = 4, 6
 
 
-def start(method, folder):
-    command = [sys.executable, str(JOB), method, str(ROUNDS), str(folder)]
+def start(method, folder, *accumulate):
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, str(JOB), method, str(ROUNDS), str(folder), *accumulate]
     with (folder / "log").open("a") as log:
         return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
 
@@ -48,22 +49,39 @@ def kill(process):
     process.wait()
 
 
-@pytest.mark.deployment
-@pytest.mark.parametrize("method", ["MimiC", "SCAFFOLD"])
-def test_a_killed_job_s_successor_ends_where_an_unbroken_run_does(tmp_path, method):
-    job = start(method, tmp_path)
+def killed_and_gone_on(method, folder, *accumulate):
+    """A job that is killed after two rounds, and its successor, which goes to the end."""
+    job = start(method, folder, *accumulate)
     try:
-        while finished_rounds(tmp_path / "rows") < 2:
-            assert job.poll() is None, (tmp_path / "log").read_text()[-3000:]
+        while finished_rounds(folder / "rows") < 2:
+            assert job.poll() is None, (folder / "log").read_text()[-3000:]
             time.sleep(0.1)
     finally:
         kill(job)
-    before = finished_rounds(tmp_path / "rows")
+    before = finished_rounds(folder / "rows")
     assert 2 <= before < ROUNDS, "killed too late to show anything"
-    assert start(method, tmp_path).wait(timeout=500) == 0
-    log = (tmp_path / "log").read_text()
+    assert start(method, folder, *accumulate).wait(timeout=500) == 0
+    log = (folder / "log").read_text()
     assert f"{method} starts at round {before} of {ROUNDS}" in log
 
+
+@pytest.mark.deployment
+@pytest.mark.parametrize("method", ["MIFA", "SCAFFOLD"])
+def test_exact_sums_have_the_bits_of_any_other_run(tmp_path, method):
+    """Sites answer in whatever order the machine lets them; one of the runs is killed and goes on."""
+    killed_and_gone_on(method, tmp_path / "killed", "exact")
+    assert start(method, tmp_path / "unbroken", "exact").wait(timeout=500) == 0
+    one, other = (Server.load(tmp_path / name / "rows", medium="ram") for name in ("killed", "unbroken"))
+    assert one.round_number == other.round_number == ROUNDS
+    assert one.x.tobytes() == other.x.tobytes()
+    for site in one.clients:
+        assert one.store.read(site).tobytes() == other.store.read(site).tobytes()
+
+
+@pytest.mark.deployment
+@pytest.mark.parametrize("method", ["MimiC", "SCAFFOLD"])
+def test_a_killed_job_s_successor_ends_where_an_unbroken_run_does(tmp_path, method):
+    killed_and_gone_on(method, tmp_path)
     digits = load("digits")
     parts = divide(digits, "label-k", SITES, seed=0, classes_per_client=4)
     simulated = InProcess(build("mlp", seed=0), digits, parts, batch=32, epochs=1, seed=0)
