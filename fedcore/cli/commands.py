@@ -52,6 +52,7 @@ def _run(group: Group) -> None:
             fedcore run quickstart --set 'algorithms=["MimiC", {name="MIFA", wait=false}]'
             fedcore run runs/quickstart-20260101-120000/config.json --out again
             fedcore run runs/quickstart-20260101-120000 --resume
+            fedcore run runs/quickstart-20260101-120000 --resume --rounds 200 --seeds 10
             fedcore run quickstart --set 'algorithms=["MimiC", "mine.methods:FedACG"]'
             fedcore run mine.toml --import mine.py
             fedcore run mimic/table3-tau20 --engine ray --workers 8
@@ -64,7 +65,10 @@ def _run(group: Group) -> None:
     options.changes(parser)
     words = "a new or empty folder; by default runs/PRESET-DATE-TIME"
     parser.add_argument("--out", type=Path, metavar="DIR", help=words)
-    words = "go on with a stopped run: PRESET is its folder, and nothing is changed"
+    words = (
+        "go on with a run that was stopped, or is to have more: PRESET is its folder, --rounds and --seeds are what it "
+        "is to have in all, --set 'algorithms=[...]' names algorithms beside its own; nothing else can change"
+    )
     parser.add_argument("--resume", action="store_true", help=words)
     options.jobs(parser)
     options.imports(parser)
@@ -90,9 +94,9 @@ def _sweep(group: Group) -> None:
         "sweep",
         """Run several presets, each at every point of its grid of rates and betas.
 
-        The same command goes on where it was stopped or killed: what is complete is skipped. Other presets, more seeds
-        and more points of a grid may be added to a folder later. Of a grid's points the report shows each algorithm's
-        best.
+        The same command goes on where it was stopped or killed: what is complete is skipped. Other presets, and more
+        seeds, algorithms, rounds and points of a grid may be added to a folder later. Of a grid's points the report
+        shows each algorithm's best.
 
         Examples:
 

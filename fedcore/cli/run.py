@@ -14,6 +14,7 @@ from fedcore.cli.progress import RunProgress
 from fedcore.cli.report import show_report
 from fedcore.errors import ConfigError
 from fedcore.experiment import load_preset, run_experiment
+from fedcore.experiment.additions import gone_on_with
 from fedcore.experiment.run_folder import CONFIG, default_folder
 from fedcore.experiment.trial import trials
 from fedcore.registries import load_module
@@ -50,12 +51,15 @@ def run(
     overrides += [f"threads={threads}"] if threads is not None else []
     overrides += [f"together={TOGETHER[together]}"] if together is not None else []
     overrides += on_device(device, server_device)
-    if resume and (overrides or out or scale != "full"):
+    if resume and (out or scale != "full"):
+        named = "--out" if out else "--scale"
         raise ConfigError(
-            "--resume: expected the run's folder alone, since a run goes on as it was begun, got options beside it"
+            f"--resume: expected no {named}, since a run goes on in its folder as it was begun, got one: leave it out "
+            "(--rounds, --seeds and --set 'algorithms=[...]' may add to it)"
         )
     experiment = load_preset(str(Path(preset, CONFIG)) if resume else preset, overrides, scale=scale)
     folder = Path(preset) if resume else out or default_folder(experiment)
+    experiment = gone_on_with(folder, experiment) if resume else experiment
     console = Console()
     total = experiment.rounds * len(trials(experiment))
     there = f"the finished rounds are in {folder / 'records'}: fedcore report {folder}"
