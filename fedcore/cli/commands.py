@@ -57,6 +57,7 @@ def _run(group: Group) -> None:
             fedcore run mine.toml --import mine.py
             fedcore run mimic/table3-tau20 --engine ray --workers 8
             fedcore run mimic/table3-tau20 --device cuda
+            fedcore run quickstart --out runs/mine --log tensorboard
         """,
         do="run.run",
     )
@@ -85,6 +86,7 @@ def _run(group: Group) -> None:
         "are the same, and a run may go on with the other one; worth it for models from LeNet's size on"
     )
     options.engine(parser, words, "workers on Ray, for each trial in its turn; by default 2")
+    options.log(parser)
     words = "show where the rounds' time went, and write trace.json, which chrome://tracing shows, into the folder"
     parser.add_argument("--profile", action="store_true", help=words)
 
@@ -104,6 +106,7 @@ def _sweep(group: Group) -> None:
             fedcore sweep flexible/table3-synthetic-niid-t{1,2,3,4} --seeds 5 --out runs/table3
             fedcore sweep momentum/figure5-s10 --set 'grid={"rate.lr"=[0.01, 0.1], "algorithms.beta"=[0.2]}'
             fedcore sweep mimic/table3-tau20 --engine ray --workers 64 --address auto
+            fedcore sweep mimic/table3-tau20 --scale quick --log tensorboard --log mlflow=sqlite:///mlflow.db
         """,
         do="sweep.sweep",
     )
@@ -121,6 +124,7 @@ def _sweep(group: Group) -> None:
         "each at a time; the figures are the same, and a sweep may go on with the other one"
     )
     options.engine(parser, words, "workers on Ray; by default 2")
+    options.log(parser)
 
 
 def _data(group: Group) -> None:
