@@ -1,6 +1,5 @@
 """Another number of shards: a cluster's folders, or one server's, cut anew, without a number that changes."""
 
-import json
 import os
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
@@ -13,6 +12,7 @@ import numpy as np
 
 from fedcore.algorithms.descriptions import revive
 from fedcore.cluster.coordinator import common, least
+from fedcore.cluster.intent import declare, finish
 from fedcore.cluster.manifest import (
     NAME,
     Manifest,
@@ -20,7 +20,6 @@ from fedcore.cluster.manifest import (
     folders_of,
     manifest_at,
     prepare,
-    replace_text,
 )
 from fedcore.cluster.ranges import Range, cut, ranges_of, require_elementwise
 from fedcore.cluster.shard import Place
@@ -34,9 +33,6 @@ from fedcore.store import ClientStore
 from fedcore.store.files import system_calls as disk
 from fedcore.store.files.atomic_folder import remove
 from fedcore.store.joining import Piece, join, require_alike
-
-INTENT = "cluster.json.cutting"
-"""What is being done, beside the manifest: which folders are made, and which go behind it."""
 
 _SHARED = ("counter", "population", "norms")
 """Kinds of vectors that are no slices: of all shards alike, and the counters, which are the first's."""
@@ -75,7 +71,7 @@ def reshard(
         LockedError: a server has the cluster, or somebody saves to the folder.
 
     Killed, it leaves the old shards or the new ones, whole, and may be done again, which deletes what was left over:
-    ``cluster.json.cutting``, beside the manifest, says what that is.
+    ``cluster.json.intent``, beside the manifest, says what that is.
 
     Cost: reads and writes every row once; old and new shards are on the disks together.
 
@@ -103,43 +99,28 @@ def reshard(
             prepare(home)
         places = manifest.places(home)
         with alone_in(home), disk.explained("cutting a cluster", home):
-            _finish(home)
+            finish(home, _delete)
             _require_free(places)
             going = old.folders if to is None else []
-            intent = {"cluster": manifest.cluster, "made": [place.folder for place in places], "going": going}
-            replace_text(home / INTENT, json.dumps(intent))
+            declare(home, made=named, going=going)
             try:
                 old.write(places, ranges, progress)
                 manifest.write(home / NAME)
             except BaseException:
                 opened.close()
                 with suppress(FedcoreError):
-                    _finish(home, goes=False)  # the manifest may be there, and not yet safe
+                    finish(home, _delete, goes=False)  # the manifest may be there, and not yet safe
                 raise
             opened.close()
-            _finish(home)
+            finish(home, _delete)
     return home / NAME
 
 
-def _finish(home: Path, *, goes: bool = True) -> None:
-    """Delete what a cut that ended anywhere has left: what it made, or, if its manifest is there, what goes then.
-
-    Args:
-        goes: False leaves what goes for the next time.
-    """
-    if not (home / INTENT).exists():
-        return
-    with believed(home / INTENT):
-        said = json.loads((home / INTENT).read_text())
-        there = manifest_at(home / NAME)
-        is_done = there is not None and there[1].cluster == said["cluster"]
-        over = [Path(folder) for folder in said["going" if is_done else "made"]]
-    if is_done and not goes:
-        return
-    for folder in over:
+def _delete(folders: Sequence[str]) -> None:
+    """Delete shards' folders, which all lie here."""
+    for folder in folders:
         with suppress(StoreError):  # who waited for its lock has it now, finds another manifest, and lets it go
-            remove(folder)
-    (home / INTENT).unlink()
+            remove(Path(folder))
 
 
 def _require_free(places: Sequence[Place]) -> None:

@@ -3,6 +3,7 @@
 import inspect
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,13 +17,14 @@ from fedcore.algorithms import Algorithm
 from fedcore.clients import ClientId
 from fedcore.cluster.coordinator import Coordinator
 from fedcore.cluster.gathered import Gathered
+from fedcore.cluster.intent import declare, finish
 from fedcore.cluster.manifest import NAME, Manifest, alone_in, folders_of, prepare
 from fedcore.cluster.placement import Here, Placement
 from fedcore.cluster.ranges import cut, ranges_of, require_elementwise
 from fedcore.cluster.round import Round
 from fedcore.cluster.shard import settings_of_shard
 from fedcore.cluster.view import ClusterView
-from fedcore.errors import RangeError, RoundError, StoreError
+from fedcore.errors import FedcoreError, RangeError, RoundError, StoreError
 from fedcore.layout import Layout
 from fedcore.optimizers import Optimizer
 from fedcore.rates import Rate
@@ -284,6 +286,9 @@ class Server(ClusterView):
 
         Raises:
             RoundError, StoreError: a round is open; the folder is something else, or a disk is full.
+
+        Killed, it leaves the older copy, and the next save there deletes what it had made, as the file
+        ``cluster.json.intent`` says.
         """
         self._between_rounds()
         home = Path(os.path.abspath(path))
@@ -291,13 +296,23 @@ class Server(ClusterView):
             raise StoreError(f"{home}: expected another folder than the server's own, got that: every round is there")
         home.mkdir(parents=True, exist_ok=True)
         with alone_in(home):
+            finish(home, self._forget)
             before = Manifest.read(home / NAME) if (home / NAME).exists() else None
             mark = uuid4().hex[:8]
-            folders = tuple(f"shard-{k}-{mark}" for k in range(len(self.ranges)))
-            self._coordinator.call("save", each=[(os.fspath(home / folder),) for folder in folders])
-            replace(self._manifest, folders=folders).write(home / NAME)
-            if before is not None:
-                self._coordinator.call("forget_copy", [os.fspath(home / folder) for folder in before.folders or ()])
+            copy = replace(self._manifest, folders=tuple(f"shard-{k}-{mark}" for k in range(len(self.ranges))))
+            declare(home, made=copy.folders or (), going=before.folders or () if before else ())
+            try:
+                self._coordinator.call("save", each=[(place.folder,) for place in copy.places(home)])
+                copy.write(home / NAME)
+            except FedcoreError:
+                with suppress(FedcoreError):  # then the next save does it
+                    finish(home, self._forget, goes=False)
+                raise
+            finish(home, self._forget)
+
+    def _forget(self, folders: Sequence[str]) -> None:
+        """Delete parts of a copy, each by the shard that wrote it."""
+        self._coordinator.call("forget_copy", list(folders))
 
     def checkpoint(self) -> None:
         """Make every finished round safe, where durability="checkpoint"; elsewhere it is already. Between rounds."""

@@ -11,8 +11,8 @@ import pytest
 from fedcore import ClientStore, Server, cluster, optimizers
 from fedcore.cli import cluster_store
 from fedcore.cluster import manifest
+from fedcore.cluster.intent import INTENT
 from fedcore.cluster.ranges import BLOCK
-from fedcore.cluster.resharding import INTENT
 from fedcore.errors import ArrayError, CheckpointError, CorruptionError, LockedError, RangeError, StoreError
 from fedcore.store.files import system_calls
 from tests.cluster.pairs import METHODS, N, alike, made, n, one_round, same
@@ -145,7 +145,7 @@ def test_only_what_it_made_goes(run):
         shutil.copytree(run / "shard-0", run / name)
     left = run / "shard-1-89abcdef"
     shutil.copytree(run / "shard-1", left)
-    (run / INTENT).write_text(json.dumps({"cluster": "another", "made": [str(left)], "going": [str(run / "shard-2")]}))
+    (run / INTENT).write_text(json.dumps({"made": [str(left)], "going": [str(run / "shard-2")]}))
     cluster.reshard(run / ".." / "run", 3)
     found = {entry.name for entry in run.iterdir()}
     assert mine <= found
