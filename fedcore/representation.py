@@ -11,6 +11,8 @@ from fedcore.errors import FedcoreError
 
 SOME = 6
 """Members of a collection that are shown."""
+UNMADE = "it was never made"
+"""The fact of an object whose arguments were refused."""
 LONGEST = 60
 """Characters of a text that are shown."""
 
@@ -35,6 +37,8 @@ class Represented:
             return {name: value for name, value in self._facts().items() if value is not None}
         except FedcoreError as error:  # of a store that is closed, say: whoever looks at it must not fail
             return {"unknown": str(error)}
+        except AttributeError:  # its arguments were wrong: a debugger, or a traceback with variables, finds it so
+            return {"unknown": UNMADE}
 
     def __repr__(self) -> str:
         return (

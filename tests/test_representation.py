@@ -2,14 +2,17 @@
 
 import copy
 import pickle
+import traceback
 
+import networkx
 import numpy as np
 import pytest
 
 from fedcore import ClientStore, Network, Server, Update, algorithms, data, optimizers, participation, rates
 from fedcore.clients import Registry
-from fedcore.errors import PicklingError
+from fedcore.errors import FedcoreError, PicklingError
 from fedcore.experiment import load_preset
+from fedcore.topology import Topology
 
 X0 = {"w": np.zeros((20, 30), np.float32), "seen": np.int64([3])}
 
@@ -132,3 +135,21 @@ def test_a_server_in_memory_is_copied_and_one_in_files_is_not(tmp_path):
     assert (len(made.store), len(copied.store)) == (1, 2)
     with server(store=f"mmap:{tmp_path / 's'}") as held, pytest.raises(PicklingError, match="since it holds files"):
         copy.deepcopy(held)
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        ("Topology", lambda: Topology(networkx.DiGraph())),
+        ("Topology", lambda: Topology(networkx.path_graph(3), dtype="f")),
+        ("Network", lambda: Network([np.zeros(3, np.float32)] * 2, 3, lr=0.1)),
+        ("Server", lambda: Server("FedAvg", np.zeros(3, np.float32), -1, lr=0.1)),
+        ("ClientStore", lambda: ClientStore(3, 0)),
+    ],
+)
+def test_what_was_never_made_says_so(kind, make):
+    """As a debugger sees it, and a traceback with the variables of each frame."""
+    with pytest.raises(FedcoreError) as caught:
+        make()
+    frames = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(caught.tb)]
+    assert f"{kind}(unknown='it was never made')" in [repr(half) for half in frames if half is not None]

@@ -62,9 +62,8 @@ class Cohort:
     def sum_square(self) -> float:
         """|A|^2.
 
-        Cost: a pass over A, when first asked.
+        Cost: a pass over A, when first asked; the function of the method that asks is then called a second time.
         """
-        # Whoever makes the cohort remembers it: ``cached_property`` would lock all cohorts while one shard asks others.
         return self.measure()
 
 

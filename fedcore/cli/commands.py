@@ -52,10 +52,12 @@ def _run(group: Group) -> None:
             fedcore run quickstart --set 'algorithms=["MimiC", {name="MIFA", wait=false}]'
             fedcore run runs/quickstart-20260101-120000/config.json --out again
             fedcore run runs/quickstart-20260101-120000 --resume
+            fedcore run runs/quickstart-20260101-120000 --resume --rounds 200 --seeds 10
             fedcore run quickstart --set 'algorithms=["MimiC", "mine.methods:FedACG"]'
             fedcore run mine.toml --import mine.py
             fedcore run mimic/table3-tau20 --engine ray --workers 8
             fedcore run mimic/table3-tau20 --device cuda
+            fedcore run quickstart --out runs/mine --log tensorboard
         """,
         do="run.run",
     )
@@ -64,7 +66,10 @@ def _run(group: Group) -> None:
     options.changes(parser)
     words = "a new or empty folder; by default runs/PRESET-DATE-TIME"
     parser.add_argument("--out", type=Path, metavar="DIR", help=words)
-    words = "go on with a stopped run: PRESET is its folder, and nothing is changed"
+    words = (
+        "go on with a run that was stopped, or is to have more: PRESET is its folder, --rounds and --seeds are what it "
+        "is to have in all, --set 'algorithms=[...]' names algorithms beside its own; nothing else can change"
+    )
     parser.add_argument("--resume", action="store_true", help=words)
     options.jobs(parser)
     options.imports(parser)
@@ -81,6 +86,7 @@ def _run(group: Group) -> None:
         "are the same, and a run may go on with the other one; worth it for models from LeNet's size on"
     )
     options.engine(parser, words, "workers on Ray, for each trial in its turn; by default 2")
+    options.log(parser)
     words = "show where the rounds' time went, and write trace.json, which chrome://tracing shows, into the folder"
     parser.add_argument("--profile", action="store_true", help=words)
 
@@ -90,9 +96,9 @@ def _sweep(group: Group) -> None:
         "sweep",
         """Run several presets, each at every point of its grid of rates and betas.
 
-        The same command goes on where it was stopped or killed: what is complete is skipped. Other presets, more seeds
-        and more points of a grid may be added to a folder later. Of a grid's points the report shows each algorithm's
-        best.
+        The same command goes on where it was stopped or killed: what is complete is skipped. Other presets, and more
+        seeds, algorithms, rounds and points of a grid may be added to a folder later. Of a grid's points the report
+        shows each algorithm's best.
 
         Examples:
 
@@ -100,6 +106,7 @@ def _sweep(group: Group) -> None:
             fedcore sweep flexible/table3-synthetic-niid-t{1,2,3,4} --seeds 5 --out runs/table3
             fedcore sweep momentum/figure5-s10 --set 'grid={"rate.lr"=[0.01, 0.1], "algorithms.beta"=[0.2]}'
             fedcore sweep mimic/table3-tau20 --engine ray --workers 64 --address auto
+            fedcore sweep mimic/table3-tau20 --scale quick --log tensorboard --log mlflow=sqlite:///mlflow.db
         """,
         do="sweep.sweep",
     )
@@ -117,6 +124,7 @@ def _sweep(group: Group) -> None:
         "each at a time; the figures are the same, and a sweep may go on with the other one"
     )
     options.engine(parser, words, "workers on Ray; by default 2")
+    options.log(parser)
 
 
 def _data(group: Group) -> None:

@@ -57,6 +57,17 @@ def imports(parser: Parser) -> None:
     parser.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE", help=words)
 
 
+def log(parser: Parser) -> None:
+    """Loggers that are told of each round."""
+    words = (
+        "log every round as it is done; may be repeated. tensorboard[=FOLDER]: event files, by default in the output "
+        "folder's `tensorboard`; wandb[=PROJECT]: offline files in its `wandb`, which `wandb sync` sends; "
+        "mlflow[=ADDRESS]: a tracking server or store such as sqlite:///mlflow.db, by default MLflow's own; each needs "
+        "the extra of its name"
+    )
+    parser.add_argument("--log", dest="loggers", action="append", default=[], metavar="KIND[=WHERE]", help=words)
+
+
 def json(parser: Parser) -> None:
     """JSON in the place of a table."""
     words = "print JSON, for other programs"

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
@@ -10,10 +11,12 @@ from rich.console import Console
 
 from fedcore.cli.engine import EngineOptions
 from fedcore.cli.exit_status import exit_on_failures, interruptible
+from fedcore.cli.log import Loggers
 from fedcore.cli.progress import RunProgress
 from fedcore.cli.report import show_report
 from fedcore.errors import ConfigError
-from fedcore.experiment import load_preset, run_experiment
+from fedcore.experiment import Event, load_preset, run_experiment
+from fedcore.experiment.additions import gone_on_with
 from fedcore.experiment.run_folder import CONFIG, default_folder
 from fedcore.experiment.trial import trials
 from fedcore.registries import load_module
@@ -42,6 +45,7 @@ def run(
     workers: int | None,
     gpus: float | None,
     address: str | None,
+    loggers: list[str],
 ) -> None:
     """Run an experiment."""
     load_all(imports)
@@ -50,12 +54,15 @@ def run(
     overrides += [f"threads={threads}"] if threads is not None else []
     overrides += [f"together={TOGETHER[together]}"] if together is not None else []
     overrides += on_device(device, server_device)
-    if resume and (overrides or out or scale != "full"):
+    if resume and (out or scale != "full"):
+        named = "--out" if out else "--scale"
         raise ConfigError(
-            "--resume: expected the run's folder alone, since a run goes on as it was begun, got options beside it"
+            f"--resume: expected no {named}, since a run goes on in its folder as it was begun, got one: leave it out "
+            "(--rounds, --seeds and --set 'algorithms=[...]' may add to it)"
         )
     experiment = load_preset(str(Path(preset, CONFIG)) if resume else preset, overrides, scale=scale)
     folder = Path(preset) if resume else out or default_folder(experiment)
+    experiment = gone_on_with(folder, experiment) if resume else experiment
     console = Console()
     total = experiment.rounds * len(trials(experiment))
     there = f"the finished rounds are in {folder / 'records'}: fedcore report {folder}"
@@ -64,6 +71,7 @@ def run(
     with (
         engines.clients(imports) as make_engine,
         interruptible(console, go_on),
+        Loggers(loggers, folder, console) as logged,
         RunProgress(console, total) as progress,
         traced or nullcontext(),
     ):
@@ -74,7 +82,7 @@ def run(
             jobs=jobs,
             imports=imports,
             make_engine=make_engine,
-            on_event=progress.show,
+            on_event=both(progress.show, logged.show),
         )
     show_report(console, folder)
     if traced is not None:
@@ -82,6 +90,16 @@ def run(
         console.print(traced.table(), markup=False, highlight=False, soft_wrap=True)
         console.print(f"wrote {folder / TRACE}", markup=False, highlight=False, soft_wrap=True)
     exit_on_failures(console, [(event.trial.name, event) for event in failed])
+
+
+def both(*listeners: Callable[[Event], None]) -> Callable[[Event], None]:
+    """A listener that tells several of an event, in this order."""
+
+    def show(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return show
 
 
 def load_all(imports: list[str]) -> None:

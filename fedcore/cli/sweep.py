@@ -7,9 +7,10 @@ from rich.console import Console
 
 from fedcore.cli.engine import EngineOptions, found_anywhere
 from fedcore.cli.exit_status import exit_on_failures, interruptible
+from fedcore.cli.log import Loggers
 from fedcore.cli.progress import RunProgress
 from fedcore.cli.report import show_sweep
-from fedcore.cli.run import given, load_all, on_device
+from fedcore.cli.run import both, given, load_all, on_device
 from fedcore.experiment import Sweep, load_preset, run_sweep
 
 
@@ -28,6 +29,7 @@ def sweep(
     workers: int | None,
     gpus: float | None,
     address: str | None,
+    loggers: list[str],
 ) -> None:
     """Run several presets at every point of their grids."""
     load_all(imports)
@@ -39,7 +41,12 @@ def sweep(
     console = Console()
     total = sum(job.trial.experiment.rounds for job in chosen.jobs())
     go_on = f"the same command goes on, and what is there: fedcore report {folder}"
-    with interruptible(console, go_on), RunProgress(console, total) as progress:
-        failed = run_sweep(chosen, jobs=jobs, imports=found_anywhere(imports), runner=runner, on_event=progress.show)
+    with (
+        interruptible(console, go_on),
+        Loggers(loggers, folder, console) as logged,
+        RunProgress(console, total) as progress,
+    ):
+        show = both(progress.show, logged.show)
+        failed = run_sweep(chosen, jobs=jobs, imports=found_anywhere(imports), runner=runner, on_event=show)
     show_sweep(console, folder)
     exit_on_failures(console, [(event.job.name, event) for event in failed])

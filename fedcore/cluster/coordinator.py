@@ -2,7 +2,10 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from functools import wraps
+from threading import RLock
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -15,6 +18,8 @@ from fedcore.interrupts import uninterrupted
 from fedcore.server.transactions import Transactions
 from fedcore.store import Durability
 
+P = ParamSpec("P")
+R = TypeVar("R")
 LOGGER = logging.getLogger("fedcore.cluster")
 PATIENCE = 10.0
 """Seconds that a folder is waited for whose process is being killed."""
@@ -27,12 +32,24 @@ class BrokenOffError(Exception):
 
     Attributes:
         error: what the caller is to hear, if the change did not happen.
+        why: the same without what follows from that.
         found: what a shard returned that was through; None if none was.
     """
 
-    def __init__(self, error: BaseException, found: Returned | None) -> None:
+    def __init__(self, error: BaseException, why: str, found: Returned | None) -> None:
         super().__init__(str(error))
-        self.error, self.found = error, found
+        self.error, self.why, self.found = error, why, found
+
+
+def alone(call: Callable[Concatenate["Coordinator", P], R]) -> Callable[Concatenate["Coordinator", P], R]:
+    """Have one thread at a time call the shards, from its first message to their last answer."""
+
+    @wraps(call)
+    def calling(self: "Coordinator", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self.turn:
+            return call(self, *args, **kwargs)
+
+    return calling
 
 
 class Coordinator:
@@ -51,6 +68,7 @@ class Coordinator:
         known: the numbers that all shards have alike.
         openings: how often the shards' folders were opened.
         settings: as the folders have them, once they are opened.
+        turn: of the thread that calls them.
     """
 
     def __init__(
@@ -66,11 +84,13 @@ class Coordinator:
         self.known, self.openings = Known(0, 0), 0
         self.settings: dict[str, Any] | None = None
         self._broken: str | None = None
+        self.turn = RLock()
 
     def __len__(self) -> int:
         """The number of shards."""
         return len(self._places)
 
+    @alone
     def call(self, name: str, *shared: Any, each: Sequence[tuple[Any, ...]] | None = None) -> list[Any]:
         """Call a method of all shards that changes nothing that counts; returns what each does.
 
@@ -88,6 +108,7 @@ class Coordinator:
             self._come_together()
             raise broken.error from None
 
+    @alone
     def change(self, name: str, *shared: Any, each: Sequence[tuple[Any, ...]] | None = None, rounds: int = 0) -> Any:
         """Call a method of all shards that is one transaction of each; returns what the first does.
 
@@ -108,12 +129,13 @@ class Coordinator:
             if broken.found is None:
                 raise ClusterError(
                     f"{name}: expected a shard to report, got none: it happened, and all shards are together again, "
-                    f"but what is known of it is their state alone: {broken.error}"
+                    f"but what is known of it is their state alone: {broken.why}"
                 ) from None
             return broken.found.value
         self.known = due
         return found[0] if found else None
 
+    @alone
     def fetch(self, name: str, *arguments: Any) -> list[Any]:
         """The results of a method of each shard that asks nothing and changes nothing, or references to them.
 
@@ -125,6 +147,7 @@ class Coordinator:
         with uninterrupted():
             return self.placement.fetch(name, *arguments)
 
+    @alone
     def read(self, fetched: Sequence[Any], opening: int) -> list[Any]:
         """The results that ``fetch`` gave, here.
 
@@ -147,18 +170,19 @@ class Coordinator:
             self._come_together()
             raise broken.error from None
 
+    @alone
     def make(self, *shared: Any, each: Sequence[tuple[Any, ...]]) -> None:
         """Make the shards of a new server; if one cannot be made, none is."""
         self.placement.make(self._places)
         try:
             self._call("make", shared, each)
         except BaseException as error:
-            try:
+            with suppress(Exception):  # one that is lost cannot delete anything
                 self._call("unmake", (), None)
-            finally:
-                self.placement.drop()
+            self.placement.drop()
             raise (error.error if isinstance(error, BrokenOffError) else error) from None
 
+    @alone
     def open(self) -> None:
         """Open the shards' folders, at one transaction: those that are ahead take one back.
 
@@ -207,6 +231,7 @@ class Coordinator:
         self._still()
         return held
 
+    @alone
     def drop(self) -> None:
         """End the shards."""
         self.placement.drop()
@@ -245,19 +270,13 @@ class Coordinator:
         through = next((reply for reply in replies if isinstance(reply, Returned)), None)
         if lost:
             first = replies[lost[0]]
-            error: BaseException = (
-                errors[0]
-                if errors
-                else ShardLostError(
-                    f"{name}: expected an answer of every shard, got none of {lost}, which ended: {first.error}; "  # type: ignore[union-attr]
-                    "nothing has changed, and it may be done again"
-                )
-            )
-            raise BrokenOffError(error, through)
+            why = f"expected an answer of every shard, got none of {lost}, which ended: {first.error}"  # type: ignore[union-attr]
+            unchanged = ShardLostError(f"{name}: {why}; nothing has changed, and it may be done again")
+            raise BrokenOffError(errors[0] if errors else unchanged, why, through)
         if raised:
             error = errors[0] if errors else ClusterError(f"{name}: expected shards that ask alike, got others")
             if may_differ:
-                raise BrokenOffError(error, through)
+                raise BrokenOffError(error, str(error), through)
             raise error
         return [reply.value for reply in replies if isinstance(reply, Returned)]
 

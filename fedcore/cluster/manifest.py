@@ -31,12 +31,14 @@ class Manifest:
         layout: of the whole model.
         ranges: of each shard.
         folders: of each shard, on its own machine; relative ones are beside the manifest. None for memory.
+        is_copy: whether ``save`` wrote it, and may put another copy in its place.
     """
 
     cluster: str
     layout: Layout
     ranges: tuple[Range, ...]
     folders: tuple[str, ...] | None
+    is_copy: bool = False
 
     def places(self, beside: Path | None) -> list[Place]:
         """The shards' places.
@@ -64,6 +66,7 @@ class Manifest:
                 "what": _WHAT,
                 "version": _VERSION,
                 "cluster": self.cluster,
+                "copy": self.is_copy,
                 "layout": self.layout.to_state(),
                 "shards": [
                     {"folder": folder, **span._asdict()}
@@ -110,7 +113,7 @@ class Manifest:
             ranges = tuple(Range(one["start"], one["stop"], one["end"]) for one in said["shards"])
             _require_whole(layout, ranges)
             folders = tuple(str(one["folder"]) for one in said["shards"])
-            return cls(str(said["cluster"]), layout, ranges, folders)
+            return cls(str(said["cluster"]), layout, ranges, folders, said.get("copy") is True)
 
 
 def folders_of(names: Sequence[str], folders: Sequence[str | os.PathLike[str]] | None) -> tuple[str, ...]:
@@ -139,6 +142,21 @@ def prepare(home: Path) -> None:
         disk.sync_path(home.parent)
     except OSError as error:
         raise StoreError(f"{home}: making a cluster failed: {error.strerror or error}") from error
+
+
+def older_copy(home: Path) -> Manifest | None:
+    """The copy that a folder holds, in whose place another may be put; None if it holds nothing.
+
+    Raises:
+        StoreError: it holds something else.
+    """
+    if (found := manifest_at(home / NAME)) is None:
+        if strange := [name for name in sorted(os.listdir(home)) if not name.startswith(NAME)]:
+            raise StoreError(f"{home}: expected a new or empty folder, or of an older copy, got one with {strange[0]}")
+        return None
+    if not found[1].is_copy:
+        raise StoreError(f"{home}: expected a new or empty folder, or of an older copy, got a server's own")
+    return found[1]
 
 
 def replace_text(path: Path, text: str) -> None:

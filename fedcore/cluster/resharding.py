@@ -1,6 +1,5 @@
 """Another number of shards: a cluster's folders, or one server's, cut anew, without a number that changes."""
 
-import json
 import os
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
@@ -13,6 +12,8 @@ import numpy as np
 
 from fedcore.algorithms.descriptions import revive
 from fedcore.cluster.coordinator import common, least
+from fedcore.cluster.deleting import delete_shard
+from fedcore.cluster.intent import declare, finish
 from fedcore.cluster.manifest import (
     NAME,
     Manifest,
@@ -20,7 +21,6 @@ from fedcore.cluster.manifest import (
     folders_of,
     manifest_at,
     prepare,
-    replace_text,
 )
 from fedcore.cluster.ranges import Range, cut, ranges_of, require_elementwise
 from fedcore.cluster.shard import Place
@@ -32,11 +32,7 @@ from fedcore.server.snapshot import OF_MODEL
 from fedcore.server.transactions import go_back, transactions
 from fedcore.store import ClientStore
 from fedcore.store.files import system_calls as disk
-from fedcore.store.files.atomic_folder import remove
 from fedcore.store.joining import Piece, join, require_alike
-
-INTENT = "cluster.json.cutting"
-"""What is being done, beside the manifest: which folders are made, and which go behind it."""
 
 _SHARED = ("counter", "population", "norms")
 """Kinds of vectors that are no slices: of all shards alike, and the counters, which are the first's."""
@@ -75,7 +71,7 @@ def reshard(
         LockedError: a server has the cluster, or somebody saves to the folder.
 
     Killed, it leaves the old shards or the new ones, whole, and may be done again, which deletes what was left over:
-    ``cluster.json.cutting``, beside the manifest, says what that is.
+    ``cluster.json.intent``, beside the manifest, says what that is.
 
     Cost: reads and writes every row once; old and new shards are on the disks together.
 
@@ -97,51 +93,33 @@ def reshard(
         old = _cluster(*found, opened) if found else _server(Path(path), opened)
         ranges = ranges_of(old.layout, shards)
         named = folders_of([f"shard-{k}-{uuid4().hex[:8]}" for k in range(shards)], folders)
-        manifest = Manifest(uuid4().hex, old.layout, ranges, named)
+        is_copy = found is not None and to is None and found[1].is_copy
+        manifest = Manifest(uuid4().hex, old.layout, ranges, named, is_copy)
         home = Path(os.path.realpath(found[0].parent if found and to is None else to or ""))
         if to is not None:
             prepare(home)
         places = manifest.places(home)
         with alone_in(home), disk.explained("cutting a cluster", home):
-            _finish(home)
+            finish(home, _delete)
             _require_free(places)
-            going = found[1].folders if found and to is None else ()
-            intent = {"home": str(home), "cluster": manifest.cluster, "made": named, "going": going}
-            replace_text(home / INTENT, json.dumps(intent))
+            declare(home, made=manifest, going=found[1] if found and to is None else None)
             try:
                 old.write(places, ranges, progress)
                 manifest.write(home / NAME)
             except BaseException:
                 opened.close()
                 with suppress(FedcoreError):
-                    _finish(home, goes=False)  # the manifest may be there, and not yet safe
+                    finish(home, _delete, goes=False)  # the manifest may be there, and not yet safe
                 raise
             opened.close()
-            _finish(home)
+            finish(home, _delete)
     return home / NAME
 
 
-def _finish(home: Path, *, goes: bool = True) -> None:
-    """Delete what a cut that ended anywhere has left: what it made, or, if its manifest is there, what goes then.
-
-    Args:
-        goes: False leaves what goes for the next time.
-    """
-    if not (home / INTENT).exists():
-        return
-    with believed(home / INTENT):
-        said = json.loads((home / INTENT).read_text())
-        there = manifest_at(home / NAME)
-        is_done = there is not None and there[1].cluster == said["cluster"]
-        over = [home / folder for folder in said["going" if is_done else "made"]]
-        if said["home"] != str(home):  # it was copied: folders elsewhere are the other one's
-            over = [folder for folder in over if folder.parent == home]
-    if is_done and not goes:
-        return
-    for folder in over:
-        with suppress(StoreError):  # who waited for its lock has it now, finds another manifest, and lets it go
-            remove(folder)
-    (home / INTENT).unlink()
+def _delete(cluster: str, folders: Sequence[str]) -> bool:
+    """Delete shards, which all lie here. Who waited for one's lock finds another manifest, and lets it go."""
+    gone = [delete_shard(cluster, folder) for folder in folders]
+    return all(gone)
 
 
 def _require_free(places: Sequence[Place]) -> None:

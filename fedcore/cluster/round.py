@@ -12,7 +12,7 @@ from fedcore.cluster.coordinator import Coordinator
 from fedcore.cluster.ranges import Range
 from fedcore.cluster.sent import Said
 from fedcore.cluster.shard import Finished
-from fedcore.errors import FedcoreError, RangeError
+from fedcore.errors import ClusterError, FedcoreError, RangeError
 from fedcore.memory import empty
 from fedcore.native import core
 from fedcore.server.call_guard import one_call
@@ -54,7 +54,7 @@ class Round(RoundFace):
         self._coordinator, self._settings, self._ranges, self._registry = coordinator, settings, ranges, registry
         self._fold_at, self._may_hold, self._over = fold, may_hold, over
         self._on_report = on_report
-        self._number = coordinator.known.round_number
+        self._number, self._opening = coordinator.known.round_number, coordinator.openings
         self._turn, self._inside, self._is_ending = RLock(), Lock(), False
         self._held: list[tuple[Said, list[list[Any]]]] = []
         self._known: set[ClientId] = set()
@@ -66,6 +66,15 @@ class Round(RoundFace):
             return {"is_open": False, "report": self.report}
         heard, refused = len(self._known), len(self._refused)
         return {"round": self._number, "is_open": True, "heard": heard, "refused": refused, "shards": len(self._ranges)}
+
+    def _require_open(self) -> None:
+        super()._require_open()
+        if self._coordinator.openings != self._opening:
+            self._abort()
+            raise ClusterError(
+                "round: expected one whose shards are all there, got one in which a shard was lost: it never happened, "
+                "and may be begun again"
+            )
 
     def buffer(self) -> F32:
         """A vector for one client's y, float32[n] of undefined content: see ``fedcore.Round.buffer``."""

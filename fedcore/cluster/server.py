@@ -3,6 +3,7 @@
 import inspect
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,13 +17,14 @@ from fedcore.algorithms import Algorithm
 from fedcore.clients import ClientId
 from fedcore.cluster.coordinator import Coordinator
 from fedcore.cluster.gathered import Gathered
-from fedcore.cluster.manifest import NAME, Manifest, alone_in, folders_of, prepare
+from fedcore.cluster.intent import declare, finish
+from fedcore.cluster.manifest import NAME, Manifest, alone_in, folders_of, older_copy, prepare
 from fedcore.cluster.placement import Here, Placement
 from fedcore.cluster.ranges import cut, ranges_of, require_elementwise
 from fedcore.cluster.round import Round
 from fedcore.cluster.shard import settings_of_shard
 from fedcore.cluster.view import ClusterView
-from fedcore.errors import RangeError, RoundError, StoreError
+from fedcore.errors import FedcoreError, RangeError, RoundError, StoreError
 from fedcore.layout import Layout
 from fedcore.optimizers import Optimizer
 from fedcore.rates import Rate
@@ -283,21 +285,39 @@ class Server(ClusterView):
             path: a folder: new, empty, or of an older copy, which stays until the new one is whole.
 
         Raises:
-            RoundError, StoreError: a round is open; the folder is something else, or a disk is full.
+            RoundError: a round is open.
+            StoreError: the folder is something else than a copy, a run's own say; or a disk is full.
+            LockedError: a server goes on in the copy that is there.
+
+        Killed, it leaves the older copy, and the next save there deletes what it had made, as the file
+        ``cluster.json.intent`` says.
         """
         self._between_rounds()
         home = Path(os.path.abspath(path))
-        if home == self._home:
+        if self._home is not None and os.path.realpath(home) == os.path.realpath(self._home):
             raise StoreError(f"{home}: expected another folder than the server's own, got that: every round is there")
         home.mkdir(parents=True, exist_ok=True)
         with alone_in(home):
-            before = Manifest.read(home / NAME) if (home / NAME).exists() else None
+            finish(home, self._forget)
+            before = older_copy(home)
+            if before is not None:
+                self._coordinator.call("require_unused", [place.folder for place in before.places(home)])
             mark = uuid4().hex[:8]
             folders = tuple(f"shard-{k}-{mark}" for k in range(len(self.ranges)))
-            self._coordinator.call("save", each=[(os.fspath(home / folder),) for folder in folders])
-            replace(self._manifest, folders=folders).write(home / NAME)
-            if before is not None:
-                self._coordinator.call("forget_copy", [os.fspath(home / folder) for folder in before.folders or ()])
+            copy = replace(self._manifest, folders=folders, is_copy=True)
+            declare(home, made=copy, going=before)
+            try:
+                self._coordinator.call("save", each=[(place.folder,) for place in copy.places(home)])
+                copy.write(home / NAME)
+            except FedcoreError:
+                with suppress(FedcoreError):  # then the next save does it
+                    finish(home, self._forget, goes=False)
+                raise
+            finish(home, self._forget)
+
+    def _forget(self, cluster: str, folders: Sequence[str]) -> bool:
+        """Delete parts of a copy, each by the shard that wrote it; tell whether all are gone."""
+        return all(self._coordinator.call("forget_copy", cluster, list(folders)))
 
     def checkpoint(self) -> None:
         """Make every finished round safe, where durability="checkpoint"; elsewhere it is already. Between rounds."""
@@ -331,13 +351,14 @@ class Server(ClusterView):
             if coming:
                 self._learn_clients()
 
-        whom = self._coordinator, self._settings, self.ranges
-        make = partial(Round, *whom, fold=fold, may_hold=may_hold, over=over, on_report=self.on_report)
-        self._between_rounds()
-        self._coordinator.call("begin_round", coming)
-        if coming:
-            self._read_registry()
-        return self._round_lock.open(self.round_number, partial(make, self._registry))
+        def make() -> Round:
+            self._coordinator.call("begin_round", coming)
+            if coming:
+                self._read_registry()
+            whom = self._coordinator, self._settings, self.ranges, self._registry
+            return Round(*whom, fold=fold, may_hold=may_hold, over=over, on_report=self.on_report)
+
+        return self._round_lock.open(self.round_number, make)
 
 
 def _options(options: Mapping[str, Any]) -> tuple[Sizes | None, Sequence[str], dict[str, Any]]:

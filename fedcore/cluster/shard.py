@@ -4,6 +4,7 @@ Nothing here computes: a shard is a server that asks the others where a decision
 """
 
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ import numpy as np
 from fedcore import runtime
 from fedcore.aggregation import Counters
 from fedcore.clients import ClientId
+from fedcore.cluster.deleting import delete_shard
 from fedcore.cluster.link import Link
 from fedcore.cluster.sent import Said, Sent, SliceReader, updates_of
 from fedcore.cluster.strand import Reply, Strand
@@ -33,6 +35,7 @@ from fedcore.server.state import State
 from fedcore.server.transactions import Transactions, go_back, transactions
 from fedcore.store import ClientStore, Durability
 from fedcore.store.files.atomic_folder import remove
+from fedcore.store.files.locks import WriterLock
 from fedcore.typing import F32
 
 
@@ -308,11 +311,20 @@ class Shard:
         """Write a copy of the shard's part."""
         self._state.save(path)
 
-    def forget_copy(self, paths: list[str]) -> None:
-        """Delete this shard's part of an older copy, which may have been of more shards, or of fewer."""
-        for path in paths[self._place.shard :: self._place.shards]:
-            with suppress(StoreError):
-                remove(Path(path))
+    def require_unused(self, paths: list[str]) -> None:
+        """Raise a LockedError if somebody writes to this shard's part of an older copy."""
+        for path in self._own(paths):
+            if os.path.exists(path):
+                WriterLock(Path(path), shared=True).close()
+
+    def forget_copy(self, cluster: str, paths: list[str]) -> bool:
+        """Delete this shard's part of an older copy of that cluster; tells whether it is gone."""
+        gone = [delete_shard(cluster, path) for path in self._own(paths)]
+        return all(gone)
+
+    def _own(self, paths: list[str]) -> list[str]:
+        """This shard's part of the folders of a copy, which may be of more shards, or of fewer."""
+        return paths[self._place.shard :: self._place.shards]
 
     def verify(self) -> list[str]:
         """The damage found here: see ``ClientStore.verify``."""

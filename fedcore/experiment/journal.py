@@ -6,12 +6,10 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from fedcore.engines import Engine
-from fedcore.errors import ConfigError
 from fedcore.experiment.checkpoints import SECONDS, Checkpoints, Copy
 from fedcore.experiment.nodes import Nodes
-from fedcore.experiment.records import Header, RoundRecord, Writer, read, started
-from fedcore.experiment.trial import CHECKPOINTS, Trial
-from fedcore.runtime import __version__
+from fedcore.experiment.records import RoundRecord, Writer
+from fedcore.experiment.trial import CHECKPOINTS, Trial, header_of, rounds_before
 from fedcore.server import Server
 
 
@@ -27,7 +25,7 @@ class Journal(Protocol):
         """The folder of the server's last copy, which need not be there; None for a new trial."""
 
     def begin(self, before: Sequence[RoundRecord]) -> None:
-        """Go on after these rounds, the first ones of ``before``; the others are forgotten."""
+        """Go on after these rounds, the first ones of ``before``; the others are done again."""
 
     def add(self, line: RoundRecord) -> None:
         """Write a round."""
@@ -53,11 +51,11 @@ class FolderJournal:
     """
 
     def __init__(self, trial: Trial, folder: Path, seconds: float = SECONDS) -> None:
-        self._header = header_of(trial)
+        self._header, self._every = header_of(trial), trial.experiment.evaluate.every
         self._path = folder / "records" / trial.file_name
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._checkpoints = Checkpoints(folder / CHECKPOINTS / self._path.stem, seconds)
-        found = _rounds_before(self._path, self._header)
+        found = rounds_before(self._path, self._header, self._every)
         self.before: list[RoundRecord] = found or []
         self.saved = None if found is None else self._checkpoints.folder
         self._record: Writer | None = None
@@ -70,9 +68,9 @@ class FolderJournal:
         return len(self.before) == self._header.rounds
 
     def begin(self, before: Sequence[RoundRecord]) -> None:
-        """See ``Journal``."""
+        """See ``Journal``; the record keeps the others until they are done again."""
         self.close()
-        self._record = Writer(self._path, self._header, before)
+        self._record = Writer(self._path, self._header, before, until=len(self.before))
 
     def add(self, line: RoundRecord) -> None:
         """See ``Journal``."""
@@ -111,34 +109,3 @@ class FolderJournal:
     def _written(self) -> Writer:
         assert self._record is not None, "begin comes first"
         return self._record
-
-
-def header_of(trial: Trial) -> Header:
-    """The header of a trial's record, by which it is known again."""
-    experiment = trial.experiment
-    return Header(
-        preset=experiment.name,
-        title=experiment.title,
-        algorithm=trial.method.label,
-        order=trial.order,
-        seed=trial.seed,
-        rounds=experiment.rounds,
-        version=__version__,
-    )
-
-
-def _rounds_before(path: Path, header: Header) -> list[RoundRecord] | None:
-    """The rounds of a trial that was begun before, or None.
-
-    Raises:
-        ConfigError: the record is another trial's.
-    """
-    if not path.exists():
-        return None
-    if not started(path):
-        path.unlink()
-        return None
-    record = read(path)
-    if record.header != header:
-        raise ConfigError(f"{path}: expected the record of {header}, got that of {record.header}")
-    return record.rounds

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, ClassVar, Self, TypeVar
+from typing import Annotated, ClassVar, Self, TextIO, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -126,31 +126,42 @@ class Writer:
     Args:
         path: the file; it must not exist yet.
         before: rounds to go on after. The file is then replaced, at once, by one with the header and these.
+        until: how many rounds the file has that is there. It is replaced once there are as many again, so that no round
+            is lost where some of them are done a second time and that is interrupted.
     """
 
-    def __init__(self, path: Path, header: Header, before: Iterable[RoundRecord] | None = None) -> None:
+    def __init__(
+        self, path: Path, header: Header, before: Iterable[RoundRecord] | None = None, *, until: int = 0
+    ) -> None:
+        self._path, self._until = path, until
+        self._again: list[Header | RoundRecord] | None = None if before is None else [header, *before]
+        self._file: TextIO | None = None
         if before is None:
             self._file = path.open("x", encoding="utf-8")
             self._line(header)
-            return
-        draft = path.with_suffix(".draft")
-        self._file = draft.open("w", encoding="utf-8")
-        self._line(header)
-        for record in before:
-            self._line(record)
-        draft.replace(path)
+        else:
+            self._replace_when_due()
 
     def add(self, record: RoundRecord) -> None:
         """Write one round and hand it to the operating system."""
-        self._line(record)
+        if self._again is None:
+            self._line(record)
+        else:
+            self._again.append(record)
+            self._replace_when_due()
 
     def sync(self) -> None:
         """Make what was written durable: what rests on it must not outlive it in a loss of power."""
-        os.fsync(self._file.fileno())
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+        else:
+            with self._path.open("rb") as file:  # which has these rounds, and more
+                os.fsync(file.fileno())
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -160,7 +171,18 @@ class Writer:
     ) -> None:
         self.close()
 
+    def _replace_when_due(self) -> None:
+        if self._again is None or len(self._again) - 1 < self._until:
+            return
+        draft = self._path.with_suffix(".draft")
+        self._file = draft.open("w", encoding="utf-8")
+        for line in self._again:
+            self._line(line)
+        draft.replace(self._path)
+        self._again = None
+
     def _line(self, line: Header | RoundRecord) -> None:
+        assert self._file is not None, "lines wait in _again until there is a file"
         self._file.write(json.dumps(asdict(line), allow_nan=False) + "\n")
         self._file.flush()
 
@@ -190,6 +212,19 @@ def read(path: Path) -> Record:
             raise MissingDataError(f"{path}: line {number}: expected {due}, got round {record.round}")
         rounds.append(record)
     return Record(header, rounds, torn)
+
+
+def read_header(path: Path) -> Header | None:
+    """Read the first line of a record alone; None where it is not whole yet.
+
+    Raises:
+        MissingDataError: it is no header.
+    """
+    with path.open("rb") as file:
+        line, lost, _ = file.readline().decode("utf-8", "replace").partition("\0")
+    if lost or not line.endswith("\n"):
+        return None
+    return _read_line(path, 1, line, _HEADER, "the header of a record")
 
 
 def read_folder(folder: Path) -> list[Record]:

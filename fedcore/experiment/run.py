@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedcore.experiment.additions import go_on, gone_on_with
 from fedcore.experiment.jobs import Event, Job, find_data, find_device, processes_on, run_jobs
-from fedcore.experiment.run_folder import check_device, prepare, write_config
+from fedcore.experiment.run_folder import prepare
 from fedcore.experiment.schema.experiment import Experiment
 from fedcore.experiment.together import settled
 from fedcore.experiment.trial import trials
@@ -30,7 +31,8 @@ def run_experiment(
         experiment: what to run.
         folder: a new or empty folder.
         resume: go on with the run in ``folder``, which is ``experiment``'s: its finished trials stay, the others go on
-            from their last checkpoint and end as if nothing had stopped them.
+            from their last checkpoint and end as if nothing had stopped them. ``experiment`` may have more rounds,
+            seeds and algorithms than the run was begun with: it ends with the bits of one that had them from the start.
         jobs: processes; None for as many as there are cores, and trials, and for one where they train on a GPU; 0 for
             this one, as in a notebook, whose own classes no other process knows.
         imports: modules, or paths of .py files, that each process imports first, for what they add to the registries.
@@ -43,19 +45,19 @@ def run_experiment(
         The trials that failed, as their last events. They do not stop the others.
 
     Raises:
-        ConfigError: the folder is not new or empty; or its trials were begun on another kind of device.
+        ConfigError: the folder is not new or empty; or its run is another experiment's, was begun on another kind of
+            device, or cannot have more rounds.
         MissingDataError, DeviceError: the data, or the GPU, is not there; nothing was made or begun.
         KeyboardInterrupt: after the processes were stopped; the records hold every finished round.
     """
+    experiment = gone_on_with(folder, experiment) if resume else experiment
     find_data([Job(trial, folder) for trial in trials(experiment)])
     find_device(experiment)
     chosen = settled(experiment, folder)
-    if not resume:
-        prepare(folder, chosen, make_engine)
+    if resume:
+        go_on(folder, chosen)
     else:
-        check_device(folder, experiment)
-    if resume and chosen != experiment:
-        write_config(folder, chosen)
+        prepare(folder, chosen, make_engine)
     work = [Job(trial, folder) for trial in trials(chosen)]
     processes = processes_on(chosen, jobs)
     return run_jobs(work, processes=processes, imports=imports, make_engine=make_engine, on_event=on_event)

@@ -1,18 +1,17 @@
 """Many presets, each at every point of its grid, in one folder that can be gone on with."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedcore.errors import ConfigError
+from fedcore.experiment.additions import go_on, gone_on_with
 from fedcore.experiment.jobs import Event, Job, Runner, find_data, find_device, processes_on, run_jobs
 from fedcore.experiment.presets.grid import points
-from fedcore.experiment.run_folder import CONFIG, check_device, clear_unfinished, prepare, write_config
-from fedcore.experiment.schema.changes import Change, combined
+from fedcore.experiment.run_folder import CONFIG, clear_unfinished, prepare
 from fedcore.experiment.schema.experiment import Experiment
 from fedcore.experiment.together import settled
-from fedcore.experiment.trial import trials
+from fedcore.experiment.trial import Trial, trials
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Sweep:
         for experiment in self.experiments:
             # A seed's trials come together, so that a sweep that is stopped has whole comparisons to show.
             own = [
-                Job(trial, self.folder / experiment.name / point.name, f"{experiment.name} {point.name}".strip())
+                Job(trial, _place(self.folder / experiment.name, point.name), f"{experiment.name} {point.name}".strip())
                 for point in points(experiment)
                 for trial in trials(point.experiment)
             ]
@@ -58,7 +57,7 @@ def run_sweep(
     """Run every trial of a sweep that is not complete.
 
     Nothing is lost when it is killed: the same call skips what is complete and goes on with the rest from the last
-    checkpoints. More presets, grid points or seeds may be added to a folder.
+    checkpoints. More presets, grid points, seeds, algorithms or rounds may be added to a folder.
 
     Args:
         sweep: what to run, and where.
@@ -72,57 +71,45 @@ def run_sweep(
 
     Raises:
         ConfigError: the folder holds another experiment under the name of one of these, or one that was begun on
-            another kind of device.
+            another kind of device, or that cannot have more rounds; nothing was made or begun.
         MissingDataError, DeviceError: data, or the GPU, is not there; nothing was made or begun.
         KeyboardInterrupt: after the processes were stopped; the records hold every finished round.
     """
     work = sweep.jobs()
+    experiments = {job.folder: job.trial.experiment for job in work}
+    chosen = {folder: gone_on_with(folder, experiment, part=True) for folder, experiment in experiments.items()}
+    work = [_of(job, chosen[job.folder]) for job in work]
     find_data(work)
     for experiment in sweep.experiments if runner is None else ():
         find_device(experiment)
         jobs = processes_on(experiment, jobs)
-    chosen = {
-        folder: _prepare(folder, experiment, runner)
-        for folder, experiment in {job.folder: job.trial.experiment for job in work}.items()
-    }
-    work = [replace(job, trial=replace(job.trial, experiment=chosen[job.folder])) for job in work]
+    chosen = {folder: _prepare(folder, experiment, runner) for folder, experiment in chosen.items()}
+    work = [_of(job, chosen[job.folder]) for job in work]
     return run_jobs(work, processes=jobs, imports=imports, runner=runner, on_event=on_event)
 
 
+def _place(preset: Path, point: str) -> Path:
+    """The folder of a point, which is the same one where the keys of a grid came in another order before."""
+    keys = sorted(point.split(","))
+    there = (preset / point / CONFIG).exists() or not preset.is_dir()
+    others = () if there else (path for path in preset.iterdir() if sorted(path.name.split(",")) == keys)
+    return next((path for path in others if (path / CONFIG).exists()), preset / point)
+
+
+def _of(job: Job, experiment: Experiment) -> Job:
+    """The same trial of an experiment that has more of them."""
+    labels = [method.label for method in experiment.algorithms]
+    return replace(job, trial=Trial(experiment, labels.index(job.trial.method.label), job.trial.seed))
+
+
 def _prepare(folder: Path, experiment: Experiment, runner: Runner | None) -> Experiment:
-    """Make the folder of a point, or see that it is this point's; and say whether its clients are trained together."""
-    path = folder / CONFIG
-    if not path.exists():
+    """Make the folder of a point, or write into it what it has more of; and say whether clients train together."""
+    is_there = (folder / CONFIG).exists()
+    if not is_there:
         clear_unfinished(folder)
-        experiment = settled(experiment, folder)
+    experiment = settled(experiment, folder)
+    if is_there:
+        go_on(folder, experiment)
+    else:
         prepare(folder, experiment, runner)
-        return experiment
-    read = Experiment.model_validate_json(path.read_text(encoding="utf-8"))
-    check_device(folder, experiment)
-    before = settled(read, folder)
-    if experiment.together is None:
-        experiment = experiment.model_copy(update={"together": before.together})
-    seeds = tuple(dict.fromkeys((*before.seeds, *experiment.seeds)))
-    if _figures(before) != _figures(experiment):
-        raise ConfigError(
-            f"{folder}: expected the experiment that is to run, got another one in its {CONFIG}; "
-            "take another folder for other settings (only more seeds may be added)"
-        )
-    more = (Change(key="seeds", was=list(experiment.seeds), now=list(seeds)),)
-    both = experiment.model_copy(update={"seeds": seeds, "changes": combined(experiment.changes, more)})
-    if _besides(both) != _besides(read):
-        write_config(folder, both)
     return experiment
-
-
-def _besides(experiment: Experiment) -> tuple[object, ...]:
-    """The rest of a point's configuration, which may change while it runs."""
-    where = experiment.device, experiment.server_device
-    return experiment.seeds, experiment.pictures, experiment.changes, experiment.together, where
-
-
-def _figures(experiment: Experiment) -> dict[str, object]:
-    """The choices that a trial's figures depend on, except its seed."""
-    besides = {"seeds", "grid", "pictures", "changes", "device", "server_device"}
-    tables: dict[str, object] = json.loads(experiment.model_dump_json(exclude=besides))
-    return tables

@@ -1,11 +1,13 @@
 """One trial: one algorithm of an experiment with one seed. Nothing here imports torch: listing trials must not wait."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedcore.experiment.records import read, started
+from fedcore.errors import ConfigError
+from fedcore.experiment.records import Header, RoundRecord, Writer, read, started
 from fedcore.experiment.schema.experiment import Experiment, Method
+from fedcore.runtime import __version__
 
 CHECKPOINTS = "checkpoints"
 """The folder of a run in which its unfinished trials have their servers."""
@@ -49,3 +51,55 @@ def is_complete(trial: Trial, folder: Path) -> bool:
     """
     path = folder / "records" / trial.file_name
     return path.exists() and started(path) and len(read(path).rounds) == trial.experiment.rounds
+
+
+def header_of(trial: Trial) -> Header:
+    """The header of a trial's record, by which it is known again."""
+    experiment = trial.experiment
+    return Header(
+        preset=experiment.name,
+        title=experiment.title,
+        algorithm=trial.method.label,
+        order=trial.order,
+        seed=trial.seed,
+        rounds=experiment.rounds,
+        version=__version__,
+    )
+
+
+def lengthen(trial: Trial, folder: Path) -> None:
+    """Give a trial's record the header of its experiment, where it was begun with fewer rounds.
+
+    Raises:
+        ConfigError: the record is another trial's.
+        MissingDataError: the record is damaged.
+    """
+    rounds_before(folder / "records" / trial.file_name, header_of(trial), trial.experiment.evaluate.every)
+
+
+def rounds_before(path: Path, header: Header, every: int) -> list[RoundRecord] | None:
+    """The rounds of a trial that was begun before, or None.
+
+    The last of fewer rounds was evaluated because it was the last; a longer run does so every ``every`` rounds alone.
+
+    Raises:
+        ConfigError: the record is another trial's.
+    """
+    if not path.exists():
+        return None
+    if not started(path):
+        path.unlink()
+        return None
+    record = read(path)
+    if record.header.rounds < header.rounds and replace(record.header, rounds=header.rounds) == header:
+        last = record.header.rounds - 1
+        unlike = [line.round == last and (last + 1) % every != 0 for line in record.rounds]
+        lines = [
+            replace(line, accuracy=None, loss=None) if other else line
+            for line, other in zip(record.rounds, unlike, strict=True)
+        ]
+        Writer(path, header, lines).close()
+        return lines
+    if record.header != header:
+        raise ConfigError(f"{path}: expected the record of {header}, got that of {record.header}")
+    return record.rounds

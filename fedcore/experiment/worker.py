@@ -1,13 +1,14 @@
 """Workers, which run trials: a process of its own, or the run's; and the messages between a worker and the run."""
 
+import os
 import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,6 +120,7 @@ def run_here(
 
 def _work(pipe: Connection, imports: Sequence[str]) -> None:
     hide_warnings_of_others()
+    threading.Thread(target=_end_with_the_run, daemon=True).start()
 
     def tell(message: RoundRecord | Ended | Recorded) -> None:
         try:
@@ -134,6 +136,14 @@ def _work(pipe: Connection, imports: Sequence[str]) -> None:
                 _run(trial, folder, tell, imports)
             else:
                 _run_traced(trial, folder, tell, imports, timeline)
+
+
+def _end_with_the_run() -> None:
+    """End this process when the run's is gone, however that ended: a round may take hours, and nobody waits for it."""
+    run = parent_process()
+    if run is not None:
+        wait([run.sentinel])
+        os._exit(1)  # as a kill: every line of the record that was written stays
 
 
 def _run_traced(

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedcore.arguments import real, whole
 
@@ -21,6 +22,8 @@ class Horizon:
     >>> Horizon(L=2.0, K=4, T=400)(0)
     0.05
     """
+
+    of_whole_run: ClassVar[bool] = True
 
     L: float
     K: int

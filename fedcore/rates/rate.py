@@ -12,7 +12,11 @@ POSITIVE = "(0, inf)"
 
 
 class Rate(Protocol):
-    """A rate is whatever maps a round (counted from 0) to a positive number."""
+    """A rate is whatever maps a round (counted from 0) to a positive number.
+
+    One whose options say how long the run is, as ``Horizon``'s do, has ``of_whole_run = True``: a run that uses it is
+    not made longer.
+    """
 
     def __call__(self, round: int) -> float:
         """The rate of that round."""

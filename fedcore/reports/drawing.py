@@ -9,6 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
+from matplotlib.ticker import FixedFormatter
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
 """Okabe and Ito's palette, made for every kind of colour vision; line styles repeat the difference. The two blues, and
@@ -19,6 +20,9 @@ TITLE, SAID, NAMED = 12, 9.5, 10
 """Points: a title, the lines below it, and names."""
 NAME_HEIGHT, NAME_WIDTH = 0.2, 2.2
 """Inches that a line of a name takes, with the space above it, and at most."""
+NAMES = FontProperties(size=NAMED, weight="bold")
+GAP = 0.08
+"""Inches between two labels of an axis."""
 PLAIN: dict[str, Any] = {"parse_math": False}
 """Of every text that somebody else wrote: a dollar is a dollar, and no formula that fails when all is done."""
 BESIDE_TEXT = 0.9
@@ -76,6 +80,28 @@ def frame(axes: Any, says: str, *, width: float, title: str = "") -> None:
 def label_axis(axis: Any, text: str, inches: float) -> None:
     """Name an axis, on as many lines as its length asks for."""
     axis.set_label_text(fitted(text, inches, size=NAMED), color=INK, **PLAIN)
+
+
+def stagger(axes: Any, names: Iterable[str]) -> None:
+    """Move the labels of an x axis that would overlap the one before to lines below it.
+
+    Args:
+        axes: whose ticks and limits are final.
+        names: that ``name_ends`` will write beside it, for which it becomes narrower.
+    """
+    figure = axes.get_figure()
+    figure.draw_without_rendering()
+    taken = max((_inches(line, NAMES) for name in names for line in _name(name).split("\n")), default=0.0)
+    narrower = 1 - taken * figure.dpi / axes.get_window_extent().width
+    ends: list[float] = []
+    texts = []
+    for label in axes.get_xticklabels():
+        box = label.get_window_extent()
+        left = narrower * (box.x0 + box.x1) / 2 - box.width / 2
+        line = next((place for place, end in enumerate(ends) if left >= end), len(ends))
+        ends[line : line + 1] = [left + box.width + GAP * figure.dpi]
+        texts.append("\n" * line + label.get_text())
+    axes.xaxis.set_major_formatter(FixedFormatter(texts))
 
 
 def room_for(names: Iterable[str]) -> float:

@@ -1,7 +1,7 @@
 """A report as one HTML page that needs nothing else: no network, no other file."""
 
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from html import escape
 from pathlib import Path
 
@@ -53,10 +53,19 @@ def remark(text: str) -> str:
     return f"<p class=remark>{escape(text)}</p>"
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of plain texts."""
+def table(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], bold: Collection[tuple[int, int]] = frozenset()
+) -> str:
+    """A table of plain texts, those at some places (row, column) in bold.
+
+    >>> table(["a"], [["<"]], {(0, 0)})
+    '<table><thead><tr><th>a</th></tr></thead><tbody>\\n<tr><td><b>&lt;</b></td></tr>\\n</tbody></table>'
+    """
     head = "".join(f"<th>{escape(cell)}</th>" for cell in headings)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
+    body = ""
+    for number, row in enumerate(rows):
+        texts = [f"<b>{escape(cell)}</b>" if (number, at) in bold else escape(cell) for at, cell in enumerate(row)]
+        body += "<tr>" + "".join(f"<td>{text}</td>" for text in texts) + "</tr>\n"
     return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>"
 
 

@@ -41,10 +41,15 @@ class Difference:
         >>> round(low, 3), round(high, 3)
         (-0.107, 0.147)
         """
-        if len(self.values) < 2:
-            return None
-        half = stdtrit(len(self.values) - 1, (1 + CONFIDENCE) / 2) * stdev(self.values) / sqrt(len(self.values))
-        return fmean(self.values) - float(half), fmean(self.values) + float(half)
+        return interval_of(self.values)
+
+
+def interval_of(values: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % interval of a mean by Student's t; None with fewer than two values."""
+    if len(values) < 2:
+        return None
+    half = stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2) * stdev(values) / sqrt(len(values))
+    return fmean(values) - float(half), fmean(values) + float(half)
 
 
 def difference(records: Iterable[Record], of: str, over: str) -> Difference:

@@ -1,5 +1,5 @@
 """The reports of a sweep's folder: each preset's, with every algorithm's best point, a picture of each family of
-presets that vary one thing, an overview, and every trial.
+presets that vary one thing, an overview with a table of conditions x methods, and every trial.
 
 The best point of an algorithm is the one with the highest accuracy (the mean over the last 10 evaluated rounds, then
 over the seeds) among those whose trials are all complete. Where none is, nothing is chosen of it. It is chosen on the
@@ -8,7 +8,7 @@ test set, as the papers do; what is chosen among many is a little too good.
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -17,10 +17,12 @@ from fedcore.errors import MissingDataError
 from fedcore.experiment.records import Record, read_folder
 from fedcore.experiment.run_folder import CONFIG
 from fedcore.experiment.schema.changes import Change, Changes
+from fedcore.reports import conditions as table_of
 from fedcore.reports import html_page as page
+from fedcore.reports.conditions import Condition, condition, setting_of
 from fedcore.reports.families import Family, draw_family, families
 from fedcore.reports.report import Report, changes, paper_lines, paper_parts, pictures, report_on
-from fedcore.reports.summary import final, final_loss
+from fedcore.reports.summary import Statistic, final, final_loss
 from fedcore.reports.table import cells, escaped, legend, markdown_lines
 
 MOST = 10
@@ -50,6 +52,7 @@ def write_overview(folder: Path) -> Overview:
         MissingDataError: there are no records, or one is damaged, or there are runs that are no part of one sweep.
     """
     reports, chosen, changed = {}, [], {}
+    rows: list[Condition] = []
     found, others = _presets(folder)
     for preset, runs in found.items():
         records, notes, points = best(runs)
@@ -60,6 +63,7 @@ def write_overview(folder: Path) -> Overview:
                 records, folder / preset, drawn, changed=changed[preset], notes=notes, config=config
             )
             chosen.append((preset, drawn.varied, records))
+            rows += _conditions(preset, runs)
     if not reports and others:
         raise MissingDataError(
             f"{folder}: expected a run or a sweep, got the folder of {_listed(others)}; "
@@ -70,10 +74,13 @@ def write_overview(folder: Path) -> Overview:
     related = families(chosen, folder, changed)
     for family in related:
         draw_family(family)
+    in_families = {preset for family in related for preset in family.members.values()}
+    rows = [row for row in rows if row.cells and row.preset not in in_families]
+    rows = rows if len(rows) > 1 else []  # of one, its own table says it
     files = tuple(folder / name for name in ("overview.md", "overview.csv", "overview.html", "trials.csv"))
-    files[0].write_text(_markdown(reports, related), encoding="utf-8")
-    _write_csv(reports, files[1])
-    files[2].write_text(_html(reports, related, folder), encoding="utf-8")
+    files[0].write_text(_markdown(reports, related, rows), encoding="utf-8")
+    _write_csv(reports, rows, files[1])
+    files[2].write_text(_html(reports, related, rows, folder), encoding="utf-8")
     _write_trials(found, files[3])
     left_out = (f"left out, since they are no part of this sweep: {_listed(others)}",) if others else ()
     return Overview(reports, (*files, *(family.place for family in related)), left_out)
@@ -104,6 +111,15 @@ def best(runs: Runs) -> tuple[list[Record], list[str], list[str]]:
             notes.append(f"{label}: {point}, the best of {of}{len(by_point)}{'' if of else ' points'}")
         found += [replace(record, header=replace(record.header, order=order)) for record in by_point[point]]
     return found, notes, list(dict.fromkeys(points))
+
+
+def _conditions(preset: str, runs: Runs) -> list[Condition]:
+    """The rows of a preset: one for each combination of its grid's values that changes the problem."""
+    groups: dict[str, Runs] = {}
+    for point, run in runs.items():
+        groups.setdefault(setting_of(point), {})[point] = run
+    chosen = {setting: best(group)[0] for setting, group in sorted(groups.items(), key=lambda item: _natural(item[0]))}
+    return [condition(preset, setting, records) for setting, records in chosen.items() if records]
 
 
 def _in_order(tried: dict[str, dict[str, list[Record]]]) -> dict[str, dict[str, list[Record]]]:
@@ -164,8 +180,13 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
-def _markdown(reports: dict[str, Report], related: Sequence[Family]) -> str:
+def _markdown(reports: dict[str, Report], related: Sequence[Family], rows: Sequence[Condition]) -> str:
     lines: list[str] = []
+    if rows:
+        headings, texts, bold = table_of.table(rows)
+        for row, column in bold:
+            texts[row][column] = f"**{texts[row][column]}**"
+        lines += ["## Conditions and methods", "", *markdown_lines(headings, texts), "", table_of.NOTE, ""]
     for family in related:
         lines += [f"## {escaped(family.title)}", "", f"{family.size}.", ""]
         lines += [line for remark in family.remarks() for line in (f"**{escaped(remark)}**", "")]
@@ -175,14 +196,17 @@ def _markdown(reports: dict[str, Report], related: Sequence[Family]) -> str:
         lines += [f"## {escaped(report.summary.title)}", "", f"`{preset}`, {size(report)}.", ""]
         lines += [f"Changed: {report.summary.changed}.", ""] if report.summary.changed else []
         lines += [*paper_lines(report.paper), ""] if report.paper else []
-        if not report.has_accuracies:
+        if not report.has_accuracies and preset not in _of(rows):
             lines += [*markdown_lines(*cells(report.summary)), ""]
         lines += [*(f"- {escaped(note)}" for note in report.summary.notes), ""]
     return "\n".join(lines)
 
 
-def _html(reports: dict[str, Report], related: Sequence[Family], folder: Path) -> str:
+def _html(reports: dict[str, Report], related: Sequence[Family], rows: Sequence[Condition], folder: Path) -> str:
     parts = []
+    if rows:
+        parts += [page.heading("Conditions and methods"), page.table(*table_of.table(rows))]
+        parts.append(page.paragraph(table_of.NOTE, faint=True))
     for family in related:
         parts += [page.heading(family.title), page.paragraph(f"{family.size}.", faint=True)]
         parts += [page.remark(remark) for remark in family.remarks()]
@@ -192,7 +216,7 @@ def _html(reports: dict[str, Report], related: Sequence[Family], folder: Path) -
         parts += [page.heading(report.summary.title), page.paragraph(f"{preset}, {size(report)}.", faint=True)]
         parts += [page.remark(f"Changed: {report.summary.changed}.")] if report.summary.changed else []
         parts += paper_parts(report.paper) if report.paper else []
-        if not report.has_accuracies:
+        if not report.has_accuracies and preset not in _of(rows):
             parts.append(page.table(*cells(report.summary)))
         parts += [page.picture(folder / preset / "curves.png", report.summary.title)]
         parts += [page.paragraph(note, faint=True) for note in report.summary.notes]
@@ -200,22 +224,36 @@ def _html(reports: dict[str, Report], related: Sequence[Family], folder: Path) -
     return page.page("Overview", [*parts, page.paragraph(legend(*summaries), faint=True)])
 
 
-def _write_csv(reports: dict[str, Report], path: Path) -> None:
+def _of(rows: Sequence[Condition]) -> Collection[str]:
+    """The presets that the table of conditions has."""
+    return {row.preset for row in rows}
+
+
+def _write_csv(reports: dict[str, Report], conditions: Sequence[Condition], path: Path) -> None:
+    """The figures of papers beside ours, and the table of conditions, a line for each cell."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["preset", "figure", "paper", "here", "spread", "seeds", "rounds"])
+        besides = ["setting", "low", "high", "best"]
+        writer.writerow(["preset", "figure", "paper", "here", "spread", "seeds", "rounds", *besides])
         for preset, report in reports.items():
             rounds = report.summary.rows[0].rounds
             lines = report.paper.lines if report.paper else ()
             for line in lines:
                 here = "" if line.here is None else f"{line.here:.2f}"
-                writer.writerow([preset, line.what, line.paper, here, line.spread, line.seeds, rounds])
+                writer.writerow([preset, line.what, line.paper, here, line.spread, line.seeds, rounds, *([""] * 4)])
             for row in report.summary.rows:
-                if not lines and row.final.mean is not None:
+                if not lines and preset not in _of(conditions) and row.final.mean is not None:
                     spread = "" if row.final.deviation is None else f"± {100 * row.final.deviation:.2f}"
                     here = f"{100 * row.final.mean:.2f}"
                     figure = f"{row.algorithm}, accuracy %"
-                    writer.writerow([preset, figure, "", here, spread, len(row.seeds), row.rounds])
+                    writer.writerow([preset, figure, "", here, spread, len(row.seeds), row.rounds, *([""] * 4)])
+        for one in conditions:
+            for label, cell in one.cells.items():
+                deviation = Statistic.of(cell.values).deviation
+                spread = "" if deviation is None else f"± {100 * deviation:.2f}"
+                ends = ["", ""] if cell.interval is None else [f"{100 * end:.2f}" for end in cell.interval]
+                figures = ["", f"{100 * cell.mean:.2f}", spread, len(cell.values), one.rounds]
+                writer.writerow([one.preset, f"{label}, accuracy %", *figures, one.setting, *ends, int(cell.best)])
 
 
 def _write_trials(found: dict[str, Runs], path: Path) -> None:

@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from fedcore.float_mode import ieee
 from fedcore.interrupts import uninterrupted
 from fedcore.kernels import ExactSum
 from fedcore.memory import Recycled, empty, freeze, zeros
+from fedcore.server.asked_square import AskedSquare
 from fedcore.server.awaited_clients import AwaitedClients
 from fedcore.server.buffers import Buffers, grown
 from fedcore.server.claim_window import ClaimWindows
@@ -159,7 +159,12 @@ class State:
         return correction
 
     def cohort(
-        self, heard: Replies, population: Population, result: Result, believed: tuple[F64, F64, int | None]
+        self,
+        heard: Replies,
+        population: Population,
+        result: Result,
+        believed: tuple[F64, F64, int | None],
+        measure: AskedSquare,
     ) -> Cohort:
         """The cohort in the papers' symbols."""
         steps, eta_steps, most_steps = believed
@@ -179,7 +184,7 @@ class State:
             weights=heard.weights,
             squares=heard.squares,
             eta_steps=eta_steps,
-            measure=cache(lambda: combined_square(self.whole, [result.A], [1.0])),
+            measure=measure,
         )
 
     def prepare(self, result: Result, heard: Replies, norms: Mapping[str, Floats]) -> PreparedStep:
@@ -196,20 +201,21 @@ class State:
         population, number = self.newcomers.settle(heard.clients, now), now.round_number
         steps = self.claimed.of("steps", MEDIANS, now.norms)
         believed = believed_steps(self.settings, heard, steps)
-        cohort = self.cohort(heard, population, result, believed)
+        asked = AskedSquare(lambda: combined_square(self.whole, [result.A], [1.0]))
+        cohort = self.cohort(heard, population, result, believed, asked)
         norms = {**norms, "steps": steps.packed} if len(steps) else norms
-        moves = cohort.N > 0 and algorithm.moves(cohort)
+        moves = cohort.N > 0 and asked.answer(algorithm.moves, cohort)
         late = self.settings.late_rounds
         # x of every round, whether it moved or not: a client may have started from it.
         past = {t: x for t, x in {**now.past, number: now.sent}.items() if t > number - late} if late else {}
         changes: dict[str, Any] = {"round_number": number + 1, "past": past, "norms": norms, "population": population}
-        waits = not moves and algorithm.keeps_rows and algorithm.moves(replace(cohort, rows=cohort.N))
+        waits = not moves and algorithm.keeps_rows and asked.answer(algorithm.moves, replace(cohort, rows=cohort.N))
         awaited = cohort.N - cohort.rows if waits else 0
         step, v_square, gamma = None, 0.0, 0.0
         if (
             cohort.W > 0 or moves or (len(heard) and algorithm.keeps_rows)
         ):  # rows that changed are in T whatever they weigh
-            step = check_step(algorithm, algorithm.step(cohort))
+            step = check_step(algorithm, asked.answer(algorithm.step, cohort))
             if (share := self.newcomers.share_of_total) != 1:
                 step = replace(step, v=step.v._replace(A=step.v.A * share), T=step.T._replace(A=step.T.A * share))
             # Kept also of a round in which x waits: one without clients may come next, and step.

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from fedcore.errors import RangeError, UnknownNameError
 from fedcore.float_mode import ieee
+from fedcore.representation import UNMADE
 from fedcore.topology.graphs import GRAPHS, networkx
 
 NAMES = tuple(GRAPHS)
@@ -102,6 +103,8 @@ class Topology:
         return len(self.nodes)
 
     def __repr__(self) -> str:
+        if "zeta" not in vars(self):  # its graph was refused
+            return f"Topology(unknown={UNMADE!r})"
         return f"{self.name}: zeta {self.zeta:.4g}"
 
 

@@ -1,22 +1,18 @@
 """A cluster on its disks: it goes on as if nothing had happened, or says why it cannot."""
 
-import errno
 import json
-import os
 import shutil
-import sqlite3
-import threading
 
 import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, cluster, optimizers
-from fedcore.cluster import coordinator
+from fedcore.cluster import coordinator, manifest
+from fedcore.cluster.intent import INTENT
+from fedcore.cluster.shard import Shard
 from fedcore.errors import CheckpointError, ClusterError, LockedError, RangeError, StoreError
-from fedcore.store.files import system_calls
 from tests.cluster.pairs import N, made, n, one_round, same
 from tests.cluster.processes import Processes
-from tests.kills import WRITING
 
 X0 = np.linspace(-1, 1, n, dtype=np.float32)
 
@@ -57,6 +53,75 @@ def test_a_copy_takes_the_place_of_an_older_one(tmp_path):
     assert len(list((tmp_path / "copy").iterdir())) == 3
     with cluster.Server.load(tmp_path / "copy") as copy:
         assert copy.round_number == 1
+
+
+class Killed(BaseException):
+    """The end of a process, as far as the folder shows."""
+
+
+def names(folder):
+    return {entry.name for entry in folder.iterdir()}
+
+
+@pytest.mark.parametrize("moment", ["in the middle", "before the manifest", "behind it"])
+@pytest.mark.parametrize("moved", [False, True], ids=["", "and moved"])
+def test_what_a_killed_save_has_left_goes_with_the_next(tmp_path, monkeypatch, moment, moved):
+    """And nothing that is somebody's, whatever it is called; nor what a moved folder's old place has by now."""
+    home = tmp_path / "copy"
+    with made("MIFA", X0, shards=2, path=tmp_path / "run") as server:
+        server.save(home)
+        one_round(server)
+
+        save = Shard.save
+
+        def killed(*_):
+            raise Killed
+
+        def in_the_second(shard, path):
+            if shard._place.shard:
+                shutil.copytree(tmp_path / "run" / "shard-1", f"{path}.draft-{12 * '0'}")  # not yet in its place
+                raise Killed
+            save(shard, path)
+
+        with monkeypatch.context() as patched:
+            if moment == "in the middle":
+                patched.setattr(Shard, "save", in_the_second)
+            elif moment == "before the manifest":
+                patched.setattr(manifest.Manifest, "write", killed)
+            else:
+                patched.setattr(cluster.Server, "_forget", killed)
+            with pytest.raises(Killed):
+                server.save(home)
+        assert len(names(home)) == 6
+        shutil.copytree(home / sorted(names(home) - {"cluster.json", INTENT})[0], home / "shard-0-mine")
+        with cluster.Server.load(home) as copy:
+            assert copy.round_number == (1 if moment == "behind it" else 0)
+        if moved:
+            shutil.copytree(home, tmp_path / "moved")
+            before, home = names(home), tmp_path / "moved"
+        server.save(home)
+        assert len(names(home)) == 4
+        assert names(home) >= {"cluster.json", "shard-0-mine"}
+        assert not moved or names(tmp_path / "copy") == before
+    with cluster.Server.load(home) as copy:
+        assert copy.round_number == 1
+    if moved:
+        cluster.Server.load(tmp_path / "copy").close()
+
+
+def test_a_save_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    with made("MIFA", X0, shards=2, path=tmp_path / "run") as server:
+        server.save(tmp_path / "copy")
+        before = names(tmp_path / "copy")
+
+        def full(*_):
+            raise StoreError("no room")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(manifest.Manifest, "write", full)
+            with pytest.raises(StoreError, match="no room"):
+                server.save(tmp_path / "copy")
+        assert names(tmp_path / "copy") == before
 
 
 def test_shards_on_disks_of_their_own(tmp_path):
@@ -130,36 +195,6 @@ def test_a_shard_ahead_takes_its_transaction_back(tmp_path):
         one_round(server)
         one_round(one)
         same(one, server, opened_again=True)
-
-
-@pytest.mark.parametrize("name", WRITING)
-@pytest.mark.parametrize("shard", [0, 2])
-def test_a_full_disk_of_one_shard(tmp_path, monkeypatch, name, shard):
-    """A round that one shard cannot write happened nowhere, and can be done again."""
-    one, many = made("MIFA", X0), made("MIFA", X0, shards=3, path=tmp_path / "run")
-    for server in (one, many):
-        one_round(server)
-    act, failed = getattr(system_calls, name), []
-
-    def full(*arguments):
-        if threading.current_thread().name == f"fedcore shard {shard}" and not failed:
-            failed.append(name)
-            if name == "commit":
-                raise sqlite3.OperationalError("database or disk is full")
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return act(*arguments)
-
-    monkeypatch.setattr(system_calls, name, full)
-    try:
-        one_round(many)
-    except StoreError:
-        assert failed
-        same(one, many, opened_again=True)
-        one_round(many)
-    one_round(one)
-    same(one, many, opened_again=True)
-    assert many.verify() == []
-    many.close()
 
 
 def test_in_memory_nothing_survives_the_loss_of_a_shard(monkeypatch):

@@ -11,8 +11,8 @@ import pytest
 from fedcore import ClientStore, Server, cluster, optimizers
 from fedcore.cli import cluster_store
 from fedcore.cluster import manifest
+from fedcore.cluster.intent import INTENT
 from fedcore.cluster.ranges import BLOCK
-from fedcore.cluster.resharding import INTENT
 from fedcore.errors import ArrayError, CheckpointError, CorruptionError, LockedError, RangeError, StoreError
 from fedcore.store.files import system_calls
 from tests.cluster.pairs import METHODS, N, alike, made, n, one_round, same
@@ -145,8 +145,9 @@ def test_only_what_it_made_goes(run):
         shutil.copytree(run / "shard-0", run / name)
     left = run / "shard-1-89abcdef"
     shutil.copytree(run / "shard-1", left)
-    intent = {"home": str(run), "cluster": "another", "made": [left.name], "going": ["shard-2"]}
-    (run / INTENT).write_text(json.dumps(intent))
+    name = json.loads((run / "cluster.json").read_text())["cluster"]
+    made_, going = ({"cluster": name, "folders": [folder]} for folder in (left.name, "shard-2"))
+    (run / INTENT).write_text(json.dumps({"home": str(run), "made": made_, "going": going}))
     cluster.reshard(run / ".." / "run", 3)
     found = {entry.name for entry in run.iterdir()}
     assert mine <= found
@@ -158,16 +159,29 @@ def test_a_copy_that_is_cut_deletes_nothing_of_the_original(run, tmp_path):
     """It was copied while the original was being cut into folders elsewhere, which are the original's shards by now."""
     made("MIFA", X0, shards=2, path=run).close()
     elsewhere = [tmp_path / "disk-0", tmp_path / "disk-1"]
-    intent = {"home": str(run), "made": [str(folder) for folder in elsewhere], "going": ["shard-0", "shard-1"]}
     shutil.copytree(run, tmp_path / "copy")
     cluster.reshard(run, 2, folders=elsewhere)
-    cluster_id = json.loads((run / "cluster.json").read_text())["cluster"]
-    (tmp_path / "copy" / INTENT).write_text(json.dumps({**intent, "cluster": cluster_id}))
+    name = json.loads((run / "cluster.json").read_text())["cluster"]
+    parts = {"cluster": name, "folders": [str(folder) for folder in elsewhere]}
+    (tmp_path / "copy" / INTENT).write_text(json.dumps({"home": str(run), "made": parts, "going": None}))
     cluster.reshard(tmp_path / "copy", 3)
     for folder, shards in ((run, 2), (tmp_path / "copy", 3)):
         with cluster.Server.load(folder) as many:
             assert len(many.ranges) == shards
             assert many.verify() == []
+
+
+def test_another_cluster_in_the_place_of_what_was_left_over_stays(run, tmp_path):
+    """Somebody has cleared up by hand what a killed cut had made, and has made his own there."""
+    made("MIFA", X0, shards=2, path=run).close()
+    place = tmp_path / "disk" / "new"
+    parts = {"cluster": "of the killed cut", "folders": [str(place)]}
+    (run / INTENT).write_text(json.dumps({"home": str(run), "made": parts, "going": None}))
+    made("MIFA", X0, shards=1, path=tmp_path / "other", folders=[place]).close()
+    cluster.reshard(run, 1)
+    assert not (run / INTENT).exists()
+    with cluster.Server.load(tmp_path / "other") as other:
+        assert other.verify() == []
 
 
 def test_an_error_behind_the_manifest_leaves_the_new_shards(run, monkeypatch):

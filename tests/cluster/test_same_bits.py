@@ -1,12 +1,17 @@
 """A server in shards has the bits of one, whatever happens to both."""
 
+from functools import cached_property
+from threading import Thread
+
 import numpy as np
 import pytest
 
-from fedcore import cluster, optimizers
+from fedcore import Server, algorithms, cluster, optimizers
+from fedcore.algorithms import Step
 from fedcore.cluster.coordinator import ANSWERS
 from fedcore.errors import DivergedError
-from tests.cluster.pairs import METHODS, N, alike, both, made, n, nearly_alike, one_round, same
+from fedcore.kernels import Linear
+from tests.cluster.pairs import METHODS, N, Ones, alike, both, made, n, nearly_alike, one_round, same
 
 X0 = np.linspace(-1, 1, n, dtype=np.float32)
 SHARDS = (1, 2, 3, 7)
@@ -260,3 +265,31 @@ def test_slices_of_two_vectors_are_refused():
     assert "slices of one vector" in reason
     assert "float32[" in short
     assert server.x.tobytes() == (X0 + (first - X0)).tobytes()
+
+
+class Seen:
+    """What an outsider's method makes of a cohort, each thing once."""
+
+    def __init__(self, cohort):
+        self._cohort = cohort
+
+    @cached_property
+    def gamma(self):
+        return max(1.0, float(self._cohort.squares.sum()) / (2 * self._cohort.sum_square + 1e-3))
+
+
+class Lengthened(algorithms.FedExP):
+    def step(self, cohort):
+        return Step(v=Linear(A=1 / cohort.W), gamma=Seen(cohort).gamma)
+
+
+def test_a_method_asks_the_sum_s_length_where_python_locks_its_class():
+    """In Python 3.11 a ``cached_property`` is entered by one thread at a time: by one shard, which waits for others."""
+    one, many = Ones(Server(Lengthened(), X0, N, lr=0.1)), cluster.Server(Lengthened(), X0, N, lr=0.1, shards=3)
+    rounds = Thread(target=lambda: [both(one, many, one_round) for _ in range(3)], daemon=True)
+    rounds.start()
+    rounds.join(60)
+    assert not rounds.is_alive(), "the shards wait for each other"
+    assert one.round_number == 3
+    same(one, many)
+    many.close()

@@ -103,7 +103,7 @@ def test_rounds_are_durable_in_the_record_before_a_checkpoint_rests_on_them(tmp_
 def test_another_experiments_record_is_not_gone_on_with(tmp_path, small):
     run_trial(Trial(small, 0, 0), tmp_path)
     with pytest.raises(ConfigError, match="expected the record of"):
-        run_trial(Trial(load_preset("quickstart", ["rounds=3", "seeds=[0, 1]"]), 0, 0), tmp_path)
+        run_trial(Trial(load_preset("quickstart", ["rounds=1", "seeds=[0, 1]"]), 0, 0), tmp_path)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is POSIX")
@@ -130,7 +130,12 @@ def test_a_killed_run_is_resumed_from_the_command_line(tmp_path, capsys):
     for killed, straight in zip(read_folder(folder), read_folder(tmp_path / "straight"), strict=True):
         assert timeless(killed) == timeless(straight)
         assert len(killed.rounds) == 40
-    with pytest.raises(SystemExit) as changed:
-        main([*resume, "--rounds", "50"])
-    assert changed.value.code == 2
-    assert "a run goes on as it was begun" in capsys.readouterr().err.replace("\n", " ")
+    for more, said in (
+        (["--out", "elsewhere"], "expected no --out, since a run goes on in its folder as it was begun"),
+        (["--rounds", "39"], "rounds: expected at least 40"),
+        (["--set", "participation.p=0.3"], "got another one in its config.json (participation.p 0.1 -> 0.3)"),
+    ):
+        with pytest.raises(SystemExit) as changed:
+            main([*resume, *more])
+        assert changed.value.code == 2
+        assert said in capsys.readouterr().err.replace("\n", " ")

@@ -2,6 +2,9 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -66,6 +69,41 @@ def test_a_worker_whose_run_is_gone_ends_without_a_trace(tmp_path):
     worker.process.join(60)
     assert worker.process.exitcode == 0
     assert [path.name for path in (tmp_path / "records").iterdir()] == [endless.file_name]
+
+
+ENDLESS = """
+import multiprocessing, sys
+from pathlib import Path
+from fedcore.experiment import load_preset, run_experiment
+
+def tell(event):
+    print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+
+if __name__ == "__main__":
+    changes = ["rounds=2", "seeds=[0]", "algorithms=['FedAvg']", "local.epochs=500000"]
+    run_experiment(load_preset("quickstart", changes), Path(sys.argv[1]), jobs=1, on_event=tell)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="a process is looked for in /proc")
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
+def test_a_worker_ends_with_its_run_and_not_with_its_round(tmp_path, sent):
+    program = tmp_path / "endless.py"
+    program.write_text(ENDLESS)
+    command = [sys.executable, str(program), str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        worker = Path("/proc", process.stdout.readline().strip())
+        until_it_is(lambda: list((tmp_path / "run" / "records").glob("*.jsonl")))
+        process.send_signal(sent)
+        process.wait(60)
+        until_it_is(lambda: not worker.exists() or "State:\tZ" in (worker / "status").read_text())
+
+
+def until_it_is(so):
+    deadline = time.monotonic() + 60
+    while not so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_finished_run_leaves_no_checkpoints(tmp_path, small):

@@ -114,7 +114,7 @@ def test_of_a_sweep_the_chosen_points_count(put, tmp_path):
         assert "No comparison with" in text
         assert "69.39" not in text
     with (tmp_path / "overview.csv").open() as file:
-        assert [row["paper"] for row in csv.DictReader(file)] == [""]
+        assert [row["paper"] for row in csv.DictReader(file)] == ["", ""]  # a line for each condition
 
 
 def test_a_family_has_no_paper_where_it_is_another_experiment(put, tmp_path, drawn):

@@ -3,6 +3,7 @@
 import csv
 import json
 from dataclasses import asdict, replace
+from itertools import pairwise
 
 import pytest
 
@@ -113,6 +114,29 @@ def test_the_papers_figures_beside_ours(tmp_path, record, drawn):
     assert top.containers[1][0].get_color() == bottom.containers[0][0].get_color()
     papers = [line.get_ydata() for line in bottom.lines if line.get_marker() == "D"]
     assert list(papers[0]) == [0.1, 9.6, 38.2]
+
+
+@pytest.mark.parametrize(
+    ("values", "lines"),
+    [
+        ((0.0, 0.6, 0.878, 0.938, 0.949), [0, 0, 0, 1, 2]),  # NFSGD's zeta: the last three are side by side
+        ((1, 2, 4), [0, 0, 0]),
+    ],
+)
+def test_labels_of_values_that_are_near_each_other_do_not_overlap(tmp_path, record, drawn, values, lines):
+    runs = [
+        (f"mine/figure-{x}", varied(x, "mine/figure", "zeta"), [record("A method of some length", 0, 0, [0.5] * 3)])
+        for x in values
+    ]
+    (family,) = families(runs, tmp_path)
+    family.place.parent.mkdir()
+    draw_family(family)
+    labels = drawn[-1].axes[0].get_xticklabels()
+    assert [label.get_text().strip() for label in labels] == [f"{x:g}" for x in values]
+    assert [label.get_text().count("\n") for label in labels] == lines
+    for line in set(lines):
+        boxes = [label.get_window_extent() for label in labels if label.get_text().count("\n") == line]
+        assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 def test_where_a_seed_never_gets_there_is_no_mean(tmp_path, record):

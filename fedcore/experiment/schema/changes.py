@@ -51,7 +51,7 @@ def changes(preset: Tables, experiment: Tables) -> Changes:
     Args:
         preset, experiment: two experiments, as JSON has them.
     """
-    return tuple(_differences("", _comparable(preset), _comparable(experiment)))
+    return tuple(differences(_comparable(preset), _comparable(experiment)))
 
 
 def combined(first: Iterable[Change], second: Iterable[Change]) -> Changes:
@@ -104,7 +104,8 @@ def _comparable(experiment: Tables) -> dict[str, Any]:
     return tables | {"algorithms": methods}
 
 
-def _differences(prefix: str, was: Tables, now: Tables) -> Iterator[Change]:
+def differences(was: Tables, now: Tables, prefix: str = "") -> Iterator[Change]:
+    """The changes from some tables to others, in the order of their keys, each key with this before it."""
     if prefix == "algorithms." and list(was) != list(now):
         yield Change(key="algorithms", was=list(was), now=list(now))
         now = {label: method for label, method in now.items() if label in was}
@@ -112,7 +113,7 @@ def _differences(prefix: str, was: Tables, now: Tables) -> Iterator[Change]:
     for key in dict.fromkeys((*now, *was)):
         before, after = plain(was.get(key)), plain(now.get(key))
         if isinstance(before, Mapping) and isinstance(after, Mapping) and before.get("name") == after.get("name"):
-            yield from _differences(f"{prefix}{key}.", before, after)
+            yield from differences(before, after, f"{prefix}{key}.")
         elif before != after:
             yield Change(key=prefix + key, was=_name(before), now=_name(after))
 

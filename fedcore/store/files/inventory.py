@@ -83,10 +83,10 @@ def drafts_of(path: Path) -> list[Path]:
 
 
 def delete(folder: Path) -> None:
-    """Delete a store's own entries, its lock last, and then the folder if nothing else is in it.
+    """Delete a store's own entries, its index first and its lock last, and then the folder if nothing else is in it.
 
-    Whoever comes upon a part of it can tell by the lock that nobody is at it any more. Links are not followed. Nothing
-    is done where there is no folder.
+    Whoever comes upon a part of it can tell by the index that it is no store any more, and by the lock that nobody is
+    at it. Links are not followed. Nothing is done where there is no folder.
     """
     with suppress(FileNotFoundError), _opened(folder) as fd:
         with suppress(FileNotFoundError):
@@ -94,8 +94,8 @@ def delete(folder: Path) -> None:
                 _unlink(readers, [name for name in os.listdir(readers) if is_note(name)])
             with suppress(OSError):  # something else is in it
                 os.rmdir(READERS, dir_fd=fd)
-        _unlink(fd, [name for name in os.listdir(fd) if _FILES.fullmatch(name) and name != LOCK])
-        _unlink(fd, [LOCK])
+        names = [name for name in os.listdir(fd) if _FILES.fullmatch(name) and name not in (INDEX, LOCK)]
+        _unlink(fd, [INDEX, *names, LOCK])
     with suppress(OSError):  # something else is in it
         folder.rmdir()
 

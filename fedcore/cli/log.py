@@ -1,0 +1,108 @@
+"""The loggers that ``--log`` names: they are told of each round while trials run."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+
+from fedcore.callbacks import Callback, MLflow, TensorBoard, WandB
+from fedcore.errors import ConfigError, MissingDataError
+from fedcore.experiment import Event
+from fedcore.experiment.records import read, started
+
+KINDS = ("tensorboard", "mlflow", "wandb")
+
+
+class Loggers:
+    """Tells loggers of the events of a run or a sweep, and says at the end how their files are read. A context manager.
+
+    A logger that fails is left out from then on: the run goes on, and its records have all that was to be logged.
+    Trials that were complete before are not logged again.
+
+    Args:
+        asked: ``KIND`` or ``KIND=WHERE``, as on the command line.
+        folder: of the run or the sweep, which need not be there yet.
+        console: where it is said.
+
+    Raises:
+        ConfigError: there is no such kind, or one comes twice.
+        MissingDependencyError: its package is not installed.
+    """
+
+    def __init__(self, asked: Sequence[str], folder: Path, console: Console) -> None:
+        self._folder, self._console = folder, console
+        self._complete = _complete(folder) if asked else {}
+        self._loggers: dict[str, Callback] = {}
+        self._read: dict[str, str] = {}
+        for text in asked:
+            kind, _, where = text.partition("=")
+            if kind not in KINDS:
+                raise ConfigError(f"--log: expected one of {', '.join(KINDS)}, got {text!r}: KIND or KIND=WHERE")
+            if kind in self._loggers:
+                raise ConfigError(f"--log: expected each kind once, got {kind} twice: leave one out")
+            self._loggers[kind], self._read[kind] = self._made(kind, where)
+
+    def show(self, event: Event) -> None:
+        """Tell the loggers of an event."""
+        if event.round is None or self._was_complete(event):
+            return
+        for kind, logger in list(self._loggers.items()):
+            try:
+                logger.event(event)
+            except Exception as error:
+                self._drop(kind, error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for name, logger in list(self._loggers.items()):
+            try:
+                logger.close()
+            except Exception as failed:
+                self._drop(name, failed)
+            else:
+                self._say(f"logged to {name}: {self._read[name]}")
+
+    def _made(self, kind: str, where: str) -> tuple[Callback, str]:
+        """A logger, and how what it writes is read."""
+        if kind == "tensorboard":
+            board = where or str(self._folder / "tensorboard")
+            return TensorBoard(board), shlex.join(["tensorboard", "--logdir", board])
+        if kind == "mlflow":
+            return MLflow(where or None), where or "where MLFLOW_TRACKING_URI says, or else MLflow's own place"
+        offline = self._folder / "wandb" / "offline-run-*"
+        return WandB(where or "fedcore", folder=str(self._folder)), f"wandb sync {offline}"
+
+    def _drop(self, kind: str, error: Exception) -> None:
+        del self._loggers[kind]
+        self._say(
+            f"note: {kind} failed and is left out from here on ({type(error).__name__}: {error}); the run goes on, and "
+            f"fedcore.callbacks can replay({str(self._folder)!r}) later",
+            style="yellow",
+        )
+
+    def _say(self, text: str, style: str = "") -> None:
+        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def _was_complete(self, event: Event) -> bool:
+        rounds = self._complete.get(event.job.folder / "records" / event.trial.file_name)
+        return rounds == event.trial.experiment.rounds
+
+
+def _complete(folder: Path) -> dict[Path, int]:
+    """The rounds of each record that has all that its header asks for."""
+    found = {}
+    for path in folder.rglob("records/*.jsonl"):
+        try:
+            record = read(path) if started(path) else None
+        except MissingDataError:  # its own trial says so
+            continue
+        if record is not None and len(record.rounds) == record.header.rounds:
+            found[path] = record.header.rounds
+    return found

@@ -1,0 +1,143 @@
+"""``--log`` of ``fedcore run`` and ``sweep``: what is logged is read back by the loggers' own readers."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fedcore.callbacks import Callback
+from fedcore.cli import log
+from fedcore.cli.log import Loggers
+from fedcore.experiment import Event, load_preset
+from fedcore.experiment.jobs import Job
+from fedcore.experiment.records import read_folder
+from fedcore.experiment.trial import trials
+from tests.callbacks import test_callbacks as callbacks
+from tests.callbacks.test_callbacks import due_of_records, in_float32, scalars
+from tests.cli.command import invoke
+from tests.cli.test_progress import line
+
+SMALL = ["--rounds", "2", "--seeds", "1", "--jobs", "0", "--set", "local.epochs=1", "--set", "algorithms=['MIFA']"]
+
+
+class Kept(Callback):
+    """A logger that remembers, and fails when it is told to."""
+
+    def __init__(self, fails=False):
+        self.found, self.fails, self.closed = [], fails, False
+
+    def write(self, run, round, figures, about):
+        if self.fails:
+            raise OSError("the server is gone")
+        self.found.append((run, round))
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def kept(monkeypatch):
+    loggers = {"tensorboard": Kept(fails=True), "mlflow": Kept()}
+    monkeypatch.setattr(Loggers, "_made", lambda self, kind, where: (loggers[kind], f"look at {kind}"))
+    return loggers
+
+
+def test_a_logger_that_fails_is_told_once_and_does_not_stop_the_run(kept, tmp_path):
+    done = invoke("run", "quickstart", *SMALL, "--out", tmp_path / "run", "--log", "tensorboard", "--log", "mlflow")
+    assert done.status == 0, done.errors
+    assert kept["mlflow"].found == [("quickstart/MIFA-seed0", 0), ("quickstart/MIFA-seed0", 1)]
+    assert kept["mlflow"].closed
+    assert done.output.count("tensorboard failed and is left out from here on (OSError: the server is gone)") == 1
+    assert "logged to mlflow: look at mlflow" in done.output
+    assert "logged to tensorboard" not in done.output
+    assert len(read_folder(tmp_path / "run")[0].rounds) == 2
+
+
+def test_what_was_complete_is_not_logged_again_and_what_is_added_is(kept, tmp_path):
+    command = ["sweep", "quickstart", *SMALL, "--out", tmp_path / "sweep", "--log", "mlflow"]
+    for more, due in (([], 2), ([], 0), (["--seeds", "2"], 2), (["--seeds", "2", "--rounds", "3"], 6)):
+        kept["mlflow"].found.clear()
+        assert invoke(*command, *more).status == 0
+        assert len(kept["mlflow"].found) == due, more
+    assert ("quickstart/MIFA-seed1", 2) in kept["mlflow"].found
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["prometheus"], "--log: expected one of tensorboard, mlflow, wandb, got 'prometheus'"),
+        (["mlflow", "mlflow=x"], "--log: expected each kind once, got mlflow twice"),
+    ],
+)
+def test_what_is_no_logger_is_refused_before_anything_is_made(kept, tmp_path, asked, said):
+    words = [word for one in asked for word in ("--log", one)]
+    done = invoke("run", "quickstart", *SMALL, "--out", tmp_path / "run", *words)
+    assert done.status == 2
+    assert said in done.errors.replace("\n", " ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_its_package_it_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setattr("fedcore.callbacks.tensorboard.find_spec", lambda name: None)
+    done = invoke("run", "quickstart", *SMALL, "--out", tmp_path / "run", "--log", "tensorboard")
+    assert done.status == 2
+    assert "pip install 'fedcore-fl[tensorboard]'" in done.errors
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_help_teaches_it():
+    for command in ("run", "sweep"):
+        text = " ".join(invoke(command, "--help").output.split())
+        assert "--log KIND[=WHERE]" in text
+        assert "tensorboard[=FOLDER]: event files" in text
+        assert "--log tensorboard" in text.partition("options:")[0]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_s_files_of_a_run_of_processes(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    done = invoke("run", "quickstart", *SMALL, "--jobs", "1", "--out", tmp_path / "run", "--log", "tensorboard")
+    assert f"logged to tensorboard: tensorboard --logdir {tmp_path / 'run' / 'tensorboard'}" in done.output
+    (record,) = read_folder(tmp_path / "run")
+    found = scalars(tmp_path / "run" / "tensorboard" / "quickstart" / "MIFA-seed0")
+    assert found == in_float32(due_of_records(record))
+    assert invoke("report", tmp_path / "run").status == 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_s_runs_of_a_sweep(tmp_path):
+    pytest.importorskip("mlflow", reason="mlflow is not installed")
+    pytest.importorskip("sqlalchemy", reason="sqlalchemy is not installed")
+    from mlflow import MlflowClient
+
+    address = f"sqlite:///{tmp_path}/mlflow.db"
+    done = invoke("sweep", "quickstart", *SMALL, "--out", tmp_path / "sweep", "--log", f"mlflow={address}")
+    assert f"logged to mlflow: {address}" in done.output
+    client = MlflowClient(address)
+    (run,) = client.search_runs([client.get_experiment_by_name("fedcore").experiment_id])
+    (record,) = read_folder(tmp_path / "sweep" / "quickstart")
+    for figure, steps in due_of_records(record).items():
+        history = client.get_metric_history(run.info.run_id, figure)
+        assert {metric.step: metric.value for metric in history} == pytest.approx(steps), figure
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_wandb_s_files_of_a_run(tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    done = invoke("run", "quickstart", *SMALL, "--out", tmp_path / "run", "--log", "wandb=mine")
+    assert f"logged to wandb: wandb sync {tmp_path / 'run' / 'wandb' / 'offline-run-*'}" in done.output
+    (file,) = tmp_path.glob("run/wandb/offline-run-*/*.wandb")
+    (record,) = read_folder(tmp_path / "run")
+    assert callbacks.TestWandB().read(file) == ("quickstart/MIFA-seed0", due_of_records(record))
+
+
+def test_a_logger_that_cannot_be_closed_is_told(kept, tmp_path):
+    out = io.StringIO()
+    experiment = load_preset("quickstart", ["rounds=1", "seeds=[0]"])
+    kept["mlflow"].close = lambda: 1 / 0
+    with log.Loggers(["mlflow"], tmp_path, Console(file=out, width=300)) as loggers:
+        loggers.show(Event(Job(trials(experiment)[0], Path("runs")), round=line(0, 0.5)))
+    assert "mlflow failed and is left out from here on (ZeroDivisionError" in out.getvalue()

@@ -1,0 +1,58 @@
+"""A copy is put in the place of nothing, or of an older copy, and never in that of a run."""
+
+import numpy as np
+import pytest
+
+from fedcore import cluster
+from fedcore.errors import LockedError, StoreError
+from tests.cluster.pairs import made, n, one_round
+
+X0 = np.linspace(-1, 1, n, dtype=np.float32)
+
+
+def test_by_another_name_of_its_own_folder(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    with made("MIFA", X0, shards=2, path=tmp_path / "run") as server:
+        one_round(server)
+        with pytest.raises(StoreError, match="another folder than the server's own"):
+            server.save(tmp_path / "link")
+        one_round(server)
+    with cluster.Server.load(tmp_path / "link") as server:
+        assert server.round_number == 2
+        with pytest.raises(StoreError, match="another folder than the server's own"):
+            server.save(tmp_path / "run")
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_over_a_run(tmp_path, is_open):
+    other = made("MIFA", X0, shards=2, path=tmp_path / "other")
+    one_round(other)
+    if not is_open:
+        other.close()
+    with made("MIFA", X0, shards=2, path=tmp_path / "run") as server, pytest.raises(StoreError, match="a server's own"):
+        server.save(tmp_path / "other")
+    other.close()
+    with cluster.Server.load(tmp_path / "other") as other:
+        assert other.round_number == 1
+
+
+def test_over_something_else(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with made("MIFA", X0, shards=2) as server, pytest.raises(StoreError, match=r"got one with notes\.txt"):
+        server.save(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_over_a_copy_in_which_a_server_goes_on(tmp_path):
+    with made("MIFA", X0, shards=2, path=tmp_path / "run") as server:
+        server.save(tmp_path / "copy")
+        with cluster.Server.load(tmp_path / "copy") as going_on:
+            one_round(going_on)
+            with pytest.raises(LockedError):
+                server.save(tmp_path / "copy")
+            one_round(going_on)
+        with cluster.Server.load(tmp_path / "copy") as copy:
+            assert copy.round_number == 2
+        server.save(tmp_path / "copy")
+    with cluster.Server.load(tmp_path / "copy") as copy:
+        assert copy.round_number == 0

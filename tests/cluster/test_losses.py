@@ -1,0 +1,84 @@
+"""Shards that are lost at inconvenient moments: what the caller hears is so, and says how to go on."""
+
+import os
+
+import numpy as np
+import pytest
+
+from fedcore.cluster.placement import Lost
+from fedcore.cluster.strand import Returned
+from fedcore.errors import ClusterError, RoundError
+from tests.cluster.pairs import both, made, n, one_round, same
+from tests.cluster.processes import Processes
+
+X0 = np.linspace(-1, 1, n, dtype=np.float32)
+
+
+class Losing(Processes):
+    """Its second shard is killed before a call of that name."""
+
+    before = None
+
+    def call(self, name, arguments):
+        if name == self.before:
+            self.before = None
+            self._shards[1][0].kill()
+        return super().call(name, arguments)
+
+
+class Deaf(Processes):
+    """All shards are killed behind their commit, before anybody has heard of it."""
+
+    name = None
+
+    def call(self, name, arguments):
+        self.name = name
+        return super().call(name, arguments)
+
+    def answer(self, answers):
+        found = super().answer(answers)
+        if self.name != "finish" or not all(isinstance(one, Returned) for one in found.values()):
+            return found
+        self.name = None
+        for process, _ in self._shards:
+            process.kill()
+        return {k: Lost(RuntimeError("killed")) for k in found}
+
+
+def test_while_a_server_is_made(tmp_path):
+    there = Losing()
+    there.before = "make"
+    with pytest.raises(ClusterError, match="expected an answer of every shard"):
+        made("MIFA", X0, shards=2, path=tmp_path / "run", placement=there)
+    assert not (tmp_path / "run" / "cluster.json").exists()
+    assert os.listdir(tmp_path / "run") in ([], ["shard-1"])  # whose process cannot delete it any more
+
+
+def test_while_a_round_is_open_and_something_else_is_asked(tmp_path):
+    there = Losing()
+    one, many = made("MIFA", X0), made("MIFA", X0, shards=2, path=tmp_path / "run", placement=there)
+    both(one, many, one_round)
+    opened = many.open_round()
+    opened.add(0, X0, steps=1)
+    there.before = "vector"
+    with pytest.raises(ClusterError, match="may be done again"):
+        _ = many.x
+    with pytest.raises(ClusterError, match=r"round: .* may be begun again"):
+        opened.finish()
+    assert not opened.is_open
+    with pytest.raises(RoundError):
+        opened.finish()
+    both(one, many, one_round)
+    same(one, many, opened_again=True)
+    many.close()
+
+
+def test_what_happened_is_not_said_to_be_done_again(tmp_path):
+    there = Deaf()
+    with made("FedAvg", X0, shards=2, path=tmp_path / "run", placement=there) as many:
+        opened = many.open_round()
+        opened.add(0, X0 * np.float32(0.5), steps=1)
+        with pytest.raises(ClusterError, match="it happened, and all shards are together again") as raised:
+            opened.finish()
+        assert "done again" not in str(raised.value)
+        assert many.round_number == 1

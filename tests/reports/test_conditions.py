@@ -1,0 +1,87 @@
+"""The table of conditions x methods of a sweep's overview."""
+
+import csv
+
+import pytest
+
+from fedcore.reports import write_overview
+from fedcore.reports.conditions import Cell, condition, table
+from tests.reports.test_page import parsed
+from tests.reports.test_sweeps import put
+
+__all__ = ["put"]
+
+
+def test_the_best_is_marked_where_it_is_better_than_the_next_beyond_their_paired_interval(record):
+    apart = [record("A", 0, seed, [0.5 + 0.1 * seed]) for seed in range(3)]
+    apart += [record("B", 1, seed, [0.51 + 0.1 * seed + 0.001 * seed]) for seed in range(3)]  # always a little better
+    apart += [record("C", 2, seed, [0.2]) for seed in range(3)]
+    found = condition("p", "", apart)
+    assert {label: cell.best for label, cell in found.cells.items()} == {"A": False, "B": True, "C": False}
+    # 0.6 and the half width t(0.975, 2) * 0.1 / sqrt(3) = 4.302653 * 0.057735 = 0.248414
+    assert found.cells["A"].interval == pytest.approx((0.351586, 0.848414), abs=1e-6)
+    assert str(found.cells["A"]) == "60.0 (35.2 .. 84.8)"
+    near = [record("A", 0, seed, [0.5]) for seed in range(3)]
+    near += [record("B", 1, seed, [0.4 + 0.11 * seed]) for seed in range(3)]  # better on average, not surely
+    assert not any(cell.best for cell in condition("p", "", near).cells.values())
+    one = [record("A", 0, 0, [0.5]), record("B", 1, 0, [0.9])]
+    assert condition("p", "", one).cells == {"A": Cell((0.5,)), "B": Cell((0.9,))}
+    assert str(Cell((0.5,))) == "50.0"
+
+
+def test_a_method_that_a_condition_does_not_have_has_an_empty_cell(record):
+    first = condition("p", "", [record("A", 0, 0, [0.5])])
+    second = condition("q", "participation.p=0.1", [record("B", 0, 0, [0.25])])
+    headings, texts, best = table([first, second])
+    assert headings == ["accuracy %", "A", "B"]
+    assert texts == [["p", "50.0", "–"], ["q, participation.p=0.1", "–", "25.0"]]
+    assert best == set()
+
+
+def two_conditions(put):
+    for seed in (0, 1, 2):
+        for preset, second in (("p", 0.7), ("q", 0.5)):
+            put("", "A", 0, seed, [0.6 + 0.01 * seed] * 2, preset=preset)
+            put("", "B", 1, seed, [second + 0.01 * seed] * 2, preset=preset)
+
+
+def test_the_overview_of_two_presets_has_the_table_and_no_other_of_the_same(tmp_path, put):
+    two_conditions(put)
+    write_overview(tmp_path)
+    text = (tmp_path / "overview.md").read_text()
+    assert "| accuracy % | A | B |" in text
+    assert "| p | 61.0 (58.5 .. 63.5) | **71.0 (68.5 .. 73.5)** |" in text
+    assert "| q | **61.0 (58.5 .. 63.5)** | 51.0 (48.5 .. 53.5) |" in text
+    assert text.count("| A |") == 1
+    assert "<b>71.0 (68.5 .. 73.5)</b>" in (tmp_path / "overview.html").read_text()
+    assert parsed(tmp_path / "overview.html").addresses == []
+    with (tmp_path / "overview.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["preset"], line["figure"], line["here"], line["best"]) for line in lines] == [
+        ("p", "A, accuracy %", "61.00", "0"),
+        ("p", "B, accuracy %", "71.00", "1"),
+        ("q", "A, accuracy %", "61.00", "1"),
+        ("q", "B, accuracy %", "51.00", "0"),
+    ]
+    assert (lines[0]["low"], lines[0]["high"], lines[0]["spread"]) == ("58.52", "63.48", "± 1.00")
+
+
+def test_changed_settings_of_the_problem_are_conditions_and_a_method_s_own_are_not(tmp_path, put):
+    for p, plain in ((0.1, 0.5), (0.3, 0.8)):
+        for lr, more in ((0.1, 0.0), (0.2, 0.1)):
+            for seed in (0, 1):
+                put(f"participation.p={p},rate.lr={lr}", "A", 0, seed, [plain + more] * 2)
+    write_overview(tmp_path)
+    text = (tmp_path / "overview.md").read_text()
+    assert "| p, participation.p=0.1 | 60.0 (60.0 .. 60.0) |" in text
+    assert "| p, participation.p=0.3 | 90.0 (90.0 .. 90.0) |" in text
+    with (tmp_path / "overview.csv").open() as file:
+        settings = [line["setting"] for line in csv.DictReader(file)]
+    assert settings == ["participation.p=0.1", "participation.p=0.3"]
+
+
+def test_one_condition_has_no_table_of_its_own(tmp_path, put):
+    put("", "A", 0, 0, [0.6])
+    write_overview(tmp_path)
+    assert "Conditions and methods" not in (tmp_path / "overview.md").read_text()
+    assert "| A | 60.0 |" in (tmp_path / "overview.md").read_text()
