@@ -44,9 +44,9 @@ def change(server, add=None):
     """
     add = add or (lambda opened, client, y, steps: opened.add(client, y, steps=steps))
     t = server.transactions
-    if t % 6 == 3:
+    if due(t) == "arrive":
         return server.arrive([f"client {t}", f"neighbour {t}"])
-    if t % 6 == 5:
+    if due(t) == "depart":
         return server.depart(f"client {t - 2}")
     ids = cohort(server, t)
     with server.open_round() as opened:
@@ -70,26 +70,32 @@ class Straight:
         return self._told[t]
 
 
+def due(t):
+    """The kind of the transaction that ``change`` does next."""
+    return {3: "arrive", 5: "depart"}.get(t % 6, "round")
+
+
 def scenarios():
-    """Who dies, at which of his calls, before or after it."""
-    for after in (False, True):
-        for call in range(1, 12):
-            for k in range(K):
-                yield "shard", k, call, after
-        for call in range(1, 34):
-            yield "all together", call % K, 1 + call // K, after
-        for message in range(1, 46):
-            yield "coordinator", None, message, after
-    for seed in range(24):
-        yield "each on its own", None, seed, True
+    """Who dies, at which of his calls, before or after it, and in what: None for whatever is due."""
+    for what in ("round", "arrive", "depart"):
+        for after in (False, True):
+            for call in range(1, 12):
+                for k in range(K):
+                    yield "shard", k, call, after, what
+            for call in range(1, 34):
+                yield "all together", call % K, 1 + call // K, after, what
+            for message in range(1, 46):
+                yield "coordinator", None, message, after, what
+        for seed in range(24):
+            yield "each on its own", None, seed, True, what
     for call in range(1, 37):
-        yield "saved", call % K, call, call % 2 == 0
+        yield "saved", call % K, call, call % 2 == 0, None
     for call in range(1, 6):
         for after in (False, True):
-            yield "saved", None, call, after  # by the coordinator
+            yield "saved", None, call, after, None  # by the coordinator
     for call in range(1, 131):
         for after in (False, True):
-            yield "cut anew", None, call, after
+            yield "cut anew", None, call, after, None
 
 
 def noting(file):
@@ -175,6 +181,14 @@ def recovered(folder, chance):
     return whole(folder)
 
 
+def go_on(folder, what):
+    """Have a cluster go on until that kind of transaction is due; the number of those before it."""
+    with cluster.Server.load(folder) as server:
+        while what is not None and due(server.transactions) != what:
+            change(server)
+        return server.transactions
+
+
 def whole(folder):
     """The transaction at which all shards of a cluster are, undamaged."""
     with cluster.Server.load(folder) as server:
@@ -189,10 +203,12 @@ def main(folder, method, stride):
     noting(f"{folder}-notes")
     zeros = np.zeros(n, np.float32)
     cluster.Server(method, zeros, N, lr=0.1, history_rounds=2, shards=K, path=folder).close()
-    seen, chance, now = Counter(), random.Random(1), 0
+    seen, chance = Counter(), random.Random(1)
     for number, scenario in enumerate(scenarios()):
         if number % stride:
             continue
+        *scenario, what = scenario
+        now = go_on(folder, what)
         status = forked(lambda scenario=scenario: one(folder, *scenario))
         assert status in (0, -9), (scenario, status)
         after = recovered(folder, chance)
@@ -200,11 +216,10 @@ def main(folder, method, stride):
         if scenario[0] == "saved" and Path(f"{folder}-copy/cluster.json").exists():
             assert whole(f"{folder}-copy") <= now, scenario
             seen["copies read"] += 1
-        seen |= {"scenarios": seen["scenarios"] + 1, scenario[0]: seen[scenario[0]] + 1}
+        seen.update(["scenarios", scenario[0] if what is None else f"{scenario[0]} in {what}"])
         seen["killed"] += status == -9
         seen["happened"] += after > now
-        now = after
-    seen["taken back"] = len(Path(f"{folder}-notes").read_text().splitlines())
+    seen["taken back"] = sum("never happened" in line for line in Path(f"{folder}-notes").read_text().splitlines())
     print(json.dumps(seen))
 
 

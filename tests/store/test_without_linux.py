@@ -2,13 +2,14 @@
 
 import errno
 import fcntl
+import mmap
 import os
 
 import numpy as np
 import pytest
 
 from fedcore import Server
-from fedcore.store.files import file_system, system_calls
+from fedcore.store.files import file_system, slot_file, system_calls
 from tests.cluster.pairs import one_round
 
 LINUX_ALONE = ("posix_fallocate", "fdatasync", "posix_fadvise")
@@ -37,7 +38,20 @@ def macos(monkeypatch):
     return synced
 
 
-def test_rounds_on_a_store_in_files(macos, tmp_path):
+class Mapped(mmap.mmap):
+    """A mapping whose flushes are counted."""
+
+    flushed = 0
+
+    def flush(self, *where):
+        Mapped.flushed += 1
+        return super().flush(*where)
+
+
+def test_rounds_on_a_store_in_files(macos, tmp_path, monkeypatch):
+    monkeypatch.setattr(slot_file.mmap, "mmap", Mapped)
+    Mapped.flushed = 0
+
     def rounds(server, count):
         for _ in range(count):
             one_round(server)
@@ -51,6 +65,7 @@ def test_rounds_on_a_store_in_files(macos, tmp_path):
         server.save(tmp_path / "copy")
         before = len(macos)
         rounds(server, 1)
+        assert Mapped.flushed >= 3  # in each round
         assert len(macos) >= before + 2  # the rows, and the index's log or the folder
         server.save(tmp_path / "copy")
     for folder in ("run", "copy"):

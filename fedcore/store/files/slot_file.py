@@ -96,6 +96,7 @@ class SlotFile(Slots):
     def sync(self) -> None:
         """Make durable what the slots hold."""
         with disk.explained("syncing", self.path):
+            disk.write_back(self._maps.values())
             disk.sync(self._fd)
 
     def damage(self, slot: int, seal: int) -> str | None:

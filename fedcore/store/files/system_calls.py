@@ -6,9 +6,10 @@ All of it goes through here, so that tests can record it, stop it half-way or le
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -111,8 +112,15 @@ def reserve(fd: int, start: int, size: int) -> None:
     _write_again(fd, start, start + size)
 
 
+def write_back(mapped: Iterable[mmap.mmap]) -> None:
+    """Have a sync find what was written through mappings of the file, which macOS is to be told of each."""
+    if not hasattr(os, "fdatasync"):
+        for mapping in mapped:
+            mapping.flush()
+
+
 def sync(fd: int) -> None:
-    """Make a file's content durable, what was written through a mapping too."""
+    """Make a file's content durable, what was written through a mapping too: see ``write_back``."""
     if not _sync_of_macos(fd):
         os.fdatasync(fd)
 
