@@ -66,8 +66,9 @@ class Server(ClusterView):
             blocks of parameters.
         FedcoreError: whatever ``fedcore.Server`` raises.
 
-    Cost: that of ``fedcore.Server``, divided among the shards; each is sent ten messages for a round, and three more
-        for every further ``fold`` updates.
+    Cost: that of ``fedcore.Server``, divided among the shards; each is sent 8 or 9 messages for a round, by the
+        method, and three more for every further ``fold`` updates. A broadcast is one more, one where rows are read
+        ahead, one where the method sends x_prev, and one for each offset.
 
     >>> server = Server("FedAvg", np.zeros(40_000, np.float32), clients=2, lr=0.1, shards=2)
     >>> with server.open_round() as round:

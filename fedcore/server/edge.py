@@ -22,7 +22,8 @@ class Edge:
     In each round it is given the model that the upper server broadcast, hears its clients as a ``Server`` does, and
     makes one ``Partial`` of them, 16 n bytes in place of 4 n a client. The upper server, one with accumulate="exact",
     takes it in by ``Round.add_partial``, and has the bits of a server that heard every client itself. Whether an update
-    counts (its shape, numbers, claims and length) is decided here, where it is whole.
+    counts (its shape, numbers, claims and length) is decided here, where it is whole: above, a sum is checked against
+    the norms and claims that the edge says (``Partial``). An edge that heard nobody sends zeros, and its refusals.
 
     Args:
         algorithm: the upper server's method; one that adds h alone, as FedAvg, FedProx and FedAvg-M do.

@@ -32,6 +32,9 @@ MOST_HEADER = 1 << 28
 class Partial(Represented):
     """A round's sum over some clients, exact, so that it can join others in any order and tree with the same bits.
 
+    Whoever takes it in checks its claims, norms and weights, and that |sum_i w_i h_i| is no longer than sum_i w_i |h_i|
+    and what rounding can add; not that the norms are those of the clients. One of nobody is zeros.
+
     Attributes:
         round: the round's number.
         made_under: what says that two servers sum the same: the grid, the method, the layout, the units of h and x as

@@ -54,6 +54,20 @@ def test_models_of_bfloat16_and_named_tensors_reach_an_edge_as_they_were_sent():
     assert Layout.of(x0).n == 65
 
 
+def test_edges_that_heard_nobody_change_nothing():
+    server, straight = (Server("FedAvg", np.zeros(N, np.float32), CLIENTS, lr=0.1, accumulate="exact") for _ in "ab")
+    edges = [Edge("FedAvg", np.zeros(N, np.float32), own, lr=0.1) for own in OWN]
+    sent = [update(server.x, 5, client) for client in OWN[0]]
+    bad = Update(1, np.full(N, np.nan, np.float32), steps=1)
+    due = straight.round([*sent, bad])
+    with server.open_round() as round:
+        for edge, own in zip(edges, (sent, [bad], []), strict=True):
+            round.add_partial(edge.fold(server.x, own, round=0).to_bytes(), "edge")
+        report = round.finish()
+    assert server.x.tobytes() == straight.x.tobytes()
+    assert (report.heard, report.refused) == (due.heard, due.refused)
+
+
 def test_an_edge_that_was_sent_another_model_is_refused():
     server = Server("FedAvg", np.zeros(N, np.float32), CLIENTS, lr=0.1, accumulate="exact")
     edge = Edge("FedAvg", np.zeros(N, np.float32), [0, 1], lr=0.1)

@@ -12,6 +12,7 @@ import fedcore
 from fedcore import Partial, Server, Update, algorithms, errors
 from fedcore.algorithms import REGISTRY
 from fedcore.server.partial import COLUMNS, MAGIC, adds_alone
+from fedcore.server.partial_reader import SPAN
 
 N, CLIENTS = 257, 12
 METHODS = [name for name in REGISTRY if adds_alone(algorithms.named(name))]
@@ -123,6 +124,15 @@ def with_entry(value, at=0):
     return change
 
 
+def tiny(squares):
+    return squares * 2.0**-40
+
+
+def as_long_as_nearly_all(high):
+    """Each element 100, where w |h| of the first four of ``updates`` is 133 together."""
+    return np.full_like(high, 100 << 10)
+
+
 BAD = {
     "another round": (lambda p: replace(p, round=1), "round: expected 0"),
     "other settings": (lambda p: replace(p, made_under="0" * 64), "made_under: expected"),
@@ -131,9 +141,9 @@ BAD = {
     "a list": (lambda p: replace(p, steps=[1]), "steps: expected float64"),
     "low past its form": (spoilt(low=with_entry(1 << 50)), "low: expected words"),
     "negative low": (spoilt(low=with_entry(-1)), "low: expected words"),
-    "a long element": (spoilt(high=with_entry(1 << 40)), "high: expected elements"),
-    "the least integer": (spoilt(high=with_entry(-(1 << 63), 5)), "high: expected elements"),
-    "a long buffer": (spoilt(high=with_entry(1 << 62, -1)), "high of buffers: expected"),
+    "a long element": (spoilt(high=with_entry(1 << 40)), "high: expected a sum of at most"),
+    "the least integer": (spoilt(high=with_entry(-(1 << 63), 5)), "high: expected a sum of at most"),
+    "a long buffer": (spoilt(high=with_entry(1 << 62, -1)), "high of buffers: expected a sum of at most"),
     "an unknown client": (lambda p: replace(p, clients=(99, *p.clients[1:])), "clients: "),
     "a client twice": (lambda p: replace(p, clients=(p.clients[1], *p.clients[1:])), "clients: expected each once"),
     "no steps": (spoilt(steps=with_entry(0)), "steps: expected integers"),
@@ -143,6 +153,14 @@ BAD = {
     "another distance": (spoilt(eta_steps=with_entry(7)), "eta_steps: expected"),
     "another weight": (spoilt(weights=with_entry(11)), "weights: expected those"),
     "a NaN weight": (spoilt(weights=with_entry(np.nan)), "weights: expected updates"),
+    "a norm of zero": (spoilt(squares=with_entry(0, slice(None))), "high: expected a sum of at most 0,"),
+    "one unit everywhere": (spoilt(high=lambda high: high + 1, squares=tiny), "high: expected a sum of at most"),
+    "all elements as long as all": (spoilt(high=as_long_as_nearly_all), "high: expected a sum of at most"),
+    "buffers that nobody sent": (spoilt(has_buffers=np.zeros_like), "high of buffers: expected a sum of at most 0,"),
+    "buffers past what sums take": (
+        spoilt(high=with_entry(2**10 * 3002 * 2**39 // 1000, -1)),
+        "high of buffers: expected a sum of at most 1.649",
+    ),
     "an infinite norm": (spoilt(squares=with_entry(np.inf)), "squares: expected"),
     "a negative norm": (spoilt(squares=with_entry(-1)), "squares: expected"),
     "a norm past the grid": (spoilt(squares=with_entry(2.0**90)), "weights: expected updates"),
@@ -167,6 +185,81 @@ def test_a_bad_sum_is_refused_whole_and_the_round_goes_on(what):
     ((sender, told),) = server.last.refused
     assert sender == "edge-1"
     assert told.startswith(reason)
+
+
+def test_a_sum_of_nobody_is_zeros_and_tells_who_was_refused():
+    server, straight, sent = server_of(), server_of(), updates(server_of(), 0)
+    nobody, noise = summed(server_of(), [sent[5]]), np.random.default_rng(0)
+    assert nobody.clients == ()
+    assert not nobody.high.any()
+    with straight.open_round() as round:
+        round.add_all([sent[0], sent[5]])
+        due = finish(straight, round)
+    with server.open_round() as round:
+        round.add_update(sent[0])
+        round.add_partial(nobody.to_bytes(), "edge")
+        round.add_partial(nobody, "edge")
+        for at in (0, N - 1):  # of the parameters, and of the buffers
+            for words in ("high", "low"):
+                round.add_partial(spoilt(**{words: with_entry(1, at)})(nobody), f"{words} {at}")
+        for _ in range(100):
+            round.add_partial(replace(nobody, high=noise.integers(-1, 1, N)), "noise")
+        assert finish(server, round) == due
+    assert [client for client, _ in server.last.refused[:2]] == [5, 5]
+    assert len(server.last.refused) == 106
+    assert all("a sum of at most 0, as long as its 0 updates" in reason for _, reason in server.last.refused[2:])
+
+
+UNIT = 2.0**-60
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_no_honest_sum_is_longer_than_its_updates_allow(seed):
+    """Of lengths near the grid's unit, where all that is rounded is as long as what is not; ties among them."""
+    rng = np.random.default_rng(seed)
+    n, k = int(rng.integers(1, 40)), int(rng.integers(1, 12))
+    server, edge = (
+        Server("FedAvg", np.zeros(n, np.float32), k, lr=0.1, accumulate="exact", max_examples=1 << 30) for _ in range(2)
+    )
+    direction = rng.choice([-1, 1], n) if rng.random() < 0.5 else np.ones(n)
+    with server.open_round() as round, edge.open_round() as own:
+        for client in range(k):
+            examples = int(2 ** rng.integers(0, 30))
+            near = rng.choice([0.5, 1.5, 2.5, 0.4999, 0.5001, 1.4999, 1.5001, 1e5, 1e9], n if rng.random() < 0.5 else 1)
+            h = direction * near * (UNIT / examples)
+            own.add(client, -h.astype(np.float32), steps=1, examples=examples)
+        partial = own.partial()
+        round.add_partial(partial.to_bytes(), "edge")
+        assert round.finish().refused == ()
+
+
+def test_a_sum_may_be_as_long_as_rounding_makes_it_and_no_longer():
+    """One and a half units are rounded to two: longer than the update by all that is allowed."""
+    n, h = 100, np.float32(1.5 * UNIT)
+    server, edge = (Server("FedAvg", np.zeros(n, np.float32), 1, lr=0.1, accumulate="exact") for _ in range(2))
+    with edge.open_round() as own:
+        own.add(0, np.full(n, -h), steps=1)
+        partial = own.partial()
+    assert (partial.low == 2).all()
+    for longer, told in ((replace(partial, low=partial.low + 1), 1), (partial, 0)):
+        with server.open_round() as round:
+            round.add_partial(longer, "edge")
+            assert len(round.refused) == told
+            round.abort()
+
+
+def test_long_sums_are_measured_to_their_last_element():
+    n = 2 * SPAN + 5
+    server, edge = (Server("FedAvg", np.zeros(n, np.float32), 1, lr=0.1, accumulate="exact") for _ in range(2))
+    for at in (0, SPAN - 1, SPAN, n - 1):
+        with server.open_round() as round, edge.open_round() as own:
+            own.add(0, np.zeros(n, np.float32), steps=1)
+            partial = own.partial()
+            round.add_partial(spoilt(low=with_entry(1, at))(partial), "edge")
+            ((_, reason),) = round.refused
+            assert reason.startswith("high: expected a sum of at most 0,")
+            round.abort()
 
 
 def test_a_client_counts_once_a_round_whichever_way_it_came():
