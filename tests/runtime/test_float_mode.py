@@ -16,6 +16,7 @@ from fedcore.participation import Active, Bernoulli, Trace, Weighted
 from fedcore.participation.traces import Recorded
 from fedcore.theory import departure
 from fedcore.topology import Topology
+from fedcore.topology.topology import second_eigenvalue
 from tests.kernels.forms import FORMS
 from tests.server import rounds
 
@@ -166,6 +167,9 @@ SAMPLING = {
     ],
     "with_replacement": lambda: sampling.with_replacement([1e-320, 2e-320, 0, 3e-320], 9, **DRAW),
 }
+NEARLY_ALONE = np.random.default_rng(0).random((10, 10)) * 1e-310  # what neighbours hear of each other
+NEARLY_ALONE += NEARLY_ALONE.T
+np.fill_diagonal(NEARLY_ALONE, 1)
 LIMITS = dict(t0=1.0, E=1, D=1e-310, V=2e-310, g=1.0, gap=1e-310)
 OTHERS = {
     "aggregate": lambda: fedcore.aggregate([{"w": LARGE}, {"w": TINY}], [1e-40, 1]),
@@ -174,6 +178,7 @@ OTHERS = {
         for name, tensor in fedcore.aggregate([{"w": torch.from_numpy(TINY)}, {"w": torch.from_numpy(LARGE)}]).items()
     },
     "Topology": lambda: [Topology.named("ring", 24).zeta, Topology.named("erdos-renyi", 9, probability=0.9).W],
+    "second_eigenvalue": lambda: second_eigenvalue(NEARLY_ALONE),
     "Weighted": lambda: [Weighted(4, 2, [1e-320, 2e-320, 3e-320, 0]).active(t).clients for t in range(9)],
     "Bernoulli": lambda: [Bernoulli(4, [5e-324, 1.0, 1e-310, 0.5]).p, Bernoulli(4, 1e-310, levels=3).p],
     "Trace": lambda: Trace(3, [Recorded("a", (1e-310, 1.0))], draw="replay").active(0).clients,
