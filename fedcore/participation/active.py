@@ -60,7 +60,6 @@ class Active(Represented):
         done = shares if self.shares is None else self.shares * shares
         return Active(self.clients, done, self.counts).only(done > 0)
 
-    @ieee
     def steps(self, full: int | npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """s_i, the local steps that each client does: the whole steps in its share of E, and at least one.
 

@@ -7,7 +7,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcore.arguments import real, whole
-from fedcore.float_mode import ieee
 from fedcore.participation.active import Active
 from fedcore.participation.pattern import Participation
 from fedcore.randomness import generator
@@ -41,7 +40,6 @@ class OverSelection(Participation):
     (13, 10)
     """
 
-    @ieee
     def __init__(
         self,
         clients: int,
@@ -65,7 +63,6 @@ class OverSelection(Participation):
         self.deadline = math.inf if deadline is None else real("deadline", deadline, "(0, inf]")
         self._own = self.spread * generator(self.seed, self._purpose("speeds")).standard_normal(self.clients)
 
-    @ieee
     def times(self, round: int) -> npt.NDArray[np.float64]:
         """The times at which each client would answer in a round, float64[N], whether it is asked or not."""
         deviation = generator(self.seed, self._purpose("answers"), round=round).standard_normal(self.clients)

@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from fedcore.arguments import whole
 from fedcore.errors import RangeError, UnknownNameError
-from fedcore.float_mode import ieee
 from fedcore.participation.active import Active
 from fedcore.participation.pattern import Participation
 from fedcore.participation.traces import Law, Recorded, read_traces
@@ -83,7 +82,6 @@ class Trace(Participation):
             )
         self.assigned.flags.writeable = False
 
-    @ieee
     def shares(self, round: int) -> npt.NDArray[np.float64]:
         """The share of E that each device would do in a round, float64[N] in [0, 1]."""
         random = generator(self.seed, self._purpose("shares"), round=round)

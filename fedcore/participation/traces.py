@@ -45,7 +45,7 @@ class Generated:
     mean: float
     stdev: float
     least: float = 0.0
-    _normal: tuple[float, float] = field(init=False, repr=False, compare=False)
+    _normal: tuple[float, float] = field(init=False, repr=False)
 
     @ieee
     def __post_init__(self) -> None:
@@ -81,14 +81,12 @@ class Recorded:
     name: str
     shares: tuple[float, ...]
 
-    @ieee
     def __post_init__(self) -> None:
         if not self.shares:
             raise RangeError(f"trace {self.name!r}: expected at least one share, got none")
         for row, share in enumerate(self.shares):
             real(f"trace {self.name!r}: share {row}", share, "[0, 1]")
 
-    @ieee
     def draw(self, random: np.random.Generator, count: int) -> F64:
         """Shares of ``count`` devices, each one of the rows with equal probability: float64[count]."""
         return np.array(self.shares, np.float64)[random.integers(0, len(self.shares), count)]

@@ -50,7 +50,6 @@ class Topology:
     array([0.33333333, 0.33333333, 0.        , 0.33333333])
     """
 
-    @ieee
     def __init__(self, graph: Any, *, name: str = "graph", dtype: Literal["float64", "float32"] = "float64") -> None:
         if dtype not in ("float64", "float32"):
             raise UnknownNameError.of("dtype", dtype, ["float64", "float32"])

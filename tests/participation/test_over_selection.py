@@ -64,3 +64,10 @@ def test_equal_times_keep_the_lowest_numbers_and_the_deadline_itself_is_in_time(
     asked = without_replacement(400, 200, seed=0, round=3, purpose="participation: over-selection")
     assert (pattern.times(3) == 1).all()
     assert pattern.active(3).clients.tolist() == sorted(asked.tolist())[:100]
+
+
+def test_of_those_who_are_as_fast_the_first_by_id_are_kept():
+    pattern = OverSelection(60, 5, select=40, spread=0, jitter=0)
+    for t in range(5):
+        asked = without_replacement(60, 40, seed=0, round=t, purpose="participation: over-selection")
+        assert pattern.active(t).clients.tolist() == sorted(asked)[:5]

@@ -10,12 +10,15 @@ import torch
 
 import fedcore
 from fedcore import ClientStore, Network, Update, _core, kernels, optimizers, rates, sampling
+from fedcore.errors import RangeError
 from fedcore.float_mode import ieee
 from fedcore.kernels import Linear
-from fedcore.participation import Active, Bernoulli, Trace, Weighted
-from fedcore.participation.traces import Recorded
+from fedcore.participation import Active, Bernoulli, OverSelection, Trace, Weighted
+from fedcore.participation.per_client import each
+from fedcore.participation.traces import Generated, Recorded, read_traces
 from fedcore.theory import departure
 from fedcore.topology import Topology
+from fedcore.topology.topology import second_eigenvalue
 from tests.kernels.forms import FORMS
 from tests.server import rounds
 
@@ -166,6 +169,9 @@ SAMPLING = {
     ],
     "with_replacement": lambda: sampling.with_replacement([1e-320, 2e-320, 0, 3e-320], 9, **DRAW),
 }
+NEARLY_ALONE = np.random.default_rng(0).random((10, 10)) * 1e-310  # what neighbours hear of each other
+NEARLY_ALONE += NEARLY_ALONE.T
+np.fill_diagonal(NEARLY_ALONE, 1)
 LIMITS = dict(t0=1.0, E=1, D=1e-310, V=2e-310, g=1.0, gap=1e-310)
 OTHERS = {
     "aggregate": lambda: fedcore.aggregate([{"w": LARGE}, {"w": TINY}], [1e-40, 1]),
@@ -174,8 +180,15 @@ OTHERS = {
         for name, tensor in fedcore.aggregate([{"w": torch.from_numpy(TINY)}, {"w": torch.from_numpy(LARGE)}]).items()
     },
     "Topology": lambda: [Topology.named("ring", 24).zeta, Topology.named("erdos-renyi", 9, probability=0.9).W],
+    "second_eigenvalue": lambda: second_eigenvalue(NEARLY_ALONE),
     "Weighted": lambda: [Weighted(4, 2, [1e-320, 2e-320, 3e-320, 0]).active(t).clients for t in range(9)],
     "Bernoulli": lambda: [Bernoulli(4, [5e-324, 1.0, 1e-310, 0.5]).p, Bernoulli(4, 1e-310, levels=3).p],
+    "OverSelection": lambda: [OverSelection(4, 2, deadline=1e-310, spread=1e-310).times(t) for t in range(3)],
+    "each": lambda: each("shares", [1e-310, 1.0], 2, "(0, 1]"),
+    "Generated": lambda: [
+        Generated("a", 1e-310, 1e-200).mean,
+        Generated("a", 0.1, 0.2, least=1e-310).draw(np.random.default_rng(0), 20),
+    ],
     "Trace": lambda: Trace(3, [Recorded("a", (1e-310, 1.0))], draw="replay").active(0).clients,
     "Active": lambda: Active(np.arange(3), SHARES).working(PARTS),
     "departure": lambda: [
@@ -194,6 +207,20 @@ CASES = KERNELS | SAMPLING | OTHERS
 def test_functions_give_the_same_bits_in_a_thread_that_flushes(name):
     plain, result = flushed(CASES[name])
     assert bits(plain) == bits(result)
+
+
+def test_a_negative_share_is_none_however_small():
+    def refused():
+        with pytest.raises(RangeError, match="share 0"):
+            Recorded("a", (-1e-310,))
+
+    flushed(refused)
+
+
+def test_numbers_are_read_from_a_file_as_they_stand(tmp_path):
+    (tmp_path / "traces.csv").write_text("a\n1e-310\n1\n")
+    plain, result = flushed(lambda: read_traces(tmp_path / "traces.csv")[0].shares)
+    assert bits(plain) == bits(result) == bits([1e-310, 1.0])
 
 
 def test_every_kernel_and_draw_is_among_them():

@@ -1,0 +1,31 @@
+"""A method and a rate of somebody's own, which their names find."""
+
+from fedcore.algorithms import Algorithm, Linear, Step, Terms
+
+
+class Own(Algorithm):
+    adds = Terms(h=1)
+
+    def __init__(self, part=1.0):
+        self.part = part
+
+    def step(self, cohort):
+        return Step(v=Linear(A=self.part / cohort.weight))
+
+
+class Halved(Algorithm):
+    """Its sum forgets, by halves, and so is no sum of whole terms."""
+
+    row = Terms(h=1)
+    adds = Terms(h=1)
+
+    def step(self, cohort):
+        return Step(v=Linear(A=1, T=1), T=Linear(T=0.5, A=1))
+
+
+class Fading:
+    def __init__(self, first):
+        self.first = first
+
+    def __call__(self, t):
+        return self.first / (1 + t)
