@@ -299,7 +299,7 @@ def _hint(path: Path) -> str:
 
 
 def undisturbed(path: Path, read: Callable[[], T]) -> T:
-    """What a reader reads of a folder, once more where another folder has come to its place meanwhile.
+    """Read a folder, once more where another folder has come to its place meanwhile; returns what ``read`` does.
 
     A store that is made, or a copy that is saved, takes its place in one step. Who opens files by their names meanwhile
     finds some of the one and some of the other, and would tell of damage where there is none.
