@@ -1,4 +1,4 @@
-"""What a save or a cut of a cluster makes and deletes: written down beforehand, for whoever comes after a kill."""
+"""The intent of a save or a cut of a cluster: what it makes and deletes, for whoever comes after a kill."""
 
 import json
 import os

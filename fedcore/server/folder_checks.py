@@ -47,6 +47,11 @@ def server_state(path: str | os.PathLike[str], state: Any, *, shard: bool | None
     Raises:
         CheckpointError: it is not.
     """
+    if state is None:
+        raise CheckpointError(
+            f"{path}: expected a folder written by a fedcore Server, got a ClientStore without one: where a server is "
+            "just being made, it is there in a moment: load it again"
+        )
     if not isinstance(state, dict) or state.get("what") != "a fedcore server":
         raise CheckpointError(f"{path}: expected a folder written by a fedcore Server, got a ClientStore without one")
     if shard is not None and shard != ("place" in state):

@@ -12,7 +12,7 @@ from fedcore.clients.registry import ClientId, Registry
 from fedcore.errors import RangeError, StoreError
 from fedcore.store.content import Content
 from fedcore.store.files.atomic_folder import replacing
-from fedcore.store.files.store_folder import Folder
+from fedcore.store.files.store_folder import Folder, undisturbed
 from fedcore.store.row_format import Codec, RowFormat
 from fedcore.store.session import Durability, Medium, Session, require_files, require_names
 from fedcore.store.staged_rows import StagedRows
@@ -128,20 +128,24 @@ class ClientStore(StagedRows):
         device = require_names(medium, durability)
         require_files(undoable, medium, readonly=readonly)
         store = cls.__new__(cls)
-        readonly, durable = readonly or medium != "mmap", durability != "none"
-        folder = Folder(Path(path), readonly=readonly, durable=durable, undoable=undoable)
-        try:
-            content = Content.read(folder)
+        place, readonly, durable = Path(path), readonly or medium != "mmap", durability != "none"
+
+        def read() -> Content:
+            folder = Folder(place, readonly=readonly, durable=durable, undoable=undoable)
+            try:
+                content = Content.read(folder)
+                if medium != "mmap":
+                    loaded = Content(RowFormat(content.form.codec, content.form.n, device), content.registry, None)
+                    content.copy_to(loaded)
+                    content = loaded
+            except BaseException:
+                folder.close()
+                raise
             if medium != "mmap":
-                loaded = Content(RowFormat(content.form.codec, content.form.n, device), content.registry, None)
-                content.copy_to(loaded)
-                content = loaded
-        except BaseException:
-            folder.close()
-            raise
-        if medium != "mmap":
-            folder.close()
-        store._begin(content, durability, resident_rows)
+                folder.close()
+            return content
+
+        store._begin(undisturbed(place, read) if readonly else read(), durability, resident_rows)
         return store
 
     def _begin(self, content: Content, durability: Durability, resident_rows: int | None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedcore.store.content import Content
-from fedcore.store.files.store_folder import Folder
+from fedcore.store.files.store_folder import Folder, undisturbed
 from fedcore.store.geometry import VERSION
 
 
@@ -72,7 +72,7 @@ def state_of(path: Path) -> Any:
     Raises:
         StoreError, CorruptionError: there is no store, or its head was damaged.
     """
-    folder = Folder(path, readonly=True, durable=False)
+    folder = undisturbed(path, lambda: Folder(path, readonly=True, durable=False))
     folder.close()
     return None if folder.head.state is None else json.loads(folder.head.state)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, errors
-from fedcore.store.files import atomic_folder
+from fedcore.store.files import atomic_folder, store_folder
 from fedcore.store.files import system_calls as disk
 from fedcore.store.files.locks import WriterLock
 from tests.store.contents import content, write
@@ -308,3 +308,54 @@ def test_a_full_disk_while_a_store_is_put_down_leaves_the_old_one(tmp_path, monk
     monkeypatch.undo()
     assert round_of(tmp_path / "here") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
+
+
+def held(value, path):
+    """A copy, at a path, of a store with one row of this value, and a vector."""
+    with ClientStore(2, 5) as store:
+        write(store, 1, np.full(5, value, np.float32))
+        store.commit(0, {"x": np.full(5, value)}, {"value": value})
+        store.save(path)
+
+
+@pytest.mark.parametrize("options", [{"medium": "ram"}, {"readonly": True}], ids=["into memory", "beside a writer"])
+@pytest.mark.parametrize("moment", ["it is made", "it is replaced", "it is replaced again and again"])
+def test_what_comes_to_a_folder_s_place_while_it_is_opened_is_read(tmp_path, monkeypatch, options, moment):
+    path, count, saving = tmp_path / "store", [], []
+    if moment != "it is made":
+        held(1.0, path)
+
+    def then(act, most):
+        def acted(*arguments, **named):
+            result = act(*arguments, **named)
+            if len(count) < most and not saving:
+                count.append(0)
+                saving.append(0)
+                held(2.0, path)
+                saving.clear()
+            return result
+
+        return acted
+
+    if moment == "it is made":
+        monkeypatch.setattr(store_folder, "_hint", then(store_folder._hint, 1))
+    else:
+        most = 1 if moment == "it is replaced" else store_folder.TRIES - 2
+        monkeypatch.setattr(store_folder.Index, "head", then(store_folder.Index.head, most))
+    with ClientStore.open(path, **options) as store:
+        assert (store.state, store.vector("x")[0], store.read(1)[0]) == ({"value": 2.0}, 2.0, 2.0)
+    assert len(count) == (store_folder.TRIES - 2 if "again" in moment else 1)
+
+
+def test_a_folder_that_stays_is_looked_at_once(tmp_path, monkeypatch):
+    looked = []
+    monkeypatch.setattr(store_folder, "_hint", lambda path: looked.append(path) or "")
+    with pytest.raises(errors.StoreError, match="expected the folder of a store"):
+        ClientStore.open(tmp_path / "none", medium="ram")
+    assert len(looked) == 1
+
+
+def test_a_server_that_is_just_being_made_says_so(tmp_path):
+    ClientStore(3, N, medium="mmap", path=tmp_path / "state").close()  # its first commit is still to come
+    with pytest.raises(errors.CheckpointError, match="is just being made, it is there in a moment: load it again"):
+        Server.load(tmp_path / "state", medium="ram")

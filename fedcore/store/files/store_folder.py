@@ -1,12 +1,12 @@
 """A store's folder: its files, opened and written to as one."""
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from glob import escape
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,10 @@ from fedcore.store.files.slot_file_header import Header, version_of
 from fedcore.store.files.stored_ids import StoredId
 from fedcore.store.geometry import VERSION, Geometry
 from fedcore.store.row_format import RowFormat
+
+T = TypeVar("T")
+TRIES = 20
+"""How often a folder is read whose place others take meanwhile."""
 
 
 class Folder:
@@ -292,3 +296,35 @@ def _hint(path: Path) -> str:
         previous = sorted(path.parent.glob(f"{escape(path.name)}.previous-*"))
         return f"; a copy that was being replaced is in {previous[-1]}" if previous else ", got nothing there"
     return f", got {sorted(entry.name for entry in path.iterdir())[:8]}" if path.is_dir() else ", got a file"
+
+
+def undisturbed(path: Path, read: Callable[[], T]) -> T:
+    """Read a folder, once more where another folder has come to its place meanwhile; returns what ``read`` does.
+
+    A store that is made, or a copy that is saved, takes its place in one step. Who opens files by their names meanwhile
+    finds some of the one and some of the other, and would tell of damage where there is none.
+
+    Raises:
+        StoreError: what ``read`` raised of a folder that stayed, or of ever other ones.
+    """
+    for _ in range(TRIES - 1):
+        with ExitStack() as opened:
+            before = None
+            with suppress(OSError):  # open, so that no other folder has its number
+                before = os.open(path, os.O_RDONLY)
+                opened.callback(os.close, before)
+            try:
+                return read()
+            except StoreError:
+                if _is_at(before, path):
+                    raise
+    return read()
+
+
+def _is_at(fd: int | None, path: Path) -> bool:
+    """Tell whether a path has the folder that is open, or has none where none is."""
+    try:
+        there = os.stat(path)
+    except OSError:
+        return fd is None
+    return fd is not None and os.path.samestat(os.fstat(fd), there)
