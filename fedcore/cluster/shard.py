@@ -323,7 +323,7 @@ class Shard:
         return all(gone)
 
     def _own(self, paths: list[str]) -> list[str]:
-        """This shard's part of the folders of a copy, which may be of more shards, or of fewer."""
+        """The part of a copy's folders that is this shard's; the copy may be of more shards, or of fewer."""
         return paths[self._place.shard :: self._place.shards]
 
     def verify(self) -> list[str]:
