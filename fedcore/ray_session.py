@@ -6,6 +6,7 @@ import socket
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from threading import Lock
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -32,10 +33,27 @@ class ArgumentLostError(LostError):
     """A worker is there, but an argument of its task is lost, or was never made: whoever was to make it has ended."""
 
 
+@dataclass(eq=False)
+class _Connection:
+    """A connection to Ray, and the sessions that share it.
+
+    Attributes:
+        identity: what tells it from one that this process has later: ``_identity``.
+        made_here: whether its last session ends it.
+        held: sessions that are open.
+    """
+
+    identity: tuple[str, str]
+    made_here: bool
+    held: int = 0
+
+
 class Session:
     """A connection of this process to Ray.
 
-    A process has one; those who ask for it while it is there share it. A context manager.
+    A process has one; those who ask for it while it is there share it. A context manager. Once a session is closed, or
+    somebody else has ended its connection by ``ray.shutdown()``, every method but ``kill`` and ``close`` raises
+    ClusterError: Ray by itself would begin another one in silence, which listens on every address of the machine.
 
     Args:
         address: None for the connection that this process has, or else a Ray of its own on this machine, which listens
@@ -50,34 +68,49 @@ class Session:
     """
 
     _lock: ClassVar[Lock] = Lock()
-    _held: ClassVar[int] = 0
-    _own: ClassVar[bool] = False
+    _last: ClassVar[_Connection | None] = None
 
     def __init__(self, address: str | None = None, *, cpus: float = 1, **own: Any) -> None:
-        self._ray = _package()
-        self._is_open = True
+        ray = self._package = _package()
+        self._is_closed = False
         with Session._lock:
-            if not self._ray.is_initialized():
-                _connect(self._ray, address, {"num_cpus": math.ceil(cpus), **own})
-                Session._own, Session._held = True, 0
+            is_new = not ray.is_initialized()
+            if is_new:
+                _connect(ray, address, {"num_cpus": math.ceil(cpus), **own})
             else:
-                there = self._ray.get_runtime_context().gcs_address
+                there = ray.get_runtime_context().gcs_address
                 if address not in (None, "auto", there):
                     raise RangeError(
                         f"address: expected None or that of this process's own connection, {there!r}, got {address!r}"
                     )
-            Session._held += 1
+            identity = _identity(ray)
+            if is_new or Session._last is None or Session._last.identity != identity:
+                Session._last = _Connection(identity, made_here=is_new)
+            self._connection = Session._last
+            self._connection.held += 1
 
     def close(self) -> None:
         """Give the connection back; the last one ends it, if it was made here, and with it a Ray of one's own."""
         with Session._lock:
-            if self._is_open:
-                self._is_open = False
-                Session._held -= 1
-                if not Session._held and Session._own:
-                    Session._own = False
+            if not self._is_closed:
+                self._is_closed = True
+                self._connection.held -= 1
+                if not self._connection.held and self._connection.made_here and self._is_connected:
                     with _without_rays_warnings():
-                        self._ray.shutdown()
+                        self._package.shutdown()
+
+    def require_open(self) -> None:
+        """Refuse to go on without the connection: before a method of an actor is called, say.
+
+        Raises:
+            ClusterError: the session is closed, or somebody else has ended its connection.
+        """
+        if self._is_closed or not self._is_connected:
+            how = "was closed" if self._is_closed else "ray.shutdown() has ended"
+            raise ClusterError(
+                f"connection to Ray: expected one that is open, got one that {how}: make another engine, placement or "
+                "Session"
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -90,7 +123,7 @@ class Session:
     @property
     def version(self) -> str:
         """Ray's."""
-        return str(self._ray.__version__)
+        return str(self._package.__version__)
 
     def put(self, value: Any) -> Any:
         """A reference to a value that every machine copies at most once; its arrays are read there without a copy."""
@@ -117,14 +150,15 @@ class Session:
 
     def kill(self, actor: Any) -> None:
         """End an actor's process at once, whatever it does."""
-        if self._ray.is_initialized():
-            self._ray.kill(actor, no_restart=True)
+        if self._is_connected:
+            self._package.kill(actor, no_restart=True)
 
     def ready(self, references: Sequence[Any], seconds: float | None = None) -> list[Any]:
         """The references that have a result, or an error: at least one, unless it takes longer than so many seconds."""
-        found, others = self._ray.wait(list(references), num_returns=1, timeout=seconds)
+        ray = self._ray
+        found, others = ray.wait(list(references), num_returns=1, timeout=seconds)
         if found and others:
-            more, _ = self._ray.wait(others, num_returns=len(others), timeout=0)
+            more, _ = ray.wait(others, num_returns=len(others), timeout=0)
             found += more
         return list(found)
 
@@ -136,9 +170,10 @@ class Session:
             ArgumentLostError: its worker could not begin.
             Exception: what the task raised, of its own class.
         """
-        errors = self._ray.exceptions
+        ray = self._ray
+        errors = ray.exceptions
         try:
-            return self._ray.get(reference)
+            return ray.get(reference)
         except errors.RayTaskError as error:
             cause = error.cause
             if isinstance(cause, (errors.ObjectLostError, errors.RayActorError)):
@@ -155,10 +190,25 @@ class Session:
 
     def room(self) -> str:
         """The cores and GPUs of the machines, and what of them is free, in words."""
-        there, free = self._ray.cluster_resources(), self._ray.available_resources()
-        machines = sum(bool(node["Alive"]) for node in self._ray.nodes())
+        ray = self._ray
+        there, free = ray.cluster_resources(), ray.available_resources()
+        machines = sum(bool(node["Alive"]) for node in ray.nodes())
         told = [f"{there.get(kind, 0):g} {kind}s ({free.get(kind, 0):g} free)" for kind in ("CPU", "GPU")]
         return f"{' and '.join(told)} on {machines} machine{'s' * (machines != 1)}"
+
+    @property
+    def _is_connected(self) -> bool:
+        return bool(self._package.is_initialized()) and _identity(self._package) == self._connection.identity
+
+    @property
+    def _ray(self) -> Any:
+        """Ray's package, for who is going to call it.
+
+        Raises:
+            ClusterError: ``require_open``'s.
+        """
+        self.require_open()
+        return self._package
 
 
 def _package() -> Any:
@@ -168,6 +218,12 @@ def _package() -> Any:
     except ImportError:
         raise MissingDependencyError.of("fedcore on Ray", "Ray", extra="ray") from None
     return ray
+
+
+def _identity(ray: Any) -> tuple[str, str]:
+    """The connection that there is: its node, and the job that the cluster has given it."""
+    context = ray.get_runtime_context()
+    return str(context.get_node_id()), str(context.get_job_id())
 
 
 def _connect(ray: Any, address: str | None, own: dict[str, Any]) -> None:

@@ -86,6 +86,7 @@ class OnRay:
 
     def make(self, places: Sequence[Place]) -> None:
         """See ``Placement``."""
+        self._session.require_open()
         self.drop()
         if self._nodes is not None and len(self._nodes) != len(places):
             raise RangeError(f"nodes: expected one for each of {len(places)} shards, got {len(self._nodes)}")
@@ -98,19 +99,23 @@ class OnRay:
 
     def call(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> list[Answer]:
         """See ``Placement``."""
+        self._session.require_open()
         calls = [actor.call.remote(name, *own) for actor, own in zip(self._actors, arguments, strict=True)]
         return list(self._answers(dict(enumerate(calls))).values())
 
     def answer(self, answers: Mapping[int, Any]) -> dict[int, Answer]:
         """See ``Placement``."""
+        self._session.require_open()
         return self._answers({k: self._actors[k].answer.remote(value) for k, value in answers.items()})
 
     def fetch(self, name: str, *arguments: Any) -> list[Any]:
         """See ``Placement``: references."""
+        self._session.require_open()
         return [actor.fetch.remote(name, *arguments) for actor in self._actors]
 
     def read(self, fetched: Sequence[Any]) -> list[Answer]:
         """See ``Placement``."""
+        self._session.require_open()
         return list(self._answers(dict(enumerate(fetched)), values=True).values())
 
     def put(self, vector: Any) -> Any:

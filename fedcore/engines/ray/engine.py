@@ -126,8 +126,9 @@ class Ray:
             the workers' digests, and nothing of a vector comes here.
 
         Raises: what ``InProcess.updates`` does, and what a client's training raises; and
-            ClusterError: a client's training has ended one worker after another; or a shard whose slices it was to
-                start from is lost.
+            ClusterError: a client's training has ended one worker after another; a shard whose slices it was to start
+                from is lost; the engine is closed; or other updates or gradients of this engine were begun before all
+                of these were read, which ended these.
 
         Cost: x, x_prev and the offset are copied once each to Ray, or an offset for each client where it has its own,
             and y back; with slices, from the shards to a worker and back, 4 n bytes more in each worker, and one
@@ -139,7 +140,6 @@ class Ray:
     def _updates(self, broadcast: Broadcast, orders: Orders) -> Iterator[Update]:
         if not orders.clients:
             return
-        self._pool.fill()
         spans = self._spans(len(orders.clients))
         arguments, name = self._arguments(broadcast, orders, spans), self._name(orders, spans)
         shards = 0 if broadcast.slices is None else len(broadcast.slices.ranges)
@@ -148,7 +148,9 @@ class Ray:
         )
         try:
             for done in self._in_order(tasks, len(spans)) if self.ordered else _come(tasks, len(spans)):
-                yield from self._read(orders, spans[done.task], done, shards)
+                for update in self._read(orders, spans[done.task], done, shards):
+                    tasks.require_served()
+                    yield update
         finally:
             tasks.stop()
 

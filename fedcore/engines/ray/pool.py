@@ -43,7 +43,7 @@ class Stats:
 
     Attributes:
         tasks: given to workers, again ones counted.
-        retried: given again, since their worker was lost.
+        retried: given again, since their worker was lost, or what they start from could not be read there.
         lost: workers.
         waited: seconds for results.
     """
@@ -73,8 +73,29 @@ class Pool:
         self._coming: dict[Any, Worker] = {}
         self._ended_early = 0
         self._said = False
+        self._served: Tasks | None = None
         self.stats = Stats()
         self.fill()
+
+    def serve(self, tasks: "Tasks") -> None:
+        """Have the workers for these tasks alone, all of them: those who were at other tasks are ended.
+
+        Whoever had begun those may still hold them and never read on, as an exception holds what was open when it was
+        raised; their workers would be free for nobody.
+        """
+        if self._served is not None:
+            self._served.stop()
+        self.fill()
+        self._served = tasks
+
+    def serves(self, tasks: "Tasks") -> bool:
+        """Tell whether the workers are these tasks' still."""
+        return self._served is tasks
+
+    def forget(self, tasks: "Tasks") -> None:
+        """Let go of tasks, if they are the ones that the workers are for."""
+        if self._served is tasks:
+            self._served = None
 
     def fill(self) -> None:
         """Ask for the workers that are missing."""
@@ -101,7 +122,15 @@ class Pool:
             self.drop(worker)
 
     def ready(self, running: Collection[Any]) -> list[Any]:
-        """Wait for results of what is running, or for a worker that comes; it is taken in."""
+        """Wait for results of what is running, or for a worker that comes; it is taken in.
+
+        Raises:
+            ClusterError: there is neither; workers end before they begin; or the connection is not open.
+        """
+        if not running and not self._coming:
+            raise ClusterError(
+                "workers: expected one that works or comes, got none, since they were ended: make another engine"
+            )
         begun = time.monotonic()
         oldest = min((worker.since for worker in self._coming.values()), default=None)
         patience = None if oldest is None or self._said else max(0.0, oldest + PATIENCE - begun)
@@ -116,6 +145,7 @@ class Pool:
 
     def train(self, worker: Worker, returns: int, arguments: tuple[Any, ...]) -> tuple[Any, list[Any]]:
         """Have a worker do a task; references to the first object that it returns, and to the others."""
+        self._session.require_open()
         train = worker.actor.train
         if returns == 1:
             return train.remote(*arguments), []
@@ -152,6 +182,7 @@ class Pool:
         except LostError as error:
             self._ended_early += 1
             if self._ended_early == MOST_TRIES:
+                self._ended_early = 0  # who goes on has as many again, and not for ever
                 raise ClusterError(
                     f"workers: {MOST_TRIES} ended before they had begun, one after another: {error}; "
                     "see their machines' memory, and Ray's logs"
@@ -194,6 +225,8 @@ class Done(NamedTuple):
 class Tasks:
     """The tasks of one round: started in their order, and again where a worker is lost.
 
+    A pool's workers are for the last ones that were made; those before end there.
+
     Args:
         count: tasks are numbered from 0.
         arguments: of ``train``, for a task; asked for again where it is begun again.
@@ -213,9 +246,28 @@ class Tasks:
         self._waiting = list(range(count))  # a heap: who is begun again goes to the front
         self._running: dict[Any, tuple[int, Worker, list[Any]]] = {}
         self._brought_down: Counter[int] = Counter()
+        self._unread: Counter[int] = Counter()
+        pool.serve(self)
+
+    def require_served(self) -> None:
+        """Refuse to go on where the workers are no longer for these tasks.
+
+        Raises:
+            ClusterError: they are for others, that were made since; or these were stopped.
+        """
+        if not self._pool.serves(self):
+            raise ClusterError(
+                "updates: expected those of the engine's last call, got others, which ended when the last was begun: "
+                "read the last, or have another engine for two at once"
+            )
 
     def start(self, below: int) -> None:
-        """Give workers what waits, of the tasks with numbers below that, as long as one is free."""
+        """Give workers what waits, of the tasks with numbers below that, as long as one is free.
+
+        Raises:
+            ClusterError: ``require_served``'s; or the connection is not open.
+        """
+        self.require_served()
         while self._waiting and self._waiting[0] < below and (worker := self._pool.free()) is not None:
             task = heapq.heappop(self._waiting)
             first, others = self._pool.train(worker, self._returns(task), self._arguments(task))
@@ -227,20 +279,27 @@ class Tasks:
         """Wait for tasks that are done, and return them: none, perhaps, where workers came or went.
 
         Raises:
-            ClusterError: a task has brought down ``MOST_TRIES`` workers; or what a shard was to send it is lost.
+            ClusterError: a task has brought down ``MOST_TRIES`` workers; what a shard was to send it is lost, or what
+                was put here could not be read as often; there is nothing to wait for; or ``require_served``'s.
             Exception: what a task raised.
         """
+        self.require_served()
         done = []
         for reference in self._pool.ready(self._running):
             task, worker, others = self._running.pop(reference)
             try:
                 done.append(Done(task, self._pool.result(reference, others), others))
-            except LostError as error:
-                if others and isinstance(error, ArgumentLostError):  # slices; what was put here another worker can read
+            except ArgumentLostError as error:
+                self._unread[task] += 1
+                if others or self._unread[task] == MOST_TRIES:  # slices; what was put here another worker can read
+                    how = "whose shard or machine is lost" if others else f"which was asked for {MOST_TRIES} times"
                     raise ClusterError(
-                        f"{self._name(task)}: expected the vectors that they start from, got none of one, whose shard "
-                        f"or machine is lost: begin the round again: {error}"
+                        f"{self._name(task)}: expected the vectors that they start from, got none of one, {how}: "
+                        f"begin the round again: {error}"
                     ) from None
+                self._pool.stats.retried += 1
+                heapq.heappush(self._waiting, task)  # the worker is there, and the task has done nothing to it
+            except LostError as error:
                 self._again(task, worker, error)
             finally:
                 worker.tasks.remove(task)
@@ -251,6 +310,7 @@ class Tasks:
         for _, worker, _ in self._running.values():
             self._pool.drop(worker)
         self._running.clear()
+        self._pool.forget(self)
 
     def _again(self, task: int, worker: Worker, error: LostError) -> None:
         heapq.heappush(self._waiting, task)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from fedcore import Server
 from fedcore.data import Dataset
@@ -77,6 +78,18 @@ def program(name, *words):
     environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(Path(__file__).parents[3])}
     command = [sys.executable, str(Path(__file__).parent / "programs" / name), *words]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def listening():
+    """The addresses on which this process and those that it has begun listen."""
+    found = set()
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        try:
+            connections = process.net_connections("tcp")
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+        found |= {one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN}
+    return found
 
 
 def results(told):

@@ -13,7 +13,7 @@ from fedcore.engines import Ray
 from fedcore.engines.ray import Session
 from fedcore.errors import ClusterError, MissingDependencyError, RangeError
 from tests.engines.ray.models import MARK, Odd
-from tests.engines.ray.problems import noise, program, results
+from tests.engines.ray.problems import listening, noise, program, results
 
 
 def test_an_error_in_a_clients_training_is_raised_as_it_is(ray_session):
@@ -29,15 +29,51 @@ def test_an_error_in_a_clients_training_is_raised_as_it_is(ray_session):
 def test_nothing_listens_outside(ray_session):
     """Not on this machine's other addresses; and nobody is told that Ray is in use."""
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
-    listening = set()
-    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
-        try:
-            connections = process.net_connections("tcp")
-        except psutil.NoSuchProcess:
-            continue
-        listening |= {one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN}
-    assert listening
-    assert listening <= {"127.0.0.1", "::ffff:127.0.0.1"}
+    found = listening()
+    assert found
+    assert found <= {"127.0.0.1", "::ffff:127.0.0.1"}
+
+
+def test_a_closed_session_begins_no_ray():
+    """Nor does a closed pool, nor a server whose placement is closed, nor a session whose Ray somebody has ended."""
+    pytest.importorskip("ray", reason="needs Ray: pip install 'fedcore-fl[ray]'")
+    told, _ = program("closed.py").communicate(timeout=300)
+    methods = ["put", "pickled", "actor", "ready", "result", "room", "require_open"]
+    ended = [*methods, "fill", "train", "slices", "x", "broadcast.x", "open_round", "make"]
+    assert told.splitlines() == [
+        *(f"ended by somebody: {what}: ClusterError, got one that ray.shutdown() has ended" for what in ended),
+        "listening: []",
+        "the newer session's Ray is there: 7",
+        *(f"closed: {what}: ClusterError, got one that was closed" for what in methods),
+        "listening: []",
+    ]
+
+
+def test_a_closed_engine(ray_session, together):
+    """Its workers are ended, and no others begin, though another session keeps its Ray."""
+    with together.ray(workers=1) as engine:
+        broadcast = Server("FedAvg", engine.initial, clients=12, lr=0.1).broadcast(range(12))
+    for begun in (lambda: list(engine.updates(broadcast)), lambda: engine.gradients(broadcast)):
+        with pytest.raises(ClusterError, match=r"got one that was closed: make another engine"):
+            begun()
+    assert engine.processes() == []
+
+
+def test_a_round_begins_again_where_it_has_failed(one_by_one):
+    """While the exception holds the updates of the first; who reads on there hears that they are over."""
+    engine, ids = one_by_one.there, range(6)
+    server, one = (Server("MimiC", engine.initial, clients=6, lr=0.1) for _ in range(2))
+    updates = engine.updates(server.broadcast(ids))
+    try:
+        with server.open_round() as opened:
+            opened.add_update(next(updates))
+            raise RangeError("made up")
+    except RangeError:
+        server.round(engine.updates(server.broadcast(ids)))
+    with pytest.raises(ClusterError, match=r"^updates: expected those of the engine's last call, got others"):
+        next(updates)
+    one.round(one_by_one.here.updates(one.broadcast(ids)))
+    assert server.x.tobytes() == one.x.tobytes()
 
 
 def test_another_cluster_than_the_one_that_is_connected(ray_session):

@@ -31,12 +31,14 @@ def tasks(pool, *what):
 
 
 def done(work, count):
-    """Wait for the results of so many tasks, in the order in which they come."""
+    """Wait for the results of so many tasks, in the order in which they come; nobody is asked for ever."""
     found = []
-    while len(found) < count:
+    for _ in range(1000):
         work.start(100)
         found += work.wait()
-    return [one.result for one in found]
+        if len(found) >= count:
+            return [one.result for one in found]
+    raise AssertionError("waits without anything to wait for")
 
 
 def test_a_worker_has_two_tasks_and_no_task_begins_beyond_the_window(workers):
@@ -77,8 +79,55 @@ def test_a_worker_whose_tasks_fail_is_free_again(workers):
 
 
 def test_workers_that_end_before_they_begin(workers):
-    with pytest.raises(ClusterError, match=r"^workers: 2 ended before they had begun, one after another: The actor"):
-        workers(1, "end").complete()
+    pool = workers(1, "end")
+    for _ in range(2):  # again where somebody goes on with them
+        with pytest.raises(ClusterError, match=r"^workers: 2 ended before they had begun, one after another: The act"):
+            for _ in range(4):
+                pool.fill()
+                pool.ready(())
+
+
+def test_tasks_that_somebody_holds_leave_all_workers_to_the_next(workers):
+    pool = workers(1)
+    pool.complete()
+    held = tasks(pool, "stop", 1, 2)
+    held.start(3)
+    after = tasks(pool, 7, 8)
+    assert done(after, 2) == [7, 8]
+    for go_on in (lambda: held.start(3), held.wait):
+        with pytest.raises(ClusterError, match=r"^updates: expected those of the engine's last call, got others"):
+            go_on()
+    held.stop()  # whenever its holder lets go of it
+    after.require_served()
+
+
+def test_nothing_to_wait_for_is_an_error(workers, caplog):
+    pool = workers(1)
+    pool.complete()
+    work = tasks(pool, 1)
+    pool.close()
+    work.start(1)
+    with pytest.raises(ClusterError, match=r"^workers: expected one that works or comes, got none, .*: make another"):
+        work.wait()
+    assert caplog.records == []
+
+
+def test_an_argument_that_is_lost_costs_no_worker(workers, ray_session):
+    """It is asked for again, and it is not the task that is blamed."""
+    actor = ray_session.actor(light(), cpus=0)
+    lost = actor.train.remote("end")
+    pool = workers(1)
+    (worker,) = pool.complete()
+    work, asked = tasks(pool, lost, 1), []
+    work._arguments = lambda task: asked.append(task) or ((lost, 1)[task],)
+    with pytest.raises(
+        ClusterError, match=r"(?s)^task 0: expected the vectors that they .*asked for 2 times: begin the round again"
+    ):
+        done(work, 2)
+    assert asked.count(0) == 2
+    assert (pool.stats.lost, pool.stats.retried) == (0, 1)
+    assert pool.complete() == [worker]
+    assert done(tasks(pool, 7), 1) == [7]
 
 
 def test_what_a_task_raises_is_raised_as_it_is(workers):
