@@ -88,7 +88,7 @@ def scenarios():
                 yield "coordinator", None, message, after, what
         for seed in range(24):
             yield "each on its own", None, seed, True, what
-    for call in range(1, 37):
+    for call in range(1, 71):
         yield "saved", call % K, call, call % 2 == 0, None
     for call in range(1, 6):
         for after in (False, True):
