@@ -18,6 +18,7 @@ class Halved(Algorithm):
 
     row = Terms(h=1)
     adds = Terms(h=1)
+    keeps_total = True
 
     def step(self, cohort):
         return Step(v=Linear(A=1, T=1), T=Linear(T=0.5, A=1))

@@ -1,7 +1,12 @@
 """What a folder says of the caller's own methods and rates: names of methods, and of rates none that anybody calls."""
 
+import pytest
+
+from fedcore.algorithms import MIFA
 from fedcore.algorithms.cohort import Claims
-from fedcore.algorithms.descriptions import describe
+from fedcore.algorithms.descriptions import describe, next_rate, revive
+from fedcore.errors import CheckpointError, RangeError
+from fedcore.rates import Exponential
 from tests.algorithms.own import Fading, Halved, Own
 
 
@@ -35,3 +40,48 @@ def test_claims_of_nobody():
     for column in (claims.steps, claims.examples, claims.counts):
         assert column.shape == (0,)
         assert column.dtype == float
+
+
+def test_a_rate_s_next_value_is_that_of_one_s_own_alone():
+    """A rate of the package's is known by its name and options."""
+    assert next_rate("lr", Fading(0.5), 4) == 0.1
+    assert next_rate("lr", Exponential(0.1, 0.9), 4) is None
+    assert next_rate("lr", None, 4) is None
+
+
+def test_what_was_no_truth_is_refused():
+    """JSON has numbers where a folder was forged."""
+    said = describe("algorithm", MIFA())
+    assert revive("algorithm", said, None) == MIFA()
+    with pytest.raises(RangeError, match="algorithm: expected wait to be true or false, got 1"):
+        revive("algorithm", said | {"options": said["options"] | {"wait": 1}}, None)
+
+
+def test_an_option_that_is_left_out_has_its_default():
+    assert revive("algorithm", {"name": "MIFA", "options": {}}, None) == MIFA()
+
+
+def test_a_rate_by_its_module_is_not_looked_up():
+    with pytest.raises(CheckpointError, match="caller's own code"):
+        revive("lr", {"name": "tests.algorithms.own:Fading", "was": "Fading", "options": {}}, None)
+
+
+def test_another_class_is_refused_by_its_name():
+    """Whatever the one that is given is: an object, a method of the package's, or a function."""
+    saved = describe("algorithm", Own(0.5))
+    with pytest.raises(CheckpointError, match="expected Own, as it was saved, got MIFA"):
+        revive("algorithm", saved, MIFA())
+    rate = describe("lr", Fading(0.5))
+    with pytest.raises(CheckpointError, match="expected Fading, as it was saved, got a function"):
+        revive("lr", rate, lambda t: 0.1)
+
+
+def test_a_class_whose_arguments_nobody_can_tell():
+    class Odd:
+        __signature__ = "none"
+
+        def __call__(self, t):
+            return 0.1
+
+    said = describe("lr", Odd())
+    assert (said["name"], said["options"]) == (None, {})

@@ -1,0 +1,45 @@
+"""Arguments that a method refuses are named, and so is what it expected."""
+
+import pytest
+
+from fedcore.algorithms import MimiC, named
+from fedcore.algorithms.fedstale import FedStale
+from fedcore.algorithms.flexible import FlexibleFedAvg
+from fedcore.errors import FedcoreError
+
+BAD = [
+    ("FedAvg", "weights", "odd"),
+    ("FedAvgM", "beta", 0.0),
+    ("FedAvgM", "placement", "moon"),
+    ("FedAvgMVR", "beta", 2.0),
+    ("FedDyn", "alpha", -1.0),
+    ("FedExP", "epsilon", 0.0),
+    ("FedNova", "momentum", 1.0),
+    ("FedProx", "mu", -1.0),
+    ("FedStale", "beta", 1.5),
+    ("FedStale", "chances", 0.0),
+    ("FedStale", "chances", (0.5, 1.5)),
+    ("FlexibleFedAvg", "scheme", "D"),
+    ("FlexibleFedAvg", "reboot", "slow"),
+    ("FlexibleFedAvg", "local_steps", 0),
+    ("MBSTORM", "steps", 0),
+    ("MimiC", "units", "metres"),
+    ("MimiC", "placement", "moon"),
+    ("SCAFFOLD", "control", "lost"),
+]
+
+
+@pytest.mark.parametrize(("method", "option", "value"), BAD)
+def test_the_argument_is_named(method, option, value):
+    with pytest.raises(FedcoreError, match=rf"^{option}\b"):
+        named(method, **{option: value})
+
+
+def test_chances_of_each_client_are_numbers():
+    assert FedStale(chances=[1, 0.5]).chances == (1.0, 0.5)
+    assert isinstance(FedStale(chances=[1, 0.5]).chances, tuple)
+
+
+def test_what_says_that_models_are_averaged():
+    assert MimiC().averaging_option == 'units="update"'
+    assert FlexibleFedAvg().weighs_claims is False
