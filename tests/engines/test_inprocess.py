@@ -250,7 +250,7 @@ def test_threads_end_when_nobody_asks_for_more(dataset: Dataset, parts: list[np.
     updates = work.updates(sent(work, 0, 1, 2, 3))
     assert next(updates).client == 0
     own = {thread for thread in set(threading.enumerate()) - before if thread.name.startswith("fedcore clients")}
-    assert len(own) == 2  # Ray's, of tests in this process, come and go
+    assert own  # one or two: a quick one takes the next client before another is begun
     updates.close()
     assert not own & set(threading.enumerate())
 
