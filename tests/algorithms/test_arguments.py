@@ -26,6 +26,8 @@ BAD = [
     ("MimiC", "units", "metres"),
     ("MimiC", "placement", "moon"),
     ("SCAFFOLD", "control", "lost"),
+    ("SCAFFOLDM", "beta", 0.0),
+    ("SCAFFOLDMVR", "beta", 2.0),
 ]
 
 
