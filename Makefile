@@ -18,7 +18,7 @@ LOCK := $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.1
 	-c constraints.txt --no-emit-package torch --no-emit-package torchvision --no-annotate --no-header
 
 .PHONY: help quickstart test test-device test-level test-deployment test-endurance lint format sanitize aarch64-check bench bench-gate gpu-check wheel-check wheels \
-	wheels-check sdist-check workflows bench-commits mutants sbom lock docs docs-serve clean
+	wheels-check wheels-emulated sdist-check workflows bench-commits mutants sbom lock docs docs-serve clean
 help:
 	@sed -n 's/^## //p' Makefile
 
@@ -108,6 +108,11 @@ wheels: $(RELEASE)
 ## make wheels-check  install each wheel of dist that runs here without a compiler, and run tests of kernels and the store
 wheels-check: $(RELEASE)
 	$(BIN)/python -m release.installed
+
+## make wheels-emulated run a round and the tests of kernels with the wheel for 64-bit Arm under QEMU (most of an hour; takes
+##                    Debian's apt-get and qemu-user-static); PYTEST="tests/store -n 2" says which tests, and how
+wheels-emulated: $(RELEASE)
+	$(BIN)/python -m release.emulated $(PYTEST)
 
 ## make workflows     hold .github/workflows to their schema, and run their cheap steps; STEPS=all runs every one (hours)
 workflows: $(RELEASE)

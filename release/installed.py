@@ -13,9 +13,8 @@ import time
 from os import uname
 from pathlib import Path
 
-from release.rooms import room, without_compiler
+from release.rooms import ROOT, room, tree_alone, without_compiler
 
-ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build" / "installed"
 TESTS = ("tests/kernels", "tests/store")
 OWN = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -59,13 +58,10 @@ def alone(python: str, wheel: Path) -> tuple[float, float]:
 def tested(wheel: Path, tests: tuple[str, ...]) -> str:
     """pytest's last line over tests that find only the wheel's package."""
     python = room(BUILD / "room", wheel)
-    copy = BUILD / "tree"
-    shutil.rmtree(copy, ignore_errors=True)
-    for name in ("tests", "bench"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
-    shutil.copy(ROOT / "pyproject.toml", copy)
     pytest = [python, "-m", "pytest", "-p", "no:cacheprovider", "-n", "2", "--dist", "worksteal", *tests]
-    done = subprocess.run(pytest, cwd=copy, env=without_compiler(BUILD), stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        pytest, cwd=tree_alone(BUILD / "tree"), env=without_compiler(BUILD), stdout=subprocess.PIPE, text=True
+    )
     print(done.stdout)
     if done.returncode:
         raise SystemExit(f"{wheel.name}: expected its tests to pass, got status {done.returncode}")

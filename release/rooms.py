@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+ROOT = Path(__file__).parent.parent
+# What tests start.
+PROGRAMS = ("env", "sh", "bash", "cat", "cp", "sleep", "kill", "mount", "umount", "losetup", "mkfs.ext4", "unshare")
+
 
 def room(folder: Path, wheel: Path) -> Path:
     """An environment with a wheel in it; the interpreter's path.
@@ -40,8 +44,17 @@ def without_compiler(folder: Path) -> dict[str, str]:
     programs = folder / "programs"
     shutil.rmtree(programs, ignore_errors=True)
     programs.mkdir(parents=True)
-    for name in ("env", "sh", "bash", "cat", "sleep", "kill", "mount", "umount", "losetup", "mkfs.ext4", "unshare"):
+    for name in PROGRAMS:
         if path := shutil.which(name):
             (programs / name).symlink_to(path)
     env = {name: value for name, value in os.environ.items() if name not in ("CC", "CXX", "PYTHONPATH", "VIRTUAL_ENV")}
     return env | {"PATH": str(programs)}
+
+
+def tree_alone(folder: Path) -> Path:
+    """A copy of this tree's tests that has no package in it, made anew."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in ("tests", "bench"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.png"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder

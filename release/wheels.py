@@ -68,7 +68,7 @@ def settings(machine: str, cuda: str) -> dict:
     }
     if machine != os.uname().machine:
         defines |= {"CMAKE_SYSTEM_NAME": "Linux", "CMAKE_SYSTEM_PROCESSOR": machine}
-        defines["PYBIND11_USE_CROSSCOMPILING"] = "ON"  # the module's suffix is the one said, not the interpreter's
+        defines["PYBIND11_USE_CROSSCOMPILING"] = "ON"  # no interpreter of that machine is asked
     return {"build-dir": str(folder)} | {f"cmake.define.{name}": value for name, value in defines.items()}
 
 
@@ -79,7 +79,8 @@ def build_wheel(python: str, machine: str, cuda: str, tools: Path) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
     said = run(python, "-c", ABI, capture_output=True, text=True).stdout.strip()
     suffix = f".{said}-{machine}-linux-gnu.so"
-    told = settings(machine, cuda) | {"cmake.define.PYTHON_MODULE_EXT_SUFFIX": suffix}
+    # Said anew for every interpreter: what CMake found for the one before lies in the folder that they share.
+    told = settings(machine, cuda) | {"cmake.define.PYTHON_MODULE_EXTENSION": suffix}
     env = {
         "PYTHONPATH": str(tools),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",  # cmake and ninja
@@ -91,6 +92,8 @@ def build_wheel(python: str, machine: str, cuda: str, tools: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         (module,) = (name for name in archive.namelist() if name.endswith(".so"))
         archive.extract(module, plain)
+    if not module.endswith(suffix):
+        raise SystemExit(f"{wheel.name}: expected a module {suffix}, got {module}: {python} would not find it")
     if names := without_version(plain / module):
         raise SystemExit(f"{wheel.name}: expected every name in glibc {GLIBC}, got none there for {', '.join(names)}")
     run(sys.executable, "-m", "auditwheel", "repair", "--only-plat", "--plat", "auto", "-w", named, wheel)

@@ -124,11 +124,12 @@ def test_mlflow_s_runs_of_a_sweep(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 def test_wandb_s_files_of_a_run(tmp_path, monkeypatch):
-    pytest.importorskip("wandb", reason="wandb is not installed")
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
     done = invoke("run", "quickstart", *SMALL, "--out", tmp_path / "run", "--log", "wandb=mine")
     assert f"logged to wandb: wandb sync {tmp_path / 'run' / 'wandb' / 'offline-run-*'}" in done.output
+    wandb.teardown()  # writes what is left
     (file,) = tmp_path.glob("run/wandb/offline-run-*/*.wandb")
     (record,) = read_folder(tmp_path / "run")
     assert callbacks.TestWandB().read(file) == ("quickstart/MIFA-seed0", due_of_records(record))

@@ -183,7 +183,7 @@ print("long", digest_of(LENGTHS), digest_of(LENGTHS, at(4, 12)), digest_of(LENGT
 
 def run(code, level):
     environment = os.environ | {"FEDCORE_ISA": level}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=1200)
     return done
 
 

@@ -55,7 +55,8 @@ def test_a_tensor_is_taken_or_refused_as_python_exports_it(name):
 
 
 def test_a_conjugate_is_refused():
-    with pytest.raises(errors.DtypeError, match="got another type of 64"):
+    older = "export says: .*conjugate bit"  # torch's own refusal, before 2.9
+    with pytest.raises((errors.DtypeError, errors.ArrayError), match=f"got another type of 64|{older}"):
         kernels.weighted_sum([torch.ones(4, dtype=torch.complex64).conj()], [1.0], np.zeros(4, np.float32))
 
 
