@@ -53,6 +53,8 @@ def unpacked() -> Path:
     run(*apt, "download", *names, cwd=files)
     for file in files.glob("*.deb"):
         run("dpkg", "-x", file, half)
+    if not (half / "lib").exists():  # newer Debian's packages take for granted that /lib is /usr/lib
+        (half / "lib").symlink_to("usr/lib")
     return half.rename(made)
 
 
