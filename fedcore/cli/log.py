@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,7 +21,7 @@ class Loggers:
     """Tells loggers of the events of a run or a sweep, and says at the end how their files are read. A context manager.
 
     A logger that fails is left out from then on: the run goes on, and its records have all that was to be logged.
-    Trials that were complete before are not logged again.
+    Rounds that were recorded before are not logged again.
 
     Args:
         asked: ``KIND`` or ``KIND=WHERE``, as on the command line.
@@ -34,7 +35,7 @@ class Loggers:
 
     def __init__(self, asked: Sequence[str], folder: Path, console: Console) -> None:
         self._folder, self._console = folder, console
-        self._complete = _complete(folder) if asked else {}
+        self._before = _recorded(folder) if asked else {}
         self._loggers: dict[str, Callback] = {}
         self._read: dict[str, str] = {}
         for text in asked:
@@ -47,7 +48,9 @@ class Loggers:
 
     def show(self, event: Event) -> None:
         """Tell the loggers of an event."""
-        if event.round is None or self._was_complete(event):
+        if event.round is None:
+            return
+        if event.round.round < self._before.get(event.job.folder / "records" / event.trial.file_name, 0):
             return
         for kind, logger in list(self._loggers.items()):
             try:
@@ -90,19 +93,11 @@ class Loggers:
     def _say(self, text: str, style: str = "") -> None:
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
-    def _was_complete(self, event: Event) -> bool:
-        rounds = self._complete.get(event.job.folder / "records" / event.trial.file_name)
-        return rounds == event.trial.experiment.rounds
 
-
-def _complete(folder: Path) -> dict[Path, int]:
-    """The rounds of each record that has all that its header asks for."""
+def _recorded(folder: Path) -> dict[Path, int]:
+    """The number of rounds in each record."""
     found = {}
     for path in folder.rglob("records/*.jsonl"):
-        try:
-            record = read(path) if started(path) else None
-        except MissingDataError:  # its own trial says so
-            continue
-        if record is not None and len(record.rounds) == record.header.rounds:
-            found[path] = record.header.rounds
+        with suppress(MissingDataError):  # a damaged one: its own trial says so
+            found[path] = len(read(path).rounds) if started(path) else 0
     return found

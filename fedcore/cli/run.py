@@ -9,13 +9,13 @@ from typing import Literal
 
 from rich.console import Console
 
+from fedcore.callbacks import Progress
 from fedcore.cli.engine import EngineOptions
 from fedcore.cli.exit_status import exit_on_failures, interruptible
 from fedcore.cli.log import Loggers
-from fedcore.cli.progress import RunProgress
 from fedcore.cli.report import show_report
 from fedcore.errors import ConfigError
-from fedcore.experiment import Event, load_preset, run_experiment
+from fedcore.experiment import Event, load_preset, presets, run_experiment
 from fedcore.experiment.additions import gone_on_with
 from fedcore.experiment.run_folder import CONFIG, default_folder
 from fedcore.experiment.trial import trials
@@ -60,6 +60,7 @@ def run(
             f"--resume: expected no {named}, since a run goes on in its folder as it was begun, got one: leave it out "
             "(--rounds, --seeds and --set 'algorithms=[...]' may add to it)"
         )
+    _require_run_or_preset(preset, resume)
     experiment = load_preset(str(Path(preset, CONFIG)) if resume else preset, overrides, scale=scale)
     folder = Path(preset) if resume else out or default_folder(experiment)
     experiment = gone_on_with(folder, experiment) if resume else experiment
@@ -72,7 +73,7 @@ def run(
         engines.clients(imports) as make_engine,
         interruptible(console, go_on),
         Loggers(loggers, folder, console) as logged,
-        RunProgress(console, total) as progress,
+        Progress(total, console=console) as progress,
         traced or nullcontext(),
     ):
         failed = run_experiment(
@@ -82,7 +83,7 @@ def run(
             jobs=jobs,
             imports=imports,
             make_engine=make_engine,
-            on_event=both(progress.show, logged.show),
+            on_event=both(progress.event, logged.show),
         )
     show_report(console, folder)
     if traced is not None:
@@ -113,6 +114,15 @@ def flags(imports: list[str]) -> list[str]:
     return [word for module in imports for word in ("--import", module)]
 
 
+def _require_run_or_preset(preset: str, resume: bool) -> None:
+    """Refuse a folder that is no run's with ``--resume``, and one that is without."""
+    is_run = Path(preset, CONFIG).is_file()
+    if resume and not is_run:
+        raise ConfigError(f"{preset}: expected the folder of a run, with {CONFIG} in it, found none: name the folder")
+    if not resume and is_run and preset not in presets.names():
+        raise ConfigError(f"{preset}: it is a run's folder: --resume goes on, `fedcore report {preset}` shows it")
+
+
 def given(changes: list[str], rounds: int | None, seeds: str | None) -> list[str]:
     """The overrides of a preset that the command line gives."""
     overrides = list(changes)
@@ -132,4 +142,6 @@ def _seeds(text: str) -> list[int]:
         numbers = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
         raise ConfigError(f"--seeds: expected a count or numbers with commas between them, got {text!r}") from None
+    if "," not in text and numbers[0] < 1:
+        raise ConfigError(f"--seeds: expected at least one, got {text!r}; the seed 0 alone is 0,")
     return numbers if "," in text else list(range(numbers[0]))

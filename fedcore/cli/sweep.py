@@ -5,10 +5,10 @@ from typing import Literal
 
 from rich.console import Console
 
+from fedcore.callbacks import Progress
 from fedcore.cli.engine import EngineOptions, found_anywhere
 from fedcore.cli.exit_status import exit_on_failures, interruptible
 from fedcore.cli.log import Loggers
-from fedcore.cli.progress import RunProgress
 from fedcore.cli.report import show_sweep
 from fedcore.cli.run import both, given, load_all, on_device
 from fedcore.experiment import Sweep, load_preset, run_sweep
@@ -44,9 +44,9 @@ def sweep(
     with (
         interruptible(console, go_on),
         Loggers(loggers, folder, console) as logged,
-        RunProgress(console, total) as progress,
+        Progress(total, console=console) as progress,
     ):
-        show = both(progress.show, logged.show)
+        show = both(progress.event, logged.show)
         failed = run_sweep(chosen, jobs=jobs, imports=found_anywhere(imports), runner=runner, on_event=show)
     show_sweep(console, folder)
     exit_on_failures(console, [(event.job.name, event) for event in failed])

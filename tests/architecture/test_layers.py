@@ -71,7 +71,7 @@ OPTIONAL = {
     "prometheus_client": {"callbacks"},
     "tensorboard": {"callbacks"},
     "wandb": {"callbacks"},
-    "rich": {"reports", "cli"},
+    "rich": {"callbacks", "reports", "cli"},
     "scipy": {"reports"},
     "appfl": {"adapters"},
     "flwr": {"adapters"},

@@ -15,8 +15,8 @@ from fedcore.experiment.records import read_folder
 from fedcore.experiment.trial import trials
 from tests.callbacks import test_callbacks as callbacks
 from tests.callbacks.test_callbacks import due_of_records, in_float32, scalars
+from tests.callbacks.test_progress import line
 from tests.cli.command import invoke
-from tests.cli.test_progress import line
 
 SMALL = ["--rounds", "2", "--seeds", "1", "--jobs", "0", "--set", "local.epochs=1", "--set", "algorithms=['MIFA']"]
 
@@ -54,13 +54,27 @@ def test_a_logger_that_fails_is_told_once_and_does_not_stop_the_run(kept, tmp_pa
     assert len(read_folder(tmp_path / "run")[0].rounds) == 2
 
 
-def test_what_was_complete_is_not_logged_again_and_what_is_added_is(kept, tmp_path):
+def test_what_was_recorded_is_not_logged_again_and_what_is_added_is(kept, tmp_path):
     command = ["sweep", "quickstart", *SMALL, "--out", tmp_path / "sweep", "--log", "mlflow"]
-    for more, due in (([], 2), ([], 0), (["--seeds", "2"], 2), (["--seeds", "2", "--rounds", "3"], 6)):
+    first, second = "quickstart/MIFA-seed0", "quickstart/MIFA-seed1"
+    for more, due in (
+        ([], [(first, 0), (first, 1)]),
+        ([], []),
+        (["--seeds", "2"], [(second, 0), (second, 1)]),
+        (["--seeds", "2", "--rounds", "3"], [(first, 2), (second, 2)]),
+    ):
         kept["mlflow"].found.clear()
         assert invoke(*command, *more).status == 0
-        assert len(kept["mlflow"].found) == due, more
-    assert ("quickstart/MIFA-seed1", 2) in kept["mlflow"].found
+        assert kept["mlflow"].found == due, more
+
+
+def test_a_trial_that_was_stopped_is_logged_from_where_its_record_ends(kept, tmp_path):
+    assert invoke("run", "quickstart", *SMALL, "--out", tmp_path / "run").status == 0
+    (record,) = (tmp_path / "run" / "records").glob("*.jsonl")
+    header, line, _ = record.read_text().splitlines(keepends=True)
+    record.write_text(header + line)
+    assert invoke("run", tmp_path / "run", "--resume", "--log", "mlflow").status == 0
+    assert kept["mlflow"].found == [("quickstart/MIFA-seed0", 1)]
 
 
 @pytest.mark.parametrize(

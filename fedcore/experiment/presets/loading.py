@@ -56,9 +56,9 @@ def load_preset(
     tables.setdefault("name", name.name if name.is_absolute() or ".." in name.parts else name.as_posix())
     for override in overrides:
         _apply(tables, override)
-    changed = {re.split(r"[.=]", key.strip())[0].strip() for key in (*overrides, *tables.get("grid", {}))}
+    changed = {re.split(r"[.=]", key.strip())[0].strip() for key in (*overrides, *_table(tables, "grid"))}
     if changed & OF_FAMILIES:  # then its value in the family is no longer what the preset says
-        tables.get("pictures", {}).pop("varied", None)
+        _table(tables, "pictures").pop("varied", None)
     try:
         experiment = Experiment.model_validate(tables | {"changes": ()})
         return experiment.model_copy(update={"changes": _changes(experiment, whole, titled)})
@@ -67,6 +67,12 @@ def load_preset(
     if len(found) == 1:
         raise ConfigError(f"{where}: {found[0]}")
     raise ConfigError(f"{where}: {len(found)} problems\n" + "\n".join(f"  {line}" for line in found))
+
+
+def _table(tables: dict[str, Any], name: str) -> dict[str, Any]:
+    """A table of the file; empty where there is none, or where something else stands, which is refused later."""
+    found = tables.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def _of_file(path: Path) -> tuple[dict[str, Any], str]:
@@ -111,7 +117,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _apply(tables: dict[str, Any], override: str) -> None:
     key, sign, text = (part.strip() for part in override.partition("="))
     if not (key and sign and text):
-        raise ConfigError(f"override: expected key=value, got {override!r}")
+        raise ConfigError(f"override: expected KEY=VALUE, like rate.lr=0.1, got {override!r}")
     *parents, last = key.split(".")
     table = tables
     for parent in parents:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedcore.cli.progress import RunProgress
+from fedcore.callbacks import Progress
+from fedcore.errors import MissingDependencyError
 from fedcore.experiment import Event, load_preset
 from fedcore.experiment.jobs import Job
 from fedcore.experiment.records import RoundRecord
@@ -34,12 +35,12 @@ def told(jobs, steps, *, terminal=False):
     """The lines of a run whose trials take turns, each round at its moment in seconds."""
     out, clock = io.StringIO(), Clock()
     console = Console(file=out, width=300, force_terminal=terminal)
-    with RunProgress(console, 100 * len(jobs), clock) as progress:
+    with Progress(100 * len(jobs), console=console, clock=clock) as progress:
         for job in jobs:
-            progress.show(Event(job))
+            progress.event(Event(job))
         for number, (now, accuracy) in enumerate(steps):
             clock.now = now
-            progress.show(Event(jobs[number % len(jobs)], round=line(number // len(jobs), accuracy)))
+            progress.event(Event(jobs[number % len(jobs)], round=line(number // len(jobs), accuracy)))
     return out.getvalue().splitlines()
 
 
@@ -64,6 +65,33 @@ def test_what_a_run_goes_on_with_counts(jobs):
     """Rounds of before come as events too, all at once."""
     lines = told(jobs[:1], [*((0.1, None) for _ in range(90)), (40, 0.9)])
     assert lines == ["91 of 100 rounds, about 0:00:04 left: FedAvg, seed 0: 91, 90.0 %"]
+
+
+def test_the_rounds_in_all_are_those_of_the_experiment(jobs):
+    out, clock = io.StringIO(), Clock()
+    with Progress(console=Console(file=out, width=300), clock=clock) as progress:
+        progress.event(Event(jobs[0]))
+        clock.now = 40
+        progress.event(Event(jobs[0], round=line(0, None)))
+    assert out.getvalue().startswith(f"1 of {100 * len(jobs)} rounds, about ")
+
+
+@pytest.mark.parametrize("has_widgets", [True, False])
+def test_in_a_notebook_there_are_bars_or_lines(jobs, monkeypatch, has_widgets):
+    shown, made, clock = [], Path if has_widgets else None, Clock()
+    monkeypatch.setattr("fedcore.callbacks.progress.find_spec", lambda name: made if name == "ipywidgets" else Path)
+    monkeypatch.setattr("rich.jupyter.display", lambda segments, text: shown.append(text))
+    progress = Progress(console=Console(force_jupyter=True, width=300), clock=clock)
+    progress.event(Event(jobs[0]))
+    clock.now = 40
+    progress.event(Event(jobs[0], round=line(0, None)))
+    assert any("rounds, about" in text for text in shown) is not has_widgets
+
+
+def test_without_rich_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("fedcore.callbacks.progress.find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'fedcore-fl\[sim\]'"):
+        Progress()
 
 
 def test_on_a_terminal_there_are_bars_alone(jobs):

@@ -1,15 +1,19 @@
-"""The progress of a run: a bar for each trial on a terminal; in a log a line for each, and one now and then."""
+"""The progress of a run: bars on a terminal and in a notebook; elsewhere a line a trial, and one now and then."""
 
 from collections.abc import Callable
 from datetime import timedelta
+from importlib.util import find_spec
 from time import monotonic
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from fedcore.errors import MissingDependencyError
 
-from fedcore.experiment import Event
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
+
+    from fedcore.experiment import Event
 
 EVERY = 30.0
 """Seconds between two lines in a log."""
@@ -17,30 +21,45 @@ MOST = 4
 """Trials that such a line names."""
 
 
-class RunProgress:
-    """Shows the events of a run, or of a sweep; a context manager.
+class Progress:
+    """Shows the events of a run, or of a sweep, as they happen; a context manager, at whose end the bars are gone.
+
+    ``run_experiment(experiment, folder, on_event=progress.event)``. On a terminal, and in a notebook that has ipywidgets,
+    there is a bar for each trial, elsewhere a line every half minute; of a trial that is over a line stays.
 
     Args:
-        console: where.
-        total: rounds of all trials together.
+        total: rounds of all trials together; None for those of the first event's experiment.
+        console: rich's, where it is shown; None for standard output, or the notebook.
         clock: the seconds since some moment.
+
+    Raises:
+        MissingDependencyError: rich is not installed.
     """
 
-    def __init__(self, console: Console, total: int, clock: Callable[[], float] = monotonic) -> None:
-        self._console = console
+    def __init__(
+        self, total: int | None = None, *, console: "Console | None" = None, clock: Callable[[], float] = monotonic
+    ) -> None:
+        if find_spec("rich") is None:
+            raise MissingDependencyError.of("Progress", "rich", extra="sim")
+        from rich import get_console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._console = console or get_console()
         self._total, self._clock, self._begun, self._told = total, clock, clock(), clock()
         self._done: dict[str, int] = {}  # rounds of each trial, those that are over too
         self._bars: dict[str, TaskID] = {}
         self._accuracy: dict[str, float] = {}
+        in_notebook = self._console.is_jupyter and find_spec("ipywidgets") is not None  # by which rich moves bars there
+        self._has_bars = self._console.is_terminal or in_notebook
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[accuracy]}"),
-            console=console,
+            console=self._console,
             transient=True,
-            disable=not console.is_terminal,
+            disable=not self._has_bars,
         )
         self._all = self._progress.add_task("[bold]all trials", total=total, accuracy="")
 
@@ -53,9 +72,13 @@ class RunProgress:
     ) -> None:
         self._progress.stop()
 
-    def show(self, event: Event) -> None:
+    def event(self, event: "Event") -> None:
         """Take in one event."""
         trial = event.job.name
+        if self._total is None:
+            whole = event.trial.experiment
+            self._total = whole.rounds * len(whole.seeds) * len(whole.algorithms)
+            self._progress.update(self._all, total=self._total)
         if event.over:
             self._finish(event)
         elif event.round is None:
@@ -67,26 +90,26 @@ class RunProgress:
             self._progress.update(self._bars[trial], advance=1, accuracy=shown)
             self._progress.advance(self._all)
             self._done[trial] = event.round.round + 1
-            self._tell_now_and_then()
+            self._tell_now_and_then(self._total)
 
-    def _tell_now_and_then(self) -> None:
-        """Print a line off a terminal, if the last one is long ago: a log must not fall silent for an hour."""
+    def _tell_now_and_then(self, total: int) -> None:
+        """Print a line where there are no bars, if the last is long ago: a log must not fall silent for an hour."""
         now = self._clock()
-        if self._console.is_terminal or now - self._told < EVERY:
+        if self._has_bars or now - self._told < EVERY:
             return
         self._told = now
         done, gone = sum(self._done.values()), now - self._begun
-        left = timedelta(seconds=round(gone / done * (self._total - done)))
+        left = timedelta(seconds=round(gone / done * (total - done)))
         running = [self._where(trial) for trial in list(self._bars)[:MOST]]
         running += [f"{len(self._bars) - MOST} more"] if len(self._bars) > MOST else []
-        line = f"{done:,} of {self._total:,} rounds, about {left} left: {'; '.join(running)}"
+        line = f"{done:,} of {total:,} rounds, about {left} left: {'; '.join(running)}"
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _where(self, trial: str) -> str:
         accuracy = f", {100 * self._accuracy[trial]:.1f} %" if trial in self._accuracy else ""
         return f"{trial}: {self._done.get(trial, 0)}{accuracy}"
 
-    def _finish(self, event: Event) -> None:
+    def _finish(self, event: "Event") -> None:
         name, rounds = event.job.name, event.trial.experiment.rounds
         self._progress.remove_task(self._bars.pop(name))
         if event.error is not None:
