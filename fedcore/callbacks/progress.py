@@ -24,7 +24,7 @@ MOST = 4
 class Progress:
     """Shows the events of a run, or of a sweep, as they happen; a context manager, at whose end the bars are gone.
 
-    ``run_experiment(experiment, folder, on_event=progress.event)``. On a terminal, and in a notebook that has ipywidgets,
+    ``run_experiment(experiment, folder, on_event=progress.event)``. On a terminal and in a notebook with ipywidgets
     there is a bar for each trial, elsewhere a line every half minute; of a trial that is over a line stays.
 
     Args:

@@ -304,6 +304,8 @@ def _export(store: Group) -> None:
 
             fedcore store export state model.safetensors
             fedcore store export runs/mine/checkpoints/0-mimic-seed0 model.pt
+
+        The second is of a trial that was stopped; one that is complete keeps its record alone.
         """,
         do="store.export",
         simulates=False,
