@@ -305,7 +305,8 @@ def _export(store: Group) -> None:
             fedcore store export state model.safetensors
             fedcore store export runs/mine/checkpoints/0-mimic-seed0 model.pt
 
-        The second is of a trial that was stopped; one that is complete keeps its record alone.
+        The second is of a trial that was stopped; one that is complete has models if its run was begun with
+        --set evaluate.keep=N.
         """,
         do="store.export",
         simulates=False,

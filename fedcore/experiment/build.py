@@ -8,6 +8,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -64,6 +65,11 @@ class TrialParts:
     def bytes_more(self) -> int:
         """The bytes that the clients of the last round were sent beside the broadcast."""
         return self.engine.bytes_more if isinstance(self.engine, KeepingClients) else 0
+
+    def model(self) -> dict[str, Any]:
+        """The server's model by name, torch's tensors."""
+        assert isinstance(self.server, Server), "nodes have a model each"
+        return self.server.tensors()
 
     def evaluate(self, round: int, x: F32) -> Evaluation:
         """Accuracy and loss of a round's model."""

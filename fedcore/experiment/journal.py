@@ -1,15 +1,16 @@
 """The journal of a trial: the record of its rounds and, now and then, a copy of its server."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from fedcore.engines import Engine
 from fedcore.experiment.checkpoints import SECONDS, Checkpoints, Copy
 from fedcore.experiment.nodes import Nodes
 from fedcore.experiment.records import RoundRecord, Writer
-from fedcore.experiment.trial import CHECKPOINTS, Trial, header_of, rounds_before
+from fedcore.experiment.trial import CHECKPOINTS, MODELS, Trial, header_of, rounds_before
+from fedcore.model_files import write_model
 from fedcore.server import Server
 
 
@@ -30,6 +31,9 @@ class Journal(Protocol):
     def add(self, line: RoundRecord) -> None:
         """Write a round."""
 
+    def keep(self, round: int, tensors: Mapping[str, Any]) -> None:
+        """Write a round's model, torch's tensors by name, before the round: one that is written has its model."""
+
     def save_when_due(self, server: Server | Nodes, engine: Engine) -> None:
         """Copy the server, if the last copy is old enough."""
 
@@ -42,7 +46,7 @@ class FolderJournal:
 
     Args:
         trial: whose it is.
-        folder: of the run; ``records`` and ``checkpoints`` in it are made.
+        folder: of the run; ``records``, ``checkpoints`` and ``models`` in it are made.
         seconds: the least time between two copies of the server; 0 for one after every round.
 
     Raises:
@@ -54,6 +58,7 @@ class FolderJournal:
         self._header, self._every = header_of(trial), trial.experiment.evaluate.every
         self._path = folder / "records" / trial.file_name
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._models = folder / MODELS / self._path.stem
         self._checkpoints = Checkpoints(folder / CHECKPOINTS / self._path.stem, seconds)
         found = rounds_before(self._path, self._header, self._every)
         self.before: list[RoundRecord] = found or []
@@ -75,6 +80,11 @@ class FolderJournal:
     def add(self, line: RoundRecord) -> None:
         """See ``Journal``."""
         self._written.add(line)
+
+    def keep(self, round: int, tensors: Mapping[str, Any]) -> None:
+        """See ``Journal``; as ``models/TRIAL/roundN.pt``, a ``state_dict``."""
+        self._models.mkdir(parents=True, exist_ok=True)
+        write_model(tensors, self._models / f"round{round}.pt")
 
     def save_when_due(self, server: Server | Nodes, engine: Engine) -> None:
         """See ``Journal``; the rounds are durable in the record before."""

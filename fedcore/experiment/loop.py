@@ -76,6 +76,8 @@ def trial_rounds(
         yield from before
         uploads, every = before[-1].uploads if before else parts.uploads, experiment.evaluate.every
         for line in rounds(parts, count=experiment.rounds, evaluate_every=every, uploads=uploads):
+            if experiment.evaluate.keeps(line.round, experiment.rounds):
+                journal.keep(line.round, parts.model())
             journal.add(line)
             yield line
             journal.save_when_due(parts.server, parts.engine)

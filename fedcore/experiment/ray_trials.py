@@ -11,7 +11,7 @@ from fedcore.engines.ray.pool import MOST_TRIES, Pool, Worker
 from fedcore.experiment.checkpoints import SECONDS
 from fedcore.experiment.jobs import Event, Job
 from fedcore.experiment.journal import FolderJournal
-from fedcore.experiment.ray_worker import Begun, Copied, Message, TrialWorker
+from fedcore.experiment.ray_worker import Begun, Copied, Kept, Message, TrialWorker
 from fedcore.experiment.records import RoundRecord
 from fedcore.experiment.worker import Ended, forget_trace, outcome
 from fedcore.ray_session import LostError
@@ -102,6 +102,8 @@ class _Course:
             return (message,)
         if isinstance(message, Copied):
             journal.put(message.copy)
+        elif isinstance(message, Kept):
+            journal.keep(message.round, message.tensors)
         elif message.error is None:
             journal.end()
         return ()

@@ -1,12 +1,13 @@
 """A worker on Ray that runs trials: what runs in its own process, on whatever machine, and what it sends back."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import Any
 
 from fedcore.engines import Engine
 from fedcore.experiment.checkpoints import Clock, Copy, carried_copy, put_copy, save
@@ -36,7 +37,15 @@ class Copied:
     copy: Copy
 
 
-Message = Begun | RoundRecord | Copied | Ended
+@dataclass(frozen=True)
+class Kept:
+    """A round's model by name, to be written."""
+
+    round: int
+    tensors: Mapping[str, Any]
+
+
+Message = Begun | RoundRecord | Copied | Kept | Ended
 
 
 class SentJournal:
@@ -73,6 +82,10 @@ class SentJournal:
     def add(self, line: RoundRecord) -> None:
         """See ``Journal``."""
         self._tell(line)
+
+    def keep(self, round: int, tensors: Mapping[str, Any]) -> None:
+        """See ``Journal``."""
+        self._tell(Kept(round, tensors))
 
     def save_when_due(self, server: Server | Nodes, engine: Engine) -> None:
         """See ``Journal``."""

@@ -11,6 +11,8 @@ from fedcore.runtime import __version__
 
 CHECKPOINTS = "checkpoints"
 """The folder of a run in which its unfinished trials have their servers."""
+MODELS = "models"
+"""The folder of a run in which its trials have the models that they keep."""
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ def test_every_preset_is_valid(name):
         ("data=none", "data: missing"),
         ("data=3", "data: expected a table, got 3"),
         ("rounds.x=3", "'rounds' to be a table"),
-        ("rounds", "expected key=value, got 'rounds'"),
+        ("rounds", "expected KEY=VALUE, like rate.lr=0.1, got 'rounds'"),
         ("title=a b", "neither TOML nor a bare word"),
     ],
 )

@@ -172,9 +172,17 @@ class Participation(FromRegistry):
 
 
 class Evaluate(Section):
-    """Accuracy and loss on the test set are taken every ``every`` rounds, and after the last one."""
+    """Accuracy and loss on the test set are taken every ``every`` rounds, and after the last one.
+
+    With ``keep`` the model is written every so many rounds, and after the last, into the run's ``models``.
+    """
 
     every: Count = 1
+    keep: Count | None = None
+
+    def keeps(self, round: int, rounds: int) -> bool:
+        """Tell whether the model of a round, of so many, is written."""
+        return self.keep is not None and ((round + 1) % self.keep == 0 or round + 1 == rounds)
 
 
 class Experiment(Section):
@@ -305,6 +313,13 @@ class Experiment(Section):
             except FedcoreError as error:
                 raise problems({"": str(error)}) from None
         return pattern
+
+    @field_validator("evaluate")
+    @classmethod
+    def _there_is_a_model(cls, evaluate: Evaluate, info: ValidationInfo) -> Evaluate:
+        if evaluate.keep is not None and info.data.get("network") is not None:
+            raise problems({"keep": f"expected none, since nodes have a model each, got {evaluate.keep}: leave it out"})
+        return evaluate
 
     @field_validator("network")
     @classmethod

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import psutil
 import pytest
+import torch
 
 from fedcore.cli import main
 from fedcore.errors import RangeError
@@ -17,7 +18,7 @@ ROUNDS = 24
 """More than a worker does between two messages, so that some are to come when the run is stopped."""
 # The second one's clients keep rows of their own, which a copy has too.
 METHODS = 'algorithms=["MimiC", {name="SCAFFOLD", placement="client", label="SCAFFOLD"}]'
-SMALL = [f"rounds={ROUNDS}", "seeds=[0]", METHODS, "together=true", "local.epochs=1"]
+SMALL = [f"rounds={ROUNDS}", "evaluate.keep=8", "seeds=[0]", METHODS, "together=true", "local.epochs=1"]
 
 
 def contents(folder):
@@ -29,6 +30,9 @@ def contents(folder):
             found[path.name] = [line | {"seconds": None} for line in lines]
         elif path.name == "build.json":
             found[path.name] = json.loads(path.read_text()) | {"engine": None}
+        elif path.suffix == ".pt":  # in its bytes is the name that it was written under
+            tensors = torch.load(path, weights_only=True)
+            found[path.parent.name, path.name] = {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
         else:
             found[path.name] = path.read_bytes()
     return found
