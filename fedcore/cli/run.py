@@ -143,5 +143,5 @@ def _seeds(text: str) -> list[int]:
     except ValueError:
         raise ConfigError(f"--seeds: expected a count or numbers with commas between them, got {text!r}") from None
     if "," not in text and numbers[0] < 1:
-        raise ConfigError(f"--seeds: expected at least one, got {text!r}; the seed 0 alone is 0,")
+        raise ConfigError(f"--seeds: expected at least one seed, got {text!r}; the seed 0 alone is 0,")
     return numbers if "," in text else list(range(numbers[0]))
