@@ -36,7 +36,7 @@ test: lint
 test-device: $(INSTALLED)
 	FEDCORE_TESTS_ON=cuda $(BIN)/python -m pytest tests/kernels -n $(WORKERS) --dist worksteal --durations=10
 
-## make test-level    the tests of kernels and sampling at LEVEL=baseline, avx2, avx512, or reference, the NumPy twins
+## make test-level    the tests of kernels and sampling at LEVEL=baseline, avx2 or avx512
 test-level: $(INSTALLED)
 	FEDCORE_ISA=$(LEVEL) $(BIN)/python -m pytest tests/kernels tests/sampling -n $(WORKERS) --dist worksteal --durations=10
 

@@ -11,7 +11,7 @@ SMALL = ["--rounds", "1", "--seeds", "1", "--jobs", "0", "--set", "local.epochs=
     ("command", "said"),
     [
         (["run", "nosuch", "--resume"], "nosuch: expected the folder of a run, with config.json in it, found none"),
-        (["run", "quickstart", "--seeds", "-1"], "--seeds: expected at least one seed, got '-1'; the seed 0 alone is 0,"),
+        (["run", "quickstart", "--seeds", "-1"], "--seeds: expected at least one seed, got '-1'; the seed 0"),
         (["run", "quickstart", "--seeds", "0"], "--seeds: expected at least one seed, got '0'"),
         (["run", "quickstart", "--set", "rate.lr"], "expected KEY=VALUE, like rate.lr=0.1, got 'rate.lr'"),
         (["sweep", "quickstart", "--set", "grid=3"], "quickstart: grid: "),
