@@ -17,7 +17,7 @@ CXX_FILES := $(shell find csrc tests/native bench -name '*.cpp' -o -name '*.h' -
 LOCK := $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes --upgrade \
 	-c constraints.txt --no-emit-package torch --no-emit-package torchvision --no-annotate --no-header
 
-.PHONY: help quickstart test test-device test-level test-deployment test-endurance lint format sanitize aarch64-check bench bench-gate gpu-check wheel-check wheels \
+.PHONY: help quickstart test test-device test-level test-deployment test-appfl test-endurance lint format sanitize aarch64-check bench bench-gate gpu-check wheel-check wheels \
 	wheels-check wheels-emulated sdist-check workflows bench-commits mutants sbom lock docs docs-serve clean
 help:
 	@sed -n 's/^## //p' Makefile
@@ -43,6 +43,12 @@ test-level: $(INSTALLED)
 ## make test-deployment the adapters with the frameworks' real processes (minutes)
 test-deployment: $(INSTALLED)
 	$(BIN)/python -m pytest -m deployment
+
+## make test-appfl    the adapter in APPFL's own environment, 170 packages that are no part of the others (minutes)
+test-appfl: $(SIMULATOR)
+	test -x build/appfl/bin/python || $(PYTHON) -m venv build/appfl
+	$(BIN)/pip --python build/appfl/bin/python install -q -c constraints.txt ".[appfl]" pytest hypothesis
+	build/appfl/bin/python -m pytest tests/adapters/appfl
 
 ## make test-endurance the long forms of tests of which `make test` runs short ones: kills, storms, losses of power (hours);
 ##                    ROOMS="tests/cluster tests/store" says which

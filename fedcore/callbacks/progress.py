@@ -42,7 +42,8 @@ class Progress:
         if find_spec("rich") is None:
             raise MissingDependencyError.of("Progress", "rich", extra="sim")
         from rich import get_console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
 
         self._console = console or get_console()
         self._total, self._clock, self._begun, self._told = total, clock, clock(), clock()
@@ -51,7 +52,7 @@ class Progress:
         self._accuracy: dict[str, float] = {}
         in_notebook = self._console.is_jupyter and find_spec("ipywidgets") is not None  # by which rich moves bars there
         self._has_bars = self._console.is_terminal or in_notebook
-        self._progress = Progress(
+        self._progress = Bars(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
