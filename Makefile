@@ -17,6 +17,9 @@ CXX_FILES := $(shell find csrc tests/native bench -name '*.cpp' -o -name '*.h' -
 LOCK := $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.11 --generate-hashes --upgrade \
 	-c constraints.txt --no-emit-package torch --no-emit-package torchvision --no-annotate --no-header
 
+# A group of packages beside what is there, which stays as it is: a newer one of what both need may break the tests.
+GROUP := $(BIN)/pip freeze -q --exclude-editable > $(VENV)/.there && $(BIN)/pip install -q -c $(VENV)/.there --group
+
 .PHONY: help quickstart test test-device test-level test-deployment test-appfl test-endurance lint format sanitize aarch64-check bench bench-gate gpu-check wheel-check wheels \
 	wheels-check wheels-emulated sdist-check workflows bench-commits mutants sbom lock docs docs-serve clean
 help:
@@ -189,9 +192,9 @@ $(INSTALLED): $(SIMULATOR)
 	@touch $@
 
 $(RELEASE): $(INSTALLED)
-	@$(BIN)/pip install -q --group release
+	@$(GROUP) release
 	@touch $@
 
 $(DOCS): $(SIMULATOR)
-	@$(BIN)/pip install -q --group docs
+	@$(GROUP) docs
 	@touch $@
