@@ -2,7 +2,8 @@
 
 A page is written once: README, CHANGELOG and the reports of the benchmarks are pages where they lie, and so is every
 link in them and in ``docs`` that works in a clone. A link to a file of the tree that is no page becomes its plain text.
-A block that is nothing but the path of an example, as a comment, shows that file.
+A block that is nothing but the path of an example, as a comment, shows that file. The comment RATIOS becomes the last
+comparison of two commits that was made in this clone.
 """
 
 import posixpath
@@ -27,6 +28,8 @@ MOUNTED = {
 }
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 SHOWN = re.compile(r"^```python\n# (examples/\S+\.py)\n```$", re.MULTILINE)
+RATIOS = "<!-- the last comparison of two commits -->"
+COMPARED = ROOT / "build" / "commits" / "table.md"
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 
 
@@ -60,6 +63,11 @@ def relinked(text, source, place):
     return "".join(part if part.startswith("```") else LINK.sub(link, part) for part in FENCED.split(text))
 
 
+def compared():
+    """What `make bench-commits` wrote last in this clone."""
+    return COMPARED.read_text() if COMPARED.exists() else "None was made where this site was built."
+
+
 def on_files(files, config):
     """Add what lies elsewhere."""
     for source, place in MOUNTED.items():
@@ -70,6 +78,7 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, config, files):
     """Turn a clone's links into the site's, and put in the files that a page shows."""
     markdown = SHOWN.sub(lambda found: f"```python\n{(ROOT / found[1]).read_text()}```", markdown)
+    markdown = markdown.replace(RATIOS, compared())
     place = page.file.src_uri
     source = next((source for source, other in MOUNTED.items() if other == place), f"docs/{place}")
     if source.startswith("docs/tutorials/"):  # its links are to what lies beside it in the site

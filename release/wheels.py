@@ -20,9 +20,9 @@ from release.glibc import GLIBC, libraries, without_version
 ROOT = Path(__file__).parent.parent
 BUILD = ROOT / "build" / "wheels"
 NEWEST = (2, 28)  # the glibc that a wheel may need
-PYTHONS = ("python3.11", "python3.12", "python3.13", "python3.14")
+PYTHONS = ("python3.11", "python3.12", "python3.13", "python3.14", "python3.14t")
 COMPILERS = {"x86_64": ("g++", "x86_64-linux-gnu-g++"), "aarch64": ("aarch64-linux-gnu-g++",)}
-TOOLS = ("scikit-build-core>=0.10", "pybind11>=2.13", "packaging", "pathspec")  # pure Python: for every interpreter
+TOOLS = ("scikit-build-core>=0.10", "pybind11>=3.0", "packaging", "pathspec")  # pure Python: for every interpreter
 ABI = "import sys; print(sys.implementation.cache_tag + sys.abiflags)"
 HOOK = "import json, sys; from scikit_build_core import build; build.{}(sys.argv[1], json.loads(sys.argv[2]))"
 

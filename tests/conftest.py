@@ -3,15 +3,19 @@
 import gc
 import os
 import signal
+from importlib.util import find_spec
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
-from bench.peers.torchvision_ops import declare
+if find_spec("torch"):  # else it is a Python beside the clone's own, for which release/installed.py runs some tests
+    import torch
 
-# Two threads of two libraries on two cores wait for each other more than they work.
-torch.set_num_threads(1)
+    from bench.peers.torchvision_ops import declare
+
+    # Two threads of two libraries on two cores wait for each other more than they work.
+    torch.set_num_threads(1)
+    declare()  # before anything imports FedLab, the doctests of its adapter included
 
 # Ray ends workers where a machine's memory is nearly full, whoever has it: another program's is no matter of a test.
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
@@ -62,6 +66,3 @@ def ray_session():
 
     with Session(cpus=6, num_gpus=1, object_store_memory=200 << 20) as session:
         yield session
-
-
-declare()  # before anything imports FedLab, the doctests of its adapter included

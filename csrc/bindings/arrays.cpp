@@ -1,5 +1,7 @@
 #include "bindings/arrays.h"
 
+#include <pybind11/critical_section.h>
+
 #include <cstring>
 #include <type_traits>
 
@@ -216,8 +218,9 @@ bool is_float32(py::handle object, Name name) {
 namespace {
 
 // Making a tuple may collect garbage, whose finalisers are Python: the length is compared behind it, and only
-// references are taken between the two.
+// references are taken between the two. Where there is no GIL, the list's lock keeps other threads from it.
 py::tuple items_of_list(PyObject* list) {
+    const py::scoped_critical_section scope(list);
     for (;;) {
         const Py_ssize_t size = PyList_GET_SIZE(list);
         auto items = py::reinterpret_steal<py::tuple>(PyTuple_New(size));

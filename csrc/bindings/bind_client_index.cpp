@@ -9,14 +9,13 @@
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
 #include "bindings/client_id.h"
-#include "clients/client_index.h"
+#include "bindings/registered.h"
 
 namespace fedcore::bindings {
 namespace {
 
 constexpr std::int64_t kMostCounted = std::int64_t{1} << 62;
 
-// Every call holds the GIL, so that an index is used by one thread at a time.
 using Numbers = py::array_t<std::int64_t>;
 
 py::object made(const ClientId& id) {
@@ -40,7 +39,13 @@ Numbers array_of(std::vector<std::int64_t> values) {
     return Numbers(static_cast<py::ssize_t>(held.size()), held.data(), owner);
 }
 
-Numbers numbers(const ClientIndex& index, const py::object& clients) {
+std::int64_t number(const Registered& index, py::handle object) {
+    const OneThread scope(index);
+    return number_of(index, object);
+}
+
+Numbers numbers(const Registered& index, const py::object& clients) {
+    const OneThread scope(index);
     if (py::isinstance<py::array>(clients)) {
         Arrays arrays;
         const AnySpan ids = arrays.input(clients, {"clients"}, {"uint64"});
@@ -56,13 +61,15 @@ Numbers numbers(const ClientIndex& index, const py::object& clients) {
 }
 
 // None where the number is nobody's.
-py::object id_of(const ClientIndex& index, std::int64_t number) {
+py::object id_of(const Registered& index, std::int64_t number) {
+    const OneThread scope(index);
     if (!index.taken(number)) return py::none();
     return made(index.id_of(number));
 }
 
 // The clients whose numbers are in [start, stop), in that order.
-py::list ids(const ClientIndex& index, std::int64_t start, std::int64_t stop) {
+py::list ids(const Registered& index, std::int64_t start, std::int64_t stop) {
+    const OneThread scope(index);
     py::list out;
     for (std::int64_t number = std::max<std::int64_t>(start, 0); number < std::min(stop, index.capacity()); ++number)
         if (index.taken(number)) out.append(made(index.id_of(number)));
@@ -70,14 +77,16 @@ py::list ids(const ClientIndex& index, std::int64_t start, std::int64_t stop) {
 }
 
 // The numbers and the ids of those that are listed one by one.
-py::tuple listed(const ClientIndex& index) {
+py::tuple listed(const Registered& index) {
+    const OneThread scope(index);
     std::vector<std::int64_t> found;
     for (std::int64_t number = index.count(); number < index.capacity(); ++number)
         if (index.taken(number)) found.push_back(number);
     return py::make_tuple(array_of(std::move(found)), ids(index, index.count(), index.capacity()));
 }
 
-Numbers left(const ClientIndex& index) {
+Numbers left(const Registered& index) {
+    const OneThread scope(index);
     return array_of(index.left());
 }
 
@@ -91,13 +100,15 @@ auto within_limits(const Change& change) {
     }
 }
 
-std::int64_t add(ClientIndex& index, py::handle object) {
+std::int64_t add(Registered& index, py::handle object) {
+    const OneThread scope(index);
     const ReadId id(object);
     return within_limits([&] { return id ? index.add(*id) : kNone; });
 }
 
 // Adds the clients under numbers that ascend from capacity() or above; how many come before the first that is refused.
-std::int64_t add_at(ClientIndex& index, const py::object& clients, const py::object& numbers) {
+std::int64_t add_at(Registered& index, const py::object& clients, const py::object& numbers) {
+    const OneThread scope(index);
     Arrays arrays;
     const AnySpan at = arrays.input(numbers, {"numbers"}, {"int64"});
     const py::tuple listed = items_of(clients, "clients", at.n);
@@ -111,7 +122,8 @@ std::int64_t add_at(ClientIndex& index, const py::object& clients, const py::obj
     return at.n;
 }
 
-std::int64_t remove(ClientIndex& index, py::handle object) {
+std::int64_t remove(Registered& index, py::handle object) {
+    const OneThread scope(index);
     const ReadId id(object);
     return within_limits([&] { return id ? index.remove(*id) : kNone; });
 }
@@ -147,7 +159,8 @@ class Added {
 };
 
 // (all numbers, None), or nothing is changed and it is (None, the first id that is registered already).
-py::tuple add_all(ClientIndex& index, const py::object& clients, const py::object& canonical) {
+py::tuple add_all(Registered& index, const py::object& clients, const py::object& canonical) {
+    const OneThread scope(index);
     if (py::isinstance<py::array>(clients)) {
         Arrays arrays;
         const AnySpan ids = arrays.input(clients, {"clients"}, {"uint64"});
@@ -177,6 +190,14 @@ py::tuple add_all(ClientIndex& index, const py::object& clients, const py::objec
     return py::make_tuple(added.keep(), py::none());
 }
 
+// What answers with a property of the index, as that is while one thread uses it.
+auto asked(std::int64_t (ClientIndex::*property)() const) {
+    return [property](const Registered& index) {
+        const OneThread scope(index);
+        return (index.*property)();
+    };
+}
+
 }  // namespace
 
 void bind_client_index(py::module_& module) {
@@ -185,17 +206,17 @@ void bind_client_index(py::module_& module) {
         "siphash",
         [](const py::bytes& key, const py::bytes& data) { return siphash(read_key(key), std::string_view(data)); },
         py::arg("key"), py::arg("data"));
-    py::class_<ClientIndex>(module, "ClientIndex")
+    py::class_<Registered>(module, "ClientIndex")
         .def(py::init([](const py::bytes& key, std::int64_t count) {
                  check_range("count", count, 0, kMostCounted);
-                 return ClientIndex(read_key(key), count);
+                 return Registered(read_key(key), count);
              }),
              py::arg("key"), py::arg("count"))
-        .def("__len__", &ClientIndex::size)
-        .def_property_readonly("count", &ClientIndex::count)
-        .def_property_readonly("whole", &ClientIndex::whole)
-        .def_property_readonly("capacity", &ClientIndex::capacity)
-        .def("number", &number_of, py::arg("client"))
+        .def("__len__", asked(&ClientIndex::size))
+        .def_property_readonly("count", asked(&ClientIndex::count))
+        .def_property_readonly("whole", asked(&ClientIndex::whole))
+        .def_property_readonly("capacity", asked(&ClientIndex::capacity))
+        .def("number", &number, py::arg("client"))
         .def("numbers", &numbers, py::arg("clients"))
         .def("id_of", &id_of, py::arg("number"))
         .def("ids", &ids, py::arg("start"), py::arg("stop"))

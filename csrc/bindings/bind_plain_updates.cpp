@@ -8,6 +8,7 @@
 #include "bindings/arrays.h"
 #include "bindings/bind.h"
 #include "bindings/client_id.h"
+#include "bindings/registered.h"
 
 namespace fedcore::bindings {
 namespace {
@@ -64,12 +65,13 @@ bool are_different(std::vector<std::int64_t>& numbers) {
 // torch's, from one draw of a registered client that sent no other, in the open round, without a control. Anything else
 // gives None, and Python reads them one by one, with the errors. It only saves time: on a small model that reading is
 // most of a round.
-py::object read_plain_updates(const py::object& updates, const py::handle& type, const ClientIndex& index,
+py::object read_plain_updates(const py::object& updates, const py::handle& type, const Registered& index,
                               std::int64_t n, double lr, double max_steps, double max_examples, bool own_rates,
                               double max_lr) {
     const bool named = PyType_Check(type.ptr()) &&
                        PyType_HasFeature(reinterpret_cast<PyTypeObject*>(type.ptr()), Py_TPFLAGS_TUPLE_SUBCLASS);
     if (!named) raise("ArrayError", "type: expected a type of named tuples");
+    const OneThread scope(index);
     const py::tuple listed = items_of(updates, "updates");
     const auto k = static_cast<py::ssize_t>(listed.size());
     std::vector<py::object> clients, ys;

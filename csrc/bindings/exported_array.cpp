@@ -148,8 +148,8 @@ ExportedArray from_dlpack(const py::capsule& capsule, Name name, bool devices) {
 // How a type exports without Python, which takes torch 8 us a tensor; null if it does not. Types below one that does
 // may have an export of their own.
 const dlpack::Exchange* exchange_of(PyTypeObject* type) {
-    static PyTypeObject* known = nullptr;  // the one of the last array, nearly always
-    static const dlpack::Exchange* offered = nullptr;
+    thread_local PyTypeObject* known = nullptr;  // the one of the last array, nearly always
+    thread_local const dlpack::Exchange* offered = nullptr;
     if (type == known) return offered;
     constexpr const char* kOffer = "__dlpack_c_exchange_api__";
     const py::object members = py::handle(reinterpret_cast<PyObject*>(type)).attr("__dict__");

@@ -1,8 +1,13 @@
 #include "bindings/bind.h"
+#include "cuda/driver.h"
 
-PYBIND11_MODULE(_core, module) {
+PYBIND11_MODULE(_core, module, pybind11::mod_gil_not_used()) {
     using namespace fedcore::bindings;
     module.doc() = "fedcore's native code; call it through fedcore.kernels, fedcore.sampling and fedcore.store.";
+#ifdef Py_GIL_DISABLED
+    fedcore::cuda::refuse_devices(
+        "arrays on CUDA devices need a Python with the GIL, which guards the lists of who uses them");
+#endif
     bind_aggregate(module);
     bind_checksum(module);
     bind_client_index(module);

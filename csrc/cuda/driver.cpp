@@ -17,6 +17,8 @@ constexpr int kOutOfMemory = 2, kNoDevice = 100;
 // assertions, stack, instruction, alignment, address space, program counter, failed launch.
 constexpr int kSticky[] = {214, 700, 702, 710, 714, 715, 716, 717, 718, 719};
 
+std::atomic<const char*> refused{nullptr};
+
 std::string version_text(int version) {
     return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
@@ -30,6 +32,7 @@ std::string described(const Driver& from, int code) {
 }
 
 Driver load() {
+    if (const char* const because = refused) throw DeviceFailure(because);
     const char* named = std::getenv("FEDCORE_CUDA_DRIVER");
     Driver made;
     made.substituted = named != nullptr && *named != '\0';
@@ -68,6 +71,10 @@ bool is_sticky(int code) {
 }
 
 }  // namespace
+
+void refuse_devices(const char* because) {
+    refused = because;
+}
 
 const Driver& driver() {
     static std::mutex mutex;  // of the first call alone: a process that is forked may have it locked for good

@@ -76,6 +76,9 @@ struct Driver {
 // forked behind the first call, where CUDA works no more.
 const Driver& driver();
 
+// The first call of driver() is to fail with this text: whoever embeds the core lacks what devices need.
+void refuse_devices(const char* because);
+
 // Raises DeviceFailure, or OutOfDeviceMemory, if the code is not 0.
 void check(int code, const char* doing);
 

@@ -302,7 +302,12 @@ class ClientStore(StagedRows):
         self._session.refresh()
 
     def close(self) -> None:
-        """Make what was committed safe, and close the files; a store in memory has nothing to close."""
+        """Make what was committed safe, and close the files; a store in memory has nothing to close.
+
+        Raises:
+            StoreError: what was committed is not safe yet, and the store stays open: close it again once the disk has
+                room. Or it is, and the files are closed, but may be longer than they need to be.
+        """
         self._session.close()
 
     def __enter__(self) -> Self:

@@ -131,25 +131,36 @@ class Session:
             )
 
     def close(self) -> None:
-        """Publish what was committed, and close the files."""
-        if self.folder is not None and self._finalizer is not None and not self._closed:
-            if self.background is not None:
-                self.background.close()
-            if not self.folder.readonly and self.commits.broken is None and self._process == os.getpid():
-                self._publish(self.folder)
-            self._finalizer()
-        self._closed = True
+        """Publish what was committed, or stay open; then close the files, and leave them no longer than they must be.
 
-    def _publish(self, folder: Folder) -> None:
-        """Leave the folder as it was committed last, and no longer than it needs to be."""
+        Raises:
+            StoreError: it was not published; or the files stayed longer, and are closed.
+        """
+        folder, end = self.folder, self._finalizer
+        if folder is None or end is None or self._closed:
+            self._closed = True
+            return
+        if self.background is not None:
+            self.background.close()
+        writes = not folder.readonly and self.commits.broken is None and self._process == os.getpid()
+        is_ours = writes and self._publish()
+        self._closed = True
+        try:
+            if is_ours:
+                folder.trim()
+        finally:
+            end()
+
+    def _publish(self) -> bool:
+        """Leave the folder as it was committed last; whether it is this process's."""
         try:
             self.commits.require_right()
         except LockedError:
             if self.commits.is_behind:
                 raise
-            return  # nothing is lost, and the files are somebody else's
+            return False  # nothing is lost, and the files are somebody else's
         self.commits.publish()
-        folder.trim()
+        return True
 
     @property
     def _name(self) -> str:

@@ -31,7 +31,7 @@ def test_the_native_names_are_the_fields_in_their_order():
 def test_a_field_out_of_the_plain_is_seen_by_both(field):
     """Each field in turn: what is read at its place is what stands there under its name."""
     odd = {
-        "client": "a",
+        "client": "nobody",
         "model": Y.astype(np.float64),
         "steps": 11,
         "examples": 11,

@@ -1,5 +1,7 @@
 """Whatever is changed in a store's files is noticed and named, or does no harm."""
 
+import gc
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -89,6 +91,21 @@ def test_flipped_bits(path, file):
             raw.write(bytes([byte]))
     assert harm(path, readonly=True) == ""
     assert found > 3
+
+
+@pytest.mark.parametrize("readonly", [True, False])
+@pytest.mark.parametrize(("file", "at"), [*((file, 0) for file in FILES), ("index.sqlite", 68)])
+def test_a_damaged_store_that_is_refused_leaves_no_file_open(sound, tmp_path, file, at, readonly):
+    path = tmp_path / "damaged"
+    shutil.copytree(sound, path)
+    with open(path / file, "r+b") as raw:
+        raw.seek(at)  # 68: what kind of SQLite's files it is
+        raw.write(bytes(4))
+    gc.collect()
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(errors.StoreError) as refused:
+        ClientStore.open(path, readonly=readonly)
+    assert os.listdir("/proc/self/fd") == before, f"while somebody holds {refused.value!r}"
 
 
 @pytest.mark.parametrize("readonly", [True, False])

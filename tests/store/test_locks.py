@@ -246,7 +246,7 @@ def test_a_copy_of_the_lock_that_no_fork_knows_of_goes_with_close(store):
 
 
 def test_a_store_is_opened_again_beside_the_workers_of_a_loader(store):
-    import torch
+    torch = pytest.importorskip("torch")
 
     loader = torch.utils.data.DataLoader(
         torch.zeros(4, 2), num_workers=1, persistent_workers=True, multiprocessing_context="fork"

@@ -3,7 +3,7 @@
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -66,17 +66,13 @@ class Index:
         self._known: str | None = None  # the head, as this process has loaded or written it last
         self._tried: str | None = None  # and as it tried to write it
         self._version = 0  # of the file, as SQLite counts others' transactions
-        with self._reading() as connection:
-            kind = connection.execute("PRAGMA application_id").fetchone()[0]
-            self.version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-            if kind != _APPLICATION:
-                raise StoreError(f"{path}: expected the index of a fedcore store, got another SQLite file")
-            if self.version not in GRAINS:
-                raise StoreError(
-                    f"{path}: expected a format up to {VERSION}, got {self.version}: open it with the version of "
-                    "fedcore that wrote it, or a newer one"
-                )
-            _require_tables(connection, self.version)  # in this transaction: a writer may raise the format
+        try:
+            with self._reading() as connection:
+                self.version = _version_of(path, connection)
+        except BaseException:
+            with suppress(StoreError):
+                self.close()
+            raise
 
     @classmethod
     def create(cls, path: Path, head: Head, clients: Sequence[tuple[int, StoredId]]) -> None:
@@ -311,6 +307,21 @@ class Index:
                 raise _damaged(self.path, error) from error
             finally:
                 connection.rollback()
+
+
+def _version_of(path: Path, connection: sqlite3.Connection) -> int:
+    """The version of the format of a file that is an index, in a transaction: a writer may raise it."""
+    kind = connection.execute("PRAGMA application_id").fetchone()[0]
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    if kind != _APPLICATION:
+        raise StoreError(f"{path}: expected the index of a fedcore store, got another SQLite file")
+    if version not in GRAINS:
+        raise StoreError(
+            f"{path}: expected a format up to {VERSION}, got {version}: open it with the version of "
+            "fedcore that wrote it, or a newer one"
+        )
+    _require_tables(connection, version)
+    return version
 
 
 def _require_tables(connection: sqlite3.Connection, version: int) -> None:
