@@ -50,7 +50,7 @@ test-deployment: $(INSTALLED)
 ## make test-appfl    the adapter in APPFL's own environment, 170 packages that are no part of the others (minutes)
 test-appfl: $(SIMULATOR)
 	test -x build/appfl/bin/python || $(PYTHON) -m venv build/appfl
-	$(BIN)/pip --python build/appfl/bin/python install -q -c constraints.txt ".[appfl]" pytest hypothesis
+	$(BIN)/pip --python build/appfl/bin/python install -q -c constraints.txt -e ".[appfl]" pytest hypothesis
 	build/appfl/bin/python -m pytest tests/adapters/appfl
 
 ## make test-endurance the long forms of tests of which `make test` runs short ones: kills, storms, losses of power (hours);

@@ -237,7 +237,7 @@ def read_folder(folder: Path) -> list[Record]:
     """
     records = [read(path) for path in sorted((folder / "records").glob("*.jsonl")) if started(path)]
     if not records:
-        raise MissingDataError(f"{folder}: expected records (records/*.jsonl), found none")
+        raise MissingDataError(f"{folder}: expected records (records/*.jsonl) as `fedcore run` writes them, found none")
     return sorted(records, key=lambda record: (record.header.order, record.header.seed))
 
 

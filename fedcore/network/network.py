@@ -25,6 +25,7 @@ from fedcore.rates import Rate, as_rate, rate_at, rate_of_steps
 from fedcore.representation import Represented
 from fedcore.server import Update
 from fedcore.server.limits import Limits
+from fedcore.server.report import OnReport
 from fedcore.store import ClientStore
 from fedcore.typing import F32
 
@@ -56,6 +57,10 @@ class Network(Represented, Unpicklable):
             1. None is 1/p. A rate that is stable for one node has to be so p q_j fold.
         max_steps: an update that claims more is refused.
         own_rates: whether nodes may have rates of their own, up to ``max_lr``. Else one that says another is refused.
+        on_report: called with the NetworkReport of each round after it counted, as a ``Server``'s is.
+
+    Attributes:
+        on_report: as given; another one may take its place between rounds.
 
     Raises:
         ShapeError, DtypeError, ArrayError, RangeError: an argument is not what is said above.
@@ -87,6 +92,7 @@ class Network(Represented, Unpicklable):
         max_steps: int = 10**6,
         max_lr: float = 100.0,
         own_rates: bool = False,
+        on_report: OnReport | None = None,
     ) -> None:
         if not isinstance(models, list | tuple) or not models:
             raise ArrayError(f"models: expected a list or tuple of at least one, got {type(models).__name__}")
@@ -98,7 +104,7 @@ class Network(Represented, Unpicklable):
         self.W, self.zeta = mixing_matrix(W, len(models))
         self.W.flags.writeable = False
         self.q = _weights(q, len(models))
-        self._lr = as_rate(lr)
+        self._lr, self.on_report = as_rate(lr), on_report
         self._limits = Limits.of(max_steps, 2**53, max_lr, own_rates=own_rates)
         flat = [self.layout.flatten(model, empty(self.layout.n)) for model in models]
         for node, finite in enumerate(kernels.all_finite(flat)):
@@ -167,12 +173,15 @@ class Network(Represented, Unpicklable):
         )
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, lr: float | Rate | None = None) -> "Network":
+    def load(
+        cls, path: str | os.PathLike[str], *, lr: float | Rate | None = None, on_report: OnReport | None = None
+    ) -> "Network":
         """The network of a folder; its rounds go on as if nothing had happened.
 
         Args:
             path: what ``save`` wrote.
             lr: to be given again where it is the caller's own code.
+            on_report: as for a new network.
 
         Raises:
             StoreError: there is no such folder, or one of a newer version.
@@ -187,7 +196,7 @@ class Network(Represented, Unpicklable):
         try:
             rate = revive("lr", state["lr"], None if lr is None else as_rate(lr))
             check_rate("lr", rate, state.get("next_rate"), state["round_number"])
-            network = cls(models, vectors["W"].reshape(len(models), -1), lr=rate, q=vectors["q"])
+            network = cls(models, vectors["W"].reshape(len(models), -1), lr=rate, q=vectors["q"], on_report=on_report)
             network._continue(state, vectors, models)
         except CheckpointError:
             raise
@@ -256,7 +265,9 @@ class Network(Represented, Unpicklable):
                 "round: expected one open at a time, found that"
                 f" round {self.round_number} is open already: finish or abort it"
             )
-        opened = NetworkRound(self.layout, self._state, self.W, self.zeta, self.q, self._lr, self._limits)
+        opened = NetworkRound(
+            self.layout, self._state, self.W, self.zeta, self.q, self._lr, self._limits, self.on_report
+        )
         self._round = ref(opened)
         return opened
 

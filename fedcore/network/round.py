@@ -32,7 +32,7 @@ from fedcore.representation import Represented
 from fedcore.server import Update
 from fedcore.server.claims import SentRates, check_claims
 from fedcore.server.limits import Limits
-from fedcore.server.report import warn_if_unheard
+from fedcore.server.report import OnReport, tell, warn_if_unheard
 from fedcore.server.update import in_float32, read_counters, read_vector
 from fedcore.topology.topology import second_eigenvalue
 from fedcore.typing import F32, F64
@@ -70,12 +70,22 @@ class NetworkRound(Represented):
         is_open: whether updates can still come in.
     """
 
-    def __init__(self, layout: Layout, state: Models, W: F64, zeta: float, q: F64, lr: Rate, limits: Limits) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        state: Models,
+        W: F64,
+        zeta: float,
+        q: F64,
+        lr: Rate,
+        limits: Limits,
+        on_report: OnReport | None,
+    ) -> None:
         self.report: NetworkReport | None = None
         self.is_open = True
         self._layout, self._state, self._W, self._zeta, self._q = layout, state, W, zeta, q
         self._shares = np.ones(len(q)) if (q == q[0]).all() else q * len(q)  # p q_j
-        self._limits, self._rates = limits, SentRates(lr, limits)
+        self._limits, self._rates, self._on_report = limits, SentRates(lr, limits), on_report
         self._rates.sent(state.round_number)  # refuses one that has run out
         self._turn = Lock()
         self._sum: F32 = zeros(layout.n_parameters)  # of q_j (x_j - y_j)
@@ -189,6 +199,7 @@ class NetworkRound(Represented):
                 self.report = replace(report, seconds=self._seconds + time.perf_counter() - began)
             report = self.report
         warn_if_unheard(report, LOGGER)
+        tell(self._on_report, report, LOGGER)
         return report
 
     def abort(self) -> None:

@@ -285,3 +285,14 @@ def test_the_rate_is_that_of_the_round():
         rates.append(network.lr)
         network.round([])
     assert rates == [1, 1 / 2, 1 / 3]
+
+
+def test_a_listener_hears_of_every_round_that_counted(tmp_path):
+    seen, ring = [], np.full((2, 2), 0.5)
+    network = Network([np.zeros(3, np.float32)] * 2, ring, lr=0.1, on_report=seen.append)
+    report = network.round([Update(0, np.ones(3, np.float32), steps=1)])
+    network.open_round().abort()
+    assert seen == [report]
+    network.save(tmp_path / "network")
+    again = Network.load(tmp_path / "network", on_report=seen.append)
+    assert seen == [report, again.round([Update(1, np.ones(3, np.float32), steps=1)])]
