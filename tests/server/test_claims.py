@@ -185,6 +185,14 @@ def test_a_cohort_that_does_more_steps_than_those_before_is_believed(caplog):
     assert len(caplog.records) == 1
 
 
+@pytest.mark.parametrize(("fewer", "more", "median"), [(4, 4, 1), (4, 5, 2), (5, 4, 1)])
+def test_a_client_alone_is_held_against_the_lower_median_of_those_heard_before(fewer, more, median):
+    server = Server("MimiC", np.zeros(3, np.float32), 10, lr=0.1)
+    for steps in [1] * fewer + [2] * more:
+        server.round([Update(0, server.x + 1, steps)])
+    assert server.round([Update(0, server.x + 1, 1000)]).gamma == pytest.approx(0.1 * 10 * median)
+
+
 def test_own_rates_that_grow_are_not_taken_for_steps(caplog):
     server = Server("MimiC", np.zeros(3, np.float32), 10, lr=1.0, own_rates=True)
     for t in range(30):

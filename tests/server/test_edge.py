@@ -90,8 +90,10 @@ def test_what_is_the_upper_servers_is_refused_by_name():
     edge = Edge("FedAvg", x0, [0], lr=0.1)
     with pytest.raises(errors.ArrayError, match="x: expected finite"):
         edge.open_round(np.full(N, np.nan, np.float32), round=0)
-    with pytest.raises(errors.RangeError, match="round: expected"):
-        edge.open_round(x0, round=-1)
+    for number in (-1, 2**53 + 1, 0.5):
+        with pytest.raises(errors.RangeError, match=r"^round: expected an integer in 0\.\.2\*\*53"):
+            edge.open_round(x0, round=number)
+    assert edge.fold(x0, [], round=2**53).round == 2**53
     with edge.open_round(x0, round=0) as round, pytest.raises(errors.RoundError):
         edge.open_round(x0, round=0)
     assert not round.is_open

@@ -113,6 +113,14 @@ def test_claims_that_agree_wait_for_nobody_but_the_first():
         assert round._undecided is None  # they are eight
 
 
+def test_once_eight_were_heard_a_claim_has_no_part_in_the_median_that_it_is_held_against(caplog):
+    server = server_of()
+    server.round(replies(server, [10] * 4 + [20] * 4))
+    server.round(replies(server, [101, 100]))
+    [record] = caplog.records
+    assert "round 1 counted fewer examples than were claimed: client 0 100 of 101; at most" in record.message
+
+
 def test_equal_claims_are_remembered_once():
     server = server_of()
     for t in range(100):

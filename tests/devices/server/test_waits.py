@@ -65,6 +65,18 @@ def test_rows_in_host_memory_go_back_behind_no_more_waits_of_the_kernels(cuda_dr
     assert uploads == []  # they are hot
 
 
+def test_vectors_go_and_come_in_one_piece_through_pinned_memory_of_their_own_size(cuda_driver, tmp_path):
+    before = cuda_driver.pinned_bytes()
+    x0, store = np.zeros(n, np.float32), f"mmap:{tmp_path / 's'}"
+    with Server("FedAvg", x0, clients=4, lr=0.1, device="cuda", store=store) as s:
+        cuda_driver.calls()
+        s.round([Update(i, np.full(n, i, np.float32), steps=2) for i in range(4)])
+        calls = cuda_driver.calls()
+        for way, due in (("cuMemcpyHtoDAsync", 4), ("cuMemcpyDtoHAsync", 1)):  # the replies; x into the folder
+            assert [call.said("bytes") for call in calls if call.name == way].count(4 * n) == due
+        assert cuda_driver.pinned_bytes() - before < 1 << 20
+
+
 @pytest.mark.parametrize(("method", "medium"), [("FedAvg", "ram"), ("MIFA", "ram"), ("MIFA", "cuda")])
 def test_replies_from_host_memory_take_no_more_memory_with_every_round(cuda_driver, method, medium):
     long = 300_000  # enough for copies beside the kernels
