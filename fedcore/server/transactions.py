@@ -10,8 +10,8 @@ from fedcore.store.committed_rows import CommittedRows
 
 
 class Transactions(NamedTuple):
-    """Two of a server's transactions, by number: what it was made with is 0, and each round, arrival, departure and
-    warm start is one more; one that is taken back does not count.
+    """Two of a server's transactions, by number: what it was made with is 0, and each round, arrival, departure,
+    resizing and warm start is one more; one that is taken back does not count.
 
     Attributes:
         last: the last that the folder holds.
@@ -58,7 +58,8 @@ def last_change(rows: CommittedRows) -> str | None:
         if came:
             who = "1 client" if abs(came) == 1 else f"{abs(came):,} clients"
             said.append(f"the {'arrival' if came > 0 else 'departure'} of {who}")
-    return " and ".join(said) or ("arrivals and departures" if first else "a warm start")
+    # What a folder does not tell apart.
+    return " and ".join(said) or ("" if first else "a warm start, or ") + "clients that were resized, or came and went"
 
 
 def go_back(rows: ClientStore, to: int) -> bool:

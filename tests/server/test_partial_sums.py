@@ -296,7 +296,7 @@ def test_limits_in_numbers_hold_for_what_edges_send():
 
 
 class Own(algorithms.FedAvg):
-    """A method of one's own, which shows itself as another in each process, as an object's address is."""
+    """A method of one's own, which shows itself as another in each process, as an object's address does."""
 
     def __init__(self, alpha=1):
         super().__init__()
@@ -306,12 +306,26 @@ class Own(algorithms.FedAvg):
         return f"<Own at {id(self)}>"
 
 
-def test_sums_of_a_method_of_ones_own_join_where_its_options_are_the_same():
-    for alpha, refused in ((1, []), (2, ["edge"])):
-        server, edge = (Server(Own(a), np.zeros(3, np.float32), 1, lr=0.1, accumulate="exact") for a in (1, alpha))
-        with server.open_round() as round:
-            round.add_partial(summed(edge, [Update(0, np.ones(3, np.float32), steps=1)]), "edge")
-            assert [sender for sender, _ in round.finish().refused] == refused
+class Other(Own):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("other", "module", "refused"),
+    [(Own(1), __name__, []), (Own(1), "__main__", []), (Own(2), __name__, ["edge"]), (Other(1), __name__, ["edge"])],
+)
+def test_sums_of_a_method_of_ones_own_join_where_its_class_and_options_are_the_same(
+    other, module, refused, monkeypatch
+):
+    """An edge's program may define the class itself, as ``__main__``'s, which the server's imports by its module."""
+    server = Server(Own(1), np.zeros(3, np.float32), 1, lr=0.1, accumulate="exact")
+    with monkeypatch.context() as patch:
+        patch.setattr(type(other), "__module__", module)
+        edge = Server(other, np.zeros(3, np.float32), 1, lr=0.1, accumulate="exact")
+        partial = summed(edge, [Update(0, np.ones(3, np.float32), steps=1)])
+    with server.open_round() as round:
+        round.add_partial(partial, "edge")
+        assert [sender for sender, _ in round.finish().refused] == refused
 
 
 @given(st.binary(max_size=200), st.integers(0, 400), st.integers(0, 255))

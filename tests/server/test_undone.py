@@ -165,6 +165,10 @@ def come_and_gone(server):
     server.checkpoint()
 
 
+def resized(server):
+    server.resize({0: 9})
+
+
 def a_round_with_a_newcomer(server):
     with server.open_round(newcomers={"new": 5}) as round:
         round.add("new", server.x, steps=1, control=np.zeros(n, np.float32))
@@ -178,9 +182,11 @@ def a_round_with_a_newcomer(server):
         (arrival, 2, "round", "the arrival of 2 clients"),
         (departure, 2, "round", "the departure of 1 client"),
         (gone, 2, "checkpoint", "the departure of 2 clients"),
-        (come_and_gone, 2, "checkpoint", "arrivals and departures"),
+        (come_and_gone, 2, "checkpoint", "clients that were resized, or came and went"),
+        (resized, 2, "round", "clients that were resized, or came and went"),
+        (resized, 0, "round", "a warm start, or clients that were resized, or came and went"),
         (a_round_with_a_newcomer, 2, "round", "round 2 and the arrival of 1 client"),
-        (warm_start, 0, "round", "a warm start"),
+        (warm_start, 0, "round", "a warm start, or clients that were resized, or came and went"),
     ],
 )
 def test_what_an_undo_takes_back_is_said(change, rounds, durability, due, tmp_path):
