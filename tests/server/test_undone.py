@@ -182,11 +182,12 @@ def a_round_with_a_newcomer(server):
         (arrival, 2, "round", "the arrival of 2 clients"),
         (departure, 2, "round", "the departure of 1 client"),
         (gone, 2, "checkpoint", "the departure of 2 clients"),
-        (come_and_gone, 2, "checkpoint", "clients that were resized, or came and went"),
-        (resized, 2, "round", "clients that were resized, or came and went"),
-        (resized, 0, "round", "a warm start, or clients that were resized, or came and went"),
+        (come_and_gone, 2, "checkpoint", "changes of the clients"),
+        (come_and_gone, 0, "checkpoint", "a warm start, or changes of the clients"),
+        (resized, 2, "round", "a change of client_sizes"),
+        (resized, 0, "round", "a change of client_sizes"),
         (a_round_with_a_newcomer, 2, "round", "round 2 and the arrival of 1 client"),
-        (warm_start, 0, "round", "a warm start, or clients that were resized, or came and went"),
+        (warm_start, 0, "round", "a warm start"),
     ],
 )
 def test_what_an_undo_takes_back_is_said(change, rounds, durability, due, tmp_path):
