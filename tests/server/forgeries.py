@@ -119,6 +119,7 @@ FORGERIES = {
     "references to no direction": _state("numbers", "references", [[99, 3]]),
     "sizes of three": _state("numbers", "population", {"sizes": [[1, 2, 3]], "arrived": [], "total": 0}),
     "clients more than there are": _state("clients", 5),
+    "a place among shards": _state("place", [0, 2]),
     "what it is unknown": _state("what", "a fedcore servant"),
     "medium unknown": _state("medium", "floppy"),
     "no vectors": _head(vectors={}),

@@ -7,7 +7,7 @@ from fedcore import ClientStore, Server, Update, errors
 from fedcore.algorithms import named
 from fedcore.algorithms.mifa import MIFA
 from fedcore.kernels import ExactSum
-from fedcore.server.folder_checks import believed
+from fedcore.server.folder_checks import believed, server_state
 from fedcore.server.invariant import exact_total_problems, folder_problems
 
 N, n = 5, 8
@@ -95,6 +95,17 @@ def test_a_folder_of_another_kind_has_no_server_and_nothing_to_say(state, tmp_pa
     with pytest.raises(errors.CheckpointError, match="got a ClientStore without one") as refused:
         Server.load(tmp_path / "rows")
     assert ("it is there in a moment: load it again" in str(refused.value)) == (state is None)
+
+
+def test_a_shard_is_no_whole_server_and_the_other_way_round():
+    whole = {"what": "a fedcore server", "medium": "ram"}
+    shard = whole | {"place": [0, 2]}
+    for state, asked in ((whole, False), (whole, None), (shard, True), (shard, None)):
+        assert server_state("run", state, shard=asked) is state
+    with pytest.raises(errors.CheckpointError, match=r"^run: expected a whole server, got a shard of one"):
+        server_state("run", shard)
+    with pytest.raises(errors.CheckpointError, match=r"^run: expected a shard of one, .*, got a whole server$"):
+        server_state("run", whole, shard=True)
 
 
 @pytest.mark.parametrize(("said", "due"), [("9 bytes too many", "9 bytes too many"), ("", "more")])

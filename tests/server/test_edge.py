@@ -1,9 +1,11 @@
 """Edges: a hierarchy of one level has the bits of one server over several rounds, norms and refusals among them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from fedcore import Edge, Layout, Server, Update, errors
+from fedcore import Edge, Layout, Server, Update, algorithms, errors
 
 N, CLIENTS, ROUNDS = 200, 9, 4
 OWN = [(0, 5, 7), (1, 2), (3, 4, 6, 8)]
@@ -79,10 +81,27 @@ def test_an_edge_that_was_sent_another_model_is_refused():
     assert [reason.split(":")[0] for reason in reasons] == ["made_under", "round"]
 
 
+class LooksAhead(algorithms.FedAvg):
+    """A method of one's own that sends more than x."""
+
+    def step(self, cohort):
+        return replace(super().step(cohort), lookahead=1.0)
+
+
+def test_an_edge_starts_from_what_it_was_sent_whatever_its_last_round_was():
+    x0, sent = np.zeros(N, np.float32), np.ones(N, np.float32)
+    edge, fresh = (Edge(LooksAhead(), x0, [0, 1], lr=0.1) for _ in range(2))
+    with edge.open_round(x0, round=0) as round:  # whose end somebody has forgotten to ask for as a sum
+        round.add(0, sent, steps=1, examples=11)
+    partials = [one.fold(sent, [update(sent, 5, 1)], round=1).to_bytes() for one in (edge, fresh)]
+    assert partials[0] == partials[1]
+
+
 def test_what_is_the_upper_servers_is_refused_by_name():
     x0 = np.zeros(N, np.float32)
-    with pytest.raises(errors.RangeError, match="store: expected an edge without one"):
-        Edge("FedAvg", x0, [0], lr=0.1, store="ram")
+    for name in ("accumulate", "store", "client_sizes", "late_rounds", "optimizer", "device", "on_report"):
+        with pytest.raises(errors.RangeError, match=f"^{name}: expected an edge without one"):
+            Edge("FedAvg", x0, [0], lr=0.1, **{name: None})
     with pytest.raises(errors.RangeError, match="expected a method that adds h alone"):
         Edge("MIFA", x0, [0], lr=0.1)
     with pytest.raises(errors.RangeError, match="expected a layout without integer counters, got steps"):

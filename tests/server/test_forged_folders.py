@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Server, Update, errors
+from fedcore import ClientStore, Server, Update, errors, optimizers
 from fedcore.server.norm_window import WINDOW
 from fedcore.store import recovery
 from tests.server.forgeries import FORGERIES, forge
@@ -119,6 +119,13 @@ IMPLAUSIBLE = {
         "references: expected those of the directions",
     ),
     "x in doubles": (lambda now: {"x": now.x.astype(np.float64)}, r"x: expected float32\[8\], got float64\[8\]"),
+    "an x ahead in doubles": (lambda now: {"ahead": np.zeros(8)}, r"ahead: expected float32\[8\], got float64"),
+    "a direction in doubles": (
+        lambda now: {
+            "history": replace(now.history, directions={t: np.float64(v) for t, v in now.history.directions.items()})
+        },
+        r"v/\d: expected float32\[8\], got float64",
+    ),
     "an earlier x that is short": (lambda now: {"past": {2: now.x[:5]}}, r"past/2: expected float32\[8\], got .*\[5\]"),
 }
 
@@ -128,6 +135,17 @@ def test_what_does_not_fit_together_is_refused_by_name(what, tmp_path):
     change, told = IMPLAUSIBLE[what]
     saved(tmp_path / "run", change)
     with pytest.raises(errors.CheckpointError, match=told):
+        Server.load(tmp_path / "run", medium="ram")
+
+
+@pytest.mark.parametrize("name", ["x_prev", "momentum", "moments"])
+def test_vectors_of_another_dtype_are_refused_by_name(name, tmp_path):
+    server = Server("FedAvgMVR", np.zeros(8, np.float32), 1, lr=0.1, optimizer=optimizers.Adam())
+    wrong = (np.zeros(8), np.zeros(8)) if name == "moments" else np.zeros(8)
+    server._state.snapshot = server._state.snapshot._replace(**{name: wrong})
+    server.save(tmp_path / "run")
+    told = "moment/0" if name == "moments" else name
+    with pytest.raises(errors.CheckpointError, match=rf"{told}: expected float32\[8\], got float64\[8\]"):
         Server.load(tmp_path / "run", medium="ram")
 
 
