@@ -81,6 +81,27 @@ def test_an_edge_that_was_sent_another_model_is_refused():
     assert [reason.split(":")[0] for reason in reasons] == ["made_under", "round"]
 
 
+@pytest.mark.parametrize(("lr", "told"), [(0.01, None), (0.5, None), (0.5000001, "at most 0.5")])
+def test_clients_step_at_rates_of_their_own_as_far_as_the_upper_server_lets_them(lr, told):
+    rates = dict(lr=0.1, own_rates=True)
+    server = Server("FedAvg", np.zeros(N, np.float32), 2, accumulate="exact", max_lr=0.5, **rates)
+    edge = Edge("FedAvg", np.zeros(N, np.float32), [0, 1], max_lr=1.0, **rates)
+    partial = edge.fold(server.x, [update(server.x, 5, 0)._replace(lr=lr)], round=0)
+    with server.open_round() as round:
+        round.add_partial(partial, "edge")
+        reasons = [reason for _, reason in round.finish().refused]
+    assert reasons == ([] if told is None else [f"eta_steps: expected steps times {told}, got others"])
+
+
+def test_an_edge_whose_rate_is_another_is_refused():
+    for lr in (0.05, 0.2):
+        server = Server("FedAvg", np.zeros(N, np.float32), 2, lr=0.1, accumulate="exact")
+        edge = Edge("FedAvg", np.zeros(N, np.float32), [0, 1], lr=lr)
+        with server.open_round() as round:
+            round.add_partial(edge.fold(server.x, [update(server.x, 5, 0)], round=0), "edge")
+            assert round.finish().refused == (("edge", "eta_steps: expected steps times 0.1, got others"),)
+
+
 class LooksAhead(algorithms.FedAvg):
     """A method of one's own that sends more than x."""
 

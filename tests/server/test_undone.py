@@ -216,7 +216,8 @@ def test_it_goes_back_by_one_transaction_alone(tmp_path):
         assert go_back(rows, 2)
         with pytest.raises(errors.CheckpointError, match=r"expected transaction 1, or .*, got 2 and nothing of before"):
             go_back(rows, 1)
-    with ClientStore(3, n) as rows, pytest.raises(errors.CheckpointError, match="got a ClientStore without one"):
+    without = r"^store: expected .*, got a ClientStore without one"
+    with ClientStore(3, n) as rows, pytest.raises(errors.CheckpointError, match=without):
         transactions(rows)
 
 
