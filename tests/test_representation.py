@@ -41,7 +41,10 @@ def test_each_on_one_line():
     assert repr(made.clients) == "Clients(count=10, first=(0, 1, 2, 3, 4, 5))"
     assert repr(Registry(["a"])) == "Registry(count=1, first=('a',))"
     assert repr(made.store) == "ReadRows(clients=10, rows=1, n=600, codec='f32', medium='ram', round=0)"
-    assert repr(made.broadcast([0, 1])).startswith("Broadcast(ids=(0, 1), round=1, x=float32[600], lr=0.09, ")
+    assert repr(made.broadcast([0, 1])) == (
+        "Broadcast(ids=(0, 1), round=1, x=float32[600], lr=0.09, local_rule=Sgd(), keeps_row=False, has_offset=False, "
+        "plain=False, bytes=4800)"
+    )
     assert "offset" not in repr(made.broadcast([0]).of(0))
     assert repr(Update(0, made.x, 3)) == "Update(client=0, model=float32[600], steps=3)"
     assert repr(network()) == "Network(nodes=2, n=3, round_number=0, zeta=0)"

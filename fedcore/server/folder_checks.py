@@ -35,7 +35,7 @@ def believed(path: str | os.PathLike[str]) -> Iterator[None]:
             f"{path}: expected what a server has written, got what none can be made of: {type(error).__name__}: {error}"
         ) from error
     except MemoryError as error:
-        raise CheckpointError(f"{path}: expected a server that memory can hold, got {error or 'more'}") from error
+        raise CheckpointError(f"{path}: expected a server that memory can hold, got {str(error) or 'more'}") from error
 
 
 def server_state(path: str | os.PathLike[str], state: Any, *, shard: bool | None = False) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class Snapshot(NamedTuple):
         population: the clients' shares and arrivals.
         norms: of the replies heard lately, where a limit asks for them, and what they claimed of examples and steps.
         gamma: the last one, for a round without clients.
-        transactions: rounds finished, arrivals, departures and warm starts.
+        transactions: rounds finished, arrivals, departures, resizings and warm starts.
     """
 
     x: F32

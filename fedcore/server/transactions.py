@@ -10,8 +10,8 @@ from fedcore.store.committed_rows import CommittedRows
 
 
 class Transactions(NamedTuple):
-    """Two of a server's transactions, by number: what it was made with is 0, and each round, arrival, departure and
-    warm start is one more; one that is taken back does not count.
+    """Two of a server's transactions, by number: what it was made with is 0, and each round, arrival, departure,
+    resizing and warm start is one more; one that is taken back does not count.
 
     Attributes:
         last: the last that the folder holds.
@@ -48,8 +48,8 @@ def last_change(rows: CommittedRows) -> str | None:
     Raises:
         CheckpointError: it is a store without a server.
     """
-    kept, path = rows.previous, rows.path or "store"
-    if transactions(rows).before is None or kept is None:
+    kept, path, (last, before) = rows.previous, rows.path or "store", transactions(rows)
+    if before is None or kept is None:
         return None
     with believed(path):
         first, end = (int(state["numbers"]["round_number"]) for state in (kept.state, rows.state))
@@ -58,7 +58,13 @@ def last_change(rows: CommittedRows) -> str | None:
         if came:
             who = "1 client" if abs(came) == 1 else f"{abs(came):,} clients"
             said.append(f"the {'arrival' if came > 0 else 'departure'} of {who}")
-    return " and ".join(said) or ("arrivals and departures" if first else "a warm start")
+        had, have = (state["numbers"]["population"]["total"] for state in (kept.state, rows.state))
+    if said:
+        return " and ".join(said)
+    of_clients = first or had != have
+    if last == before + 1:
+        return "a change of client_sizes" if of_clients else "a warm start"
+    return "changes of the clients" if of_clients else "a warm start, or changes of the clients"
 
 
 def go_back(rows: ClientStore, to: int) -> bool:

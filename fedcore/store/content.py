@@ -209,8 +209,8 @@ def believable(folder: Folder) -> Iterator[None]:
         raise CorruptionError(f"{folder.index.path}: damaged: {error}; use a copy of the store") from error
     except MemoryError as error:
         raise CorruptionError(
-            f"{folder.index.path}: expected a store that memory can hold, got {error or 'more'}: it is too large for "
-            "this system, or damaged"
+            f"{folder.index.path}: expected a store that memory can hold, got {str(error) or 'more'}: it is too large "
+            "for this system, or damaged"
         ) from error
 
 

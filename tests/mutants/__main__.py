@@ -17,6 +17,7 @@ from pathlib import Path
 from tests.mutants import run
 from tests.mutants.rooms import ROOMS, SETTLED, SLOWEST
 from tests.mutants.sites import Mutant, mutants
+from tests.native.build import fake_cuda
 
 HERE = Path(__file__).parent
 PRELOADED = ("torch", "numpy.testing", "hypothesis", "networkx", "scipy.stats", "pandas", "pydantic")
@@ -32,6 +33,12 @@ def preload():
         except ImportError:
             print(f"without {name}")
     run.compile_all()
+
+
+def build_driver(tests):
+    """Build the emulated device's driver once, if any of the tests is to have it, and not in each forked process."""
+    if any(test.startswith("tests/devices") for test in tests) and "FEDCORE_CUDA_DRIVER" not in os.environ:
+        fake_cuda()
 
 
 def chosen(mutant, held):
@@ -203,6 +210,7 @@ def main():
         if not any(path == room or Path(path).parent == Path(room) for path in asked.paths):
             continue
         found, total = wanted(room, asked.paths, among, asked.sample, asked.seed)
+        build_driver(asked.tests or tests)
         folder = run.ROOT / "build" / "mutants" / room.replace("/", "_")
         folder.mkdir(parents=True, exist_ok=True)
         start = time.monotonic()

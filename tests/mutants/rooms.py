@@ -6,12 +6,14 @@ SERVER = [
     "client_placement",
     "closing",
     "coming_and_going",
+    "contradictions",
     "counts",
     "diagnostics",
     "edge",
     "exact_sums",
     "examples",
     "forged_folders",
+    "frozen_values",
     "hand_computed",
     "history",
     "history_length",
@@ -50,6 +52,16 @@ of which whichever test is run first fails there."""
 FACE = [f"tests/server/test_{name}.py" for name in SERVER]
 
 PROCESSES = "--deselect=tests/server/test_resume.py::test_a_server_killed_at_any_moment_ends_as_the_straight_one"
+
+DEVICES = [
+    *(
+        f"tests/devices/server/test_{name}.py"
+        for name in ("device_rows", "moving_between_devices", "same_bits", "server_on_device", "undone", "waits")
+    ),
+    "--deselect=tests/devices/server/test_moving_between_devices.py::test_a_process_that_is_killed_leaves_the_last_round",
+    "--deselect=tests/devices/server/test_server_on_device.py::test_without_a_driver_the_error_says_so_and_nothing_is_made",
+]
+"""A server on the emulated device: seven seconds in a hundred of what all of these take."""
 
 METHODS = [
     "client_placement",
@@ -95,6 +107,7 @@ ROOMS = {
         "tests/runtime/test_float_mode.py",
         "tests/test_representation.py",
         *FACE,
+        *DEVICES,
         PROCESSES,
     ],
 }

@@ -300,10 +300,14 @@ def test_numbers_of_narrow_types_do_not_wrap():
     assert report.steps == 90_001
 
 
-def test_x_cannot_be_made_writable():
+def test_x_cannot_be_made_writable(tmp_path):
     server = warm("FedAvg")
     with pytest.raises(ValueError, match="WRITEABLE"):
         server.x.flags.writeable = True
+    server.save(tmp_path / "run")
+    for medium in ("ram", "mmap"):
+        with Server.load(tmp_path / "run", medium=medium) as loaded, pytest.raises(ValueError, match="read-only"):
+            loaded.x[0] = 1
 
 
 def test_a_rate_that_runs_out_is_an_error():

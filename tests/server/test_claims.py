@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedcore import Network, Server, Update, algorithms, rates
+from fedcore import Network, Server, Update, algorithms, errors, rates
 
 n = 4
 GRADIENT_UNITS = ["MIFA", "MimiC", "FedAvgM", "FedAvgMVR", "SCAFFOLD"]
@@ -185,6 +185,14 @@ def test_a_cohort_that_does_more_steps_than_those_before_is_believed(caplog):
     assert len(caplog.records) == 1
 
 
+@pytest.mark.parametrize(("fewer", "more", "median"), [(4, 4, 1), (4, 5, 2), (5, 4, 1)])
+def test_a_client_alone_is_held_against_the_lower_median_of_those_heard_before(fewer, more, median):
+    server = Server("MimiC", np.zeros(3, np.float32), 10, lr=0.1)
+    for steps in [1] * fewer + [2] * more:
+        server.round([Update(0, server.x + 1, steps)])
+    assert server.round([Update(0, server.x + 1, 1000)]).gamma == pytest.approx(0.1 * 10 * median)
+
+
 def test_own_rates_that_grow_are_not_taken_for_steps(caplog):
     server = Server("MimiC", np.zeros(3, np.float32), 10, lr=1.0, own_rates=True)
     for t in range(30):
@@ -217,3 +225,34 @@ def test_a_largest_rate_in_numpy_s_own_floats():
         round.add(1, np.ones(3, np.float32), steps=1, lr=2.0)
     assert round.report.heard == (1,)
     assert round.report.refused == ((0, "lr: expected a number in (0, 3], got 5.0"),)
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("max_steps", 1, 2**53),
+        ("max_examples", 1, 2**53),
+        ("fold", 1, 2**53),
+        ("late_rounds", 0, 2**31),
+        ("history_rounds", 1, 2**31),
+    ],
+)
+def test_a_servers_counts_are_taken_from_the_least_to_the_most(name, least, most):
+    for count in (least, most):
+        server = Server("FedAvg", np.zeros(n, np.float32), 2, lr=0.1, **{name: count})
+        assert server.round([step(server, 0, steps=1)]).heard == (0,)
+    for count in (least - 1, most + 1, least + 0.5, True):
+        with pytest.raises(errors.RangeError, match=rf"^{name}: expected an integer in {least}\.\."):
+            Server("FedAvg", np.zeros(n, np.float32), 2, lr=0.1, **{name: count})
+
+
+def test_a_client_may_be_drawn_from_once_to_so_many_times():
+    server = Server("FedAvg", np.zeros(n, np.float32), 2, lr=0.1)
+    for count in (1, 2**31):
+        assert server.round([step(server, 0, steps=1, count=count)]).heard == (0,)
+    for count in (0, 2**31 + 1, 1.5):
+        with pytest.raises(errors.RangeError, match=r"^count: expected an integer in 1\.\.2\*\*31, got"):
+            server.round([step(server, 0, steps=1, count=count)])
+    once = Server(algorithms.MIFA(), np.zeros(n, np.float32), 2, lr=0.1)
+    with pytest.raises(errors.RangeError, match=r"^count: expected 1, since the method hears a client once"):
+        once.round([step(once, 0, steps=1, count=2)])

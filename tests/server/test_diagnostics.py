@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, Update, algorithms
+from fedcore.server.asked_square import AskedSquare
 from fedcore.server.settings import Settings
 from tests.algorithms import outsiders
 from tests.server.rounds import METHODS, N, made, n, steps_of
@@ -199,3 +200,27 @@ def test_float_buffers_are_sent_and_offsets_have_none():
     x0 = {"w": np.zeros(5, np.float32), "bn.running_mean": np.zeros(3, np.float32)}
     broadcast = Server(algorithms.SCAFFOLD(), x0, clients=2, lr=0.1).broadcast([0, 1])
     assert broadcast.bytes == 2 * 4 * (8 + 5)
+
+
+def test_what_a_method_asks_for_is_measured_once_and_not_within_its_code():
+    """Which may hold a lock that other shards, whom the measuring waits for, need."""
+    inside, measured = [], []
+
+    def measure():
+        measured.append(list(inside))
+        return 4.0
+
+    def twice(cohort):
+        inside.append("the method")
+        try:
+            return cohort.measure() + cohort.measure()
+        finally:
+            inside.clear()
+
+    asked = AskedSquare(measure)
+    unasked = dict.fromkeys(("claims", "weights", "squares", "eta_steps"))
+    cohort = algorithms.Cohort(S=1, weighed=1, N=1, devices=1, W=1, rows=0, measure=asked, **unasked)
+    assert asked.answer(lambda cohort: 7, cohort) == 7
+    assert measured == []
+    assert (asked.answer(twice, cohort), asked.answer(twice, cohort), asked()) == (8, 8, 4)
+    assert measured == [[]]

@@ -1,9 +1,11 @@
 """Edges: a hierarchy of one level has the bits of one server over several rounds, norms and refusals among them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from fedcore import Edge, Layout, Server, Update, errors
+from fedcore import Edge, Layout, Server, Update, algorithms, errors
 
 N, CLIENTS, ROUNDS = 200, 9, 4
 OWN = [(0, 5, 7), (1, 2), (3, 4, 6, 8)]
@@ -79,10 +81,48 @@ def test_an_edge_that_was_sent_another_model_is_refused():
     assert [reason.split(":")[0] for reason in reasons] == ["made_under", "round"]
 
 
+@pytest.mark.parametrize(("lr", "told"), [(0.01, None), (0.5, None), (0.5000001, "at most 0.5")])
+def test_clients_step_at_rates_of_their_own_as_far_as_the_upper_server_lets_them(lr, told):
+    rates = dict(lr=0.1, own_rates=True)
+    server = Server("FedAvg", np.zeros(N, np.float32), 2, accumulate="exact", max_lr=0.5, **rates)
+    edge = Edge("FedAvg", np.zeros(N, np.float32), [0, 1], max_lr=1.0, **rates)
+    partial = edge.fold(server.x, [update(server.x, 5, 0)._replace(lr=lr)], round=0)
+    with server.open_round() as round:
+        round.add_partial(partial, "edge")
+        reasons = [reason for _, reason in round.finish().refused]
+    assert reasons == ([] if told is None else [f"eta_steps: expected steps times {told}, got others"])
+
+
+def test_an_edge_whose_rate_is_another_is_refused():
+    for lr in (0.05, 0.2):
+        server = Server("FedAvg", np.zeros(N, np.float32), 2, lr=0.1, accumulate="exact")
+        edge = Edge("FedAvg", np.zeros(N, np.float32), [0, 1], lr=lr)
+        with server.open_round() as round:
+            round.add_partial(edge.fold(server.x, [update(server.x, 5, 0)], round=0), "edge")
+            assert round.finish().refused == (("edge", "eta_steps: expected steps times 0.1, got others"),)
+
+
+class LooksAhead(algorithms.FedAvg):
+    """A method of one's own that sends more than x."""
+
+    def step(self, cohort):
+        return replace(super().step(cohort), lookahead=1.0)
+
+
+def test_an_edge_starts_from_what_it_was_sent_whatever_its_last_round_was():
+    x0, sent = np.zeros(N, np.float32), np.ones(N, np.float32)
+    edge, fresh = (Edge(LooksAhead(), x0, [0, 1], lr=0.1) for _ in range(2))
+    with edge.open_round(x0, round=0) as round:  # whose end somebody has forgotten to ask for as a sum
+        round.add(0, sent, steps=1, examples=11)
+    partials = [one.fold(sent, [update(sent, 5, 1)], round=1).to_bytes() for one in (edge, fresh)]
+    assert partials[0] == partials[1]
+
+
 def test_what_is_the_upper_servers_is_refused_by_name():
     x0 = np.zeros(N, np.float32)
-    with pytest.raises(errors.RangeError, match="store: expected an edge without one"):
-        Edge("FedAvg", x0, [0], lr=0.1, store="ram")
+    for name in ("accumulate", "store", "client_sizes", "late_rounds", "optimizer", "device", "on_report"):
+        with pytest.raises(errors.RangeError, match=f"^{name}: expected an edge without one"):
+            Edge("FedAvg", x0, [0], lr=0.1, **{name: None})
     with pytest.raises(errors.RangeError, match="expected a method that adds h alone"):
         Edge("MIFA", x0, [0], lr=0.1)
     with pytest.raises(errors.RangeError, match="expected a layout without integer counters, got steps"):
@@ -90,8 +130,10 @@ def test_what_is_the_upper_servers_is_refused_by_name():
     edge = Edge("FedAvg", x0, [0], lr=0.1)
     with pytest.raises(errors.ArrayError, match="x: expected finite"):
         edge.open_round(np.full(N, np.nan, np.float32), round=0)
-    with pytest.raises(errors.RangeError, match="round: expected"):
-        edge.open_round(x0, round=-1)
+    for number in (-1, 2**53 + 1, 0.5):
+        with pytest.raises(errors.RangeError, match=r"^round: expected an integer in 0\.\.2\*\*53"):
+            edge.open_round(x0, round=number)
+    assert edge.fold(x0, [], round=2**53).round == 2**53
     with edge.open_round(x0, round=0) as round, pytest.raises(errors.RoundError):
         edge.open_round(x0, round=0)
     assert not round.is_open

@@ -11,6 +11,7 @@ from fedcore.algorithms import REGISTRY, Linear, Step
 from fedcore.algorithms.mifa import MIFA
 from fedcore.kernels import ExactSum
 from fedcore.server.invariant import exact_total_problems, folder_problems
+from fedcore.server.running_total import without_client
 from tests.server.forgeries import forge
 
 N, CLIENTS, ROUNDS = 301, 7, 5
@@ -101,6 +102,18 @@ def test_a_total_is_the_sum_of_the_rows_to_the_last_bit(name, codec, history_rou
     server.depart(0)
     assert not server._state.snapshot.exact_total.high.any()
     assert not server._state.snapshot.exact_total.low.any()
+
+
+def test_a_row_that_no_exact_sum_holds_goes_and_the_others_are_added_up_anew():
+    server = server_of(MIFA(wait=False))
+    p = server.layout.n_parameters
+    with ClientStore(3, p) as rows:
+        for client, length in ((0, 2.0**60), (1, 1.5)):
+            rows.stage(client)[:] = length
+        rows.commit(0)
+        after = without_client(server._state.snapshot, 0, rows, rows.read, corrections=False)
+    np.testing.assert_array_equal(after.total, np.full(p, 1.5))
+    np.testing.assert_array_equal(kernels.read_exact(after.exact_total), after.total)
 
 
 def test_a_row_of_another_size_leaves_no_trace():

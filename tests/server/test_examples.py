@@ -113,6 +113,26 @@ def test_claims_that_agree_wait_for_nobody_but_the_first():
         assert round._undecided is None  # they are eight
 
 
+def test_once_eight_were_heard_a_claim_has_no_part_in_the_median_that_it_is_held_against(caplog):
+    server = server_of()
+    server.round(replies(server, [10] * 4 + [20] * 4))
+    server.round(replies(server, [101, 100]))
+    [record] = caplog.records
+    assert "round 1 counted fewer examples than were claimed: client 0 100 of 101; at most" in record.message
+
+
+def test_claims_that_an_aborted_round_heard_are_forgotten():
+    server, without = server_of(), server_of()
+    for t in range(2):
+        opened = server.open_round()
+        for update in replies(server, [1000] * 9, t):
+            opened.add_update(update)
+        opened.abort()
+        for one in (server, without):
+            one.round(replies(one, [10, 11, 12], t))
+        assert server._state.snapshot.norms["examples"].tobytes() == without._state.snapshot.norms["examples"].tobytes()
+
+
 def test_equal_claims_are_remembered_once():
     server = server_of()
     for t in range(100):

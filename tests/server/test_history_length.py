@@ -101,6 +101,15 @@ def test_the_disk_is_bounded_by_the_history_and_not_by_the_clients(tmp_path):
     assert len(again.store.vector_names()) < most + 4
 
 
+def test_directions_lie_in_the_folder_and_in_no_memory_beside_it(tmp_path):
+    with made(tmp_path, medium="mmap", N=5, n=3) as server:
+        go_on(server, 6, np.eye(5, 3, dtype=np.float32), cohorts(5))
+        directions, rows = server._state.snapshot.history.directions, server._state.store
+        assert len(directions) > 2
+        for t, v in directions.items():
+            assert np.shares_memory(v, rows.vector(f"v/{t}"))
+
+
 def test_a_row_that_a_fold_cannot_hold_stops_the_round_and_changes_nothing(tmp_path, monkeypatch):
     # No reply is so long: what there is of it comes of older rounds.
     monkeypatch.setattr("fedcore.aggregation.sum.LONGEST", np.inf)
@@ -118,10 +127,12 @@ def test_a_row_that_a_fold_cannot_hold_stops_the_round_and_changes_nothing(tmp_p
     assert server.round([Update(3, gradient=np.float32([1, 0]), steps=1)]).heard == (3,)
 
 
+@pytest.mark.parametrize("accumulate", ["float32", "exact"])
 @pytest.mark.parametrize("method", ["MIFA", "SCAFFOLD", "MimiC"])
-def test_a_client_whose_row_is_damaged_can_go_and_the_sums_are_right_again(method, tmp_path):
+def test_a_client_whose_row_is_damaged_can_go_and_the_sums_are_right_again(method, accumulate, tmp_path):
     path = tmp_path / "s"
-    server = Server(method, np.zeros(500, np.float32), clients=6, lr=0.1, store=f"mmap:{path}", history_rounds=2)
+    options = dict(lr=0.1, store=f"mmap:{path}", history_rounds=2, accumulate=accumulate)
+    server = Server(method, np.zeros(500, np.float32), clients=7, **options)  # one of whom is never heard
     optima = np.random.default_rng(1).normal(size=(6, 500)).astype(np.float32)
     go_on(server, 5, optima, iter([[0, 1, 2, 3, 4, 5], [0, 1], [2], [3], [4]]))
     slots, width = [int(server.store._content.rows.slot[i]) for i in (1, 2)], server.store.info().row_bytes

@@ -109,7 +109,7 @@ def test_a_message_is_read_back():
     assert again.clients == partial.clients == tuple(i for i in range(CLIENTS) if i != 5)
     assert [client for client, _ in again.refused] == [5]
     assert fedcore.Partial is Partial
-    assert "clients=11" in repr(again)
+    assert repr(again) == "Partial(round=0, clients=11, refused=1, n=257)"
 
 
 def spoilt(**changes):
@@ -150,6 +150,7 @@ BAD = {
     "half a step": (spoilt(steps=with_entry(1.5)), "steps: expected integers"),
     "NaN examples": (spoilt(examples=with_entry(np.nan)), "examples: expected integers"),
     "no draws": (spoilt(counts=with_entry(0)), "counts: expected integers"),
+    "more draws than any": (spoilt(counts=with_entry(2**31 + 1)), "counts: expected integers in 1..2147483648"),
     "another distance": (spoilt(eta_steps=with_entry(7)), "eta_steps: expected"),
     "another weight": (spoilt(weights=with_entry(11)), "weights: expected those"),
     "a NaN weight": (spoilt(weights=with_entry(np.nan)), "weights: expected updates"),
@@ -164,6 +165,10 @@ BAD = {
     "an infinite norm": (spoilt(squares=with_entry(np.inf)), "squares: expected"),
     "a negative norm": (spoilt(squares=with_entry(-1)), "squares: expected"),
     "a norm past the grid": (spoilt(squares=with_entry(2.0**90)), "weights: expected updates"),
+    "an update of the first length that no sum takes in": (
+        spoilt(weights=with_entry(1), squares=with_entry(2.0**78)),
+        "weights: expected updates that an exact sum holds, w |h| < 5.49756e+11",
+    ),
     "buffers of a half": (spoilt(has_buffers=with_entry(0.5)), "has_buffers: expected"),
     "no partial sum": (lambda _: 7, "partial: expected a Partial"),
 }
@@ -276,12 +281,51 @@ def test_a_client_counts_once_a_round_whichever_way_it_came():
 
 
 def test_limits_in_numbers_hold_for_what_edges_send():
-    sent = updates(server_of(), 0)
-    for limit in (dict(max_norm=0.5), dict(max_examples=50), dict(max_steps=3)):
-        server = server_of(**limit)
-        with server.open_round() as round:
-            round.add_partial(summed(server_of(), sent), "edge")
-            assert [sender for sender, _ in round.finish().refused] == ["edge"]
+    partial = summed(server_of(), updates(server_of(), 0))
+    norm = np.sqrt(partial.squares).astype(np.float32).max()
+    below = np.nextafter(norm, np.float32(0))
+    for name, most, less in (
+        ("max_norm", float(norm), float(below)),
+        ("max_examples", 10 + 7 * (CLIENTS - 1), 9 + 7 * (CLIENTS - 1)),
+        ("max_steps", 4, 3),
+    ):
+        for limit, refused in ((most, [5]), (less, ["edge"])):
+            with server_of(**{name: limit}).open_round() as round:
+                round.add_partial(partial, "edge")
+                assert [sender for sender, _ in round.finish().refused] == refused
+
+
+class Own(algorithms.FedAvg):
+    """A method of one's own, which shows itself as another in each process, as an object's address does."""
+
+    def __init__(self, alpha=1):
+        super().__init__()
+        self.alpha = alpha
+
+    def __repr__(self):
+        return f"<Own at {id(self)}>"
+
+
+class Other(Own):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("other", "module", "refused"),
+    [(Own(1), __name__, []), (Own(1), "__main__", []), (Own(2), __name__, ["edge"]), (Other(1), __name__, ["edge"])],
+)
+def test_sums_of_a_method_of_ones_own_join_where_its_class_and_options_are_the_same(
+    other, module, refused, monkeypatch
+):
+    """An edge's program may define the class itself, as ``__main__``'s, which the server's imports by its module."""
+    server = Server(Own(1), np.zeros(3, np.float32), 1, lr=0.1, accumulate="exact")
+    with monkeypatch.context() as patch:
+        patch.setattr(type(other), "__module__", module)
+        edge = Server(other, np.zeros(3, np.float32), 1, lr=0.1, accumulate="exact")
+        partial = summed(edge, [Update(0, np.ones(3, np.float32), steps=1)])
+    with server.open_round() as round:
+        round.add_partial(partial, "edge")
+        assert [sender for sender, _ in round.finish().refused] == refused
 
 
 @given(st.binary(max_size=200), st.integers(0, 400), st.integers(0, 255))

@@ -8,6 +8,7 @@ import torch
 
 import fedcore
 from fedcore import Server, Update
+from fedcore.server.update import held_together
 
 n, N = 4099, 9
 
@@ -164,6 +165,51 @@ def test_a_control_that_may_change_is_folded_with_its_vector():
             round.add(1, np.ones(n, np.float32).tobytes(), steps=1, control=control)
         rows.append(server.store.read(0))
     np.testing.assert_array_equal(*rows)
+
+
+def test_a_broadcast_with_other_offsets_is_the_same_beside_them():
+    server = Server("SCAFFOLD", np.zeros(3, np.float32), clients=2, lr=0.1)
+    server.round([Update(0, np.float32([1, 2, 3]), steps=1)])
+    sent = server.broadcast([0, 1])
+    other = sent.with_offset(lambda client, out: np.full(3, client, np.float32))
+    assert (other.ids, other.round, other.lr, other.direction) == (sent.ids, sent.round, sent.lr, sent.direction)
+    np.testing.assert_array_equal(other.x, sent.x)
+    np.testing.assert_array_equal(other.offset(1), [1, 1, 1])
+    np.testing.assert_array_equal(other.of(1).offset, [1, 1, 1])
+    assert sent.offset(1).any()
+    plain = Server("FedAvg", np.zeros(3, np.float32), clients=2, lr=0.1).broadcast([0])
+    assert plain.of(0).offset is None
+    np.testing.assert_array_equal(plain.with_offset(other.offset).of(0).offset, [0, 0, 0])
+    assert plain.whole() is plain
+    assert plain.on_host() is plain
+
+
+def test_kept_updates_come_as_many_at_a_time_as_may_be():
+    updates = [Update(i, keep=i != 4) for i in range(9)]
+    assert [[update.client for update in some] for some in held_together(updates, 3)] == [
+        [0, 1, 2],
+        [3, 4],  # which may change once the next is asked for
+        [5, 6, 7],
+        [8],
+    ]
+
+
+def test_a_buffer_of_bytes_or_of_float32_is_a_model_and_no_other():
+    due = np.float32([1, -2, 3])
+    server = Server("FedAvg", np.zeros(3, np.float32), clients=9, lr=0.1)
+    for y in (due.tobytes(), bytearray(due), memoryview(due), memoryview(due).cast("B")):
+        report = server.round([Update(0, y, steps=1)])
+        assert report.heard == (0,)
+        np.testing.assert_array_equal(server.x, due)
+    wide = np.repeat(due, 2)
+    for y, got in (
+        (memoryview(due.view(np.int32)), "12 bytes of format 'i'"),
+        (memoryview(wide)[::2], "12 bytes of format 'f'"),
+        (memoryview(wide), "24 bytes of format 'f'"),
+        (due.tobytes()[1:], "11 bytes of format 'B'"),
+    ):
+        report = server.round([Update(0, y, steps=1)])
+        assert report.refused == ((0, f"model: expected 12 bytes of float32[3], got {got}"),)
 
 
 def test_no_more_than_fold_kept_updates_are_held():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, errors, optimizers
-from fedcore.server.transactions import Transactions, go_back, transactions
+from fedcore.server.transactions import Transactions, go_back, last_change, transactions
 from tests.server.invariant import contradictions
 from tests.server.rounds import METHODS, N, everything, go_on, made, n
 
@@ -149,6 +149,60 @@ def test_a_round_that_fails_is_no_transaction(tmp_path):
             assert transactions(rows) == (server.transactions, 0) == (1, 0)
 
 
+def gone(server):
+    for client in (2, 3):
+        server.depart(client)
+    server.checkpoint()
+
+
+def warm_start(server):
+    server.warm_start({0: np.ones(n, np.float32)})
+
+
+def come_and_gone(server):
+    server.arrive("new", client_sizes=5)
+    server.depart("new")
+    server.checkpoint()
+
+
+def resized(server):
+    server.resize({0: 9})
+
+
+def a_round_with_a_newcomer(server):
+    with server.open_round(newcomers={"new": 5}) as round:
+        round.add("new", server.x, steps=1, control=np.zeros(n, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("change", "rounds", "durability", "due"),
+    [
+        (one_round, 2, "round", "round 2"),
+        (several_rounds, 2, "checkpoint", "rounds 2 to 4"),
+        (arrival, 2, "round", "the arrival of 2 clients"),
+        (departure, 2, "round", "the departure of 1 client"),
+        (gone, 2, "checkpoint", "the departure of 2 clients"),
+        (come_and_gone, 2, "checkpoint", "changes of the clients"),
+        (come_and_gone, 0, "checkpoint", "a warm start, or changes of the clients"),
+        (resized, 2, "round", "a change of client_sizes"),
+        (resized, 0, "round", "a change of client_sizes"),
+        (a_round_with_a_newcomer, 2, "round", "round 2 and the arrival of 1 client"),
+        (warm_start, 0, "round", "a warm start"),
+    ],
+)
+def test_what_an_undo_takes_back_is_said(change, rounds, durability, due, tmp_path):
+    kept(tmp_path / "run", "SCAFFOLD, two vectors").close()
+    with Server.load(tmp_path / "run", undoable=True, durability=durability) as server:
+        go_on(server, rounds)
+        if durability == "checkpoint":
+            server.checkpoint()
+        change(server)
+    with ClientStore.open(tmp_path / "run", undoable=True) as rows:
+        assert last_change(rows) == due
+        assert rows.undo()
+        assert last_change(rows) is None
+
+
 def test_it_goes_back_by_one_transaction_alone(tmp_path):
     with kept(tmp_path / "run") as server:
         go_on(server, 3)
@@ -162,7 +216,8 @@ def test_it_goes_back_by_one_transaction_alone(tmp_path):
         assert go_back(rows, 2)
         with pytest.raises(errors.CheckpointError, match=r"expected transaction 1, or .*, got 2 and nothing of before"):
             go_back(rows, 1)
-    with ClientStore(3, n) as rows, pytest.raises(errors.CheckpointError, match="got a ClientStore without one"):
+    without = r"^store: expected .*, got a ClientStore without one"
+    with ClientStore(3, n) as rows, pytest.raises(errors.CheckpointError, match=without):
         transactions(rows)
 
 
@@ -220,6 +275,10 @@ def test_a_server_is_made_of_an_open_store(tmp_path):
     in_memory = ClientStore.open(tmp_path / "run", medium="ram")
     assert known(Server.load(in_memory)) == before
     with ClientStore(N, n) as rows:
-        with pytest.raises(errors.CheckpointError, match="got a ClientStore without one"):
+        with pytest.raises(errors.CheckpointError, match=r"^store: expected .*, got a ClientStore without one"):
             Server.load(rows)
         assert len(rows.registry) == N, "it is the caller's still"
+    with ClientStore(N, n, medium="mmap", path=tmp_path / "rows") as rows:
+        with pytest.raises(errors.CheckpointError, match=rf"^{tmp_path}/rows: expected .*, got a ClientStore without"):
+            Server.load(rows)
+        assert len(rows.registry) == N

@@ -5,12 +5,13 @@ import threading
 import numpy as np
 import pytest
 
-from fedcore import ClientStore
+from fedcore import ClientStore, Server
 from fedcore.errors import CorruptionError, DeviceMemoryError, RangeError, StoreError
 from fedcore.memory import to_host
+from fedcore.native import core
 from fedcore.store import device_slots, pinning
 from fedcore.store.device_rows import DeviceRows
-from tests.devices.server.twins import go_on, server
+from tests.devices.server.twins import everything, go_on, server
 
 n = 600
 OUT_OF_MEMORY = 2
@@ -270,15 +271,42 @@ def test_rows_that_lie_on_the_device_alone_cannot_be_taken_back(cuda_device, tmp
             rows.undo()
 
 
-def test_a_damaged_row_is_found_when_it_is_needed(cuda_device, tmp_path):
-    with server("MIFA", "mmap", "f32", "cpu", tmp_path / "rows") as s:
+def with_a_damaged_row(folder, method):
+    """A folder of a server, and the client in it whose row is damaged."""
+    with server(method, "mmap", "f32", "cpu", folder) as s:
         go_on(s, 3)
         first = s.store.clients_of(2)[0]
         slot = s._state.store._content.rows.slot_of(first)
         geometry = s._state.store._content.rows.slots.geometry
-    with (tmp_path / "rows" / "rows.slots").open("r+b") as file:
+    with (folder / "rows.slots").open("r+b") as file:
         file.seek(geometry.begin + (slot - 1) * geometry.stride + 100)
         file.write(b"\xff")
+    return first
+
+
+@pytest.mark.parametrize("method", ["MIFA", "MimiC"])
+def test_a_client_whose_row_is_damaged_goes_as_on_the_cpu(cuda_device, tmp_path, method):
+    found = []
+    for device in ("cpu", "cuda"):
+        client = with_a_damaged_row(tmp_path / device, method)
+        with Server.load(tmp_path / device, device=device) as s:
+            s.depart(client)
+            without = everything(s)
+            s.arrive(client, client_sizes=1)
+            found.append((without, go_on(s, 2), everything(s)))
+    assert found[0] == found[1]
+
+
+def test_who_was_never_heard_has_a_correction_of_zeros_there_too(cuda_device):
+    s = server("MimiC", "cuda", "f32", "cuda")
+    correction = s.correction(0)
+    assert isinstance(correction, core.DeviceArray)
+    assert (correction.dtype, len(correction)) == (np.float64, s.layout.n_parameters)
+    assert not to_host(correction).any()
+
+
+def test_a_damaged_row_is_found_when_it_is_needed(cuda_device, tmp_path):
+    first = with_a_damaged_row(tmp_path / "rows", "MIFA")
     with DeviceRows(ClientStore.open(tmp_path / "rows"), "cuda:0") as damaged:
         damaged.prefetch([first])  # says nothing yet
         with pytest.raises(CorruptionError, match="damaged"):

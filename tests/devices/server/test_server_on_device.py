@@ -45,6 +45,7 @@ def test_vectors_come_out_where_they_lie(cuda_device):
     np.testing.assert_array_equal(here.offset(0), to_host(broadcast.offset(0)))
     np.testing.assert_array_equal(here.offset(0, out=np.empty(2077, np.float32)), here.of(0).offset)
     assert here.on_host() is here
+    assert not here.x.flags.writeable
     np.testing.assert_array_equal(s.tensors()["w"].reshape(-1), here.x[:2000])
 
 

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from fedcore import Server, Update
+from fedcore.aggregation import Replies
+from fedcore.algorithms import Claims
+from fedcore.server.upload import Upload
 from tests.devices.server.twins import Tensor
 
 WAITS = {"cuStreamSynchronize", "cuCtxSynchronize", "cuMemAlloc", "cuMemFree", "cuMemHostAlloc"}
@@ -63,6 +66,40 @@ def test_rows_in_host_memory_go_back_behind_no_more_waits_of_the_kernels(cuda_dr
     assert len(rows) == 4
     uploads = [call for call in calls if call.name == "cuMemcpyHtoDAsync" and call.said("bytes") >= 4 * n]
     assert uploads == []  # they are hot
+
+
+def test_vectors_go_and_come_in_one_piece_through_pinned_memory_of_their_own_size(cuda_driver, tmp_path):
+    before = cuda_driver.pinned_bytes()
+    x0, store = np.zeros(n, np.float32), f"mmap:{tmp_path / 's'}"
+    with Server("FedAvg", x0, clients=4, lr=0.1, device="cuda", store=store) as s:
+        cuda_driver.calls()
+        s.round([Update(i, np.full(n, i, np.float32), steps=2) for i in range(4)])
+        calls = cuda_driver.calls()
+        for way, due in (("cuMemcpyHtoDAsync", 4), ("cuMemcpyDtoHAsync", 1)):  # the replies; x into the folder
+            assert [call.said("bytes") for call in calls if call.name == way].count(4 * n) == due
+        assert cuda_driver.pinned_bytes() - before < 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("there", "due"), [([], [2, 2, 1]), ([0], [2, 2, 1]), ([4], [2, 2, 1]), ([0, 1, 2, 3, 4], [5])]
+)
+def test_replies_are_brought_as_many_at_a_time_as_may_be_unless_all_are_there(cuda_device, there, due):
+    ys = [Tensor(np.full(n, i, np.float32)) if i in there else np.full(n, i, np.float32) for i in range(5)]
+    ones = np.ones(5)
+    replies = Replies(
+        clients=list(range(5)),
+        vectors=ys,
+        bases=[None] * 5,
+        scales=ones,
+        claims=Claims(ones, ones, ones),
+        eta_steps=ones,
+        has_buffers=ones > 0,
+        counters=[{}] * 5,
+        controls=[None] * 5,
+    )
+    portions = Upload("cuda:0", {n}, 2).portions(replies)
+    assert [len(portion) for portion in portions] == due
+    assert [client for portion in portions for client in portion.clients] == replies.clients
 
 
 @pytest.mark.parametrize(("method", "medium"), [("FedAvg", "ram"), ("MIFA", "ram"), ("MIFA", "cuda")])

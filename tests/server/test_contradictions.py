@@ -1,0 +1,115 @@
+"""A folder whose running total is not the sum of its rows is found out, and no other is."""
+
+import numpy as np
+import pytest
+
+from fedcore import ClientStore, Server, Update, errors
+from fedcore.algorithms import named
+from fedcore.algorithms.mifa import MIFA
+from fedcore.kernels import ExactSum
+from fedcore.server.folder_checks import believed, server_state
+from fedcore.server.invariant import exact_total_problems, folder_problems
+
+N, n = 5, 8
+
+
+class Halved(MIFA):
+    """A method of one's own, whose T may be any sum."""
+
+
+def folder_of(path, method, accumulate="float32", spoil=lambda snapshot: snapshot):
+    """What a folder's look-over finds after rounds that one client was in none of."""
+    algorithm = method if isinstance(method, MIFA) else named(method)
+    server = Server(algorithm, np.zeros(n, np.float32), N, lr=0.1, accumulate=accumulate)
+    for t in range(3):
+        server.round([Update(i, server.x + np.float32(1 + i + t), 1) for i in range(N - 1) if i != t])
+    server._state.snapshot = spoil(server._state.snapshot)
+    server.save(path)
+    with ClientStore.open(path, readonly=True) as rows:
+        assert rows.verify() == []
+        return folder_problems(rows)
+
+
+def longer(by):
+    def spoil(now):
+        total = now.total.copy()
+        total[3] += by
+        return now._replace(total=total)
+
+    return spoil
+
+
+def by_one_unit(word):
+    def spoil(now):
+        words = now.exact_total._asdict()
+        words[word] = words[word].copy()
+        words[word][3] += 1
+        return now._replace(exact_total=ExactSum(**words))
+
+    return spoil
+
+
+METHODS = ["MIFA", "MimiC", "SCAFFOLD", "FedVARP"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_total_of_floats_that_is_another_sum_is_found(method, tmp_path):
+    assert folder_of(tmp_path / "sound", method) == []
+    assert folder_of(tmp_path / "nearly", method, spoil=longer(1e-5)) == []  # as rounding may make it
+    for name, by in (("more", 0.01), ("less", -0.01)):
+        [line] = folder_of(tmp_path / name, method, spoil=longer(by))
+        assert line.startswith(f"{tmp_path / name}: T: expected the sum of all rows, ")
+        assert " in element 3, got " in line
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_exact_total_is_looked_at_to_its_last_bit(method, tmp_path):
+    assert folder_of(tmp_path / "sound", method, "exact") == []
+    [line] = folder_of(tmp_path / "low", method, "exact", by_one_unit("low"))
+    assert line.startswith(f"{tmp_path / 'low'}: T: expected the words (")
+    assert " in element 3, the sum of all rows, got (" in line
+    [line] = folder_of(tmp_path / "high", method, "exact", by_one_unit("high"))  # so far off that floats tell too
+    assert line.startswith(f"{tmp_path / 'high'}: T: expected the ")
+
+
+def test_rows_that_no_exact_sum_holds_are_found():
+    with ClientStore(3, n) as rows:
+        for client, length in ((0, 1.0), (1, 2.0**60), (2, 1.0)):
+            rows.stage(client)[:] = length
+        rows.commit(0)
+        assert exact_total_problems(rows, ExactSum.zeros(n), None) == [
+            "T: expected rows that an exact sum holds, got longer ones"
+        ]
+
+
+def test_nothing_is_said_of_methods_of_ones_own_or_without_rows(tmp_path):
+    assert folder_of(tmp_path / "own", Halved(wait=False), spoil=longer(1)) == []
+    assert folder_of(tmp_path / "none", "FedAvg") == []
+
+
+@pytest.mark.parametrize("state", [None, {}, {"what": "something else"}])
+def test_a_folder_of_another_kind_has_no_server_and_nothing_to_say(state, tmp_path):
+    with ClientStore(N, n, medium="mmap", path=tmp_path / "rows") as rows:
+        rows.commit(0, {}, state)
+        assert folder_problems(rows) == []
+    with pytest.raises(errors.CheckpointError, match="got a ClientStore without one") as refused:
+        Server.load(tmp_path / "rows")
+    assert ("it is there in a moment: load it again" in str(refused.value)) == (state is None)
+
+
+def test_a_shard_is_no_whole_server_and_the_other_way_round():
+    whole = {"what": "a fedcore server", "medium": "ram"}
+    shard = whole | {"place": [0, 2]}
+    for state, asked in ((whole, False), (whole, None), (shard, True), (shard, None)):
+        assert server_state("run", state, shard=asked) is state
+    with pytest.raises(errors.CheckpointError, match=r"^run: expected a whole server, got a shard of one"):
+        server_state("run", shard)
+    with pytest.raises(errors.CheckpointError, match=r"^run: expected a shard of one, .*, got a whole server$"):
+        server_state("run", whole, shard=True)
+
+
+@pytest.mark.parametrize(("said", "due"), [("9 bytes too many", "9 bytes too many"), ("", "more")])
+def test_a_server_that_memory_cannot_hold_is_an_error_of_its_folder(said, due):
+    expected = f"^run: expected a server that memory can hold, got {due}$"
+    with pytest.raises(errors.CheckpointError, match=expected), believed("run"):
+        raise MemoryError(said)
