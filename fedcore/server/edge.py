@@ -6,14 +6,28 @@ from typing import Any
 from fedcore.algorithms import Algorithm
 from fedcore.arguments import whole
 from fedcore.clients import ClientId
-from fedcore.errors import ArrayError, RangeError
+from fedcore.errors import ArrayError, RangeError, RoundError
 from fedcore.kernels import all_finite
 from fedcore.memory import copied, empty, freeze
 from fedcore.rates import Rate
 from fedcore.server.partial import Partial, require_partial_sums
+from fedcore.server.report import RoundReport
 from fedcore.server.round import Round
 from fedcore.server.server import Server
 from fedcore.server.update import Update, as_vector, in_float32
+
+
+class EdgeRound(Round):
+    """An open round of an edge; its end is ``partial``, for the step is the upper server's."""
+
+    def finish(self) -> RoundReport:
+        """Refuse to, and leave the edge as it was before the round.
+
+        Raises:
+            RoundError: always.
+        """
+        self.abort()
+        raise RoundError("round: expected partial() before an edge's round ends, got none: the upper server steps")
 
 
 class Edge:
@@ -96,8 +110,8 @@ class Edge:
             raise ArrayError("x: expected finite numbers, got a NaN or an infinity")
         freeze(vector)
         state = server._state
-        state.snapshot = state.snapshot._replace(x=vector, x_prev=vector, round_number=number, ahead=None)
-        return server.open_round()
+        state.snapshot = state.snapshot._replace(x=vector, x_prev=vector, round_number=number)
+        return server._open(server._settings.fold, may_hold=False, kind=EdgeRound)
 
     def fold(self, x: Any, updates: Iterable[Update], *, round: int) -> Partial:
         """One round in one call: what the updates of the edge's clients make; arguments are those of ``open_round``."""

@@ -18,7 +18,7 @@ from fedcore.store import ClientStore
 from fedcore.store.session import Medium
 
 _WIDEST = 2**53
-_LARGEST = float(np.finfo(np.float32).max)
+LARGEST = float(np.finfo(np.float32).max)
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def require_plausible(
     rate = None
     with suppress(Exception):  # one of the caller's own may have come to its end
         rate = rate_at(settings.lr, round)
-    if not math.isfinite(numbers["gamma"]) or (rate is not None and not rate <= _LARGEST):
+    if not math.isfinite(numbers["gamma"]) or (rate is not None and not rate <= LARGEST):
         raise ValueError(f"gamma {numbers['gamma']!r}, and the rate {rate!r}, which float32 must hold")
     due = _due(settings)
     for name, vector in vectors.items():

@@ -373,9 +373,9 @@ class Server(ServerView):
         self._round_lock.require_none(self.round_number)
         self._state.abandon()
 
-    def _open(self, fold: int, *, may_hold: bool, newcomers: Coming = ()) -> Round:
+    def _open(self, fold: int, *, may_hold: bool, newcomers: Coming = (), kind: type[Round] = Round) -> Round:
         self._state.store.prefetch(())  # raises where the store is closed
-        make = partial(Round, self._settings, self._state, fold=fold, may_hold=may_hold, on_report=self.on_report)
+        make = partial(kind, self._settings, self._state, fold=fold, may_hold=may_hold, on_report=self.on_report)
         opened = self._round_lock.open(self.round_number, make)
         opened.begin(newcomers)
         return opened

@@ -217,6 +217,7 @@ def test_an_empty_cohort_is_recorded_counts_and_moves_nothing(name):
         (dict(clients=[2**64]), errors.UnknownClientError, "client: expected an int in"),
         (dict(clients=None), errors.RangeError, "clients: expected a count or the ids"),
         (dict(lr=0), errors.RangeError, "rate: expected a finite number > 0, got 0"),
+        (dict(lr=1e300), errors.RangeError, r"lr: expected a rate that float32 holds, in \(0, 3.4e\+38\], got 1e\+300"),
         (dict(server_lr=float("inf")), errors.RangeError, "rate: expected a finite number > 0, got inf"),
         (dict(fold=0), errors.RangeError, r"fold: expected an integer in 1\.\.2\*\*53, got 0"),
         (dict(store="disk"), errors.UnknownNameError, "store: 'disk' is unknown"),

@@ -1,11 +1,9 @@
 """Edges: a hierarchy of one level has the bits of one server over several rounds, norms and refusals among them."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from fedcore import Edge, Layout, Server, Update, algorithms, errors
+from fedcore import Edge, Layout, Server, Update, errors
 
 N, CLIENTS, ROUNDS = 200, 9, 4
 OWN = [(0, 5, 7), (1, 2), (3, 4, 6, 8)]
@@ -102,18 +100,13 @@ def test_an_edge_whose_rate_is_another_is_refused():
             assert round.finish().refused == (("edge", "eta_steps: expected steps times 0.1, got others"),)
 
 
-class LooksAhead(algorithms.FedAvg):
-    """A method of one's own that sends more than x."""
-
-    def step(self, cohort):
-        return replace(super().step(cohort), lookahead=1.0)
-
-
-def test_an_edge_starts_from_what_it_was_sent_whatever_its_last_round_was():
+def test_an_edge_does_not_step_by_itself():
     x0, sent = np.zeros(N, np.float32), np.ones(N, np.float32)
-    edge, fresh = (Edge(LooksAhead(), x0, [0, 1], lr=0.1) for _ in range(2))
-    with edge.open_round(x0, round=0) as round:  # whose end somebody has forgotten to ask for as a sum
-        round.add(0, sent, steps=1, examples=11)
+    edge, fresh = (Edge("FedAvg", x0, [0, 1], lr=0.1) for _ in range(2))
+    with pytest.raises(errors.RoundError, match="the upper server steps"), edge.open_round(x0, round=0) as round:
+        round.add(0, sent, steps=1, examples=11)  # and the sum is never asked for
+    assert not round.is_open
+    assert round.report is None
     partials = [one.fold(sent, [update(sent, 5, 1)], round=1).to_bytes() for one in (edge, fresh)]
     assert partials[0] == partials[1]
 
@@ -134,6 +127,8 @@ def test_what_is_the_upper_servers_is_refused_by_name():
         with pytest.raises(errors.RangeError, match=r"^round: expected an integer in 0\.\.2\*\*53"):
             edge.open_round(x0, round=number)
     assert edge.fold(x0, [], round=2**53).round == 2**53
-    with edge.open_round(x0, round=0) as round, pytest.raises(errors.RoundError):
-        edge.open_round(x0, round=0)
+    with edge.open_round(x0, round=0) as round:
+        with pytest.raises(errors.RoundError):
+            edge.open_round(x0, round=0)
+        round.partial()
     assert not round.is_open
