@@ -45,17 +45,18 @@ std::int64_t number(const Registered& index, py::handle object) {
 }
 
 Numbers numbers(const Registered& index, const py::object& clients) {
-    const OneThread scope(index);
     if (py::isinstance<py::array>(clients)) {
         Arrays arrays;
         const AnySpan ids = arrays.input(clients, {"clients"}, {"uint64"});
         Numbers out(ids.n);
+        const OneThread scope(index);
         for (std::int64_t i = 0; i < ids.n; ++i)
             out.mutable_data()[i] = index.number({false, static_cast<const std::uint64_t*>(ids.data)[i], {}});
         return out;
     }
     const py::tuple listed = items_of(clients, "clients");
     Numbers out(static_cast<py::ssize_t>(listed.size()));
+    const OneThread scope(index);
     for (py::ssize_t i = 0; i < out.size(); ++i) out.mutable_data()[i] = number_of(index, py::object(listed[i]));
     return out;
 }
@@ -67,13 +68,17 @@ py::object id_of(const Registered& index, std::int64_t number) {
     return made(index.id_of(number));
 }
 
-// The clients whose numbers are in [start, stop), in that order.
-py::list ids(const Registered& index, std::int64_t start, std::int64_t stop) {
-    const OneThread scope(index);
+// The ids of those whose numbers are in [start, stop), in that order; within the scope of one thread.
+py::list ids_in(const ClientIndex& index, std::int64_t start, std::int64_t stop) {
     py::list out;
     for (std::int64_t number = std::max<std::int64_t>(start, 0); number < std::min(stop, index.capacity()); ++number)
         if (index.taken(number)) out.append(made(index.id_of(number)));
     return out;
+}
+
+py::list ids(const Registered& index, std::int64_t start, std::int64_t stop) {
+    const OneThread scope(index);
+    return ids_in(index, start, stop);
 }
 
 // The numbers and the ids of those that are listed one by one.
@@ -82,7 +87,7 @@ py::tuple listed(const Registered& index) {
     std::vector<std::int64_t> found;
     for (std::int64_t number = index.count(); number < index.capacity(); ++number)
         if (index.taken(number)) found.push_back(number);
-    return py::make_tuple(array_of(std::move(found)), ids(index, index.count(), index.capacity()));
+    return py::make_tuple(array_of(std::move(found)), ids_in(index, index.count(), index.capacity()));
 }
 
 Numbers left(const Registered& index) {
@@ -108,10 +113,10 @@ std::int64_t add(Registered& index, py::handle object) {
 
 // Adds the clients under numbers that ascend from capacity() or above; how many come before the first that is refused.
 std::int64_t add_at(Registered& index, const py::object& clients, const py::object& numbers) {
-    const OneThread scope(index);
     Arrays arrays;
     const AnySpan at = arrays.input(numbers, {"numbers"}, {"int64"});
     const py::tuple listed = items_of(clients, "clients", at.n);
+    const OneThread scope(index);
     index.reserve(at.n);
     for (std::int64_t i = 0; i < at.n; ++i) {
         const py::object client = listed[i];
@@ -128,18 +133,21 @@ std::int64_t remove(Registered& index, py::handle object) {
     return within_limits([&] { return id ? index.remove(*id) : kNone; });
 }
 
-// The clients that one call has added; they go again unless it keeps them.
+// The clients that one call has added; they go again unless it keeps them. Each is added by itself: between two of them
+// an iterable of clients runs, which is Python code.
 class Added {
   public:
-    Added(ClientIndex& index, std::int64_t expected) : index_(index) {
+    Added(Registered& index, std::int64_t expected) : index_(index) {
+        const OneThread scope(index_);
         index.reserve(expected);
         numbers_.reserve(static_cast<std::size_t>(expected));
     }
     Added(const Added&) = delete;
     Added& operator=(const Added&) = delete;
     ~Added() {
+        const OneThread scope(index_);
         for (; !numbers_.empty(); numbers_.pop_back()) {
-            try {  // an iterable of clients is Python code, and may itself have removed some
+            try {  // the iterable may itself have removed some
                 if (index_.taken(numbers_.back())) index_.remove(index_.id_of(numbers_.back()));
             } catch (const std::exception&) {
             }
@@ -147,6 +155,7 @@ class Added {
     }
     bool add(const ClientId& id) {
         if (numbers_.size() == numbers_.capacity()) numbers_.reserve(2 * numbers_.size() + 64);
+        const OneThread scope(index_);
         const std::int64_t number = within_limits([&] { return index_.add(id); });
         if (number != kNone) numbers_.push_back(number);
         return number != kNone;
@@ -154,13 +163,12 @@ class Added {
     Numbers keep() { return array_of(std::exchange(numbers_, {})); }
 
   private:
-    ClientIndex& index_;
+    Registered& index_;
     std::vector<std::int64_t> numbers_;
 };
 
 // (all numbers, None), or nothing is changed and it is (None, the first id that is registered already).
 py::tuple add_all(Registered& index, const py::object& clients, const py::object& canonical) {
-    const OneThread scope(index);
     if (py::isinstance<py::array>(clients)) {
         Arrays arrays;
         const AnySpan ids = arrays.input(clients, {"clients"}, {"uint64"});

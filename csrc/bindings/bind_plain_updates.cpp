@@ -71,7 +71,6 @@ py::object read_plain_updates(const py::object& updates, const py::handle& type,
     const bool named = PyType_Check(type.ptr()) &&
                        PyType_HasFeature(reinterpret_cast<PyTypeObject*>(type.ptr()), Py_TPFLAGS_TUPLE_SUBCLASS);
     if (!named) raise("ArrayError", "type: expected a type of named tuples");
-    const OneThread scope(index);
     const py::tuple listed = items_of(updates, "updates");
     const auto k = static_cast<py::ssize_t>(listed.size());
     std::vector<py::object> clients, ys;
@@ -94,7 +93,10 @@ py::object read_plain_updates(const py::object& updates, const py::handle& type,
         if (!plain) return py::none();
         py::object model = plain_model(field(kModel), n);
         if (!model) return py::none();
-        numbers[i] = number_of(index, field(kClient));
+        {
+            const OneThread scope(index);
+            numbers[i] = number_of(index, field(kClient));
+        }
         if (numbers[i] == kNone) return py::none();
         clients.push_back(py::reinterpret_borrow<py::object>(field(kClient)));
         ys.push_back(std::move(model));

@@ -16,7 +16,8 @@ struct Registered : ClientIndex {
     py::list lock;  // nothing but an object that has one
 };
 
-// The scope of whoever uses an index. As with the GIL, others may come in while Python code runs in it.
+// The scope of whoever uses an index, in which no Python code runs, for nobody else comes in meanwhile; and none is
+// opened within another, for the inner one would let others in.
 class OneThread {
   public:
     explicit OneThread(const Registered& index) : section_(index.lock) {}

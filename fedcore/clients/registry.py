@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import index, itemgetter
+from threading import Lock
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -44,7 +45,7 @@ class Registry(Represented):
     Determinism: numbers depend on the ids and their order alone. After departures they depend on which numbers are
         free, not on how that came about: ``restore(*explicit())`` goes on as the original does.
     Cost: nothing for a counted client; 20 to 25 bytes for an id, a str's UTF-8 and 4 more; 20 to 25 bytes for a counted
-        client that has left. Not for two threads at once where they do not hold the GIL.
+        client that has left. Threads may share one, but for ``put_back`` and ``become``.
 
     >>> registry = Registry(3)
     >>> registry.add("visitor"), registry.number("visitor"), registry.number(2)
@@ -66,6 +67,7 @@ class Registry(Represented):
         # The number of a client that is exactly an int or a str, else -1; looked up here once, not in each call.
         self._find: Callable[[object], int] = self._index.number
         self._whole = count  # the ids below it are registered, each its own number: nobody need look them up
+        self._turn = Lock()  # of whoever changed the index and says what is whole now
         self.add_all(listed)
 
     @classmethod
@@ -220,7 +222,7 @@ class Registry(Represented):
         number: int = self._index.add(canonical(client))
         if number < 0:
             raise RangeError(f"client: expected a new id, got {shown(client)}, which is registered already")
-        self._whole = self._index.whole
+        self._look_at_whole()
         return number
 
     def add_all(self, clients: Iterable[ClientId] | npt.NDArray[Any]) -> Numbers:
@@ -234,7 +236,7 @@ class Registry(Represented):
         if numbers is None:
             got = f"{shown(twice)}, which is registered already"
             raise RangeError(f"clients: expected new ids, each once, got {got}")
-        self._whole = self._index.whole
+        self._look_at_whole()
         return numbers
 
     def remove(self, client: object) -> int:
@@ -246,7 +248,7 @@ class Registry(Represented):
         number: int = self._index.remove(canonical(client))
         if number < 0:
             raise self._unknown(client)
-        self._whole = self._index.whole
+        self._look_at_whole()
         return number
 
     def put_back(self, number: int, client: ClientId) -> None:
@@ -283,6 +285,11 @@ class Registry(Represented):
     def become(self, other: "Registry") -> None:
         """Register from now on whom the other does, under the same numbers."""
         self._index, self._find, self._whole = other._index, other._find, other._whole
+
+    def _look_at_whole(self) -> None:
+        """After a change: no thread that looked before another's change may say so after it."""
+        with self._turn:
+            self._whole = self._index.whole
 
     def _unknown(self, client: object) -> UnknownClientError:
         whole = self._whole == self.capacity and self._whole > 0

@@ -343,8 +343,8 @@ class Shard:
         with suppress(StoreError):
             self.abort()
         if self._rows is not None:
-            rows, self._rows = self._rows, None
-            rows.close()
+            self._rows.close()  # or it stays open, for who closes it again
+            self._rows = None
 
 
 def settings_of_shard(settings: Settings, layout: Any) -> Settings:

@@ -305,8 +305,10 @@ class ClientStore(StagedRows):
         """Make what was committed safe, and close the files; a store in memory has nothing to close.
 
         Raises:
-            StoreError: what was committed is not safe yet, and the store stays open: close it again once the disk has
-                room. Or it is, and the files are closed, but may be longer than they need to be.
+            StoreError: what was committed is not safe yet. Where that is for want of room, the store stays open: close
+                it again once there is some. Where it says to open the store again, nothing more can be done here, and
+                a second close only lets the files go. Or all is safe, and the files are closed, but may be longer than
+                they need to be.
         """
         self._session.close()
 

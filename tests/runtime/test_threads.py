@@ -5,13 +5,15 @@ Nothing here needs torch, nor the conftest that does: Pythons without a GIL run 
 
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pytest
 
 import fedcore
 from fedcore.clients import Registry
-from fedcore.errors import RangeError
+from fedcore.errors import RangeError, UnknownClientError
 from fedcore.kernels import weighted_sum
 from fedcore.native import core
 
@@ -82,6 +84,65 @@ def test_clients_come_and_go_while_others_are_looked_up():
     together(*[lambda thread=thread: come_and_go(thread) for thread in range(4)], *[look_up] * 4)
     assert set(registry) == {*range(CLIENTS), *stay}
     assert Registry.restore(*registry.explicit()) == registry
+
+
+def test_a_registry_is_told_as_it_is_at_one_moment():
+    registry = Registry([name for i in range(40) for name in (f"gap {i}", f"stays {i}")])
+    stay = {f"stays {i}": 2 * i + 1 for i in range(40)}
+    for i in range(40):
+        registry.remove(f"gap {i}")
+
+    def come_and_go(thread):
+        for turn in range(CLIENTS):
+            registry.add(f"{thread} {turn}")
+            registry.add(f"{thread} {turn} too")
+            registry.remove(f"{thread} {turn}")
+            registry.remove(f"{thread} {turn} too")
+
+    def tell():
+        for _ in range(CLIENTS // 10):
+            _, pairs = registry.explicit()
+            assert {name: number for number, name in pairs if name in stay} == stay
+
+    together(lambda: come_and_go(0), lambda: come_and_go(1), tell, tell)
+
+
+def test_a_client_that_left_is_not_found_by_who_removed_it():
+    registry = Registry(8)
+
+    def come_and_go(thread):
+        for turn in range(3 * CLIENTS):
+            registry.add(f"{thread} {turn}")
+            registry.remove(f"{thread} {turn}")
+
+    def leave():
+        for _ in range(3 * CLIENTS):
+            registry.remove(3)
+            assert 3 not in registry
+            with pytest.raises(UnknownClientError):
+                registry.number(3)
+            registry.add(3)
+
+    together(leave, *[lambda thread=thread: come_and_go(thread) for thread in range(7)])
+
+
+def test_others_are_looked_up_while_an_iterable_of_clients_waits_for_them():
+    registry, asked = Registry(4), threading.Event()
+
+    def clients():
+        yield "first"
+        until = time.monotonic() + 60
+        while not asked.is_set():  # it never sleeps
+            assert time.monotonic() < until
+        yield "second"
+
+    def look_up():
+        while "first" not in registry:
+            pass
+        asked.set()
+
+    together(lambda: registry.add_all(clients()), look_up)
+    assert list(registry) == [0, 1, 2, 3, "first", "second"]
 
 
 def test_a_list_may_change_while_a_call_reads_it():

@@ -49,7 +49,7 @@ class DiskThread:
 
     def _do(self, task: Callable[[], None]) -> None:
         if self._thread is None or self._process != os.getpid():  # a fork has no threads of its parent
-            self._process, self._tasks = os.getpid(), SimpleQueue()
+            self._process, self._tasks, self._stopping = os.getpid(), SimpleQueue(), False
             self._thread = threading.Thread(target=self._run, args=(self._tasks,), name="fedcore-store", daemon=True)
             self._thread.start()
         self._tasks.put(task)
