@@ -45,7 +45,7 @@ class Registry(Represented):
     Determinism: numbers depend on the ids and their order alone. After departures they depend on which numbers are
         free, not on how that came about: ``restore(*explicit())`` goes on as the original does.
     Cost: nothing for a counted client; 20 to 25 bytes for an id, a str's UTF-8 and 4 more; 20 to 25 bytes for a counted
-        client that has left. Threads may share one, but for ``put_back`` and ``become``.
+        client that has left. Threads may share one, except in ``put_back`` and ``become``.
 
     >>> registry = Registry(3)
     >>> registry.add("visitor"), registry.number("visitor"), registry.number(2)
