@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import index, itemgetter
-from threading import Lock
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -66,8 +65,9 @@ class Registry(Represented):
         self._index = core.ClientIndex(_KEY, count)
         # The number of a client that is exactly an int or a str, else -1; looked up here once, not in each call.
         self._find: Callable[[object], int] = self._index.number
-        self._whole = count  # the ids below it are registered, each its own number: nobody need look them up
-        self._turn = Lock()  # of whoever changed the index and says what is whole now
+        # The ids below it are registered, each its own number: nobody need look them up. It falls to 0 before the first
+        # of them leaves, and rises no more: who sets it again by what the index said may be late.
+        self._whole = count
         self.add_all(listed)
 
     @classmethod
@@ -222,7 +222,6 @@ class Registry(Represented):
         number: int = self._index.add(canonical(client))
         if number < 0:
             raise RangeError(f"client: expected a new id, got {shown(client)}, which is registered already")
-        self._look_at_whole()
         return number
 
     def add_all(self, clients: Iterable[ClientId] | npt.NDArray[Any]) -> Numbers:
@@ -236,7 +235,6 @@ class Registry(Represented):
         if numbers is None:
             got = f"{shown(twice)}, which is registered already"
             raise RangeError(f"clients: expected new ids, each once, got {got}")
-        self._look_at_whole()
         return numbers
 
     def remove(self, client: object) -> int:
@@ -245,10 +243,12 @@ class Registry(Represented):
         Raises:
             UnknownClientError: no such client is registered.
         """
-        number: int = self._index.remove(canonical(client))
+        known = canonical(client)
+        if isinstance(known, int) and known < self._whole:
+            self._whole = 0
+        number: int = self._index.remove(known)
         if number < 0:
             raise self._unknown(client)
-        self._look_at_whole()
         return number
 
     def put_back(self, number: int, client: ClientId) -> None:
@@ -286,14 +286,9 @@ class Registry(Represented):
         """Register from now on whom the other does, under the same numbers."""
         self._index, self._find, self._whole = other._index, other._find, other._whole
 
-    def _look_at_whole(self) -> None:
-        """After a change: no thread that looked before another's change may say so after it."""
-        with self._turn:
-            self._whole = self._index.whole
-
     def _unknown(self, client: object) -> UnknownClientError:
-        whole = self._whole == self.capacity and self._whole > 0
-        due = f"0..{self._whole - 1}" if whole else f"{len(self)} are registered"
+        whole = self._index.whole
+        due = f"0..{whole - 1}" if whole == self.capacity and whole > 0 else f"{len(self)} are registered"
         return UnknownClientError(f"client: expected a registered id ({due}), got {shown(client)}")
 
 
