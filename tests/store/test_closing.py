@@ -25,19 +25,20 @@ def written(tmp_path):
     return store
 
 
-def fail(monkeypatch, name):
+def assert_close_fails(store, monkeypatch, name, said):
+    """One call into the system of that name finds a full disk."""
+
     def failing(*_):
         raise full(name)
 
-    monkeypatch.setattr(disk, name, failing)
+    with monkeypatch.context() as patched, pytest.raises(errors.StoreError, match=said):
+        patched.setattr(disk, name, failing)
+        store.close()
 
 
 def test_a_store_whose_files_cannot_shrink_is_closed_all_the_same(written, monkeypatch):
     store = written("round")
-    fail(monkeypatch, "resize")
-    with pytest.raises(errors.StoreError, match="shrinking failed"):
-        store.close()
-    monkeypatch.undo()
+    assert_close_fails(store, monkeypatch, "resize", "shrinking failed")
     with ClientStore.open(store.path) as again:  # which its lock would refuse, while somebody has the first one
         assert (again.round, again.verify()) == (0, [])
     store.close()  # a second time does nothing
@@ -45,10 +46,7 @@ def test_a_store_whose_files_cannot_shrink_is_closed_all_the_same(written, monke
 
 def test_a_store_that_cannot_make_its_commits_safe_can_be_closed_once_there_is_room(written, monkeypatch):
     store = written("checkpoint")
-    fail(monkeypatch, "commit")
-    with pytest.raises(errors.StoreError, match="the disk is full"):
-        store.close()
-    monkeypatch.undo()
+    assert_close_fails(store, monkeypatch, "commit", "the disk is full")
     np.testing.assert_array_equal(store.read(1), content(N, 1))
     store.close()
     with ClientStore.open(store.path) as again:
