@@ -5,12 +5,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from fedcore.engines import Engine, Ray
-from fedcore.engines.ray import Session
 from fedcore.errors import ConfigError
-from fedcore.experiment.ray_trials import RayTrials
+from fedcore.ray_session import Session
+
+if TYPE_CHECKING:  # they import torch: where the trials' own processes work, this one does not wait for it
+    from fedcore.engines import Engine
+    from fedcore.experiment.ray_trials import RayTrials
 
 WORKERS = 2
 """Workers on Ray, unless it is said how many."""
@@ -41,7 +43,7 @@ class EngineOptions:
             )
 
     @contextmanager
-    def clients(self, imports: Sequence[str]) -> Iterator[Callable[..., Engine] | None]:
+    def clients(self, imports: Sequence[str]) -> Iterator["Callable[..., Engine] | None"]:
         """The maker of the trials' engines, over one connection to Ray; None where each trial's process does the work.
 
         Raises:
@@ -50,16 +52,20 @@ class EngineOptions:
         if self.engine != "ray":
             yield None
             return
+        from fedcore.engines import Ray
+
         count = WORKERS if self.workers is None else self.workers
         with Session(self.address, cpus=count):
             yield partial(
                 Ray, workers=count, gpus=self.gpus or 0.0, address=self.address, imports=found_anywhere(imports)
             )
 
-    def trials(self) -> RayTrials | None:
+    def trials(self) -> "RayTrials | None":
         """The runner of a sweep's trials; None for processes of this machine."""
         if self.engine != "ray":
             return None
+        from fedcore.experiment.ray_trials import RayTrials
+
         return RayTrials(WORKERS if self.workers is None else self.workers, self.gpus or 0.0, self.address)
 
 

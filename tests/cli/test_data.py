@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 
 from fedcore.data import REGISTRY, partitions
@@ -16,6 +19,13 @@ def test_the_help_teaches_by_examples():
     output = " ".join(fedcore("show", "--help").split())
     assert "fedcore data show quickstart --out who.png --seed 3" in output
     assert "Nothing is trained" in output
+
+
+def test_list_does_not_wait_for_torch():
+    """Which takes two seconds to import; it builds no model."""
+    code = "import sys; from fedcore.cli import main; main(['data', 'list']); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 def test_list_names_everything_with_its_options(monkeypatch):
