@@ -30,7 +30,7 @@ settings.load_profile("repeatable")
 def what_is_there_stays():
     """No collector of cycles looks again through what there was before a module's tests, as many of them ask it to.
 
-    That is a million objects, torch's and the tests' own; it makes all tests take a fifth less time.
+    That is a million objects, torch's and the tests' own.
     """
     gc.collect()
     gc.freeze()
