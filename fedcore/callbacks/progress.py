@@ -46,7 +46,8 @@ class Progress:
         from rich.progress import Progress as Bars
 
         self._console = console or get_console()
-        self._total, self._clock, self._begun, self._told = total, clock, clock(), clock()
+        self._total, self._clock, self._told = total, clock, clock()
+        self._seconds = 0.0  # of all rounds, by their records: one that was there before this call took its time, too
         self._done: dict[str, int] = {}  # rounds of each trial, those that are over too
         self._bars: dict[str, TaskID] = {}
         self._accuracy: dict[str, float] = {}
@@ -91,6 +92,7 @@ class Progress:
             self._progress.update(self._bars[trial], advance=1, accuracy=shown)
             self._progress.advance(self._all)
             self._done[trial] = event.round.round + 1
+            self._seconds += sum(event.round.seconds.values())
             self._tell_now_and_then(self._total)
 
     def _tell_now_and_then(self, total: int) -> None:
@@ -99,8 +101,8 @@ class Progress:
         if self._has_bars or now - self._told < EVERY:
             return
         self._told = now
-        done, gone = sum(self._done.values()), now - self._begun
-        left = timedelta(seconds=round(gone / done * (total - done)))
+        done = sum(self._done.values())
+        left = timedelta(seconds=round(self._seconds / done * (total - done) / len(self._bars)))
         running = [self._where(trial) for trial in list(self._bars)[:MOST]]
         running += [f"{len(self._bars) - MOST} more"] if len(self._bars) > MOST else []
         line = f"{done:,} of {total:,} rounds, about {left} left: {'; '.join(running)}"

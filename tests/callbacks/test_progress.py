@@ -15,7 +15,7 @@ from fedcore.experiment.trial import trials
 
 
 def line(round, accuracy):
-    return RoundRecord(round, [0], 1, 0, accuracy, None, 0.1, 0.1, 5, 1, 1.0, 8, {})
+    return RoundRecord(round, [0], 1, 0, accuracy, None, 0.1, 0.1, 5, 1, 1.0, 8, {"local": 18.0, "evaluate": 2.0})
 
 
 class Clock:
@@ -47,8 +47,8 @@ def told(jobs, steps, *, terminal=False):
 def test_a_line_now_and_then(jobs):
     lines = told(jobs[:2], [(10, None), (29, 0.5), (31, None), (35, None), (59, None), (62, 0.625)])
     assert lines == [
-        "3 of 200 rounds, about 0:33:56 left: FedAvg, seed 0: 2; MIFA, seed 0: 1, 50.0 %",
-        "6 of 200 rounds, about 0:33:25 left: FedAvg, seed 0: 3; MIFA, seed 0: 3, 62.5 %",
+        "3 of 200 rounds, about 0:32:50 left: FedAvg, seed 0: 2; MIFA, seed 0: 1, 50.0 %",
+        "6 of 200 rounds, about 0:32:20 left: FedAvg, seed 0: 3; MIFA, seed 0: 3, 62.5 %",
     ]
 
 
@@ -61,10 +61,10 @@ def test_quick_runs_say_nothing_between(jobs):
     assert told(jobs, [(k / 100, 0.5) for k in range(50)]) == []
 
 
-def test_what_a_run_goes_on_with_counts(jobs):
-    """Rounds of before come as events too, all at once."""
+def test_what_a_run_goes_on_with_tells_how_long_a_round_takes(jobs):
+    """Rounds of before come as events too, all at once; what is left will take what they took when they were run."""
     lines = told(jobs[:1], [*((0.1, None) for _ in range(90)), (40, 0.9)])
-    assert lines == ["91 of 100 rounds, about 0:00:04 left: FedAvg, seed 0: 91, 90.0 %"]
+    assert lines == ["91 of 100 rounds, about 0:03:00 left: FedAvg, seed 0: 91, 90.0 %"]
 
 
 def test_the_rounds_in_all_are_those_of_the_experiment(jobs):
