@@ -35,9 +35,9 @@ class Settings:
     history_rounds: int
     diagnostics: bool
     limits: Limits
+    device: str
     nonnegative: tuple[str, ...] = ()
     """The float buffers that a reply may not make negative."""
-    device: str = "cpu"
 
     @cached_property
     def asked(self) -> Limits:

@@ -76,6 +76,12 @@ def test_the_rounds_of_the_fewest_rows_are_folded_and_the_oldest_of_equals(tmp_p
     assert [server.store.round_of(i) for i in range(6)] == [1, 2, 3, 3, 0, 4]
 
 
+def test_64_directions_are_kept_where_nobody_says_how_many(tmp_path):
+    server = made(tmp_path, N=70, n=1)
+    go_on(server, 70, np.zeros((70, 1), np.float32), ([i] for i in range(70)))
+    assert len(server._state.snapshot.history) == 64
+
+
 def test_memory_is_bounded_by_the_history_and_not_by_the_clients(tmp_path):
     N, n, most = 60, 50_000, 4
     server = made(tmp_path, N=N, n=n, history_rounds=most)
