@@ -19,6 +19,7 @@ EVERY = 30.0
 """Seconds between two lines in a log."""
 MOST = 4
 """Trials that such a line names."""
+_UNKNOWN = "-:--:--"
 
 
 class Progress:
@@ -42,13 +43,13 @@ class Progress:
         if find_spec("rich") is None:
             raise MissingDependencyError.of("Progress", "rich", extra="sim")
         from rich import get_console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as Bars
 
         self._console = console or get_console()
         self._total, self._clock, self._told = total, clock, clock()
-        self._seconds = 0.0  # of all rounds, by their records: one that was there before this call took its time, too
         self._done: dict[str, int] = {}  # rounds of each trial, those that are over too
+        self._seconds: dict[str, float] = {}  # that these took, by their records: those of an earlier call did, too
         self._bars: dict[str, TaskID] = {}
         self._accuracy: dict[str, float] = {}
         in_notebook = self._console.is_jupyter and find_spec("ipywidgets") is not None  # by which rich moves bars there
@@ -57,13 +58,13 @@ class Progress:
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}", style="progress.remaining"),
             TextColumn("{task.fields[accuracy]}"),
             console=self._console,
             transient=True,
             disable=not self._has_bars,
         )
-        self._all = self._progress.add_task("[bold]all trials", total=total, accuracy="")
+        self._all = self._progress.add_task("[bold]all trials", total=total, left=_UNKNOWN, accuracy="")
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -84,16 +85,23 @@ class Progress:
         if event.over:
             self._finish(event)
         elif event.round is None:
-            self._bars[trial] = self._progress.add_task(trial, total=event.trial.experiment.rounds, accuracy="")
+            rounds = event.trial.experiment.rounds
+            self._bars[trial] = self._progress.add_task(trial, total=rounds, left=_UNKNOWN, accuracy="")
         else:
             if event.round.accuracy is not None:
                 self._accuracy[trial] = event.round.accuracy
+            done = self._done[trial] = event.round.round + 1
+            self._seconds[trial] = self._seconds.get(trial, 0.0) + sum(event.round.seconds.values())
+            own = timedelta(seconds=round(self._seconds[trial] / done * (event.trial.experiment.rounds - done)))
             shown = f"{100 * self._accuracy[trial]:.1f} %" if trial in self._accuracy else ""
-            self._progress.update(self._bars[trial], advance=1, accuracy=shown)
-            self._progress.advance(self._all)
-            self._done[trial] = event.round.round + 1
-            self._seconds += sum(event.round.seconds.values())
+            self._progress.update(self._bars[trial], advance=1, left=own, accuracy=shown)
+            self._progress.update(self._all, advance=1, left=self._left(self._total))
             self._tell_now_and_then(self._total)
+
+    def _left(self, total: int) -> timedelta:
+        """About the time that is left, while as many trials run at once as do now."""
+        done = sum(self._done.values())
+        return timedelta(seconds=round(sum(self._seconds.values()) / done * (total - done) / len(self._bars)))
 
     def _tell_now_and_then(self, total: int) -> None:
         """Print a line where there are no bars, if the last is long ago: a log must not fall silent for an hour."""
@@ -101,8 +109,7 @@ class Progress:
         if self._has_bars or now - self._told < EVERY:
             return
         self._told = now
-        done = sum(self._done.values())
-        left = timedelta(seconds=round(self._seconds / done * (total - done) / len(self._bars)))
+        done, left = sum(self._done.values()), self._left(total)
         running = [self._where(trial) for trial in list(self._bars)[:MOST]]
         running += [f"{len(self._bars) - MOST} more"] if len(self._bars) > MOST else []
         line = f"{done:,} of {total:,} rounds, about {left} left: {'; '.join(running)}"

@@ -1,6 +1,7 @@
 """What a run says of itself in a log, where there are no bars."""
 
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,20 @@ def test_without_rich_it_says_what_to_install(monkeypatch):
 
 def test_on_a_terminal_there_are_bars_alone(jobs):
     assert not any("rounds, about" in one for one in told(jobs, [(40, 0.1), (80, 0.1)], terminal=True))
+
+
+def test_the_bars_say_what_is_left_of_long_rounds(jobs):
+    """One is done beside those that were there, more than a minute later: 20 s each, by the records."""
+    out, clock = io.StringIO(), Clock()
+    console = Console(file=out, width=300, force_terminal=True, color_system=None)
+    with Progress(200, console=console, clock=clock) as progress:
+        progress.event(Event(jobs[0]))
+        progress.event(Event(jobs[1]))
+        for number in range(70):
+            progress.event(Event(jobs[0], round=line(number, None)))
+        clock.now = 90
+        progress.event(Event(jobs[0], round=line(70, None)))
+        progress._progress.refresh()
+    assert re.search(r"all trials.* 71/200 0:21:30", out.getvalue())  # 129 rounds of 20 s, two at a time
+    assert re.search(r"FedAvg, seed 0.* 71/100 0:09:40", out.getvalue())
+    assert re.search(r"MIFA, seed 0.* 0/100 +-:--:--", out.getvalue())
