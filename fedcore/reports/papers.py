@@ -76,12 +76,13 @@ def figures(preset: str) -> Figures | None:
     return None if found is None else Figures(**found)
 
 
-def compare(records: Sequence[Record], paper: Figures) -> list[Line]:
+def compare(records: Sequence[Record], paper: Figures, short: str = "") -> list[Line]:
     """Every figure of the paper that the records can be held to, beside the records' own.
 
     Args:
         records: of one experiment.
         paper: what the paper says of it.
+        short: of how many rounds and seeds the records are, where those are fewer than there should be.
     """
     labels = {record.header.algorithm for record in records}
     lines = [_accuracy(records, label, value) for label, value in paper.accuracy.items() if label in labels]
@@ -96,7 +97,7 @@ def compare(records: Sequence[Record], paper: Figures) -> list[Line]:
     for claim in paper.better:
         found = difference(records, *_pair(claim))
         if found.values:
-            lines.append(_gain(found, "> 0", f"{interval(found)}: {verdict(found)}"))
+            lines.append(_gain(found, "> 0", f"{interval(found)}: {verdict(found, short)}"))
     return lines
 
 
@@ -136,16 +137,18 @@ def interval(found: Difference) -> str:
     return f"95 %: {100 * ends[0]:+.1f} .. {100 * ends[1]:+.1f}"
 
 
-def verdict(found: Difference) -> str:
-    """Tell whether a difference that is claimed to be positive is, as far as the interval says.
+def verdict(found: Difference, short: str = "") -> str:
+    """Tell whether a difference that is claimed to be positive is, as far as the interval says, and in how short a run.
 
     >>> verdict(Difference("A", "B", (0.02, 0.021, 0.019)))
     'shown'
+    >>> verdict(Difference("A", "B", (0.02, 0.021, 0.019)), "15 of 500 rounds")
+    'shown in 15 of 500 rounds'
     """
     ends = found.interval
-    if ends is None:
+    if ends is None or ends[0] <= 0 <= ends[1]:
         return "open"
-    return "shown" if ends[0] > 0 else "contradicted" if ends[1] < 0 else "open"
+    return ("shown" if ends[0] > 0 else "contradicted") + (f" in {short}" if short else "")
 
 
 def _accuracy(records: Sequence[Record], label: str, paper: float) -> Line:

@@ -19,13 +19,13 @@ TABLE = "mimic/table3-tau20"
 def put(tmp_path, record):
     """Writes the run of a preset with some changes, as it would be after so many rounds."""
 
-    def put(folder, experiment, rounds, methods=("FedAvg", "MimiC")):
+    def put(folder, experiment, rounds, methods=("FedAvg", "MimiC"), asked=None):
         run = tmp_path / folder
         (run / "records").mkdir(parents=True)
         (run / "config.json").write_text(json.dumps(experiment.tables()))
         for order, label in enumerate(methods):
             for seed in experiment.seeds:
-                made = record(label, order, seed, [0.5 + order / 10] * rounds)
+                made = record(label, order, seed, [0.5 + order / 10] * rounds, asked)
                 header = replace(made.header, preset=experiment.name, title=experiment.title)
                 lines = "".join(json.dumps(asdict(line)) + "\n" for line in (header, *made.rounds))
                 (run / "records" / f"{order}-{seed}.jsonl").write_text(lines)
@@ -67,6 +67,14 @@ def test_a_run_that_was_made_shorter_is_marked_and_stays_beside_the_paper(put, d
 
 def test_a_run_that_was_stopped_is_cut_short_too(put, drawn):
     assert "CUT SHORT here: 7 of 200 rounds" in everywhere(put("run", load_preset(TABLE), 7), drawn)["terminal"]
+
+
+@pytest.mark.parametrize(("changes", "asked"), [(["rounds=15"], None), ([], 500)])
+def test_what_a_short_run_shows_is_said_to_be_shown_by_it(put, changes, asked):
+    """Of the presets' rounds, where the paper does not say how many it had: made shorter, or stopped."""
+    experiment = load_preset("momentum/figure5-s10", changes)
+    run = put("run", experiment, 15, ("SCAFFOLD", "SCAFFOLDM"), asked)
+    assert ": shown in 15 of 500 rounds" in " ".join(invoke("report", run).output.split())
 
 
 def test_another_experiment_is_not_compared_with_the_paper(put, drawn):

@@ -80,6 +80,7 @@ def test_the_papers_figures_beside_ours(record):
     assert gain.here == pytest.approx(11)
     assert gain.spread == "95 %: +8.5 .. +13.5"
     assert claim.spread.endswith(": contradicted")
+    assert compare(records, paper, "3 of 9 rounds")[2].spread.endswith(": contradicted in 3 of 9 rounds")
 
 
 def test_a_count_that_one_seed_never_has_has_no_mean(record):
@@ -96,4 +97,5 @@ def test_verdicts(values, said):
     from fedcore.reports.paired import Difference
 
     assert verdict(Difference("A", "B", values)) == said
+    assert verdict(Difference("A", "B", values), "2 seeds") == (said if said == "open" else f"{said} in 2 seeds")
     assert interval(Difference("A", "B", (0.1,))) == "one seed"
