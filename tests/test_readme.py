@@ -30,6 +30,21 @@ def test_every_link_is_to_a_file():
     assert not [target for target in targets if not (README.parent / target).is_file()]
 
 
+def test_the_figures_of_the_quickstart_are_those_of_its_record():
+    said = re.findall(r"^\| (\w+) \| ([^|]*± [^|]*) \| ([^|]*)\| ([^|]*± [^|]*) \|$", README.read_text(), re.MULTILINE)
+    with (README.parent / "docs" / "quickstart.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+
+    def cell(row, figure, sign=""):
+        mean, deviation = (row[f"{figure}_{kind}"] for kind in ("mean", "std"))
+        return f"{100 * float(mean):{sign}.1f} ± {100 * float(deviation):.1f}" if mean else ""
+
+    assert [(name, *(cells.strip() for cells in others)) for name, *others in said] == [
+        (row["algorithm"], cell(row, "final"), cell(row, "difference", "+"), cell(row, "oscillation")) for row in rows
+    ]
+    assert len(rows) == 3
+
+
 def test_the_figures_of_the_papers_page_are_those_of_its_record():
     """The table of docs/papers.md is made by a record that is committed."""
     page = (README.parent / "docs" / "papers.md").read_text()
