@@ -13,8 +13,10 @@ class Horizon:
 
     Args:
         L: the smoothness of the clients' objectives.
-        K: the clients drawn a round.
+        K: the clients drawn a round; all p nodes of a network (Theorem 3.4).
         T: the local steps of the whole run, all rounds together.
+
+    A run has to be long enough for it to stay below ``fedcore.theory.local_sgd.largest_rate``.
 
     Reference: Haddadpour, Mahdavi, "On the Convergence of Local Descent Methods in Federated Learning", 2019,
     Theorem 3.3 (local SGD, general nonconvex objectives).

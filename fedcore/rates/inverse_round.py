@@ -16,7 +16,7 @@ class InverseRound:
         work: w = E[sum_k p_t^k s_t^k], what a round's coefficients times the steps done come to on average: E for
             scheme C where nobody is left without work, sum_k p^k E[s^k] for scheme B.
         gamma: > 0, the constant of the bound (M D + V) / (t E + gamma), which grows with E L / (mu w); it sets how long
-            the rate stays near its first value.
+            the rate stays near its first value, and is the caller's: the theorem's own is not offered.
         restarts: the rounds in which it begins anew (Corollary 3.2.1), as for ``Staircase``.
 
     Reference: Ruan et al., "Towards Flexible Device Participation in Federated Learning", AISTATS 2021, Theorem 3.1.

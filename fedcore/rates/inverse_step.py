@@ -15,7 +15,7 @@ class InverseStep:
     Args:
         mu: the Polyak-Lojasiewicz constant.
         alpha: below ``largest_alpha``, as the theorem asks.
-        E: the local steps of a round.
+        E: the local steps of a round; the least that the theorem asks for (eq. 21) is not offered.
 
     Reference: Haddadpour, Mahdavi, "On the Convergence of Local Descent Methods in Federated Learning", 2019,
     Theorem 3.2 (local SGD under the Polyak-Lojasiewicz condition).

@@ -16,7 +16,7 @@ class PerCohort:
     counts as one client, since a rate is positive; the models that such a round leaves alone do not see it.
 
     Args:
-        c: the rate for each client.
+        c: the rate for each client; any, for the largest that the analysis allows (its eq. 54) is not offered.
         beta: > 0; it sets how long the rate stays near its first value.
 
     Reference: Sun, Mao, Zhang, "MimiC: Combating Client Dropouts in Federated Learning by Mimicking Central Updates",

@@ -61,6 +61,32 @@ def largest_full_gradient_rate(L: float, mu: float, E: int, diversity: float) ->
     return _largest(allowed, 1 / (L * diversity))  # the first summand alone allows no more
 
 
+@ieee
+def largest_rate(L: float, E: int, diversity: float) -> float:
+    """The largest eta with lambda (eta L + eta^2 L^2 E (E - 1)) <= 1: what nonconvex local SGD asks of its rate.
+
+    With it the mean of E|grad f|^2 over the T steps of a run stays below 2 (f(x_0) - f*) / (eta T), what the noise adds
+    in each step, 2 eta L sigma^2 / K at most with K clients drawn with replacement, and what it adds by the way of a
+    round, eta^2 L^2 sigma^2 (E - 1), as long as the gradient diversity at the clients' models stays below lambda. The
+    square of a step's mean gradient is weighed by -eta / 2 in what f loses, by lambda eta^2 L / 2 in what its
+    smoothness adds, and by lambda eta^3 L^2 E (E - 1) / 2 in what the clients' ways since the round's beginning do.
+
+    Args:
+        L: the smoothness of the clients' objectives.
+        E: the local steps of a round.
+        diversity: lambda, a bound on the weighted gradient diversity, >= 1.
+
+    Reference: the condition of Haddadpour, Mahdavi, "On the Convergence of Local Descent Methods in Federated
+    Learning", 2019, Theorem 3.3, in the form of eq. 25 and with constants of this project's own.
+
+    >>> largest_rate(L=2.0, E=2, diversity=1.0)
+    0.25
+    """
+    L, diversity = real("L", L, "(0, inf)"), real("diversity", diversity, "[1, inf)")
+    whole("E", E, 1, 2**53)
+    return 2 / (L * diversity * (1 + math.sqrt(1 + 4 * E * (E - 1) / diversity)))
+
+
 def _largest(allowed: Callable[[float], bool], high: float) -> float:
     """The largest number in (0, high] that is allowed, where all smaller ones are too: by bisection."""
     low = 0.0
