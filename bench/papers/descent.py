@@ -73,7 +73,7 @@ def stochastic_error(clients, drawn, steps, seed, *, replacement=True):
         broadcast = server.broadcast(ids)
         with server.open_round() as round:
             for i, count in zip(broadcast.ids, counts, strict=True):
-                y, _ = clients.work(broadcast, i, E, lambda: rng.normal(size=clients.n))
+                y, _ = clients.work(broadcast, i, E, lambda: (1, rng.normal(size=clients.n)))
                 round.add(i, y, steps=E, count=int(count))
     return clients.value(server.x)
 
