@@ -3,13 +3,13 @@
 "Momentum Benefits Non-IID Federated Learning Simply and Provably", ICLR 2024. The theorems say orders, up to constants.
 Here the orders are derived again, from the balance that each theorem rests on, and the constants are this project's:
 with them the mean of |grad f|^2 stays within 8 times the order on least squares with noise, for runs of 30 to 1,200
-rounds (tests/theory/test_momentum.py); without noise gamma <= 1 / (24 L) makes it up to 24 times. Nothing here is proved.
+rounds (tests/theory/test_momentum.py); without noise gamma <= 1 / (24 L) takes it up to 24 times. Nothing here is
+proved.
 
-The tests hold the choice from below and in part from above. A quarter of gamma breaks that, a cold start of a SCAFFOLD
-does where few clients are there, and beta = 1 ends higher for FedAvg-M and the -VR methods. The constants are not held:
-a gamma four times as large does better in those tests, since proofs are conservative, and an eta four times as large is
-no worse by more than a tenth. Nor is the beta of SCAFFOLD-M: with beta = 1 and the same rates, which is SCAFFOLD, it
-does as well there. What a warm start is worth to FedAvg-M-VR is not held either.
+The tests hold that a quarter of gamma, a cold start where B is not 0, and beta = 1 for FedAvg-M and the -VR methods do
+worse than that. The constants are not held beyond it: there a gamma four times as large does better, since proofs are
+conservative, and an eta four times as large makes no difference of more than a tenth. Nor is the beta of SCAFFOLD-M:
+with beta = 1 and the same rates, which is SCAFFOLD, it does as well there.
 
 - Over R rounds the mean of |grad f|^2 is about gap / (gamma R), and what the noise leaves in g. A plain g follows the
   gradient while gamma <= beta / (6 L), that of a -VR method while gamma <= sqrt(beta P) / (6 L), where P gradients are
