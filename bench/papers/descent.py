@@ -73,20 +73,23 @@ def stochastic_error(clients, drawn, steps, seed, *, replacement=True):
         broadcast = server.broadcast(ids)
         with server.open_round() as round:
             for i, count in zip(broadcast.ids, counts, strict=True):
-                y, _ = clients.work(broadcast, i, E, lambda: rng.normal(size=clients.n))
+                y, _ = clients.work(broadcast, i, E, lambda: (1, rng.normal(size=clients.n)))
                 round.add(i, y, steps=E, count=int(count))
     return clients.value(server.x)
 
 
-def errors():
-    """LFSGD's error over K (400 steps), drawn with replacement as in Algorithm 1 and without, and over T (K = 1)."""
-    clients = Clients(CLIENTS, 2000, seed=4, shared=True)  # each coordinate is a problem of its own: one averages many
+def errors(coordinates=2000, shorter=1):
+    """LFSGD's error over K (400 steps), drawn with replacement as in Algorithm 1 and without, and over T (K = 1).
+
+    Each coordinate is a problem of its own, so that one run averages many.
+    """
+    clients = Clients(CLIENTS, coordinates, seed=4, shared=True)
 
     def mean(K, T, replacement):
         return np.mean([stochastic_error(clients, K, T, seed, replacement=replacement) for seed in range(2)])
 
-    Ks, Ts = [1, 2, 4, 8, 16], [200, 400, 800, 1600, 3200]
-    drawn, different = ([mean(K, 400, replacement) for K in Ks] for replacement in (True, False))
+    Ks, Ts = [1, 2, 4, 8, 16], [T // shorter for T in (200, 400, 800, 1600, 3200)]
+    drawn, different = ([mean(K, Ts[1], replacement) for K in Ks] for replacement in (True, False))
     return (Ks, drawn, different), (Ts, [mean(1, T, True) for T in Ts])
 
 
@@ -108,12 +111,13 @@ def over_zeta(nodes=9, rounds=150, lr=0.05):
     return np.array(found)
 
 
-def main(stem):
-    T, mean, bound, numbers = eq_20()
-    T2, error, drawn, met = different_minimisers()
-    (Ks, over_K, different_K), (Ts, over_T) = errors()
+def main(stem, *, shorter=1):
+    """The picture and its numbers; ``shorter`` divides the lengths of all runs, for a test of the commands alone."""
+    T, mean, bound, numbers = eq_20(400 // shorter)
+    T2, error, drawn, met = different_minimisers(400 // shorter)
+    (Ks, over_K, different_K), (Ts, over_T) = errors(2000 // shorter, shorter)
     slope_K, slope_different, slope_T = slope(Ks, over_K), slope(Ks, different_K), slope(Ts, over_T)
-    zetas = over_zeta()
+    zetas = over_zeta(rounds=150 // shorter)
     rows = [
         *(("eq. 20: f - f*", x, y) for x, y in zip(T[::20], mean[::20], strict=True)),
         *(("eq. 20: bound", x, y) for x, y in zip(T[::20], bound[::20], strict=True)),

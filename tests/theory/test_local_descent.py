@@ -8,7 +8,7 @@ from fedcore import algorithms
 from fedcore.rates import InverseStep
 from fedcore.theory.local_sgd import largest_full_gradient_rate
 from tests.theory.local_descent import E, N, Q, descend, diversity, n
-from tests.theory.quadratics import Clients, server_of
+from tests.theory.quadratics import Clients, run, server_of
 
 
 def test_lfgd_obeys_eq_20_where_the_clients_share_a_minimiser():
@@ -41,6 +41,28 @@ def test_with_different_minimisers_it_stalls_and_lambda_diverges():
     assert clients.value(server.x) - best > 1e-6 * best  # where more rounds lead no further
     values, _ = descend(clients, 0.05, 400, seed=0)
     assert values[-100:].mean() - best > 1e-3 * best  # nor do draws of some of the clients
+
+
+def test_control_variates_lower_the_diversity():
+    """The paper's remark: SCAFFOLD's directions grad f_i - c_i + c are nearly the same, where gradients cancel.
+
+    Near x* gradients stay as long as they are while their mean goes to 0; the directions' differences go with it.
+    """
+    clients, found = Clients(N, n, seed=3), {}
+    for algorithm in (algorithms.FedAvg("uniform"), algorithms.SCAFFOLD()):
+        server = server_of(algorithm, clients, 0.1, diagnostics=True)
+        found[algorithm] = [(diversity(clients, server.x), run_round(server, clients)) for _ in range(60)]
+    (plain, met), (at, corrected) = (np.transpose(pairs) for pairs in found.values())
+    np.testing.assert_allclose(met, plain, rtol=0.02)
+    assert min(met[40:]) > 1e3 * met[0]
+    assert min(at[40:]) > 1e3 * at[0]  # SCAFFOLD gets there too, with gradients as diverse
+    assert corrected[0] == pytest.approx(met[0])  # the c_i are 0
+    assert max(corrected[1:]) < 1.1
+
+
+def run_round(server, clients):
+    """The diversity of a round of everybody's, one step each."""
+    return run(server, clients, 1, cohort=lambda _: range(N), steps=lambda *_: 1).diversity
 
 
 def stochastic_error(clients, drawn, steps, replacement):
