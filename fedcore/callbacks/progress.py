@@ -50,6 +50,7 @@ class Progress:
         self._total, self._clock, self._told = total, clock, clock()
         self._done: dict[str, int] = {}  # rounds of each trial, those that are over too
         self._seconds: dict[str, float] = {}  # that these took, by their records: those of an earlier call did, too
+        self._never = 0  # rounds that trials that failed will not do
         self._bars: dict[str, TaskID] = {}
         self._accuracy: dict[str, float] = {}
         in_notebook = self._console.is_jupyter and find_spec("ipywidgets") is not None  # by which rich moves bars there
@@ -99,9 +100,10 @@ class Progress:
             self._tell_now_and_then(self._total)
 
     def _left(self, total: int) -> timedelta:
-        """About the time that is left, while as many trials run at once as do now."""
+        """About the time that the rounds left will take, while as many trials run at once as do now."""
         done = sum(self._done.values())
-        return timedelta(seconds=round(sum(self._seconds.values()) / done * (total - done) / len(self._bars)))
+        mean = sum(self._seconds.values()) / done
+        return timedelta(seconds=round(mean * (total - self._never - done) / len(self._bars)))
 
     def _tell_now_and_then(self, total: int) -> None:
         """Print a line where there are no bars, if the last is long ago: a log must not fall silent for an hour."""
@@ -123,6 +125,7 @@ class Progress:
         name, rounds = event.job.name, event.trial.experiment.rounds
         self._progress.remove_task(self._bars.pop(name))
         if event.error is not None:
+            self._never += rounds - self._done.get(name, 0)
             self._console.print(f"{name}: failed: {event.error}", style="red", markup=False)
         else:
             accuracy = 100 * self._accuracy[name]  # the last round is always evaluated

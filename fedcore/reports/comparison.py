@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from fedcore.experiment.records import Record
 from fedcore.experiment.schema.changes import Change, other_figures, said
-from fedcore.reports.papers import ACCURACY, Figures, Line, compare, figures
+from fedcore.reports.papers import ACCURACY, Figures, Line, compare, figures, lacking
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,8 @@ def comparison(records: Sequence[Record], changed: Iterable[Change]) -> Comparis
     if others := other_figures(changed):
         why = f"No comparison with {source}: those figures are of another experiment (changed: {said(others)})."
         return Comparison(source, withdrawn=why)
-    size = short(records, paper, changed)
-    lines = tuple(compare(records, paper, size))
-    return Comparison(source, lines, paper.accuracy, size) if lines else None
+    lines = tuple(compare(records, paper, _due(records, paper, changed)))
+    return Comparison(source, lines, paper.accuracy, short(records, paper, changed)) if lines else None
 
 
 def sized(paper: Figures) -> str:
@@ -85,12 +84,12 @@ def sized(paper: Figures) -> str:
 def short(records: Sequence[Record], paper: Figures, changed: Iterable[Change] = ()) -> str:
     """Of how many of the paper's rounds and seeds the records are, where there are fewer: ``10 of 200 rounds``.
 
-    Where the paper does not say how many it took, the preset's count, or those that were asked for.
+    Where the paper does not say how many it took, the preset's count; of rounds, those that were asked for.
     """
+    return lacking(records, _due(records, paper, changed))
+
+
+def _due(records: Sequence[Record], paper: Figures, changed: Iterable[Change]) -> tuple[int, int]:
     preset = {change.key: change.was for change in changed}
-    rounds = min((len(record.rounds) for record in records if record.rounds), default=0)
-    seeds = len({record.header.seed for record in records if record.rounds})
     asked = max((record.header.rounds for record in records), default=0)
-    due = paper.rounds or preset.get("rounds", asked), paper.seeds or len(preset.get("seeds", ()))
-    words = [f"{rounds} of {due[0]} rounds"] if rounds < due[0] else []
-    return ", ".join([*words, *([f"{seeds} of {due[1]} seeds"] if seeds < due[1] else [])])
+    return paper.rounds or preset.get("rounds", asked), paper.seeds or len(preset.get("seeds", ()))

@@ -76,13 +76,13 @@ def figures(preset: str) -> Figures | None:
     return None if found is None else Figures(**found)
 
 
-def compare(records: Sequence[Record], paper: Figures, short: str = "") -> list[Line]:
+def compare(records: Sequence[Record], paper: Figures, due: tuple[int, int] = (0, 0)) -> list[Line]:
     """Every figure of the paper that the records can be held to, beside the records' own.
 
     Args:
         records: of one experiment.
         paper: what the paper says of it.
-        short: of how many rounds and seeds the records are, where those are fewer than there should be.
+        due: rounds and seeds that there should be, for what is said of a claim where there are fewer.
     """
     labels = {record.header.algorithm for record in records}
     lines = [_accuracy(records, label, value) for label, value in paper.accuracy.items() if label in labels]
@@ -97,7 +97,8 @@ def compare(records: Sequence[Record], paper: Figures, short: str = "") -> list[
     for claim in paper.better:
         found = difference(records, *_pair(claim))
         if found.values:
-            lines.append(_gain(found, "> 0", f"{interval(found)}: {verdict(found, short)}"))
+            said = verdict(found, lacking(_paired(records, *_pair(claim)), due))
+            lines.append(_gain(found, "> 0", f"{interval(found)}: {said}"))
     return lines
 
 
@@ -149,6 +150,21 @@ def verdict(found: Difference, short: str = "") -> str:
     if ends is None or ends[0] <= 0 <= ends[1]:
         return "open"
     return ("shown" if ends[0] > 0 else "contradicted") + (f" in {short}" if short else "")
+
+
+def lacking(records: Sequence[Record], due: tuple[int, int]) -> str:
+    """Of how many of the rounds and seeds that are due the records are, where there are fewer: ``10 of 200 rounds``."""
+    rounds = min((len(record.rounds) for record in records if record.rounds), default=0)
+    seeds = len({record.header.seed for record in records if record.rounds})
+    words = [f"{rounds} of {due[0]} rounds"] if rounds < due[0] else []
+    return ", ".join([*words, *([f"{seeds} of {due[1]} seeds"] if seeds < due[1] else [])])
+
+
+def _paired(records: Sequence[Record], of: str, over: str) -> list[Record]:
+    """The records of two algorithms, of the seeds that both have."""
+    own = [record for record in records if record.rounds and record.header.algorithm in (of, over)]
+    both = set.intersection(*({r.header.seed for r in own if r.header.algorithm == label} for label in (of, over)))
+    return [record for record in own if record.header.seed in both]
 
 
 def _accuracy(records: Sequence[Record], label: str, paper: float) -> Line:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 from fedcore.arguments import real, whole
+from fedcore.errors import RangeError
 from fedcore.float_mode import ieee
 
 
@@ -62,29 +63,42 @@ def largest_full_gradient_rate(L: float, mu: float, E: int, diversity: float) ->
 
 
 @ieee
-def largest_rate(L: float, E: int, diversity: float) -> float:
-    """The largest eta with lambda (eta L + eta^2 L^2 E (E - 1)) <= 1: what nonconvex local SGD asks of its rate.
+def largest_rate(L: float, E: int, diversity: float, K: int) -> float:
+    """The largest eta with eta L (1 + 2 lambda E / K) + lambda eta^2 L^2 E (E - 1) <= 1, for nonconvex local SGD.
 
-    With it the mean of E|grad f|^2 over the T steps of a run stays below 2 (f(x_0) - f*) / (eta T), what the noise adds
-    in each step, 2 eta L sigma^2 / K at most with K clients drawn with replacement, and what it adds by the way of a
-    round, eta^2 L^2 sigma^2 (E - 1), as long as the gradient diversity at the clients' models stays below lambda. The
-    square of a step's mean gradient is weighed by -eta / 2 in what f loses, by lambda eta^2 L / 2 in what its
-    smoothness adds, and by lambda eta^3 L^2 E (E - 1) / 2 in what the clients' ways since the round's beginning do.
+    With it, over T steps, the mean of E|grad f|^2 at the mean of all clients' models (which at a round's beginning is
+    the server's) is at most
+
+        2 (f(x_0) - f*) / (eta T) + eta L sigma^2 (2 / K + sum_j q_j^2) + eta^2 L^2 sigma^2 (E - 1),
+
+    as long as the gradient diversity at the clients' models stays below lambda. For in what f loses over a round the
+    squared mean gradient of a step is weighed by -eta / 2, in what f gains by eta^2 L / 2 for the step itself, by
+    lambda eta^3 L^2 E (E - 1) / 2 for the clients' drift within the round, and by lambda eta^2 L E / K for the draw:
+    the mean of K clients at the round's end lies about the mean of all.
 
     Args:
         L: the smoothness of the clients' objectives.
         E: the local steps of a round.
         diversity: lambda, a bound on the weighted gradient diversity, >= 1.
+        K: the clients drawn a round, with replacement.
+
+    Raises:
+        RangeError: a number is outside its range, or no float holds the rate.
 
     Reference: the condition of Haddadpour, Mahdavi, "On the Convergence of Local Descent Methods in Federated
-    Learning", 2019, Theorem 3.3, in the form of eq. 25 and with constants of this project's own.
+    Learning", 2019, Theorem 3.3 (eq. 25), derived again and with constants of this project's own.
 
-    >>> largest_rate(L=2.0, E=2, diversity=1.0)
-    0.25
+    >>> round(largest_rate(L=2.0, E=2, diversity=1.0, K=4), 3)
+    0.183
     """
     L, diversity = real("L", L, "(0, inf)"), real("diversity", diversity, "[1, inf)")
     whole("E", E, 1, 2**53)
-    return 2 / (L * diversity * (1 + math.sqrt(1 + 4 * E * (E - 1) / diversity)))
+    whole("K", K, 1, 2**53)
+    linear = 1 + 2 * diversity * E / K
+    eta = 2 / (linear + math.hypot(linear, 2 * math.sqrt(diversity) * math.sqrt(E * (E - 1)))) / L
+    if not 0 < eta < math.inf:
+        raise RangeError(f"L: expected a number whose rate a float holds, got L={L:g}, diversity={diversity:g}")
+    return eta
 
 
 def _largest(allowed: Callable[[float], bool], high: float) -> float:

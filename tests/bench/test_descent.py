@@ -1,4 +1,4 @@
-"""The command of bench/papers/descent.py, in short: it runs, and what the length does not change is as committed."""
+"""The command of bench/papers/descent.py, in short."""
 
 import csv
 import math
@@ -15,7 +15,7 @@ def curves(path):
         return {(row["curve"], float(row["x"])): float(row["y"]) for row in csv.DictReader(file)}
 
 
-def test_the_record_of_local_descent_can_be_made_again(tmp_path, capsys):
+def test_the_command_runs_and_two_of_its_curves_begin_as_committed(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     from bench.papers import descent
 

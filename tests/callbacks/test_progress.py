@@ -99,6 +99,18 @@ def test_on_a_terminal_there_are_bars_alone(jobs):
     assert not any("rounds, about" in one for one in told(jobs, [(40, 0.1), (80, 0.1)], terminal=True))
 
 
+def test_rounds_of_a_trial_that_failed_are_not_waited_for(jobs):
+    out, clock = io.StringIO(), Clock()
+    with Progress(200, console=Console(file=out, width=300), clock=clock) as progress:
+        for job in jobs[:2]:
+            progress.event(Event(job))
+            progress.event(Event(job, round=line(0, None)))
+        progress.event(Event(jobs[0], over=True, error="made up"))
+        clock.now = 40
+        progress.event(Event(jobs[1], round=line(1, None)))
+    assert "3 of 200 rounds, about 0:32:40 left: MIFA, seed 0: 2" in out.getvalue()  # 98 rounds of 20 s, one at a time
+
+
 def test_the_bars_say_what_is_left_of_long_rounds(jobs):
     """One is done beside those that were there, more than a minute later: 20 s each, by the records."""
     out, clock = io.StringIO(), Clock()

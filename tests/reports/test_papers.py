@@ -80,7 +80,11 @@ def test_the_papers_figures_beside_ours(record):
     assert gain.here == pytest.approx(11)
     assert gain.spread == "95 %: +8.5 .. +13.5"
     assert claim.spread.endswith(": contradicted")
-    assert compare(records, paper, "3 of 9 rounds")[2].spread.endswith(": contradicted in 3 of 9 rounds")
+    assert compare(records, paper, (9, 3))[2].spread.endswith(": contradicted in 3 of 9 rounds")
+    shorter = record("C", 2, 0, [0.5])  # of a third method, and so is what a seed of one alone lacks
+    assert compare([*records, shorter, record("A", 0, 9, [0.5])], paper, (3, 4))[3].spread.endswith(
+        ": contradicted in 3 of 4 seeds"
+    )
 
 
 def test_a_count_that_one_seed_never_has_has_no_mean(record):

@@ -1,64 +1,95 @@
-"""The largest rate of nonconvex local SGD: its bound with draws and noise, and what is beyond it."""
+"""The largest rate of nonconvex local SGD: its bound with draws and noise, and what breaks it."""
+
+import math
 
 import numpy as np
 import pytest
 
-import fedcore
-from fedcore import algorithms
+from fedcore import algorithms, sampling
 from fedcore.errors import FedcoreError
 from fedcore.theory.local_sgd import largest_rate
 from tests.theory.quadratics import Clients, server_of
-from tests.theory.test_bounds import gap, gradient_square
-
-N, n, DRAWN = 6, 40, 2
 
 
-def mean_square(clients, lr, E, rounds, sigma):
-    """The mean of |grad f|^2 over the rounds' beginnings, and f's gap at x_0; clients drawn with replacement."""
-    rng, met = np.random.default_rng(0), []
-    server = server_of(algorithms.LocalDescent(), clients, lr)
-    first = gap(clients, server.x)
+def run(clients, eta, E, K, rounds, sigma=0.0):
+    """The mean of |grad f|^2 over all steps, at the mean of all clients' models, and what f fell by.
+
+    Every client goes its way from the server's model; the server hears K draws of them, with replacement.
+    """
+    server = server_of(algorithms.LocalDescent(), clients, eta)
+    rng, squares, first = np.random.default_rng(0), [], clients.value(server.x)
     for t in range(rounds):
-        met.append(gradient_square(clients, server.x))
-        drawn = fedcore.sampling.with_replacement([1.0] * clients.N, DRAWN, seed=0, round=t)
-        ids, counts = np.unique(drawn, return_counts=True)
-        sent = server.broadcast(ids)
+        sent = server.broadcast(range(clients.N))
+        models = np.tile(sent.x.astype(np.float64), (clients.N, 1))
+        for _ in range(E):
+            mean = models.mean(axis=0)
+            squares.append(np.sum(np.mean([clients.gradient(i, mean) for i in range(clients.N)], axis=0) ** 2))
+            gradients = np.array([clients.gradient(i, x) for i, x in enumerate(models)])
+            models -= eta * (gradients + sigma * rng.normal(size=models.shape))
+        ids, counts = np.unique(sampling.with_replacement([1.0] * clients.N, K, seed=0, round=t), return_counts=True)
         with server.open_round() as round:
-            for i, count in zip(sent.ids, counts, strict=True):
-                y, _ = clients.work(sent, i, E, lambda: (1, sigma * rng.normal(size=clients.n)))
-                round.add(i, y, steps=E, count=int(count))
-    return float(np.mean(met)), first
+            for i, count in zip(ids.tolist(), counts, strict=True):
+                round.add(i, models[i].astype(np.float32), steps=E, count=int(count))
+    return float(np.mean(squares)), first - clients.value(server.x)
 
 
-@pytest.mark.parametrize("E", [1, 2, 8])
-@pytest.mark.parametrize("sigma", [0.0, 1.0])
-def test_the_bound_holds_at_it(E, sigma):
+def bound(clients, eta, E, K, rounds, fell, sigma=0.0):
+    noise = clients.n * sigma**2
+    return 2 * fell / (eta * rounds * E) + eta * noise * (2 / K + 1 / clients.N) + eta**2 * noise * (E - 1)
+
+
+class Torn:
+    """f = -x + y^2 / 2, and two clients that pull y to either side: lambda = 1 + S^2, and L = 1."""
+
+    N, n, S = 2, 2, 10.0
+
+    def gradient(self, i, z):
+        return np.array([-1.0, z[1] + (self.S if i else -self.S)])
+
+    def value(self, z):
+        return float(-z[0] + z[1] ** 2 / 2)
+
+
+@pytest.mark.parametrize(("E", "K", "larger"), [(10, 1, 8), (10, 8, 8), (1, 1, 8)])
+def test_the_draws_break_the_bound_at_a_rate_some_times_as_large(E, K, larger):
+    """Without noise, where nothing but the draws' part of the condition keeps the clients' pulls from showing."""
+    eta = largest_rate(1.0, E, 1 + Torn.S**2, K)
+    for rate, holds in ((eta, True), (larger * eta, False)):
+        met, fell = run(Torn(), rate, E, K, 800)
+        assert (met < 0.8 * bound(Torn(), rate, E, K, 800, fell)) == holds
+
+
+@pytest.mark.parametrize(("E", "K"), [(1, 1), (2, 12), (8, 2)])
+def test_the_bound_holds_with_noise(E, K):
     """Clients share a minimiser: their diversity is that of their curvatures, at most in the worst coordinate."""
-    clients, rounds = Clients(N, n, seed=3, shared=True), 60
+    clients, rounds = Clients(6, 40, seed=3, shared=True), 60
+    scale = float(clients.a.max())  # so that L = 1
+    clients.a = clients.a / scale
     diversity = float((np.mean(clients.a**2, axis=0) / np.mean(clients.a, axis=0) ** 2).max())
-    L = float(clients.a.max())
-    eta = largest_rate(L, E, diversity)
-    mean, first = mean_square(clients, eta, E, rounds, sigma)
-    noise = n * sigma**2 * (2 * eta * L / DRAWN + (eta * L) ** 2 * (E - 1))
-    assert 0.03 * (bound := 2 * first / (eta * rounds * E) + noise) < mean < bound
-
-
-def test_what_lies_far_beyond_it_diverges():
-    clients = Clients(N, n, seed=3, shared=True)
-    clients.a[:] = 1.0
-    mean, first = mean_square(clients, largest_rate(1.0, 1, 1.0), 1, 20, 0.0)
-    assert mean == pytest.approx(2 * first / 20)  # one step, and there
-    assert mean_square(clients, 3 * largest_rate(1.0, 1, 1.0), 1, 20, 0.0)[0] > 1e6 * first
+    eta = largest_rate(1.0, E, diversity, K)
+    met, fell = run(clients, eta, E, K, rounds, sigma=1.0)
+    assert 0.1 < met / bound(clients, eta, E, K, rounds, fell, sigma=1.0) < 1
 
 
 def test_it_is_where_the_condition_becomes_false():
-    for L, E, diversity in ((0.3, 1, 1.0), (2.0, 5, 3.0), (1e3, 100, 40.0)):
-        eta = largest_rate(L, E, diversity)
-        assert diversity * (eta * L + (eta * L) ** 2 * E * (E - 1)) == pytest.approx(1)
-        assert largest_rate(7 * L, E, diversity) == pytest.approx(eta / 7)
+    for L, E, diversity, K in ((0.3, 1, 1.0, 1), (2.0, 5, 3.0, 4), (1e3, 100, 40.0, 7)):
+        step = largest_rate(L, E, diversity, K) * L
+        assert step * (1 + 2 * diversity * E / K) + diversity * step**2 * E * (E - 1) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("wrong", [dict(L=0.0), dict(E=0), dict(diversity=0.9), dict(E=2**60)])
-def test_wrong_numbers_are_refused(wrong):
-    with pytest.raises(FedcoreError, match=next(iter(wrong))):
-        largest_rate(**dict(L=1.0, E=1, diversity=1.0) | wrong)
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (dict(L=0.0), "L"),
+        (dict(L=1e-310), "L: expected a number whose rate a float holds"),
+        (dict(L=1e308, diversity=1e300), "a float holds"),
+        (dict(E=0), "E"),
+        (dict(E=2**60), "E"),
+        (dict(diversity=0.9), "diversity"),
+        (dict(diversity=math.inf), "diversity"),
+        (dict(K=0), "K"),
+    ],
+)
+def test_wrong_numbers_are_refused(wrong, words):
+    with pytest.raises(FedcoreError, match=words):
+        largest_rate(**dict(L=1.0, E=1, diversity=1.0, K=1) | wrong)
