@@ -20,7 +20,7 @@ from fedcore.rates import InverseStep
 from fedcore.theory.local_sgd import largest_full_gradient_rate
 from fedcore.topology import Topology
 from tests.network.problem import LeastSquares
-from tests.theory.local_descent import DRAWN, E, N, descend, diversity, n
+from tests.theory.local_descent import DRAWN, E, N, descend, diversity, hear, n
 from tests.theory.quadratics import Clients, server_of
 
 SEEDS = 8
@@ -69,12 +69,7 @@ def stochastic_error(clients, drawn, steps, seed, *, replacement=True):
             draws = fedcore.sampling.with_replacement([1.0] * clients.N, drawn, seed=seed, round=t)
         else:
             draws = fedcore.sampling.without_replacement(clients.N, drawn, seed=seed, round=t)
-        ids, counts = np.unique(draws, return_counts=True)
-        broadcast = server.broadcast(ids)
-        with server.open_round() as round:
-            for i, count in zip(broadcast.ids, counts, strict=True):
-                y, _ = clients.work(broadcast, i, E, lambda: (1, rng.normal(size=clients.n)))
-                round.add(i, y, steps=E, count=int(count))
+        hear(server, clients, draws, noise=lambda: (1, rng.normal(size=clients.n)))
     return clients.value(server.x)
 
 

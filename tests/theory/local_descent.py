@@ -16,16 +16,21 @@ def diversity(clients, x):
     return float(np.sum(Q[:, None] * gradients**2) / np.sum((Q @ gradients) ** 2))
 
 
+def hear(server, clients, draws, steps=E, noise=None):
+    """A round of the clients that are drawn, of which one that comes twice does its work once."""
+    ids, counts = np.unique(draws, return_counts=True)
+    broadcast = server.broadcast(ids)
+    with server.open_round() as round:
+        for i, count in zip(broadcast.ids, counts, strict=True):
+            round.add(i, clients.work(broadcast, i, steps, noise)[0], steps=steps, count=int(count))
+
+
 def descend(clients, lr, rounds, seed):
     """LFGD: f and Lambda at x_0, x_E, x_2E, ...; the clients of a round are drawn with replacement."""
     server = server_of(algorithms.LocalDescent(full_gradient=True), clients, lr)
     values, lambdas = [clients.value(server.x)], [diversity(clients, server.x)]
     for t in range(rounds):
-        ids, counts = np.unique(fedcore.sampling.with_replacement(Q, DRAWN, seed=seed, round=t), return_counts=True)
-        broadcast = server.broadcast(ids)
-        with server.open_round() as round:
-            for i, count in zip(broadcast.ids, counts, strict=True):
-                round.add(i, clients.work(broadcast, i, E)[0], steps=E, count=int(count))
+        hear(server, clients, fedcore.sampling.with_replacement(Q, DRAWN, seed=seed, round=t))
         values.append(clients.value(server.x))
         lambdas.append(diversity(clients, server.x))
     return np.array(values), np.array(lambdas)

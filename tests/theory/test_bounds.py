@@ -12,6 +12,7 @@ from fedcore import Network, Server, Update, algorithms, rates, sampling
 from fedcore.algorithms.scaffold import ControlVariates
 from fedcore.participation import Bernoulli, RoundRobin
 from fedcore.topology import Topology
+from tests.theory.local_descent import hear
 from tests.theory.quadratics import Clients, distance, run, server_of
 
 N, n = 8, 20
@@ -224,12 +225,7 @@ def lfsgd(clients, eta, K, E, rounds, noise=None):
     server, path = server_of(algorithms.LocalDescent(), clients, eta), []
     for t in range(rounds):
         path.append(server.x.astype(np.float64))
-        drawn = sampling.with_replacement([1.0] * clients.N, K, seed=0, round=t)
-        ids, counts = np.unique(drawn, return_counts=True)
-        broadcast = server.broadcast(ids)
-        with server.open_round() as opened:
-            for i, count in zip(broadcast.ids, counts, strict=True):
-                opened.add(i, clients.work(broadcast, i, E, noise)[0], steps=E, count=int(count))
+        hear(server, clients, sampling.with_replacement([1.0] * clients.N, K, seed=0, round=t), E, noise)
     return np.array(path)
 
 

@@ -7,7 +7,7 @@ import fedcore
 from fedcore import algorithms
 from fedcore.rates import InverseStep
 from fedcore.theory.local_sgd import largest_full_gradient_rate
-from tests.theory.local_descent import E, N, Q, descend, diversity, n
+from tests.theory.local_descent import E, N, Q, descend, diversity, hear, n
 from tests.theory.quadratics import Clients, run, server_of
 
 
@@ -74,12 +74,7 @@ def stochastic_error(clients, drawn, steps, replacement):
             drawn_ids = fedcore.sampling.with_replacement(Q, drawn, seed=0, round=t)
         else:
             drawn_ids = fedcore.sampling.without_replacement(N, drawn, seed=0, round=t)
-        ids, counts = np.unique(drawn_ids, return_counts=True)
-        broadcast = server.broadcast(ids)
-        with server.open_round() as round:
-            for i, count in zip(broadcast.ids, counts, strict=True):
-                y, _ = clients.work(broadcast, i, E, lambda: (1, rng.normal(size=clients.n)))
-                round.add(i, y, steps=E, count=int(count))
+        hear(server, clients, drawn_ids, noise=lambda: (1, rng.normal(size=clients.n)))
     return clients.value(server.x)
 
 
