@@ -50,6 +50,7 @@ class Progress:
         self._total, self._clock, self._told = total, clock, clock()
         self._done: dict[str, int] = {}  # rounds of each trial, those that are over too
         self._seconds: dict[str, float] = {}  # that these took, by their records: those of an earlier call did, too
+        self._all_done, self._all_seconds = 0, 0.0  # the sums of both, which a sweep of thousands of trials asks each round
         self._never = 0  # rounds that trials that failed will not do
         self._bars: dict[str, TaskID] = {}
         self._accuracy: dict[str, float] = {}
@@ -92,7 +93,9 @@ class Progress:
             if event.round.accuracy is not None:
                 self._accuracy[trial] = event.round.accuracy
             done = self._done[trial] = event.round.round + 1
-            self._seconds[trial] = self._seconds.get(trial, 0.0) + sum(event.round.seconds.values())
+            took = sum(event.round.seconds.values())
+            self._seconds[trial] = self._seconds.get(trial, 0.0) + took
+            self._all_done, self._all_seconds = self._all_done + 1, self._all_seconds + took
             own = timedelta(seconds=round(self._seconds[trial] / done * (event.trial.experiment.rounds - done)))
             shown = f"{100 * self._accuracy[trial]:.1f} %" if trial in self._accuracy else ""
             self._progress.update(self._bars[trial], advance=1, left=own, accuracy=shown)
@@ -101,9 +104,8 @@ class Progress:
 
     def _left(self, total: int) -> timedelta:
         """About the time that the rounds left will take, while as many trials run at once as do now."""
-        done = sum(self._done.values())
-        mean = sum(self._seconds.values()) / done
-        return timedelta(seconds=round(mean * (total - self._never - done) / len(self._bars)))
+        mean = self._all_seconds / self._all_done
+        return timedelta(seconds=round(mean * (total - self._never - self._all_done) / len(self._bars)))
 
     def _tell_now_and_then(self, total: int) -> None:
         """Print a line where there are no bars, if the last is long ago: a log must not fall silent for an hour."""
@@ -111,10 +113,9 @@ class Progress:
         if self._has_bars or now - self._told < EVERY:
             return
         self._told = now
-        done, left = sum(self._done.values()), self._left(total)
         running = [self._where(trial) for trial in list(self._bars)[:MOST]]
         running += [f"{len(self._bars) - MOST} more"] if len(self._bars) > MOST else []
-        line = f"{done:,} of {total:,} rounds, about {left} left: {'; '.join(running)}"
+        line = f"{self._all_done:,} of {total:,} rounds, about {self._left(total)} left: {'; '.join(running)}"
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _where(self, trial: str) -> str:

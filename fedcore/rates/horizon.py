@@ -16,7 +16,7 @@ class Horizon:
         K: the clients drawn a round; all p nodes of a network (Theorem 3.4).
         T: the local steps of the whole run, all rounds together.
 
-    ``fedcore.theory.local_sgd.largest_rate`` is the largest for which a bound holds; a long run is below it.
+    The rate of a long run is below ``fedcore.theory.local_sgd.largest_rate``, up to which a bound is derived.
 
     Reference: Haddadpour, Mahdavi, "On the Convergence of Local Descent Methods in Federated Learning", 2019,
     Theorem 3.3 (local SGD, general nonconvex objectives).
