@@ -50,7 +50,7 @@ class Progress:
         self._total, self._clock, self._told = total, clock, clock()
         self._done: dict[str, int] = {}  # rounds of each trial, those that are over too
         self._seconds: dict[str, float] = {}  # that these took, by their records: those of an earlier call did, too
-        self._all_done, self._all_seconds = 0, 0.0  # the sums of both, which a sweep of thousands of trials asks each round
+        self._all_done, self._all_seconds = 0, 0.0  # of all trials, of which there may be thousands
         self._never = 0  # rounds that trials that failed will not do
         self._bars: dict[str, TaskID] = {}
         self._accuracy: dict[str, float] = {}
