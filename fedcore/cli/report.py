@@ -44,6 +44,7 @@ def show_sweep(console: Console, folder: Path) -> None:
         _show_paper(console, report.paper)
         for note in report.summary.notes:
             console.print(f"note: {note}", style="yellow", markup=False, highlight=False)
+        console.print(f"wrote {report.page}", markup=False, highlight=False, soft_wrap=True)
     summaries = [report.summary for report in written.reports.values()]
     console.print(legend(*summaries), style="dim", markup=False, highlight=False)
     for note in written.notes:

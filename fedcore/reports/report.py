@@ -37,6 +37,11 @@ class Report:
     paper: Comparison | None = None
 
     @property
+    def page(self) -> Path:
+        """The page that shows all of it, with the other files beside it."""
+        return self.files[-1]
+
+    @property
     def has_accuracies(self) -> bool:
         """Tell whether the paper's figures are accuracies, so that ours stand beside them."""
         return self.paper is not None and self.paper.has_accuracies

@@ -3,6 +3,7 @@
 import csv
 import json
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
@@ -190,6 +191,18 @@ def test_beside_a_sweep_s_presets_other_runs_are_left_out_and_named(put, tmp_pat
     result = invoke("report", tmp_path)
     assert result.status == 0
     assert f"left out, since they are no part of this sweep: {tmp_path / 'mine'}" in result.output.replace("\n", " ")
+
+
+def test_a_sweep_s_report_says_where_each_condition_s_page_is(put, tmp_path):
+    for clients in (10, 20):
+        put(f"{TABLE}/partition.clients={clients}", load_preset(TABLE, ["seeds=[0]"]), 3)
+    put("quickstart", load_preset("quickstart", ["seeds=[0]"]), 3)
+    result = invoke("report", tmp_path)
+    assert result.status == 0
+    pages = [line.removeprefix("wrote ") for line in result.output.splitlines() if line.endswith("report.html")]
+    assert pages == [str(report.page) for report in write_overview(tmp_path).reports.values()]
+    assert len(pages) == 3
+    assert all(Path(page).is_file() for page in pages)
 
 
 @pytest.mark.parametrize("preset", ["../elsewhere", "/elsewhere", "quickstart/../../elsewhere"])
