@@ -23,7 +23,8 @@ def read_records(folder: str | os.PathLike[str]) -> "pandas.DataFrame":
       clients), ``heard``, ``refused``, ``accuracy`` and ``loss`` (NaN where the round was not evaluated), ``lr``,
       ``gamma``, ``steps``, ``uploads``, ``norm``, ``bytes``, ``uploadings``, ``bytes_down``, ``diversity``,
       ``correction_norm``, ``staleness``, ``together``;
-    - ``seconds_broadcast``, ``seconds_local``, ``seconds_aggregate``, ``seconds_evaluate``: what its time went to.
+    - ``seconds_broadcast``, ``seconds_local``, ``seconds_aggregate``, ``seconds_evaluate``,
+      ``seconds_waited`` (for updates that other processes make; NaN where none do): what its time went to.
 
     Args:
         folder: what ``fedcore run`` or ``fedcore sweep`` wrote; it is only read.

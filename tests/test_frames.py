@@ -57,6 +57,13 @@ def test_every_round_of_every_trial_is_a_row(run):
     assert frame["accuracy"].isna().sum() == 4  # rounds 0 of four trials
 
 
+def test_the_wait_for_workers_is_a_column(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    record = sorted((copy / "records").iterdir())[0]
+    record.write_text(record.read_text().replace('"seconds": {', '"seconds": {"waited": 0.25, ', 1))
+    assert fedcore.read_records(copy)["seconds_waited"].dropna().tolist() == [0.25]
+
+
 def test_every_column_is_documented(run):
     said = fedcore.read_records.__doc__
     assert [name for name in fedcore.read_records(run).columns if f"``{name}``" not in said] == []

@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from fedcore.callbacks.figures import Figures, of_record, of_report
-from fedcore.errors import MissingDataError
 from fedcore.server import RoundReport
 
 if TYPE_CHECKING:
@@ -43,14 +42,10 @@ class Callback(ABC):
             MissingDataError: there are none, or one is damaged.
         """
         from fedcore.experiment.records import read_folder
-        from fedcore.experiment.run_folder import CONFIG
+        from fedcore.experiment.run_folder import begun_runs
 
         place = Path(folder)
-        runs = [place] if (place / "records").is_dir() else sorted(path.parent for path in place.rglob(CONFIG))
-        runs = [run for run in runs if any((run / "records").glob("*.jsonl"))]
-        if not runs:
-            raise MissingDataError(f"{place}: expected the folder of a run or a sweep, found no records in it")
-        for run in runs:
+        for run in begun_runs(place):
             below = run.relative_to(place).as_posix()
             for record in read_folder(run):
                 about = _about(record.header)

@@ -79,6 +79,8 @@ class Progress:
 
     def event(self, event: "Event") -> None:
         """Take in one event."""
+        from rich.markup import escape  # a label may look like rich's own signs
+
         trial = event.job.name
         if self._total is None:
             whole = event.trial.experiment
@@ -88,7 +90,7 @@ class Progress:
             self._finish(event)
         elif event.round is None:
             rounds = event.trial.experiment.rounds
-            self._bars[trial] = self._progress.add_task(trial, total=rounds, left=_UNKNOWN, accuracy="")
+            self._bars[trial] = self._progress.add_task(escape(trial), total=rounds, left=_UNKNOWN, accuracy="")
         else:
             if event.round.accuracy is not None:
                 self._accuracy[trial] = event.round.accuracy

@@ -30,3 +30,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # who reads, head for instance, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains as it ends
         sys.exit(FAILED)
+    except OSError as error:  # a disk that is full, a folder that nobody may write to
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(FAILED)

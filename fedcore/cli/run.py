@@ -22,6 +22,7 @@ from fedcore.experiment.trial import trials
 from fedcore.registries import load_module
 from fedcore.tracing import trace
 
+MOST_SEEDS = 1_000_000
 TRACE = "trace.json"
 TOGETHER = {"yes": "true", "no": "false", "vmap": '"vmap"'}
 
@@ -142,6 +143,8 @@ def _seeds(text: str) -> list[int]:
         numbers = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
         raise ConfigError(f"--seeds: expected a count or numbers with commas between them, got {text!r}") from None
-    if "," not in text and numbers[0] < 1:
+    if "," not in text and (not numbers or numbers[0] < 1):
         raise ConfigError(f"--seeds: expected at least one seed, got {text!r}; the seed 0 alone is 0,")
+    if "," not in text and numbers[0] > MOST_SEEDS:
+        raise ConfigError(f"--seeds: expected at most {MOST_SEEDS} seeds, got {text!r}; this seed alone is {text},")
     return numbers if "," in text else list(range(numbers[0]))

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from fedcore.errors import MissingDataError
 from fedcore.experiment.records import Record, RoundRecord, read_folder
-from fedcore.experiment.run_folder import CONFIG
+from fedcore.experiment.run_folder import CONFIG, begun_runs
 from fedcore.experiment.schema.changes import BESIDES, SIZES, plain
 
 if TYPE_CHECKING:
     import pandas
 
 TRIAL = ("run", "preset", "algorithm", "seed")
-PARTS = ("broadcast", "local", "aggregate", "evaluate")
+PARTS = ("broadcast", "local", "aggregate", "evaluate", "waited")
 """What a round's time went to, in the order of the columns."""
 
 
@@ -38,25 +38,17 @@ def frame_of(folder: Path) -> "pandas.DataFrame":
     of_rounds = [field.name for field in fields(RoundRecord) if field.name != "seconds"]
     seconds = [f"seconds_{part}" for part in PARTS]
     return pandas.DataFrame(rows, columns=[*TRIAL, *varied, *of_rounds, *seconds]).astype(
-        {"accuracy": float, "loss": float, "norm": float}
+        {"accuracy": float, "loss": float, "norm": float, "seconds_waited": float}
     )
 
 
 def _trials(folder: Path) -> Iterator[tuple[str, Record, dict[str, Any]]]:
     """Each trial's run, its record, and its settings by dotted key."""
-    found = False
-    for run in [folder] if (folder / "records").is_dir() else sorted(path.parent for path in folder.rglob(CONFIG)):
-        if not any((run / "records").glob("*.jsonl")) and run != folder:
-            continue  # a point of a sweep whose turn has not come
-        found = True
+    for run in begun_runs(folder):
         tables = _tables(run / CONFIG)
         for record in read_folder(run):
             name = run.relative_to(folder).as_posix() if run != folder else ""
             yield name, record, _settings(tables, record.header.algorithm)
-    if not found:
-        raise MissingDataError(
-            f"{folder}: expected the folder of a run or a sweep, found no records in it; fedcore run writes them"
-        )
 
 
 def _tables(config: Path) -> Mapping[str, Any]:

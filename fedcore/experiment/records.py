@@ -207,9 +207,8 @@ def read(path: Path) -> Record:
     rounds: list[RoundRecord] = []
     for number, line in enumerate(lines[1:], start=2):
         record = _read_line(path, number, line, _ROUND, "a round")
-        if rounds and record.round <= rounds[-1].round:
-            due = f"a round after {rounds[-1].round}"
-            raise MissingDataError(f"{path}: line {number}: expected {due}, got round {record.round}")
+        if record.round != len(rounds):
+            raise MissingDataError(f"{path}: line {number}: expected round {len(rounds)}, got round {record.round}")
         rounds.append(record)
     return Record(header, rounds, torn)
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from fedcore.devices import CPU
-from fedcore.errors import ConfigError, DeviceError
+from fedcore.errors import ConfigError, DeviceError, MissingDataError
 from fedcore.experiment.schema.experiment import Experiment
 from fedcore.runtime import build_info
 
@@ -19,6 +19,29 @@ CONFIG, BUILD = "config.json", "build.json"
 def default_folder(experiment: Experiment) -> Path:
     """``runs/<preset>-<date>-<time>`` in the working directory."""
     return Path("runs", f"{experiment.name.replace('/', '-') or 'run'}-{datetime.now():%Y%m%d-%H%M%S}")
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The folder itself where it is a run's, else the runs below it, as a sweep has them.
+
+    A folder without any counts as a run's, whose configuration may be lost.
+    """
+    if (folder / CONFIG).exists():
+        return [folder]
+    return sorted(path.parent for path in folder.rglob(CONFIG)) or [folder]
+
+
+def begun_runs(folder: Path) -> list[Path]:
+    """A folder's runs that have records.
+
+    Raises:
+        MissingDataError: there are none.
+    """
+    if found := [run for run in runs_in(folder) if any((run / "records").glob("*.jsonl"))]:
+        return found
+    raise MissingDataError(
+        f"{folder}: expected the folder of a run or a sweep, found no records in it; fedcore run writes them"
+    )
 
 
 def prepare(

@@ -1,7 +1,7 @@
 """One trial: one algorithm of an experiment with one seed. Nothing here imports torch: listing trials must not wait."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from fedcore.errors import ConfigError
@@ -11,6 +11,8 @@ from fedcore.runtime import __version__
 
 CHECKPOINTS = "checkpoints"
 """The folder of a run in which its unfinished trials have their servers."""
+LONGEST = 100
+"""Characters of a label in the name of a file; file systems take 255 in all."""
 MODELS = "models"
 """The folder of a run in which its trials have the models that they keep."""
 
@@ -36,7 +38,7 @@ class Trial:
     @property
     def file_name(self) -> str:
         """The name of its record; the number keeps labels apart that differ in punctuation alone."""
-        label = re.sub(r"[^a-z0-9]+", "-", self.method.label.lower()).strip("-")
+        label = re.sub(r"[^a-z0-9]+", "-", self.method.label.lower()).strip("-")[:LONGEST]
         return f"{self.order}-{label}-seed{self.seed}.jsonl"
 
 
@@ -103,5 +105,7 @@ def rounds_before(path: Path, header: Header, every: int) -> list[RoundRecord] |
         Writer(path, header, lines).close()
         return lines
     if record.header != header:
-        raise ConfigError(f"{path}: expected the record of {header}, got that of {record.header}")
+        pairs = [(one.name, getattr(record.header, one.name), getattr(header, one.name)) for one in fields(Header)]
+        told = ", ".join(f"{name} {there!r} and not {due!r}" for name, there, due in pairs if there != due)
+        raise ConfigError(f"{path}: expected this trial's record, got one with {told}; another folder begins anew")
     return record.rounds

@@ -49,7 +49,10 @@ class Ended:
         if self.trace is None:
             return self
         log = _log(trial, folder)
-        log.write_text(self.trace, encoding="utf-8")
+        try:
+            log.write_text(self.trace, encoding="utf-8")
+        except OSError:  # a full disk, which may be why it failed
+            return Ended(self.error)
         return Ended(f"{self.error} (see {log})")
 
 

@@ -90,7 +90,8 @@ def compare(records: Sequence[Record], paper: Figures, due: tuple[int, int] = (0
         found = difference(records, *_pair(pair))
         lines.append(_gain(found, f"{gain:+g}", interval(found)))
     for label, count in paper.recovery.items():
-        took = [recovery(record, paper.shift) for record in records if record.header.algorithm == label]
+        own = [record for record in records if record.header.algorithm == label]
+        took = [recovery(record, paper.shift) for record in own if paper.shift - 1 in accuracies(record)]
         lines.append(_counted(label, RECOVERY, count, took))
     for pair, count in paper.crossing.items():
         lines.append(_counted(pair, CROSSING, count, _crossings(records, pair, paper.shift)))
@@ -109,7 +110,9 @@ def percents(records: Sequence[Record], label: str) -> tuple[float, ...]:
 
 
 def recovery(record: Record, shift: int) -> int | None:
-    """Rounds from a shift on until the accuracy is again what it was in the round before it; None if it never is."""
+    """Rounds from a shift on until the accuracy is again what it was in the round before it; None if it never is, or if
+    that round was not evaluated.
+    """
     curve = accuracies(record)
     before = curve.get(shift - 1)
     if before is None:

@@ -2,21 +2,22 @@
 presets that vary one thing, an overview with a table of conditions x methods, and every trial.
 
 The best point of an algorithm is the one with the highest accuracy (the mean over the last 10 evaluated rounds, then
-over the seeds) among those whose trials are all complete. Where none is, nothing is chosen of it. It is chosen on the
-test set, as the papers do; what is chosen among many is a little too good. Where a grid changes the problem, not only
-choices within a method, each problem is a condition with a report of its own: nobody chooses among problems.
+over the seeds) among those whose trials are all complete, with each seed that another is complete with. Where
+none is, nothing is chosen of it. It is chosen on the test set, as the papers do; what is chosen among many is
+a little too good. Where a grid changes the problem, not only choices within a method, each problem is a condition with
+a report of its own: nobody chooses among problems.
 """
 
 import csv
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
 from fedcore.errors import MissingDataError
 from fedcore.experiment.records import Record, read_folder
-from fedcore.experiment.run_folder import CONFIG
+from fedcore.experiment.run_folder import CONFIG, runs_in
 from fedcore.experiment.schema.changes import Change, Changes
 from fedcore.reports import conditions as table_of
 from fedcore.reports import html_page as page
@@ -45,7 +46,7 @@ class Overview:
 
 def is_sweep(folder: Path) -> bool:
     """Tell whether a folder holds runs below it, and is none itself."""
-    return not (folder / "records").exists() and any(True for _ in folder.rglob(CONFIG))
+    return runs_in(folder) != [folder]
 
 
 def write_overview(folder: Path) -> Overview:
@@ -70,7 +71,7 @@ def write_overview(folder: Path) -> Overview:
             records, notes, points = best(group)
             if not records:
                 continue
-            config = (next(iter(group.values()))[0] / CONFIG).read_text(encoding="utf-8")
+            config = (group[points[0]][0] / CONFIG).read_text(encoding="utf-8")  # of the first method's best point
             drawn, changed[preset] = pictures(preset, config), _changes(preset, [group[point][0] for point in points])
             row = condition(preset, setting, records)
             all_rows[row.name] = row
@@ -113,7 +114,9 @@ def best(runs: Runs) -> tuple[list[Record], list[str], list[str]]:
             tried.setdefault(record.header.algorithm, {}).setdefault(point, []).append(record)
     found, notes, points = [], [], []
     for order, (label, by_point) in enumerate(_in_order(tried).items()):
-        scores = {point: score for point, records in by_point.items() if (score := _score(records)) is not None}
+        done = [_seeds(filter(_is_whole, records)) for records in by_point.values()]
+        whole = {point: own for point, own in by_point.items() if not any(_seeds(own) < seeds for seeds in done)}
+        scores = {point: score for point, records in whole.items() if (score := _score(records)) is not None}
         if len(by_point) == 1:
             scores = dict.fromkeys(by_point, 0.0)  # nothing to choose from, so a part of it can be shown too
         if not scores:
@@ -122,7 +125,7 @@ def best(runs: Runs) -> tuple[list[Record], list[str], list[str]]:
         point = max(scores, key=scores.__getitem__)
         points.append(point)
         if len(by_point) > 1:
-            of = f"{len(scores)} complete points of " if len(scores) < len(by_point) else ""
+            of = f"{len(scores)} complete point{'s' * (len(scores) > 1)} of " if len(scores) < len(by_point) else ""
             notes.append(f"{label}: {point}, the best of {of}{len(by_point)}{'' if of else ' points'}")
         found += [replace(record, header=replace(record.header, order=order)) for record in by_point[point]]
     return found, notes, list(dict.fromkeys(points))
@@ -146,8 +149,16 @@ def _in_order(tried: dict[str, dict[str, list[Record]]]) -> dict[str, dict[str, 
     return {label: tried[label] for label in sorted(tried, key=place)}
 
 
+def _is_whole(record: Record) -> bool:
+    return len(record.rounds) >= record.header.rounds
+
+
+def _seeds(records: Iterable[Record]) -> set[int]:
+    return {record.header.seed for record in records}
+
+
 def _score(records: Sequence[Record]) -> float | None:
-    if any(len(record.rounds) < record.header.rounds for record in records):
+    if not all(map(_is_whole, records)):
         return None
     values = [value for record in records if (value := final(record)) is not None]
     return fmean(values) if values else None

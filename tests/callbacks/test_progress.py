@@ -99,6 +99,11 @@ def test_on_a_terminal_there_are_bars_alone(jobs):
     assert not any("rounds, about" in one for one in told(jobs, [(40, 0.1), (80, 0.1)], terminal=True))
 
 
+def test_a_label_that_looks_like_richs_signs_is_shown_as_it_is():
+    experiment = load_preset("quickstart", ["algorithms=[{name='FedAvg', label='a[/x]'}]"])
+    assert any("a[/x]" in one for one in told([Job(trials(experiment)[0], Path("runs"))], [(1, 0.1)], terminal=True))
+
+
 def test_rounds_of_a_trial_that_failed_are_not_waited_for(jobs):
     out, clock = io.StringIO(), Clock()
     with Progress(200, console=Console(file=out, width=300), clock=clock) as progress:

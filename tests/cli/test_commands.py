@@ -62,6 +62,8 @@ def test_how_clients_are_trained_and_by_how_many_threads(tmp_path, together):
         (["run", "quickstart", "--set", "algorithms=['Mimc']"], "did you mean 'MimiC'?"),
         (["run", "quickstart", "--seeds", "x"], "expected a count or numbers"),
         (["run", "quickstart", "--seeds", "0"], "expected at least one seed"),
+        (["run", "quickstart", "--seeds", ""], "expected at least one seed"),
+        (["run", "quickstart", "--seeds", "20260101"], "this seed alone is 20260101,"),
         (["run", "quickstart", "--scale", "quick"], "quickstart: expected a table 'quick'"),
         (["sweep", "mimic/table3-tau21"], "did you mean 'mimic/table3-tau"),
         (["report", "nowhere"], "nowhere: expected records"),
@@ -96,6 +98,15 @@ def test_missing_data_is_one_line_and_status_2(tmp_path, mnist):
     assert done.errors.count("\n") == 1
     assert done.output == ""
     assert not (tmp_path / "run").exists()
+
+
+def test_a_report_that_cannot_be_written_is_one_line_and_status_1(tmp_path):
+    assert invoke("run", "quickstart", "--rounds", 1, "--seeds", 1, "--jobs", 0, "--out", tmp_path / "run").status == 0
+    (tmp_path / "run" / "table.md").unlink()
+    (tmp_path / "run" / "table.md").mkdir()
+    done = invoke("report", tmp_path / "run")
+    assert (done.status, done.errors.count("\n")) == (1, 1)
+    assert f"Is a directory: '{tmp_path / 'run' / 'table.md'}'" in done.errors
 
 
 def test_a_failed_trial_is_named_and_the_status_is_1(tmp_path, mnist):

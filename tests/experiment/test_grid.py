@@ -28,6 +28,20 @@ def test_an_option_is_tried_on_the_algorithms_that_have_it():
     assert (last.name, last.seeds, last.grid) == ("quickstart", (0, 1, 2, 3, 4), {})
 
 
+def test_an_option_of_none_of_the_algorithms_that_are_left_changes_nothing():
+    (point,) = points(load_preset("quickstart", ["algorithms=['FedAvg']", "grid={'algorithms.beta'=[0.5, 0.8]}"]))
+    assert point.name == ""
+
+
+def test_a_warm_start_is_tried_on_the_algorithms_that_take_one():
+    plain, *found = points(gridded("grid={'algorithms.warm_start'=[1, 4]}"))
+    assert [method.label for method in plain.experiment.algorithms] == ["FedAvg", "FedAvgM"]
+    assert [[(one.name, one.warm_start) for one in point.experiment.algorithms] for point in found] == [
+        [("SCAFFOLDM", 1)],
+        [("SCAFFOLDM", 4)],
+    ]
+
+
 def test_any_key_of_the_experiment_can_be_tried():
     found = points(gridded("grid={'local.epochs'=[1, 2], 'participation.p'=[0.3]}"))
     assert [point.experiment.local.epochs for point in found] == [1, 2]
@@ -36,7 +50,17 @@ def test_any_key_of_the_experiment_can_be_tried():
 
 @pytest.mark.parametrize(
     ("grid", "message"),
-    [("{'rate.lrr'=[0.1]}", "got 'rate.lrr'"), ("{'local.epochs'=[0]}", "local.epochs"), ("{'x.y'=[0]}", "got 'x.y'")],
+    [
+        ("{'rate.lrr'=[0.1]}", "got 'rate.lrr'"),
+        ("{'local.epochs'=[0]}", "local.epochs"),
+        ("{'x.y'=[0]}", "got 'x.y'"),
+        ("{'rate.lr'=[0.1, 0.10]}", "got rate.lr=0.1 twice"),
+        ("{seeds=[[0], [5]]}", "expected no 'seeds'"),
+        ("{name=['a', 'b']}", "expected no 'name'"),
+        ("{'algorithms.bta'=[0.5]}", "algorithms.bta: unknown key; did you mean 'beta'?"),
+        ("{'algorithms.'=[1]}", "algorithms.: unknown key"),
+        ("{'rate.lr'=[-1]}", "grid: quickstart at rate.lr=-1: rate.lr: expected a number in (0, 100], got -1"),
+    ],
 )
 def test_a_wrong_grid_is_named(grid, message):
     with pytest.raises(ConfigError) as caught:

@@ -1,3 +1,6 @@
+import json
+from dataclasses import asdict
+
 import pytest
 
 from fedcore.errors import MissingDataError
@@ -43,6 +46,16 @@ def test_damage_before_the_last_line_is_an_error(record):
     lines = record.read_text().splitlines(keepends=True)
     record.write_text(lines[0] + lines[1][:20] + "\n" + lines[2])
     with pytest.raises(MissingDataError, match="line 2 is damaged"):
+        read(record)
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_round_that_is_missing_is_an_error(record, lost):
+    with record.open("a") as file:
+        file.write(json.dumps(asdict(line(2))) + "\n")
+    lines = record.read_text().splitlines(keepends=True)
+    record.write_text("".join(lines[:lost] + lines[lost + 1 :]))
+    with pytest.raises(MissingDataError, match=f"line {lost + 1}: expected round {lost - 1}, got round {lost}"):
         read(record)
 
 

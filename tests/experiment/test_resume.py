@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedcore import Server
+from fedcore import Server, __version__
 from fedcore.cli import main
 from fedcore.errors import ConfigError
 from fedcore.experiment import load_preset, run_experiment
@@ -102,8 +102,17 @@ def test_rounds_are_durable_in_the_record_before_a_checkpoint_rests_on_them(tmp_
 
 def test_another_experiments_record_is_not_gone_on_with(tmp_path, small):
     run_trial(Trial(small, 0, 0), tmp_path)
-    with pytest.raises(ConfigError, match="expected the record of"):
+    with pytest.raises(ConfigError, match="expected this trial's record, got one with rounds"):
         run_trial(Trial(load_preset("quickstart", ["rounds=1", "seeds=[0, 1]"]), 0, 0), tmp_path)
+
+
+def test_what_another_version_began_says_so(tmp_path, small):
+    trial = Trial(small, 0, 0)
+    run_trial(trial, tmp_path)
+    record = tmp_path / "records" / trial.file_name
+    record.write_text(record.read_text().replace(f'"version": "{__version__}"', '"version": "0.0.1"'))
+    with pytest.raises(ConfigError, match=f"version '0.0.1' and not '{__version__}'; another folder begins"):
+        run_trial(trial, tmp_path)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is POSIX")

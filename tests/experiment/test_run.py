@@ -15,7 +15,7 @@ from fedcore.experiment import Sweep, load_preset, run_experiment, run_sweep
 from fedcore.experiment.records import Header, RoundRecord, Writer, read_folder
 from fedcore.experiment.run_folder import prepare
 from fedcore.experiment.trial import trials
-from fedcore.experiment.worker import Worker
+from fedcore.experiment.worker import Ended, Worker
 
 
 def test_all_trials_run_and_the_folder_can_be_run_again(tmp_path, small):
@@ -56,6 +56,10 @@ def test_a_trial_that_fails_does_not_lose_the_others(tmp_path, small):
     assert str(log) in failed[0].error
     assert run_experiment(small, tmp_path, resume=True, jobs=1) == []
     assert not log.exists()  # it is told of no longer
+
+
+def test_a_trial_whose_trace_cannot_be_written_says_why_it_failed(tmp_path, small):
+    assert Ended("made up", "Traceback").logged(trials(small)[0], tmp_path / "nowhere") == Ended("made up")
 
 
 def test_a_worker_whose_run_is_gone_ends_without_a_trace(tmp_path):

@@ -25,6 +25,13 @@ def test_two_runs_are_equal_but_for_seconds(tmp_path, small):
         assert timeless(records[0]) == timeless(records[1])
 
 
+def test_a_long_label_has_a_record_too(tmp_path):
+    experiment = load_preset("quickstart", ["rounds=1", f"algorithms=[{{name='FedAvg', label='{'a' * 300}'}}]"])
+    trial = Trial(experiment, 0, 0)
+    run_trial(trial, tmp_path)
+    assert len(read(tmp_path / "records" / trial.file_name).rounds) == 1
+
+
 def test_another_seed_gives_another_run(tmp_path, small):
     for seed in (0, 1):
         run_trial(Trial(small, 0, seed), tmp_path)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import fedcore
 from fedcore.experiment import load_preset
 from fedcore.experiment.presets.grid import points
 from fedcore.reports import write_overview, write_report
@@ -191,6 +192,14 @@ def test_beside_a_sweep_s_presets_other_runs_are_left_out_and_named(put, tmp_pat
     result = invoke("report", tmp_path)
     assert result.status == 0
     assert f"left out, since they are no part of this sweep: {tmp_path / 'mine'}" in result.output.replace("\n", " ")
+
+
+def test_a_preset_called_as_the_folder_of_records_is_reported_too(put, tmp_path):
+    experiment = load_preset("quickstart", ["seeds=[0]", "name=records"])
+    put("records", experiment, 3)
+    assert invoke("report", tmp_path).status == 0
+    assert list(write_overview(tmp_path).reports) == ["records"]
+    assert len(fedcore.read_records(tmp_path)) == 6
 
 
 def test_a_sweep_s_report_says_where_each_condition_s_page_is(put, tmp_path):

@@ -93,6 +93,12 @@ def test_a_count_that_one_seed_never_has_has_no_mean(record):
     assert (line.here, line.spread) == (None, "seeds: 2, never")
 
 
+def test_where_the_round_before_the_shift_was_not_evaluated_nobody_says_never(record):
+    records = [record("fast", 0, 0, [None, 0.2, 0.6]), record("fast", 0, 1, [0.5, 0.2, 0.6])]
+    (line,) = compare(records, Figures("P", shift=1, recovery={"fast": 4}))
+    assert (line.here, line.spread, line.seeds) == (2, "seeds: 2", 1)
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [((0.1, 0.11), "shown"), ((-0.1, -0.11), "contradicted"), ((0.1, -0.1), "open"), ((0.1,), "open")],

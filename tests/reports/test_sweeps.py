@@ -62,6 +62,25 @@ def test_each_algorithm_has_its_own_best_point(tmp_path, put):
     }
 
 
+def test_a_point_that_lacks_a_seed_of_another_one_is_not_complete(tmp_path, put):
+    put("lr=0.1", "FedAvg", 0, 0, [0.7])
+    put("lr=0.1", "FedAvg", 0, 1, [0.3])
+    put("lr=0.2", "FedAvg", 0, 0, [0.6])  # its second seed's turn has not come
+    summary = write_overview(tmp_path).reports["p"].summary
+    assert summary.notes == ("FedAvg: lr=0.1, the best of 1 complete point of 2",)
+    assert summary.rows[0].seeds == (0, 1)
+
+
+def test_the_page_has_the_configuration_of_the_point_that_was_chosen(tmp_path, put):
+    for point, accuracy in (("lr=0.1", 0.5), ("lr=0.2", 0.6)):
+        put(point, "FedAvg", 0, 0, [accuracy])
+        (tmp_path / "p" / point / "config.json").write_text(json.dumps({"description": f"at {point}"}))
+    write_overview(tmp_path)
+    page = (tmp_path / "p" / "report.html").read_text()
+    assert "at lr=0.2" in page
+    assert "at lr=0.1" not in page
+
+
 def test_without_a_complete_point_nothing_is_chosen(tmp_path, put):
     put("lr=0.1", "FedAvg", 0, 0, [0.6], rounds=3)
     put("lr=0.2", "FedAvg", 0, 0, [0.7], rounds=3)

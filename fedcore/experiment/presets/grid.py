@@ -3,19 +3,25 @@
 import copy
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from pydantic import ValidationError
 
+from fedcore import algorithms
 from fedcore.errors import ConfigError
+from fedcore.experiment.presets.loading import in_words
 from fedcore.experiment.schema.changes import at_point
 from fedcore.experiment.schema.experiment import Experiment, Method
+from fedcore.experiment.schema.section import unknown_key
 
+OF_SWEEP = ("name", "seeds")
+"""Keys by which all points are known, so that no grid varies them."""
 OF_METHODS = "algorithms."
 """What a key of the grid begins with where it is an option of those algorithms that have it."""
+WARM_START = "warm_start"
 
 
 @dataclass(frozen=True)
@@ -48,22 +54,39 @@ def points(experiment: Experiment) -> list[Point]:
 ('rate.lr=0.2,beta=0.5', ['FedAvgM'])]
     """
     grid = {key: values for key, values in experiment.grid.items() if values}
+    if fixed := [key for key in OF_SWEEP if key in grid]:
+        raise ConfigError(f"grid: expected no {fixed[0]!r}, which all points share, got it: leave it out")
+    _check_options([key for key in grid if key.startswith(OF_METHODS)], experiment.algorithms)
     groups: dict[tuple[str, ...], list[Method]] = {}
     for method in experiment.algorithms:
         groups.setdefault(tuple(key for key in grid if _concerns(key, method)), []).append(method)
-    found = []
+    found: list[Point] = []
     for keys, methods in groups.items():
         for values in product(*(grid[key] for key in keys)):
             chosen = dict(zip(keys, values, strict=True))
             name = ",".join(f"{key.removeprefix(OF_METHODS)}={_written(value)}" for key, value in chosen.items())
+            if name in (point.name for point in found):
+                raise ConfigError(f"grid: expected points of different names, got {name} twice: leave one out")
             found.append(Point(name, _at(experiment, methods, chosen, name)))
     return found
+
+
+def _check_options(keys: Iterable[str], methods: Iterable[Method]) -> None:
+    """See that some algorithm has each option, one of the experiment's or not: they may be left out of it."""
+    makers: list[Callable[..., Any]] = [*algorithms.REGISTRY.values(), *(method.maker() for method in methods)]
+    known = {WARM_START, *(option for maker in makers for option in inspect.signature(maker).parameters)}
+    for key in keys:
+        if (option := key.removeprefix(OF_METHODS)) not in known:
+            raise ConfigError(f"grid: {key}: {unknown_key(option, sorted(known))}")
 
 
 def _concerns(key: str, method: Method) -> bool:
     if not key.startswith(OF_METHODS):
         return True
-    return key.removeprefix(OF_METHODS) in inspect.signature(method.maker()).parameters
+    option = key.removeprefix(OF_METHODS)
+    if option == WARM_START:
+        return method.make().takes_warm_start
+    return option in inspect.signature(method.maker()).parameters
 
 
 def _at(experiment: Experiment, methods: list[Method], chosen: Mapping[str, Any], name: str) -> Experiment:
@@ -86,7 +109,7 @@ def _at(experiment: Experiment, methods: list[Method], chosen: Mapping[str, Any]
     try:
         point = Experiment.model_validate_json(json.dumps(tables))
     except ValidationError as error:
-        raise ConfigError(f"grid: {experiment.name} at {name}: {error}") from None
+        raise in_words(f"grid: {experiment.name} at {name}", error) from None
     return point.model_copy(update={"changes": at_point(experiment.changes, whole, point.tables())})
 
 

@@ -63,10 +63,15 @@ def load_preset(
         experiment = Experiment.model_validate(tables | {"changes": ()})
         return experiment.model_copy(update={"changes": _changes(experiment, whole, titled)})
     except ValidationError as error:
-        found = [f"{key}: {problem}" if key else problem for key, problem in _problems(error)]
+        raise in_words(where, error) from None
+
+
+def in_words(where: str, error: ValidationError) -> ConfigError:
+    """The error that says what is wrong with an experiment's tables, all of it, a line each."""
+    found = [f"{key}: {problem}" if key else problem for key, problem in _problems(error)]
     if len(found) == 1:
-        raise ConfigError(f"{where}: {found[0]}")
-    raise ConfigError(f"{where}: {len(found)} problems\n" + "\n".join(f"  {line}" for line in found))
+        return ConfigError(f"{where}: {found[0]}")
+    return ConfigError(f"{where}: {len(found)} problems\n" + "\n".join(f"  {line}" for line in found))
 
 
 def _table(tables: dict[str, Any], name: str) -> dict[str, Any]:

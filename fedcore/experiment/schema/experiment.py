@@ -19,7 +19,7 @@ from fedcore.algorithms import Algorithm, check_table
 from fedcore.data import partitions
 from fedcore.errors import FedcoreError, RangeError, ShapeError, UnknownNameError
 from fedcore.experiment.schema.changes import Change
-from fedcore.experiment.schema.fields import Count, Device, Line, Seed, Threads
+from fedcore.experiment.schema.fields import Count, Device, Line, Seed, Threads, Together
 from fedcore.experiment.schema.network import NetworkOfNodes
 from fedcore.experiment.schema.objective import Objective
 from fedcore.experiment.schema.pictures import Pictures
@@ -207,7 +207,7 @@ class Experiment(Section):
     seeds: tuple[Seed, ...] = Field(strict=False)
     algorithms: tuple[Method, ...] = Field(strict=False)
     threads: Threads = 1
-    together: bool | Literal["vmap"] | None = None
+    together: Together | None = None
     device: Device | None = None
     server_device: Device | None = None
     data: Data

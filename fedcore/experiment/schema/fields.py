@@ -1,9 +1,9 @@
 """Fields of a configuration: the kinds of number and line that it holds, each with its range."""
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 from unicodedata import category
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from fedcore.arguments import due_in, inside
@@ -38,8 +38,15 @@ def _checked_line(text: str) -> str:
     return text
 
 
+def _checked_way(way: Any) -> Any:
+    if not isinstance(way, bool) and way != "vmap":
+        raise PydanticCustomError("way", "expected true, false or 'vmap', got {came}", {"came": repr(way)})
+    return way
+
+
 Line = Annotated[str, AfterValidator(_checked_line)]
 Count = Annotated[int, within("[1, 1000000]")]
 Seed = Annotated[int, within("[0, 4294967295]")]
 Threads = Annotated[int, within("[1, 1024]")]
+Together = Annotated[bool | Literal["vmap"], BeforeValidator(_checked_way)]
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:\d{1,4})?)$")]
