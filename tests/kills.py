@@ -18,12 +18,14 @@ def die_at(call, *, after, all_of=None):
         def acting(*arguments, **named):
             nonlocal count
             count += 1
-            if count == call and not after:
+            own = count  # a call may make others
+            if own == call and not after:
                 kill(all_of)
-            result = act(*arguments, **named)
-            if count == call:
-                kill(all_of)
-            return result
+            try:
+                return act(*arguments, **named)
+            finally:  # it may fail, as to unlink what is not there does
+                if own == call:
+                    kill(all_of)
 
         return acting
 

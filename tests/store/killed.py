@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,8 @@ from tests.kills import die_at
 from tests.store.contents import content, write
 
 N, CLIENTS, COHORT = 300, 20, 6
+PLACES = b"csup"
+"""Where every third child dies in turn, however busy the machine: as it commits, saves, takes back and compacts."""
 
 
 def cohort(round):
@@ -94,9 +97,13 @@ def work(path, durability, undoable, say, last=10**6):
                 say(b"d", round - 1)
 
 
-def child(path, durability, undoable, writing, call, after):
+def child(path, durability, undoable, writing, call, place, after):
     def say(what, round):
+        nonlocal place
         os.write(writing, what + round.to_bytes(7, "little"))
+        if what == place:
+            place = None
+            die_at(1, after=after)
 
     if call is not None:
         die_at(call, after=after)
@@ -106,16 +113,16 @@ def child(path, durability, undoable, writing, call, after):
         os._exit(3)  # no child gets here
 
 
-def kill_one(path, durability, undoable, chance):
-    """Let a child work and die; return what it was doing."""
+def kill_one(path, durability, undoable, chance, place):
+    """Let a child work and die, at the place if there is one; return what it was doing."""
     reading, writing = os.pipe()
-    call = chance.randrange(1, 40) if chance.random() < 0.6 else None
+    call = chance.randrange(1, 40) if place is None and chance.random() < 0.6 else None
     pid = os.fork()
     if pid == 0:
         os.close(reading)
-        child(path, durability, undoable, writing, call, chance.random() < 0.5)
+        child(path, durability, undoable, writing, call, place, chance.random() < 0.5)
     os.close(writing)
-    if call is None:
+    if call is None and place is None:
         os.read(reading, 8)  # it has opened the store
         time.sleep(chance.random() ** 2 * 0.15)
         os.kill(pid, signal.SIGKILL)
@@ -161,8 +168,9 @@ def main(folder, durability, kills, seed, undoable):
     with ClientStore(CLIENTS, N, medium="mmap", codec="int8", path=path, undoable=undoable) as store:
         store.commit(0, {"x": content(N, 0), "total": content(N, 0).astype(np.float64)}, {"round": 0})
     before = 0
-    for _ in range(kills):
-        notes = kill_one(path, durability, undoable, chance)
+    turns = cycle(place.to_bytes() for place in PLACES if undoable or place != ord("u"))
+    for kill in range(kills):
+        notes = kill_one(path, durability, undoable, chance, next(turns) if kill % 3 == 0 else None)
         with ClientStore.open(path, readonly=True) as store:
             assert store.round in possible(notes, before, durability), (store.round, notes[-6:], before)
             assert_whole(store)
