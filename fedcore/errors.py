@@ -118,7 +118,7 @@ class StoreError(FedcoreError, RuntimeError):
 
 
 class LockedError(StoreError):
-    """A store is open for writing in another place."""
+    """A store is open for writing in another place, or another process runs trials in a folder."""
 
 
 class CorruptionError(StoreError, CheckpointError):

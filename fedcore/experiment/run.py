@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcore.experiment.additions import go_on, gone_on_with
+from fedcore.experiment.folder_lock import locked
 from fedcore.experiment.jobs import Event, Job, find_data, find_device, processes_on, run_jobs
 from fedcore.experiment.run_folder import prepare
 from fedcore.experiment.schema.experiment import Experiment
@@ -48,16 +49,18 @@ def run_experiment(
         ConfigError: the folder is not new or empty; or its run is another experiment's, was begun on another kind of
             device, or cannot have more rounds.
         MissingDataError, DeviceError: the data, or the GPU, is not there; nothing was made or begun.
+        LockedError: another process runs trials in the folder.
         KeyboardInterrupt: after the processes were stopped; the records hold every finished round.
     """
     experiment = gone_on_with(folder, experiment) if resume else experiment
     find_data([Job(trial, folder) for trial in trials(experiment)])
     find_device(experiment)
     chosen = settled(experiment, folder)
-    if resume:
-        go_on(folder, chosen)
-    else:
-        prepare(folder, chosen, make_engine)
-    work = [Job(trial, folder) for trial in trials(chosen)]
-    processes = processes_on(chosen, jobs)
-    return run_jobs(work, processes=processes, imports=imports, make_engine=make_engine, on_event=on_event)
+    with locked([folder]):
+        if resume:
+            go_on(folder, chosen)
+        else:
+            prepare(folder, chosen, make_engine)
+        work = [Job(trial, folder) for trial in trials(chosen)]
+        processes = processes_on(chosen, jobs)
+        return run_jobs(work, processes=processes, imports=imports, make_engine=make_engine, on_event=on_event)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fedcore.errors import ConfigError
 from fedcore.experiment.additions import go_on, gone_on_with
+from fedcore.experiment.folder_lock import locked
 from fedcore.experiment.jobs import Event, Job, Runner, find_data, find_device, processes_on, run_jobs
 from fedcore.experiment.presets.grid import points
 from fedcore.experiment.run_folder import CONFIG, clear_unfinished, prepare
@@ -73,6 +74,7 @@ def run_sweep(
         ConfigError: the folder holds another experiment under the name of one of these, or one that was begun on
             another kind of device, or that cannot have more rounds; nothing was made or begun.
         MissingDataError, DeviceError: data, or the GPU, is not there; nothing was made or begun.
+        LockedError: another process runs trials of one of the presets in the folder; nothing was begun.
         KeyboardInterrupt: after the processes were stopped; the records hold every finished round.
     """
     work = sweep.jobs()
@@ -83,9 +85,10 @@ def run_sweep(
     for experiment in sweep.experiments if runner is None else ():
         find_device(experiment)
         jobs = processes_on(experiment, jobs)
-    chosen = {folder: _prepare(folder, experiment, runner) for folder, experiment in chosen.items()}
-    work = [_of(job, chosen[job.folder]) for job in work]
-    return run_jobs(work, processes=jobs, imports=imports, runner=runner, on_event=on_event)
+    with locked(sweep.folder / experiment.name for experiment in sweep.experiments):
+        chosen = {folder: _prepare(folder, experiment, runner) for folder, experiment in chosen.items()}
+        work = [_of(job, chosen[job.folder]) for job in work]
+        return run_jobs(work, processes=jobs, imports=imports, runner=runner, on_event=on_event)
 
 
 def _place(preset: Path, point: str) -> Path:
