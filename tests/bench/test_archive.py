@@ -1,0 +1,67 @@
+"""The committed archives of records, and what packs them."""
+
+import csv
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from bench.papers.archive import pack
+from fedcore.experiment import Sweep, load_preset, run_sweep
+from fedcore.reports.sweeps import write_overview
+
+PAPERS = Path(__file__).parents[2] / "bench" / "papers"
+ARCHIVES = sorted(PAPERS.glob("*-records.tar.xz"))
+
+
+def unpacked(archive, folder):
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    (run,) = folder.iterdir()
+    return run
+
+
+def trials(path):
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
+def test_the_committed_figures_are_those_of_the_records(archive, tmp_path):
+    write_overview(folder := unpacked(archive, tmp_path))
+    committed = trials(PAPERS / archive.name.replace("-records.tar.xz", "-trials.csv"))
+    assert trials(folder / "trials.csv") == committed
+
+
+def figures(records):
+    """All that is written, except for what it took."""
+    lines = [json.loads(line) for path in sorted(records.iterdir()) for line in path.read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def small(seeds):
+    return load_preset("quickstart", ["rounds=3", f"seeds={seeds}", 'algorithms=["FedAvg", "MimiC"]'])
+
+
+def test_a_sweep_goes_on_from_an_archive(tmp_path):
+    """What is complete is not run again, what is not is not packed, and the figures are the straight run's."""
+    run_sweep(Sweep([small([0, 1])], tmp_path / "straight"), jobs=0)
+    straight = tmp_path / "straight" / "quickstart" / "records"
+    begun = tmp_path / "begun" / "it"
+    run_sweep(Sweep([small([0])], begun), jobs=0)
+    torn = begun / "quickstart" / "records" / "1-mimic-seed0.jsonl"
+    torn.write_text("".join(torn.read_text().splitlines(keepends=True)[:-1]))
+
+    packed = pack(begun, archive := tmp_path / "it-records.tar.xz")
+    assert [path.name for path in packed] == ["0-fedavg-seed0.jsonl"]
+    assert pack(begun, tmp_path / "again.tar.xz") == packed
+    assert (tmp_path / "again.tar.xz").read_bytes() == archive.read_bytes()
+
+    there = unpacked(archive, tmp_path / "there")
+    own = there / "quickstart" / "records"
+    before = (own / packed[0].name).read_bytes()
+    assert run_sweep(Sweep([small([0, 1])], there), jobs=0) == []
+    assert (own / packed[0].name).read_bytes() == before  # its times, too
+    assert [path.name for path in sorted(own.iterdir())] == [path.name for path in sorted(straight.iterdir())]
+    assert figures(own) == figures(straight)
