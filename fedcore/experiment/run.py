@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedcore.errors import MissingDataError
 from fedcore.experiment.additions import go_on, gone_on_with
-from fedcore.experiment.folder_lock import locked
+from fedcore.experiment.folder_lock import locked_run
 from fedcore.experiment.jobs import Event, Job, find_data, find_device, processes_on, run_jobs
-from fedcore.experiment.run_folder import prepare
+from fedcore.experiment.run_folder import CONFIG, prepare
 from fedcore.experiment.schema.experiment import Experiment
 from fedcore.experiment.together import settled
 from fedcore.experiment.trial import trials
@@ -48,15 +49,20 @@ def run_experiment(
     Raises:
         ConfigError: the folder is not new or empty; or its run is another experiment's, was begun on another kind of
             device, or cannot have more rounds.
-        MissingDataError, DeviceError: the data, or the GPU, is not there; nothing was made or begun.
-        LockedError: another process runs trials in the folder.
+        MissingDataError, DeviceError: the data, the GPU, or the run that is to go on is not there; nothing was made.
+        LockedError: somebody else runs trials in the folder, or in the sweep that it is a point of.
         KeyboardInterrupt: after the processes were stopped; the records hold every finished round.
     """
-    experiment = gone_on_with(folder, experiment) if resume else experiment
-    find_data([Job(trial, folder) for trial in trials(experiment)])
-    find_device(experiment)
-    chosen = settled(experiment, folder)
-    with locked([folder]):
+    if resume and not (folder / CONFIG).exists():
+        raise MissingDataError(
+            f"{folder}: expected the folder of a run, found no {CONFIG} in it: begin one without resume"
+        )
+    known = gone_on_with(folder, experiment) if resume else experiment
+    find_data([Job(trial, folder) for trial in trials(known)])
+    find_device(known)
+    with locked_run(folder):
+        # Again, because whoever had the folder until now may have added to it.
+        chosen = settled(gone_on_with(folder, experiment) if resume else experiment, folder)
         if resume:
             go_on(folder, chosen)
         else:

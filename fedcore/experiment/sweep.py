@@ -74,21 +74,26 @@ def run_sweep(
         ConfigError: the folder holds another experiment under the name of one of these, or one that was begun on
             another kind of device, or that cannot have more rounds; nothing was made or begun.
         MissingDataError, DeviceError: data, or the GPU, is not there; nothing was made or begun.
-        LockedError: another process runs trials of one of the presets in the folder; nothing was begun.
+        LockedError: somebody else runs trials of one of the presets in the folder; nothing was begun.
         KeyboardInterrupt: after the processes were stopped; the records hold every finished round.
     """
-    work = sweep.jobs()
-    experiments = {job.folder: job.trial.experiment for job in work}
-    chosen = {folder: gone_on_with(folder, experiment, part=True) for folder, experiment in experiments.items()}
-    work = [_of(job, chosen[job.folder]) for job in work]
-    find_data(work)
+    find_data(_known(sweep)[0])
     for experiment in sweep.experiments if runner is None else ():
         find_device(experiment)
         jobs = processes_on(experiment, jobs)
     with locked(sweep.folder / experiment.name for experiment in sweep.experiments):
+        work, chosen = _known(sweep)  # again, because whoever had the folders until now may have added to them
         chosen = {folder: _prepare(folder, experiment, runner) for folder, experiment in chosen.items()}
         work = [_of(job, chosen[job.folder]) for job in work]
         return run_jobs(work, processes=jobs, imports=imports, runner=runner, on_event=on_event)
+
+
+def _known(sweep: Sweep) -> tuple[list[Job], dict[Path, Experiment]]:
+    """A sweep's trials, each of its folder's experiment with what the sweep has more of, and these by their folders."""
+    work = sweep.jobs()
+    experiments = {job.folder: job.trial.experiment for job in work}
+    chosen = {folder: gone_on_with(folder, experiment, part=True) for folder, experiment in experiments.items()}
+    return [_of(job, chosen[job.folder]) for job in work], chosen
 
 
 def _place(preset: Path, point: str) -> Path:

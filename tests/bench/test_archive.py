@@ -2,17 +2,20 @@
 
 import csv
 import json
+import os
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from bench.papers.archive import pack
+from fedcore.errors import MissingDataError
 from fedcore.experiment import Sweep, load_preset, run_sweep
 from fedcore.reports.sweeps import write_overview
 
 PAPERS = Path(__file__).parents[2] / "bench" / "papers"
-ARCHIVES = sorted(PAPERS.glob("*-records.tar.xz"))
+SUFFIX = "-records.tar.xz"
+ARCHIVES = sorted(PAPERS.glob(f"*{SUFFIX}"))
 
 
 def unpacked(archive, folder):
@@ -22,7 +25,7 @@ def unpacked(archive, folder):
     return run
 
 
-def trials(path):
+def rows(path):
     with path.open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
@@ -30,14 +33,29 @@ def trials(path):
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
 def test_the_committed_figures_are_those_of_the_records(archive, tmp_path):
     write_overview(folder := unpacked(archive, tmp_path))
-    committed = trials(PAPERS / archive.name.replace("-records.tar.xz", "-trials.csv"))
-    assert trials(folder / "trials.csv") == committed
+    name = archive.name.removesuffix(SUFFIX)
+    assert rows(folder / "trials.csv") == rows(PAPERS / f"{name}-trials.csv")
+    assert rows(folder / "overview.csv") == rows(PAPERS / f"{name}.csv")
 
 
 def figures(records):
     """All that is written, except for what it took."""
     lines = [json.loads(line) for path in sorted(records.iterdir()) for line in path.read_text().splitlines()]
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def test_there_are_archives():
+    assert {"mimic-code-law", "mimic-no-dropout"} <= {path.name.removesuffix(SUFFIX) for path in ARCHIVES}
+
+
+def test_nothing_is_packed_over_an_archive_where_no_trial_is_complete(tmp_path):
+    run_sweep(Sweep([small([0])], tmp_path / "it"), jobs=0)
+    for path in tmp_path.rglob("*.jsonl"):
+        path.write_text(path.read_text().splitlines(keepends=True)[0])
+    (tmp_path / "it-records.tar.xz").write_bytes(b"before")
+    with pytest.raises(MissingDataError, match="it: expected trials with all their rounds, found none"):
+        pack(tmp_path / "it", tmp_path / "it-records.tar.xz")
+    assert (tmp_path / "it-records.tar.xz").read_bytes() == b"before"
 
 
 def small(seeds):
@@ -55,10 +73,13 @@ def test_a_sweep_goes_on_from_an_archive(tmp_path):
 
     packed = pack(begun, archive := tmp_path / "it-records.tar.xz")
     assert [path.name for path in packed] == ["0-fedavg-seed0.jsonl"]
-    assert pack(begun, tmp_path / "again.tar.xz") == packed
-    assert (tmp_path / "again.tar.xz").read_bytes() == archive.read_bytes()
-
     there = unpacked(archive, tmp_path / "there")
+    for path in there.rglob("*"):
+        os.utime(path, (1, 1))
+        path.chmod(0o700)
+    pack(there, again := tmp_path / "again.tar.xz")
+    assert again.read_bytes() == archive.read_bytes()
+
     own = there / "quickstart" / "records"
     before = (own / packed[0].name).read_bytes()
     assert run_sweep(Sweep([small([0, 1])], there), jobs=0) == []
