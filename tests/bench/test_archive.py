@@ -45,7 +45,8 @@ def figures(records):
 
 
 def test_there_are_archives():
-    assert {"mimic-code-law", "mimic-no-dropout", "mimic-table3-tau50"} <= {path.name.removesuffix(SUFFIX) for path in ARCHIVES}
+    names = {archive.name.removesuffix(SUFFIX) for archive in ARCHIVES}
+    assert {"mimic-code-law", "mimic-no-dropout", "mimic-table3-tau50"} <= names
 
 
 def test_nothing_is_packed_over_an_archive_where_no_trial_is_complete(tmp_path):
