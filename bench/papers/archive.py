@@ -24,7 +24,7 @@ def pack(folder: Path, archive: Path) -> list[Path]:
         MissingDataError: no trial is complete; an archive that is there stays.
     """
     found = {
-        run: [path for path in sorted((run / "records").glob("*.jsonl")) if _is_complete(path)]
+        run: [path for path in sorted((run / "records").glob("*.jsonl")) if started(path) and read(path).is_complete]
         for run in begun_runs(folder)
     }
     if not any(found.values()):
@@ -36,10 +36,6 @@ def pack(folder: Path, archive: Path) -> list[Path]:
                 tar.add(path, Path(folder.name) / path.relative_to(folder), filter=_anybody_s)
     draft.replace(archive)
     return [path for records in found.values() for path in records]
-
-
-def _is_complete(path: Path) -> bool:
-    return started(path) and len((record := read(path)).rounds) == record.header.rounds
 
 
 def _anybody_s(entry: tarfile.TarInfo) -> tarfile.TarInfo:

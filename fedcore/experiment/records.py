@@ -114,6 +114,11 @@ class Record:
     rounds: list[RoundRecord]
     torn: bool
 
+    @property
+    def is_complete(self) -> bool:
+        """Tell whether it has all the rounds that were asked for."""
+        return len(self.rounds) >= self.header.rounds
+
 
 _HEADER, _ROUND = TypeAdapter(Header), TypeAdapter(RoundRecord)
 

@@ -111,7 +111,7 @@ def families(
     """
     found: dict[tuple[str, str], dict[float, tuple[str, Varied, list[Record]]]] = {}
     for preset, varied, records in presets:
-        whole = [record for record in records if len(record.rounds) == record.header.rounds]
+        whole = [record for record in records if record.is_complete]
         if varied and whole:
             found.setdefault((varied.family, varied.label), {})[varied.value] = preset, varied, whole
     several = [dict(sorted(members.items())) for members in found.values() if len(members) > 1]

@@ -114,7 +114,7 @@ def best(runs: Runs) -> tuple[list[Record], list[str], list[str]]:
             tried.setdefault(record.header.algorithm, {}).setdefault(point, []).append(record)
     found, notes, points = [], [], []
     for order, (label, by_point) in enumerate(_in_order(tried).items()):
-        done = [_seeds(filter(_is_whole, records)) for records in by_point.values()]
+        done = [_seeds(record for record in records if record.is_complete) for records in by_point.values()]
         whole = {point: own for point, own in by_point.items() if not any(_seeds(own) < seeds for seeds in done)}
         scores = {point: score for point, records in whole.items() if (score := _score(records)) is not None}
         if len(by_point) == 1:
@@ -149,16 +149,12 @@ def _in_order(tried: dict[str, dict[str, list[Record]]]) -> dict[str, dict[str, 
     return {label: tried[label] for label in sorted(tried, key=place)}
 
 
-def _is_whole(record: Record) -> bool:
-    return len(record.rounds) >= record.header.rounds
-
-
 def _seeds(records: Iterable[Record]) -> set[int]:
     return {record.header.seed for record in records}
 
 
 def _score(records: Sequence[Record]) -> float | None:
-    if not all(map(_is_whole, records)):
+    if not all(record.is_complete for record in records):
         return None
     values = [value for record in records if (value := final(record)) is not None]
     return fmean(values) if values else None
