@@ -5,6 +5,10 @@ import csv
 import io
 import re
 from pathlib import Path
+from statistics import fmean, stdev
+
+from fedcore.reports.paired import interval_of
+from fedcore.reports.papers import figures
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -46,14 +50,25 @@ def test_the_figures_of_the_quickstart_are_those_of_its_record():
 
 
 def test_the_figures_of_the_papers_page_are_those_of_its_record():
-    """The table of docs/papers.md is made by a record that is committed."""
+    """The table of docs/papers.md is made by trials that are committed, and by the paper's figures."""
     page = (README.parent / "docs" / "papers.md").read_text()
-    said = dict(re.findall(r"^\| (\w+) \| (\d+\.\d ± \d+\.\d) \|", page, re.MULTILINE))
-    assert len(said) == 5
-    with (README.parent / "bench" / "papers" / "mimic-table3.csv").open(encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["preset"] == "mimic/table3-tau20"]
-    made = {row["figure"].removesuffix(", accuracy %"): (float(row["here"]), row["spread"]) for row in rows}
-    for method, figure in said.items():
-        mean, deviation = figure.split(" ", 1)
-        assert abs(float(mean) - made[method][0]) <= 0.051, method  # each is rounded by itself
-        assert deviation == made[method][1], method
+    name, seeds = re.search(r"^`fedcore sweep (\S+) .*--seeds (\d+)`", page, re.MULTILINE).groups()
+    said = re.findall(r"^\| (\w+) \| ([\d.]+ ± [\d.]+) \| ([^|]*)\| ([\d.]+)", page, re.MULTILINE)
+    made: dict[str, list[float]] = {}
+    with (README.parent / "bench" / "papers" / "mimic-table4-trials.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["preset"] == name:
+                made.setdefault(row["algorithm"], []).append(100 * float(row["accuracy"]))
+    assert {len(trials) for trials in made.values()} == {int(seeds)}
+    first = next(iter(made.values()))
+
+    def lead(trials):
+        if trials is first:
+            return ""
+        apart = [one - other for one, other in zip(trials, first, strict=True)]
+        return "{:+.1f} ({:+.1f} .. {:+.1f})".format(fmean(apart), *interval_of(apart))
+
+    assert [(method, figure, apart.strip()) for method, figure, apart, _ in said] == [
+        (method, f"{fmean(trials):.1f} ± {stdev(trials):.1f}", lead(trials)) for method, trials in made.items()
+    ]
+    assert {method: float(figure) for method, *_, figure in said} == figures(name).accuracy
