@@ -20,6 +20,10 @@ LOCK := $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.1
 # A group of packages beside what is there, which stays as it is: a newer one of what both need may break the tests.
 GROUP := $(BIN)/pip freeze -q --exclude-editable > $(VENV)/.there && $(BIN)/pip install -q -c $(VENV)/.there --group
 
+# Images for containers often forbid Python to keep bytecode. Each process that a test or a run starts would then compile
+# all that it imports, of torch and SciPy too: five seconds where two are enough.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help quickstart test test-device test-level test-deployment test-appfl test-endurance lint format sanitize aarch64-check bench bench-gate gpu-check wheel-check wheels \
 	wheels-check wheels-emulated sdist-check workflows bench-commits mutants sbom lock docs docs-serve clean
 help:

@@ -49,6 +49,15 @@ def test_the_check_on_a_gpu_installs_nothing():
     assert commands("gpu-check") == ["python3 -m bench.gpu.day"]
 
 
+def test_bytecode_is_kept_where_an_image_forbids_it():
+    """Of torch alone it saves each process of a test three seconds."""
+    make = ["make", "--no-print-directory", "-f", "Makefile", "-f", "-", "shown"]
+    env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(make, cwd=ROOT, env=env, input="shown:\n\t@env\n", capture_output=True, text=True, check=True)
+    assert "PATH=" in done.stdout
+    assert "PYTHONDONTWRITEBYTECODE" not in done.stdout
+
+
 def levels(target):
     lines = [line for line in commands(target) if "FEDCORE_LEVELS=" in line]
     return [line.partition("FEDCORE_LEVELS=")[2].split()[0] for line in lines]

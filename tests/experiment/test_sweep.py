@@ -30,7 +30,7 @@ def timeless(folder):
 
 def test_every_point_is_a_run_of_its_own(tmp_path):
     experiment = load_preset("quickstart", [*CHANGES, GRID])
-    assert run_sweep(Sweep([experiment], tmp_path), jobs=1) == []
+    assert run_sweep(Sweep([experiment], tmp_path), jobs=0) == []
     found = timeless(tmp_path)
     assert [str(path) for path in found] == ["quickstart/rate.lr=0.1", "quickstart/rate.lr=0.2"]
     assert all([header.algorithm for header, _ in records] == ["FedAvg", "FedAvgM"] for records in found.values())
@@ -44,16 +44,16 @@ def test_two_experiments_of_one_name_are_refused(tmp_path):
         (tmp_path / folder / "mine.toml").write_text('base = "quickstart"')
     both = [load_preset(tmp_path / folder / "mine.toml", CHANGES) for folder in ("a", "b")]
     with pytest.raises(ConfigError, match="mine: expected one experiment of this name"):
-        run_sweep(Sweep(both, tmp_path / "runs"), jobs=1)
+        run_sweep(Sweep(both, tmp_path / "runs"), jobs=0)
     assert not (tmp_path / "runs").exists()
 
 
 def test_what_is_complete_is_not_run_again_and_more_can_be_added(tmp_path):
-    run_sweep(Sweep([load_preset("quickstart", CHANGES)], tmp_path), jobs=1)
+    run_sweep(Sweep([load_preset("quickstart", CHANGES)], tmp_path), jobs=0)
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.jsonl")}
     assert len(files) == 2
     more = load_preset("quickstart", [*CHANGES, "seeds=[1]"])
-    run_sweep(Sweep([more], tmp_path), jobs=1)
+    run_sweep(Sweep([more], tmp_path), jobs=0)
     assert {path: path.stat().st_mtime_ns for path in files} == files
     assert [record.header.seed for record in read_folder(tmp_path / "quickstart")] == [0, 1, 0, 1]
     assert load_preset(tmp_path / "quickstart" / "config.json").seeds == (0, 1)
@@ -64,26 +64,26 @@ def test_methods_of_fewer_keys_can_be_added_to_a_sweep_that_was_reported(tmp_pat
     """Their points' folders are those in which others' lie, and have reports already."""
     keys = {"algorithms.beta": [0.2, 0.5]} | problem
     grid = "grid={" + ", ".join(f"'{key}'={values}" for key, values in keys.items()) + "}"
-    run_sweep(Sweep([load_preset("quickstart", [*CHANGES[1:], "algorithms=['FedAvgM']", grid])], tmp_path), jobs=1)
+    run_sweep(Sweep([load_preset("quickstart", [*CHANGES[1:], "algorithms=['FedAvgM']", grid])], tmp_path), jobs=0)
     write_overview(tmp_path)
     both = load_preset("quickstart", [*CHANGES, grid])
-    assert run_sweep(Sweep([both], tmp_path), jobs=1) == []
+    assert run_sweep(Sweep([both], tmp_path), jobs=0) == []
     reports = write_overview(tmp_path).reports
     assert len(reports) == (2 if problem else 1)
     assert all([row.algorithm for row in one.summary.rows] == ["FedAvg", "FedAvgM"] for one in reports.values())
 
 
 def test_another_experiment_of_the_same_name_is_refused(tmp_path):
-    run_sweep(Sweep([load_preset("quickstart", CHANGES)], tmp_path), jobs=1)
+    run_sweep(Sweep([load_preset("quickstart", CHANGES)], tmp_path), jobs=0)
     with pytest.raises(ConfigError, match="take another folder"):
-        run_sweep(Sweep([load_preset("quickstart", [*CHANGES, "local.batch=8"])], tmp_path), jobs=1)
+        run_sweep(Sweep([load_preset("quickstart", [*CHANGES, "local.batch=8"])], tmp_path), jobs=0)
 
 
 def test_a_folder_that_was_being_made_is_made_again(tmp_path):
     half = tmp_path / "quickstart"
     (half / "records").mkdir(parents=True)
     (half / "config.draft").write_text("{")
-    assert run_sweep(Sweep([load_preset("quickstart", CHANGES)], tmp_path), jobs=1) == []
+    assert run_sweep(Sweep([load_preset("quickstart", CHANGES)], tmp_path), jobs=0) == []
     assert len(read_folder(half)) == 2
 
 
@@ -121,13 +121,13 @@ def test_a_killed_sweep_goes_on_with_the_same_command(tmp_path):
 
 def test_pictures_are_no_part_of_what_is_compared(tmp_path):
     experiment = load_preset("quickstart", CHANGES)
-    run_sweep(Sweep([experiment], tmp_path), jobs=1)
+    run_sweep(Sweep([experiment], tmp_path), jobs=0)
     config = tmp_path / "quickstart" / "config.json"
     tables = json.loads(config.read_text())
     del tables["pictures"]  # as it was written before there were any
     config.write_text(json.dumps(tables))
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.jsonl")}
     other = load_preset("quickstart", [*CHANGES, "pictures.over=uploadings"])
-    assert run_sweep(Sweep([other], tmp_path), jobs=1) == []
+    assert run_sweep(Sweep([other], tmp_path), jobs=0) == []
     assert {path: path.stat().st_mtime_ns for path in files} == files
     assert load_preset(config).pictures.over == "uploadings"
