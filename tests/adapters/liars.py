@@ -4,7 +4,6 @@ A framework's test drives the adapter with ``said``'s answers and hands what cam
 wire cannot say, a client cannot lie about there; such lies are missing in its test, which says why.
 """
 
-from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from fedcore.adapters.order import beyond_plain_steps
 from fedcore.local_rules import Sgd
 from tests.server import liars
-from tests.server.liars import LIAR, LIES, LR, METHODS, MODEL, OPTIONS, N, bound, distance, federation, is_refused, made
+from tests.server.liars import LIAR, LIES, LR, METHODS, MODEL, OPTIONS, N, bound, distance, is_refused, made
 
 ROUNDS = 3
 KINDS = ["honest", *LIES]
@@ -43,14 +42,6 @@ def options(kind):
     return OPTIONS.get(kind, {})
 
 
-@cache
-def honest_result(method):
-    """The model of ``Server``'s own honest run."""
-    server = liars.server_of(method)
-    federation(server, rounds=ROUNDS)
-    return server.tensors()
-
-
 def assert_bounded(method, kind, x, reports, names):
     """Hold an adapter's run against the honest one.
 
@@ -60,7 +51,7 @@ def assert_bounded(method, kind, x, reports, names):
         names: of the clients, as the framework calls them.
     """
     assert len(reports) == ROUNDS
-    due = honest_result(method)
+    due = liars.honest_result(method, ROUNDS)
     for report in reports[since(method) :]:
         assert {*report.heard} | {names[LIAR]} == {*names}
         assert len(report.heard) + len(report.refused) == N

@@ -297,11 +297,10 @@ def test_whoever_is_beside_a_client_changes_nothing(form, first, second):
     rng = np.random.default_rng(0)
     vector = lambda: rng.normal(size=n).astype(np.float32)  # noqa: E731
     x, other = vector(), vector()
-    kinds = [(None, None), (vector(), None), (vector(), vector())] + [(None, vector())] * 1
+    kinds = [(None, None), (vector(), None), (vector(), vector()), (None, vector())]
     kinds += [(stored(old, codec), anchor) for old, anchor in kinds[1:3] for codec in {first, second} - {"f32"}]
-    alone = [(base, *kind) for base in (None, x, other) for kind in kinds]
     acc, ys, ones = rng.normal(size=n), [vector(), vector()], np.ones(2)
-    for pair in product(alone, alone):
-        bases, old, anchors = (list(part) for part in zip(*pair, strict=True))
-        ours, due = both(acc, bases, ys, ones, ones, old, anchors, codecs=[first, second], form=form)
+    for bases, *pair in product([(x, x), (x, other), (None, x), (None, None)], kinds, kinds):
+        old, anchors = (list(part) for part in zip(*pair, strict=True))
+        ours, due = both(acc, list(bases), ys, ones, ones, old, anchors, codecs=[first, second], form=form)
         assert_equal(ours, due)

@@ -5,6 +5,8 @@ liar may be from that of an honest one after ``ROUNDS`` rounds, as a share of th
 honest clients are those of quadratics, |y - optimum_i|^2 / 2, with BatchNorm's statistics beside them.
 """
 
+from functools import cache
+
 import numpy as np
 
 from fedcore import Server, Update, algorithms
@@ -142,6 +144,14 @@ def federation(server, lie=None, rounds=ROUNDS, since=0):
         told, sent = server.broadcast(range(N)), server.tensors()
         reports.append(server.round([said(told, sent, told.offset(i), i, lie, since) for i in range(N)]))
     return reports
+
+
+@cache
+def honest_result(method, rounds=ROUNDS):
+    """The model of a server whose clients all say the truth."""
+    server = server_of(method)
+    federation(server, rounds=rounds)
+    return server.tensors()
 
 
 def distance(x, due, start):

@@ -39,7 +39,7 @@ def raising_handlers():
         signal.signal(kind, handler)
 
 
-@pytest.fixture(params=[90, pytest.param(1, marks=pytest.mark.endurance)])
+@pytest.fixture(params=[130, pytest.param(1, marks=pytest.mark.endurance)])
 def stride(request):
     """Every so many-th line or allocation is tried."""
     return request.param
