@@ -53,22 +53,25 @@ def test_the_figures_of_the_papers_page_are_those_of_its_record():
     """The table of docs/papers.md is made by trials that are committed, and by the paper's figures."""
     page = (README.parent / "docs" / "papers.md").read_text()
     name, seeds = re.search(r"^`fedcore sweep (\S+) .*--seeds (\d+)`", page, re.MULTILINE).groups()
-    said = re.findall(r"^\| (\w+) \| ([\d.]+ ± [\d.]+) \| ([^|]*)\| ([\d.]+)", page, re.MULTILINE)
-    made: dict[str, list[float]] = {}
+    rows = re.findall(r"^\| (\w+) \| ([\d.]+ ± [\d.]+) \| ([^|]*)\| ([\d.]+)[^|]*\| ([^|]*)\|$", page, re.MULTILINE)
+    said = {method: [cell.strip() for cell in cells] for method, *cells in rows}
     with (README.parent / "bench" / "papers" / "mimic-table4-trials.csv").open(encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if row["preset"] == name:
-                made.setdefault(row["algorithm"], []).append(100 * float(row["accuracy"]))
-    assert {len(trials) for trials in made.values()} == {int(seeds)}
-    first = next(iter(made.values()))
+        trials = {
+            (row["algorithm"], int(row["seed"])): 100 * float(row["accuracy"])
+            for row in csv.DictReader(file)
+            if row["preset"] == name
+        }
+    assert trials.keys() == {(method, seed) for method in said for seed in range(int(seeds))}
+    paper = figures(name).accuracy
 
-    def lead(trials):
-        if trials is first:
-            return ""
-        apart = [one - other for one, other in zip(trials, first, strict=True)]
-        return "{:+.1f} ({:+.1f} .. {:+.1f})".format(fmean(apart), *interval_of(apart))
+    def cells(method):
+        made, first = ([trials[one, seed] for seed in range(int(seeds))] for one in (method, "FedAvg"))
+        apart = [mine - other for mine, other in zip(made, first, strict=True)]
+        leads = (
+            "{:+.1f} ({:+.1f} .. {:+.1f})".format(fmean(apart), *interval_of(apart)),
+            f"{paper[method] - paper['FedAvg']:+.2f}",
+        )
+        lead, of_paper = ("", "") if method == "FedAvg" else leads
+        return [f"{fmean(made):.1f} ± {stdev(made):.1f}", lead, f"{paper[method]:.2f}", of_paper]
 
-    assert [(method, figure, apart.strip()) for method, figure, apart, _ in said] == [
-        (method, f"{fmean(trials):.1f} ± {stdev(trials):.1f}", lead(trials)) for method, trials in made.items()
-    ]
-    assert {method: float(figure) for method, *_, figure in said} == figures(name).accuracy
+    assert said == {method: cells(method) for method in paper}

@@ -16,12 +16,18 @@ ROOT = Path(fedcore.layout.__file__).parent.parent
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 
 
-def commands(target):
-    """The commands of a target in a clone that has nothing installed, whether or not a make runs these tests."""
-    make = ["make", "--dry-run", "--always-make", "VENV=nowhere", target]
+def run(*words, **options):
+    """What make prints, whether or not a make runs these tests."""
     env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    done = subprocess.run(make, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
-    return done.stdout.replace("\\\n", "").splitlines()
+    env["PYTHONDONTWRITEBYTECODE"] = "1"
+    done = subprocess.run(["make", *words], cwd=ROOT, env=env, capture_output=True, text=True, check=True, **options)
+    return done.stdout
+
+
+def commands(target):
+    """The commands of a target in a clone that has nothing installed."""
+    printed = run("--dry-run", "--always-make", "VENV=nowhere", target)
+    return printed.replace("\\\n", "").splitlines()
 
 
 def installs(target):
@@ -50,12 +56,12 @@ def test_the_check_on_a_gpu_installs_nothing():
 
 
 def test_bytecode_is_kept_where_an_image_forbids_it():
-    """Of torch alone it saves each process of a test three seconds."""
-    make = ["make", "--no-print-directory", "-f", "Makefile", "-f", "-", "shown"]
-    env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(make, cwd=ROOT, env=env, input="shown:\n\t@env\n", capture_output=True, text=True, check=True)
-    assert "PATH=" in done.stdout
-    assert "PYTHONDONTWRITEBYTECODE" not in done.stdout
+    names = [
+        line.partition("=")[0]
+        for line in run("-f", "Makefile", "-f", "-", "shown", input="shown:\n\t@env\n").splitlines()
+    ]
+    assert "PATH" in names
+    assert "PYTHONDONTWRITEBYTECODE" not in names
 
 
 def levels(target):

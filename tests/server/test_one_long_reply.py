@@ -33,7 +33,7 @@ def test_no_length_diverges(method, options, kind):
         except ValueError:  # a server rate, where the method takes none
             return
         if kind == "control" and not server.algorithm.second_vector and options != "as it is":
-            return  # it is left where it is, whatever the server's options
+            return  # a control that the method does not ask for is not read, whatever the server's options
         for t in range(N):
             updates = [honest(server, i) for i in range(N)]
             huge = np.full(n, length, np.float32)

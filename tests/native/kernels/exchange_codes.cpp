@@ -155,13 +155,16 @@ TEST(exchanges_through_codecs) {
         const Dtype dtype = kDtypes[first % 4];
         for (const Codec codec : kCodecs)
             for (const Forms& forms : kForms) {
-                try_codes({codec, codec, forms, true, dtype, 5, n, first});
-                if (n > kBlock) continue;  // shared by threads, which makes no other case
-                for (const std::int64_t k : {1, 2, 5})
-                    for (const Codec before : {codec, kCodecs[(first + 1) % 4]}) {
-                        try_codes({before, codec, forms, false, dtype, k, n, first});
-                        if (before == codec) try_codes({before, codec, forms, true, dtype, k, n, first});
-                    }
+                if (n > kBlock) {  // shared by threads, which makes no other case
+                    try_codes({codec, codec, forms, true, dtype, 5, n, first});
+                    continue;
+                }
+                for (const std::int64_t k : {1, 2, 5}) {
+                    const Codec other = kCodecs[(first + 1) % 4];
+                    if (other != codec) try_codes({other, codec, forms, false, dtype, k, n, first});
+                    for (const bool in_place : {false, true})
+                        try_codes({codec, codec, forms, in_place, dtype, k, n, first});
+                }
             }
     });
 }
