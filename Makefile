@@ -21,7 +21,8 @@ LOCK := $(BIN)/uv pip compile -q pyproject.toml --universal --python-version 3.1
 GROUP := $(BIN)/pip freeze -q --exclude-editable > $(VENV)/.there && $(BIN)/pip install -q -c $(VENV)/.there --group
 
 # Images for containers often forbid Python to keep bytecode. Each process that a test or a run starts would then compile
-# all that it imports, of torch and SciPy too: five seconds where two are enough. PYTHONPYCACHEPREFIX puts it elsewhere.
+# all that it imports, of torch and SciPy too: five seconds where two are enough. Who wants no bytecode beside the sources
+# names another place for it in PYTHONPYCACHEPREFIX.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help quickstart test test-device test-level test-deployment test-appfl test-endurance lint format sanitize aarch64-check bench bench-gate gpu-check wheel-check wheels \
