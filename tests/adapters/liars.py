@@ -4,9 +4,11 @@ A framework's test drives the adapter with ``said``'s answers and hands what cam
 wire cannot say, a client cannot lie about there; such lies are missing in its test, which says why.
 """
 
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from fedcore.adapters.order import beyond_plain_steps
 from fedcore.local_rules import Sgd
@@ -20,6 +22,14 @@ OF_THREE_ROUNDS = {"examples": 0.6}
 went nowhere, as with the weight that was claimed, would have all of it."""
 PLAIN = [name for name in METHODS if beyond_plain_steps(made(name)[0]) is None]
 """The methods of plain local steps, which a wire may carry that has the model alone."""
+
+
+def cases(methods=METHODS, kinds=KINDS):
+    """Each method with honest clients and with every third lie; ``tests/server`` has every lie, and endurance here."""
+    short = {(m, k) for i, m in enumerate(methods) for j, k in enumerate(kinds) if k == "honest" or (i + j) % 3 == 0}
+    return [
+        pytest.param(*case, marks=[] if case in short else pytest.mark.endurance) for case in product(methods, kinds)
+    ]
 
 
 def since(method):

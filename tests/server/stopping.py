@@ -1,5 +1,6 @@
 """What may stop a server's change at any line of it, and what must be so afterwards: memory and store as one."""
 
+import dis
 import signal
 import sys
 
@@ -95,6 +96,17 @@ def check(server, before, after):
     return now == after
 
 
+def leaves_a_block(frame):
+    """Tell whether the line is a with statement's once more, whose ``__exit__`` comes next.
+
+    Nothing comes between a block and that: Python looks for signals after calls and where a loop goes back.
+    """
+    units = [frame.f_code.co_code[at : at + 2] for at in range(frame.f_lasti, frame.f_lasti + 8, 2)]
+    to_begin = 1 if dis.opname[units[0][0]] == "SWAP" else 0  # a value that is returned goes below
+    loads = units[to_begin : to_begin + 3]  # __exit__(None, None, None)
+    return dis.opname[loads[0][0]] == "LOAD_CONST" and loads == 3 * loads[:1]
+
+
 def each_line(operation, server, at, action, room="fedcore"):
     """Run an operation, with the action before the line ``at`` of those that it runs in a room; were there so many?"""
     lines = 0
@@ -103,7 +115,7 @@ def each_line(operation, server, at, action, room="fedcore"):
         nonlocal lines
         if room not in frame.f_code.co_filename or "tests" in frame.f_code.co_filename:
             return None
-        if event == "line":
+        if event == "line" and not leaves_a_block(frame):
             lines += 1
             if lines == at:
                 sys.settrace(None)

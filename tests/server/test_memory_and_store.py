@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from fedcore import ClientStore
-from fedcore.errors import RoundError
+from fedcore.errors import RoundError, StoreError
 from fedcore.interrupts import uninterrupted
 from tests.server.stopping import (
     KINDS,
@@ -22,6 +22,7 @@ from tests.server.stopping import (
     one_in_the_middle_departs,
     seen,
     stores,
+    two_arrive,
 )
 
 # What is raised in a finaliser, or in a generator that is closed, Python itself reports and drops.
@@ -61,6 +62,58 @@ def test_a_signal_at_any_line(tmp_path, method, medium, operation, stride):
         ends.add(check(server, before, after))
         at += stride
     assert ends == {False, True}
+
+
+@pytest.mark.usefixtures("raising_handlers")
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)
+def test_a_signal_waits_until_a_change_that_failed_is_taken_back(operation):
+    """A change that is stopped is taken back; nothing would take back what the way back itself leaves half-done."""
+
+    def fails(*_):
+        raise StoreError("no space left")
+
+    before = seen(a_server("MIFA", "ram"))
+    at, goes_on = 1, True
+    while goes_on:
+        server = a_server("MIFA", "ram")
+        server._state.store.commit = fails
+
+        def in_vain(server):
+            with suppress(StoreError):
+                operation(server)
+
+        with suppress(Stopped):
+            goes_on = each_line(in_vain, server, at, lambda: signal.raise_signal(signal.SIGINT), room="fedcore/store")
+        del server._state.store.commit
+        assert not check(server, before, None)
+        at += 1
+    assert at > 10
+
+
+@pytest.mark.usefixtures("raising_handlers")
+@pytest.mark.parametrize("outside", [False, True], ids=["a signal", "an exception from outside"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stop_at_any_line_of_abort(method, outside):
+    """What the round has staged is forgotten once, now or before the next change, whose commit would take it along."""
+
+    def stop():
+        if outside:
+            raise Stopped
+        signal.raise_signal(signal.SIGINT)
+
+    _, after = expected(lambda: a_server(method, "ram"), two_arrive)
+    at, goes_on = 1, True
+    while goes_on:
+        server = a_server(method, "ram")
+        opened = server.open_round(newcomers={"new": 5} if method == "FlexibleFedAvg" else ["new"])
+        opened.add("d", server.x + 1, steps=1)
+        with suppress(Stopped):
+            goes_on = each_line(lambda _, opened=opened: opened.abort(), server, at, stop)
+        opened.abort()  # where the first had not begun
+        two_arrive(server)
+        check(server, None, after)
+        at += 1
+    assert at > 10
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda f: f.__name__)

@@ -63,15 +63,19 @@ class SlotFile(Slots):
     def create(cls, path: Path, header: Header) -> "SlotFile":
         """A new file without slots; it must not exist."""
         with disk.explained("creating", path):
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            fd = -1
             try:
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
                 disk.write(fd, header.packed())
                 disk.sync(fd)
-            except BaseException:
-                path.unlink()
+            except FileExistsError:
+                raise
+            except BaseException:  # also one that comes when the file is there, and its number not yet
+                path.unlink(missing_ok=True)
                 raise
             finally:
-                os.close(fd)
+                if fd >= 0:
+                    os.close(fd)
         return cls(path, header, writable=True)
 
     @property

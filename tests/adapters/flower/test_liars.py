@@ -13,7 +13,7 @@ from fedcore.adapters.flower.instructions import METHOD
 from fedcore.adapters.flower.legacy import LegacyStrategy
 from fedcore.assignment import Assignment
 from tests.adapters.flower.local_grid import LocalGrid
-from tests.adapters.liars import KINDS, ROUNDS, assert_bounded, options, said
+from tests.adapters.liars import KINDS, ROUNDS, assert_bounded, cases, options, said
 from tests.server.liars import LR, METHODS, MODEL, N, made
 
 NODES = [2**63 + 10 * i for i in range(N)]
@@ -33,8 +33,7 @@ def app_of(method, kind, client):
     return app
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "kind"), cases())
 def test_one_liar_of_ten_nodes_moves_the_result_by_its_bound_at_most(method, kind):
     grid = LocalGrid({node: (app_of(method, kind, i), {}) for i, node in enumerate(NODES)})
     _, sizes = made(method)
@@ -83,8 +82,7 @@ class Proxy(ClientProxy):
 Proxy.__abstractmethods__ = frozenset()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "variance"])
-@pytest.mark.parametrize("method", OF_MINIBATCHES)
+@pytest.mark.parametrize(("method", "kind"), cases(OF_MINIBATCHES, [kind for kind in KINDS if kind != "variance"]))
 def test_one_liar_of_ten_clients_of_the_older_api_moves_the_result_by_its_bound_at_most(method, kind):
     algorithm, sizes = made(method)
     names = [str(i) for i in range(N)]

@@ -3,9 +3,9 @@
 import pytest
 
 from fedcore.adapters.nvflare import Aggregator, order, reply
-from tests.adapters.liars import KINDS, PLAIN, ROUNDS, assert_bounded, options, plain, said
+from tests.adapters.liars import PLAIN, ROUNDS, assert_bounded, cases, options, plain, said
 from tests.adapters.nvflare.local import LocalController, wired
-from tests.server.liars import LR, METHODS, MODEL, N, made
+from tests.server.liars import LR, MODEL, N, made
 
 SITES = [f"site-{i}" for i in range(N)]
 
@@ -23,8 +23,7 @@ def site_of(method, kind, client):
     return work
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "kind"), cases())
 def test_one_liar_of_ten_sites_moves_the_result_by_its_bound_at_most(method, kind):
     algorithm, sizes = made(method)
     controller = LocalController(
@@ -40,8 +39,9 @@ def test_one_liar_of_ten_sites_moves_the_result_by_its_bound_at_most(method, kin
     assert_bounded(method, kind, controller.server.tensors(), controller.reports, SITES)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", [method for method in PLAIN if made(method)[1] is None])  # it is told no sizes
+@pytest.mark.parametrize(
+    ("method", "kind"), cases([one for one in PLAIN if made(one)[1] is None])
+)  # it is told no sizes
 def test_one_liar_of_ten_sites_of_nvflare_s_own_workflow_moves_the_result_by_its_bound_at_most(method, kind):
     aggregator = Aggregator(made(method)[0], lr=LR, model={**MODEL}, limits=options(kind))
     aggregator._names = lambda: SITES
