@@ -365,29 +365,31 @@ class DeviceRows(ClientStore):
                 self._sent.clear()  # they are sent again, if anybody tries
                 raise
             self._in_flight = False
-        self._slots.give(self._doomed)
-        self._doomed = []
+        doomed, self._doomed = self._doomed, []  # first: a place that is given twice would be of two rows
+        self._slots.give(doomed)
 
     def _forget_new(self) -> None:
         with suppress(DeviceError):  # which has lost them, then
             self._wait()
         self._in_flight = False
-        self._slots.give([*self._new.values(), *self._doomed])
+        places = [*self._new.values(), *self._doomed]
         self._new, self._doomed = {}, []
         self._sent.clear()
         self._alone.clear()
         self._coming.clear()
         self._asked = frozenset()
+        self._slots.give(places)
 
     def _keep_hot(self) -> None:
         """The staged rows are the clients' rows now, and hot."""
         rows = self._content.rows
         for number in self._alone:
             self._cool(number)
-        for number, place in self._new.items():
+        for number, place in list(self._new.items()):
             self._cool(number)
-            self._hot[number] = Hot(place, rows.slot_of(number), int(rows.round[number]))
-        self._new = {}
+            hot = Hot(place, rows.slot_of(number), int(rows.round[number]))
+            self._hot[number] = hot
+            del self._new[number]  # with the statement before, between which nothing comes: no place is of two rows
         self._sent.clear()
         self._alone.clear()
         self._coming.clear()

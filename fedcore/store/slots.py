@@ -90,11 +90,12 @@ class Slots:
 
     def shrink(self) -> None:
         """Forget the free slots above the highest that is used, and their memory."""
-        free = set(self._free)
-        while self.high in free:
-            free.remove(self.high)
-            self.high -= 1
-        self._free = sorted(free)
+        free, high = set(self._free), self.high
+        while high in free:
+            free.remove(high)
+            high -= 1
+        left = sorted(free)
+        self._free, self.high = left, high  # in one statement, within which no exception can come from outside
         self._cut(-(-self.high // self._per_chunk))
 
     def occupy(self, slots: npt.NDArray[np.int64], retired: int | None = None, high: int = 0) -> None:

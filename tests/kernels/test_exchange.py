@@ -300,9 +300,9 @@ def test_whoever_is_beside_a_client_changes_nothing(form, first, second):
     kinds = [(None, None), (vector(), None), (vector(), vector()), (None, vector())]
     kinds += [(stored(old, codec), anchor) for old, anchor in kinds[1:3] for codec in {first, second} - {"f32"}]
     acc, ys, ones = rng.normal(size=n), [vector(), vector()], np.ones(2)
-    apart = [(x, other), (x, None), (None, x)]  # each kind meets each of them, on either side
+    apart = [(x, other), (x, None), (None, x)]  # two of a kind meet all of them, and others each in turn
     for (i, mine), (j, theirs) in product(enumerate(kinds), enumerate(kinds)):
         old, anchors = (list(part) for part in zip(mine, theirs, strict=True))
-        for bases in [(x, x), apart[(i + j) % 3]]:
+        for bases in [(x, x), *(apart if i == j else [apart[(i + j) % 3]])]:
             ours, due = both(acc, list(bases), ys, ones, ones, old, anchors, codecs=[first, second], form=form)
             assert_equal(ours, due)

@@ -1,4 +1,4 @@
-"""A commit that an exception from outside stops can be repeated, wherever in the making of a file it was stopped."""
+"""Commits and compactions that an exception from outside stops, at whatever line, leave a store that goes on."""
 
 from contextlib import suppress
 
@@ -9,11 +9,12 @@ from fedcore import ClientStore
 from tests.server.stopping import Stopped, each_line
 
 
+def stop():
+    raise Stopped
+
+
 @pytest.mark.parametrize("room", ["slot_file.py", "store_folder.py"])
 def test_a_file_of_vectors_is_made_again(tmp_path, room):
-    def stop():
-        raise Stopped
-
     vectors = {"x": np.arange(5, dtype=np.float32)}
     at, goes_on = 1, True
     while goes_on:
@@ -22,5 +23,32 @@ def test_a_file_of_vectors_is_made_again(tmp_path, room):
                 goes_on = each_line(lambda store: store.commit(0, vectors), store, at, stop, f"files/{room}")
             store.commit(0, vectors)
             np.testing.assert_array_equal(store.vector("x"), vectors["x"])
+        at += 1
+    assert at > 20
+
+
+@pytest.mark.parametrize("medium", ["ram", "mmap"])
+def test_rows_after_a_compaction_have_slots_of_their_own(tmp_path, medium):
+    at, goes_on = 1, True
+    while goes_on:
+        path = tmp_path / str(at) if medium == "mmap" else None
+        with ClientStore(8, 2, medium=medium, path=path) as store:
+            for client in range(8):
+                store.stage(client)[:] = client
+            store.commit(0)
+            for client in (1, 2, 5, 6, 7):
+                store.forget(client)
+            store.commit(1)
+            with suppress(Stopped):
+                goes_on = each_line(lambda store: store.compact(), store, at, stop, "slot")
+            for number in range(100, 108):
+                store.add(str(number))
+                store.stage(str(number))[:] = number
+            store.commit(2)
+            rows = {client: store.read(client)[0] for client in store.registry}
+            assert rows == {0: 0, 3: 3, 4: 4} | {str(number): number for number in range(100, 108)}
+        if path:
+            with ClientStore.open(path) as again:
+                assert {client: again.read(client)[0] for client in again.registry} == rows
         at += 1
     assert at > 20

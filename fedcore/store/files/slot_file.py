@@ -68,10 +68,10 @@ class SlotFile(Slots):
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
                 disk.write(fd, header.packed())
                 disk.sync(fd)
-            except FileExistsError:
-                raise
-            except BaseException:  # also one that comes when the file is there, and its number not yet
-                path.unlink(missing_ok=True)
+            except BaseException as error:
+                # From outside, one may come when the file is there, and its number not yet.
+                if fd >= 0 or not isinstance(error, OSError):
+                    path.unlink(missing_ok=True)
                 raise
             finally:
                 if fd >= 0:
@@ -170,14 +170,16 @@ class SlotFile(Slots):
             if not self._unmap(number):
                 chunks = number + 1  # somebody still holds a view: the file must not end before it
                 break
+        del self._reserved[self.high + 1 :]  # first, so that what loses its place on the disk has it again when taken
         with disk.explained("shrinking", self.path):
             end, size = self._end(self.high), self._end(chunks * self._per_chunk)
             # The file must not be shorter than what is mapped, not even for a moment: another thread may read there.
             if self._size > end and not disk.free(self._fd, end, self._size - end):
+                self._size = end  # before it is: a file that is longer than that grows as a shorter one does
                 disk.resize(self._fd, end)
+            self._size = min(self._size, size)
             disk.resize(self._fd, size)  # what is added again takes no disk
             self._size = size
-        del self._reserved[self.high + 1 :]
 
     def _unmap(self, number: int) -> bool:
         """Give a chunk's addresses back, unless somebody holds a view of it."""

@@ -133,7 +133,9 @@ class Folder:
         return self._files[payload]
 
     def _new_file(self, path: Path, header: Header) -> SlotFile:
-        """A file that no commit knows yet; one that an error or an older commit has left is as good."""
+        """A file that no commit knows yet; one that an error or an older commit has left is as good, if not empty."""
+        if path.exists() and path.stat().st_size == 0:  # of a process that was killed while it made it
+            path.unlink()
         if path.exists():
             file = SlotFile(path, header, writable=True, looked_at=self._is_looked_at())
         else:
