@@ -6,6 +6,10 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore
+from fedcore.errors import StoreError
+from fedcore.store.files import slot_file
+from fedcore.store.files.inventory import VECTORS
+from fedcore.store.files.store_folder import vectors_header
 from tests.server.stopping import Stopped, each_line
 
 
@@ -25,6 +29,32 @@ def test_a_file_of_vectors_is_made_again(tmp_path, room):
             np.testing.assert_array_equal(store.vector("x"), vectors["x"])
         at += 1
     assert at > 20
+
+
+def test_a_file_of_vectors_that_a_kill_left_empty_is_made_again_beside_a_reader(tmp_path):
+    vectors = {"x": np.arange(5, dtype=np.float32)}
+    path = tmp_path / "store"
+    store = ClientStore(3, 2, medium="mmap", path=path)
+    with ClientStore.open(path, readonly=True):  # looks at an older commit, so that nothing is deleted
+        store.stage(0)[:] = 1
+        store.commit(0)
+        store.close()
+        (path / VECTORS.format(20)).touch()
+        with ClientStore.open(path) as again:
+            again.commit(1, vectors)
+            np.testing.assert_array_equal(again.vector("x"), vectors["x"])
+
+
+@pytest.mark.parametrize("error", [FileExistsError(17, "File exists"), OSError(24, "Too many open files")])
+def test_a_file_that_was_there_is_not_deleted(tmp_path, monkeypatch, error):
+    def fails(*_):
+        raise error
+
+    (tmp_path / "vectors").touch()
+    monkeypatch.setattr(slot_file.os, "open", fails)
+    with pytest.raises(StoreError, match=error.strerror):
+        slot_file.SlotFile.create(tmp_path / "vectors", vectors_header("00" * 16, 20, 3))
+    assert (tmp_path / "vectors").exists()
 
 
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
