@@ -174,9 +174,9 @@ clean:
 # NVIDIA's packages have. The package is built with those tools, not in isolation, so that a rebuild compiles only what
 # changed. The quickstart compiles this machine's level of instructions alone, the tests all of them, at once. An
 # environment of before holds the package under its old name, fedcore, which would be in the way. Bytecode is made
-# where it is imported: of all of torch and SciPy it takes longer than the quickstart, of all that the tests need half a
-# minute, of pip itself four seconds, which the pip that is there saves. The pip of Python 3.11 takes twice as long as
-# later ones.
+# where it is imported: of all of torch and SciPy it takes longer than the quickstart, of pip itself four seconds, which
+# the pip that is there saves. (Of what the tests need it is made ahead: under pytest the warnings of somebody else's
+# source, which come when it is compiled, are errors.) The pip of Python 3.11 takes twice as long as later ones.
 $(SIMULATOR): $(SOURCES)
 	@echo "Installing the simulator (torch, scikit-learn, matplotlib, ...) into $(VENV), 1 GB, or 5 with CUDA's torch, and"
 	@echo "compiling the native module: one to three minutes and the download. Only this once."
@@ -192,8 +192,8 @@ $(SIMULATOR): $(SOURCES)
 $(INSTALLED): LEVELS := all
 $(INSTALLED): $(SIMULATOR)
 	@echo "Installing what the tests need (Flower, NVFlare, pfl, FedLab, the linters): another GB. Only this once."
-	@$(BIN)/pip install -q --no-compile --no-deps --require-hashes --no-build-isolation -r locks/dev.txt
-	@$(BIN)/pip install -q --no-compile -c constraints.txt --no-build-isolation \
+	@$(BIN)/pip install -q --no-deps --require-hashes --no-build-isolation -r locks/dev.txt
+	@$(BIN)/pip install -q -c constraints.txt --no-build-isolation \
 		-C cmake.define.FEDCORE_LEVELS=$(LEVELS) -e ".[dev]"
 	@touch $@
 
