@@ -388,8 +388,8 @@ class DeviceRows(ClientStore):
         for number, place in list(self._new.items()):
             self._cool(number)
             hot = Hot(place, rows.slot_of(number), int(rows.round[number]))
+            del self._new[number]  # first: a place that both knew would be of two rows
             self._hot[number] = hot
-            del self._new[number]  # with the statement before, between which nothing comes: no place is of two rows
         self._sent.clear()
         self._alone.clear()
         self._coming.clear()

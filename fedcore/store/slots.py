@@ -94,8 +94,7 @@ class Slots:
         while high in free:
             free.remove(high)
             high -= 1
-        left = sorted(free)
-        self._free, self.high = left, high  # in one statement, within which no exception can come from outside
+        self._free, self.high = sorted(free), high  # both or neither, whatever comes from outside
         self._cut(-(-self.high // self._per_chunk))
 
     def occupy(self, slots: npt.NDArray[np.int64], retired: int | None = None, high: int = 0) -> None:

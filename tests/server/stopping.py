@@ -3,6 +3,7 @@
 import dis
 import signal
 import sys
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -20,6 +21,30 @@ CLIENTS, P = ["a", "b", 7, "d"], 6
 
 class Stopped(BaseException):
     """What a handler raises."""
+
+
+@contextmanager
+def raising_handlers():
+    """Signals whose handlers raise."""
+
+    def handler(number, frame):
+        raise Stopped(number)
+
+    before = {kind: signal.signal(kind, handler) for kind in KINDS}
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+def by_a_signal():
+    signal.raise_signal(signal.SIGINT)
+
+
+def from_outside():
+    """As a thread's PyThreadState_SetAsyncExc raises, which nothing can hold back."""
+    raise Stopped
 
 
 def a_server(method, store):

@@ -16,10 +16,13 @@ from tests.server.stopping import (
     Stopped,
     a_round,
     a_server,
+    by_a_signal,
     check,
     each_line,
     expected,
+    from_outside,
     one_in_the_middle_departs,
+    raising_handlers,
     seen,
     stores,
     two_arrive,
@@ -29,15 +32,10 @@ from tests.server.stopping import (
 pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
 
 
-@pytest.fixture
-def raising_handlers():
-    def stop(number, frame):
-        raise Stopped(number)
-
-    before = {kind: signal.signal(kind, stop) for kind in KINDS}
-    yield
-    for kind, handler in before.items():
-        signal.signal(kind, handler)
+@pytest.fixture(name="raising_handlers")
+def raising():
+    with raising_handlers():
+        yield
 
 
 @pytest.fixture(params=[131, pytest.param(1, marks=pytest.mark.endurance)])
@@ -83,7 +81,7 @@ def test_a_signal_waits_until_a_change_that_failed_is_taken_back(operation):
                 operation(server)
 
         with suppress(Stopped):
-            goes_on = each_line(in_vain, server, at, lambda: signal.raise_signal(signal.SIGINT), room="fedcore/store")
+            goes_on = each_line(in_vain, server, at, by_a_signal, room="fedcore/store")
         del server._state.store.commit
         check(server, before, None)
         at += 1
@@ -91,15 +89,10 @@ def test_a_signal_waits_until_a_change_that_failed_is_taken_back(operation):
 
 
 @pytest.mark.usefixtures("raising_handlers")
-@pytest.mark.parametrize("outside", [False, True], ids=["a signal", "an exception from outside"])
+@pytest.mark.parametrize("stop", [by_a_signal, from_outside], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("method", METHODS)
-def test_a_stop_at_any_line_of_abort(method, outside):
+def test_a_stop_at_any_line_of_abort(method, stop):
     """What the round has staged is forgotten once, now or before the next change, whose commit would take it along."""
-
-    def stop():
-        if outside:
-            raise Stopped
-        signal.raise_signal(signal.SIGINT)
 
     _, after = expected(lambda: a_server(method, "ram"), two_arrive)
     at, goes_on = 1, True
@@ -120,18 +113,13 @@ def test_a_stop_at_any_line_of_abort(method, outside):
 @pytest.mark.parametrize("medium", ["ram", "mmap"])
 @pytest.mark.parametrize("method", ["MIFA", "MimiC"])
 def test_an_exception_from_outside_at_any_line(tmp_path, method, medium, operation, stride):
-    """As a thread's PyThreadState_SetAsyncExc raises, which nothing can hold back."""
-
-    def stop():
-        raise Stopped
-
     places = stores(tmp_path, medium)
     before, after = expected(lambda: a_server(method, next(places)), operation)
     at, goes_on = 1 + stride // 2, True
     while goes_on:
         server = a_server(method, next(places))
         with suppress(Stopped):
-            goes_on = each_line(operation, server, at, stop)
+            goes_on = each_line(operation, server, at, from_outside)
         check(server, before, after)
         at += stride
 
@@ -141,16 +129,13 @@ def test_an_exception_from_outside_at_any_line(tmp_path, method, medium, operati
 def test_an_exception_from_outside_at_every_line_of_a_commit(tmp_path, medium, operation):
     """What is between the folder's transaction and the memory that follows it is a few lines."""
 
-    def stop():
-        raise Stopped
-
     places = stores(tmp_path, medium)
     before, after = expected(lambda: a_server("MIFA", next(places)), operation)
     at, goes_on, ends = 1, True, set()
     while goes_on:
         server = a_server("MIFA", next(places))
         with suppress(Stopped):
-            goes_on = each_line(operation, server, at, stop, room="fedcore/store/commits.py")
+            goes_on = each_line(operation, server, at, from_outside, room="fedcore/store/commits.py")
         ends.add(check(server, before, after))
         at += 1
     assert ends == {False, True}

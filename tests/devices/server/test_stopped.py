@@ -1,6 +1,5 @@
-"""An abort on a device that is stopped, at whatever line, gives no place of a row back twice."""
+"""What stops a server on a device, at whatever line, has no place of a row on it given to two."""
 
-import signal
 from contextlib import suppress
 
 import numpy as np
@@ -8,49 +7,56 @@ import pytest
 
 from fedcore import Server, Update, algorithms
 from fedcore.memory import to_host
-from tests.server.stopping import Stopped, each_line
+from tests.server.stopping import Stopped, by_a_signal, each_line, from_outside, raising_handlers
 
 CLIENTS = ["a", "b", 7, "d"]
 
 
+def a_round(server, value=50, clients=CLIENTS):
+    server.round([Update(client, np.full(6, value + i, np.float32), 1) for i, client in enumerate(clients)])
+
+
 def a_server(device):
     server = Server(algorithms.MIFA(wait=False), np.zeros(6, np.float32), CLIENTS, lr=0.1, device=device)
-    server.round([Update(client, np.full(6, i, np.float32), 1) for i, client in enumerate(CLIENTS[:3])])
+    a_round(server, 0, CLIENTS[:3])
     return server
 
 
 def ended(server):
     """x after two rounds of all, which read each row and write it anew."""
-    for number in (10, 20):
-        server.round([Update(client, np.full(6, number + i, np.float32), 1) for i, client in enumerate(CLIENTS)])
+    for value in (10, 20):
+        a_round(server, value)
     with server:
         return to_host(server.x).copy()
 
 
-@pytest.mark.parametrize("outside", [False, True], ids=["a signal", "an exception from outside"])
-def test_a_stop_at_any_line_of_abort(cuda_device, outside):
-    def handler(number, frame):
-        raise Stopped
-
-    def stop():
-        if outside:
-            raise Stopped
-        signal.raise_signal(signal.SIGINT)
-
-    before = signal.signal(signal.SIGINT, handler)
+@pytest.mark.parametrize("stop", [by_a_signal, from_outside], ids=lambda f: f.__name__)
+def test_a_stop_at_any_line_of_abort(cuda_device, stop):
     due = ended(a_server("cpu"))
     at, goes_on = 1, True
-    try:
-        while goes_on:
-            server = a_server("cuda")
-            opened = server.open_round()
-            for client in CLIENTS[:2]:
-                opened.add(client, np.full(6, 50, np.float32), steps=1)
-            with suppress(Stopped):
-                goes_on = each_line(lambda _, opened=opened: opened.abort(), server, at, stop)
-            opened.abort()  # where the first had not begun
-            np.testing.assert_array_equal(ended(server), due)
-            at += 1
-    finally:
-        signal.signal(signal.SIGINT, before)
+    while goes_on:
+        server = a_server("cuda")
+        opened = server.open_round()
+        for client in CLIENTS[:2]:
+            opened.add(client, np.full(6, 50, np.float32), steps=1)
+        with raising_handlers(), suppress(Stopped):
+            goes_on = each_line(lambda _, opened=opened: opened.abort(), server, at, stop)
+        opened.abort()  # where the first had not begun
+        np.testing.assert_array_equal(ended(server), due)
+        at += 1
     assert at > 20
+
+
+def test_an_exception_from_outside_at_any_line_of_the_rows_in_a_round(cuda_device):
+    heard = a_server("cpu")
+    a_round(heard)
+    due = {1: ended(a_server("cpu")), 2: ended(heard)}
+    at, goes_on, ends = 1, True, set()
+    while goes_on:
+        server = a_server("cuda")
+        with suppress(Stopped):
+            goes_on = each_line(a_round, server, at, from_outside, room="fedcore/store/device_")
+        ends.add(end := server.round_number)
+        np.testing.assert_array_equal(ended(server), due[end])
+        at += 3  # which comes to each line of a loop over the clients, at one of them
+    assert ends == {1, 2}
