@@ -2,8 +2,11 @@
 
 import gc
 import os
+import shutil
 import signal
+import tempfile
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -34,6 +37,17 @@ def what_is_there_stays():
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def folder_in_memory(tmp_path_factory):
+    """A folder on tmpfs, where there is one with room: the disk has no part in these tests, which often wait for it."""
+    memory = "/dev/shm"
+    if not os.access(memory, os.W_OK) or shutil.disk_usage(memory).free < 1 << 30:
+        yield tmp_path_factory.mktemp("folder")
+        return
+    with tempfile.TemporaryDirectory(prefix="fedcore-", dir=memory) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

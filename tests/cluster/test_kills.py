@@ -4,23 +4,12 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
 PROGRAM = Path(__file__).with_name("killed.py")
 METHODS = ["MIFA", "MimiC", "SCAFFOLD"]
-
-
-@pytest.fixture
-def folder_in_memory(tmp_path):
-    """A folder on tmpfs, where there is one: the disk has no part in a kill, and each waits for it many times."""
-    if not os.access("/dev/shm", os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder)
 
 
 def killed(folder, method, stride):

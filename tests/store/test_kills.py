@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -42,16 +41,6 @@ def test_killed_at_any_moment(tmp_path, durability, kills, undoable):
     assert {"c", "s", "p", *("u" for _ in undoable)} <= set(result["places"])  # however busy the machine
     assert result["rounds"] > 0  # and it got on between the kills
     assert result["left"] == ["copy", "store"]
-
-
-@pytest.fixture
-def folder_in_memory(tmp_path):
-    """A folder on tmpfs, where there is one: the disk has no part in a kill, and each waits for it many times."""
-    if not os.access("/dev/shm", os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder)
 
 
 @pytest.mark.parametrize(
