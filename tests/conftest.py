@@ -41,12 +41,16 @@ def what_is_there_stays():
 
 @pytest.fixture
 def folder_in_memory(tmp_path_factory):
-    """A folder on tmpfs, where there is one with room: the disk has no part in these tests, which often wait for it."""
+    """A folder on tmpfs, where there is one with room: the disk has no part in these tests, which often wait for it.
+
+    It is gone behind the test; whoever names a place in PYTEST_DEBUG_TEMPROOT has it there, where pytest keeps it.
+    """
     memory = "/dev/shm"
-    if not os.access(memory, os.W_OK) or shutil.disk_usage(memory).free < 1 << 30:
+    elsewhere = "PYTEST_DEBUG_TEMPROOT" in os.environ
+    if elsewhere or not os.access(memory, os.W_OK) or shutil.disk_usage(memory).free < 1 << 30:
         yield tmp_path_factory.mktemp("folder")
         return
-    with tempfile.TemporaryDirectory(prefix="fedcore-", dir=memory) as folder:
+    with tempfile.TemporaryDirectory(prefix="fedcore-", dir=memory, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 

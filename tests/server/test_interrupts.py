@@ -33,13 +33,14 @@ print(server.round_number, signal.getsignal(signal.SIGINT))
 """
 
 
-def test_a_program_of_which_python_is_a_part_keeps_its_own_handler(tmp_path):
+def test_a_program_of_which_python_is_a_part_keeps_its_own_handler(tmp_path_factory):
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("needs a C compiler, for a program that handles SIGINT itself")
-    (tmp_path / "handler.c").write_text(HANDLED_IN_C)
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", tmp_path / "handler.so", tmp_path / "handler.c"], check=True)
-    env = os.environ | {"LD_PRELOAD": str(tmp_path / "handler.so")}
+    folder = tmp_path_factory.mktemp("handler")  # code may be loaded from there, as from tmpfs not everywhere
+    (folder / "handler.c").write_text(HANDLED_IN_C)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / "handler.so", folder / "handler.c"], check=True)
+    env = os.environ | {"LD_PRELOAD": str(folder / "handler.so")}
     run = subprocess.run([sys.executable, "-u", "-c", ROUND], env=env, capture_output=True, text=True, timeout=120)
     assert (run.stdout, run.stderr) == ("C\n1 None\n", "")
 

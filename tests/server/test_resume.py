@@ -60,7 +60,10 @@ LATER = ["FedVARP", "FedStale", "FedDyn", "FedNova", "FedExP", "FedACG, of someb
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is POSIX")
 @pytest.mark.parametrize("method", ["MIFA", "MimiC", "MimiC, short history", "SCAFFOLDM", *LATER])
 def test_a_server_killed_at_any_moment_ends_as_the_straight_one(method, tmp_path):
-    """Killed again and again while its rounds go on: each time its last committed round is there, whole."""
+    """Killed again and again while its rounds go on: each time its last committed round is there, whole.
+
+    In memory a round takes about as long as the longest wait here, so that every part of it is met.
+    """
     straight = made(method)
     go_on(straight, 150)
     made(method, store=f"mmap:{tmp_path / 's'}").close()
