@@ -3,7 +3,6 @@
 # -ffp-contract=off everywhere: a contracted multiply-add rounds once where the others round twice, and the levels
 # would no longer be bit-equal.
 set(FEDCORE_LEVELS all CACHE STRING "Levels to compile: all, or native for this machine's highest alone")
-set(FEDCORE_LEVELS_OF "" CACHE PATH "Another build of the same sources, whose levels' objects are taken, not compiled again")
 
 function(fedcore_add_isa_levels target csrc)
   set(levels baseline)
@@ -19,12 +18,6 @@ function(fedcore_add_isa_levels target csrc)
   foreach(level IN LISTS levels)
     string(TOUPPER FEDCORE_HAS_${level} has)
     target_compile_definitions(${target} PRIVATE ${has})
-    if(FEDCORE_LEVELS_OF)
-      file(GLOB_RECURSE objects CONFIGURE_DEPENDS ${FEDCORE_LEVELS_OF}/CMakeFiles/fedcore_${level}.dir/*.o)
-      set_source_files_properties(${objects} PROPERTIES EXTERNAL_OBJECT ON)
-      target_sources(${target} PRIVATE ${objects})
-      continue()
-    endif()
     add_library(fedcore_${level} OBJECT
       ${csrc}/base/isa_level.cpp ${csrc}/kernels/isa_level.cpp ${csrc}/store/isa_level.cpp)
     target_include_directories(fedcore_${level} PRIVATE ${csrc})

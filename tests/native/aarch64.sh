@@ -11,7 +11,7 @@ for needed in cmake c++ aarch64-linux-gnu-g++ qemu-aarch64-static; do
 done
 
 built=build/native jobs=$(nproc)
-cmake -S tests/native -B $built/plain -DFEDCORE_LEVELS_OF= > /dev/null  # compiled from the sources as they are
+cmake -S tests/native -B $built/plain -DFEDCORE_CORE_OF= > /dev/null  # compiled from the sources as they are
 cmake --build $built/plain --parallel "$jobs" --target bits > /dev/null
 cmake -S tests/native -B $built/aarch64 -DCMAKE_TOOLCHAIN_FILE="$PWD/tests/native/aarch64.cmake" > /dev/null
 cmake --build $built/aarch64 --parallel "$jobs" > /dev/null

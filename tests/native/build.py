@@ -35,8 +35,8 @@ def editable_build():
 
 
 def is_current(build):
-    """Whether a build by Ninja has every level, and all of them of the sources and options as they are now."""
-    asked = [tool("ninja") or "ninja", "-C", build, "-n", *(f"fedcore_{level}" for level in LEVELS)]
+    """Whether a build by Ninja has the core with every level, of the sources and options as they are now."""
+    asked = [tool("ninja") or "ninja", "-C", build, "-n", *(f"fedcore_{level}" for level in LEVELS), "core"]
     try:
         said = subprocess.run([str(part) for part in asked], capture_output=True, text=True)
     except FileNotFoundError:
@@ -47,16 +47,15 @@ def is_current(build):
 def build(target):
     """The folder of the native tests, with this target built; one process builds, the others wait for it.
 
-    The levels are the editable install's where it is current: they take two thirds of the time of all that is compiled
-    here, and the commands that compile them are the same.
+    The core is the editable install's where that is current, the very code that the package runs.
     """
     for needed in ("cmake", os.environ.get("CXX", "c++")):
         assert tool(needed) is not None, f"the native tests need {needed}"
-    levels_of = editable_build() if is_current(editable_build()) else ""
+    core_of = editable_build() if is_current(editable_build()) else ""
     BUILT.mkdir(parents=True, exist_ok=True)
     with open(BUILT / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        run(tool("cmake"), "-S", SOURCE, "-B", BUILT, f"-DFEDCORE_LEVELS_OF={levels_of}")
+        run(tool("cmake"), "-S", SOURCE, "-B", BUILT, f"-DFEDCORE_CORE_OF={core_of}")
         run(tool("cmake"), "--build", BUILT, "--target", target, "--parallel", len(os.sched_getaffinity(0)))
     return BUILT
 

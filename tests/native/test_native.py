@@ -15,9 +15,10 @@ def test_the_core_without_python():
 
 @pytest.fixture
 def build(tmp_path):
-    """A build of every level from one source, source.h."""
+    """A build of every level and the core from one source, source.h."""
     (tmp_path / "source.h").write_text("")
     made = [f"build {level}.o: copy source.h\nbuild fedcore_{level}: phony {level}.o\n" for level in LEVELS]
+    made.append("build libcore.a: copy source.h\nbuild core: phony libcore.a\n")
     (tmp_path / "build.ninja").write_text("rule copy\n  command = cp $in $out\n" + "".join(made))
     run(tool("ninja"), "-C", tmp_path)
     return tmp_path
