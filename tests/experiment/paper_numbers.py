@@ -50,7 +50,7 @@ MIMIC = [
     Number("mimic/fmnist-tau50 mimic/readings-random-phase", "participation.tau_max", 50, "Table 3"),
     Number("mimic/figure4 mimic/figure5", "participation.tau_max", 20, "Figures 4 and 5"),
     Number("mimic/readings-code-tau", "participation.among.tau_max", 50, "Table 3"),
-    Number("mimic/readings-code-static", "participation.among.p", 0.1, "Figure 7"),
+    Number("mimic/readings-code-static", "participation.among.p", 0.1, "Figures 6, 7"),
     Number("mimic/* !mimic/no-dropout-*", "participation.first_round", "all", "Sec. 5"),
     Number("mimic/no-dropout-*", "participation.name", "Always", "Sec. 7"),
     Number("mimic/figure6-* mimic/figure7 mimic/figure8 mimic/table5-*", "participation.name", "Bernoulli", "Sec. 7"),

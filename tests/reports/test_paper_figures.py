@@ -29,7 +29,7 @@ SAME = {  # presets of one column, or of some rows of it
     "readings-code-tau": "table3-tau50",
     "readings-random-phase": "table3-tau50",
     **{f"table3-scaffold-tau{tau}": f"table3-tau{tau}" for tau in (20, 50, 100)},
-    **{f"readings-{one}": "table4-fmnist-p10" for one in ("default", "literal", "constant", "batch64", "code-static")},
+    **{f"readings-{one}": "table4-fmnist-p10" for one in ("default", "literal", "constant", "batch64")},
 }
 GAINS = {  # Ruan et al., Table 3: B over A, C over B, by |T|
     "mnist-iid": {1: (-0.6, 0.3), 2: (1.9, 0.1), 3: (5.6, 0.1), 4: (8.3, 0.7), 7: (5.8, 1.9), 8: (11.8, 2.4)},
