@@ -30,10 +30,12 @@ FILES = ("table.md", "table.csv", "curves.png", "loss.png", "report.html")
 
 @dataclass(frozen=True)
 class Report:
-    """A run's summary, the files that were written, and what a paper says of it, if one does."""
+    """A run's summary, the files that were written, the pictures among them with what each shows, and what a paper says
+    of it, if one does."""
 
     summary: Summary
     files: tuple[Path, ...]
+    drawings: Mapping[Path, str]
     paper: Comparison | None = None
 
     @property
@@ -154,9 +156,14 @@ def report_on(
     if any(map(losses, records)):  # runs of older versions have none
         drawings[loss] = "test loss"
         draw_curves(records, loss, over=drawn.over, changed=summary.changed, measure=LOSS, shifts=when)
-    report = Report(summary, (markdown, table, *drawings, html), paper)
-    html.write_text(_page(report, records, apart, drawings, config), encoding="utf-8")
+    report = Report(summary, (markdown, table, *drawings, html), drawings, paper)
+    html.write_text(_page(report, records, apart, config), encoding="utf-8")
     return report
+
+
+def picture_parts(report: Report) -> list[str]:
+    """A run's pictures as parts of a page: accuracies, and test losses where there are any."""
+    return [page.picture(file, f"{report.summary.title}: {what}") for file, what in report.drawings.items()]
 
 
 def paper_parts(paper: Comparison) -> list[str]:
@@ -193,12 +200,10 @@ def _sections(paper: Comparison | None, apart: Sequence[Difference]) -> str:
     return "\n".join([*found, ""]) if found else ""
 
 
-def _page(
-    report: Report, records: Sequence[Record], apart: Sequence[Difference], drawings: Mapping[Path, str], config: str
-) -> str:
+def _page(report: Report, records: Sequence[Record], apart: Sequence[Difference], config: str) -> str:
     summary = report.summary
     parts = [page.remark(f"Changed: {summary.changed}.")] if summary.changed else []
-    parts += [page.picture(file, f"{summary.title}: {what}") for file, what in drawings.items()]
+    parts += picture_parts(report)
     if report.paper:
         parts += [page.heading("The paper"), *paper_parts(report.paper)]
     parts += [page.heading("Here"), page.table(*cells(summary)), page.paragraph(legend(summary), faint=True)]

@@ -23,7 +23,16 @@ from fedcore.reports import conditions as table_of
 from fedcore.reports import html_page as page
 from fedcore.reports.conditions import Condition, condition, setting_of
 from fedcore.reports.families import Family, draw_family, families
-from fedcore.reports.report import FILES, Report, changes, paper_lines, paper_parts, pictures, report_on
+from fedcore.reports.report import (
+    FILES,
+    Report,
+    changes,
+    paper_lines,
+    paper_parts,
+    picture_parts,
+    pictures,
+    report_on,
+)
 from fedcore.reports.summary import Statistic, final, final_loss
 from fedcore.reports.table import cells, escaped, legend, markdown_lines
 
@@ -239,7 +248,7 @@ def _html(reports: dict[str, Report], related: Sequence[Family], rows: Sequence[
         parts += paper_parts(report.paper) if report.paper else []
         if not report.has_accuracies and name not in _of(rows):
             parts.append(page.table(*cells(report.summary)))
-        parts += [page.picture(report.files[0].with_name("curves.png"), report.summary.title)]
+        parts += picture_parts(report)
         parts += [page.paragraph(note, faint=True) for note in report.summary.notes]
     summaries = [report.summary for report in reports.values()]
     return page.page("Overview", [*parts, page.paragraph(legend(*summaries), faint=True)])

@@ -172,7 +172,7 @@ def test_a_sweeps_report_has_the_picture(tmp_path, runs):
     written = write_overview(tmp_path)
     assert tmp_path / "mine" / "figure-over-p.png" in written.files
     assert (tmp_path / "mine" / "figure-over-p.png").read_bytes().startswith(b"\x89PNG")
-    assert len(parsed(tmp_path / "overview.html").images) == 4
+    assert len(parsed(tmp_path / "overview.html").images) == 7
     assert "| Test accuracy (%) over p | 1 | 4 | 9 |" in (tmp_path / "overview.md").read_text()
     with (tmp_path / "overview.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 6
