@@ -128,7 +128,7 @@ def run_jobs(
     """Run trials, each into its folder; one that is complete there is only read.
 
     Args:
-        jobs: in the order in which they begin.
+        jobs: in the order in which they begin, behind those that are complete: what is left is told by these.
         processes: how many; None for as many as there are cores, and jobs; 0 for none but this one.
         imports: what each process imports first.
         make_engine: who does the clients' work; None for the process of the trial. With another one the trials run in
@@ -142,7 +142,7 @@ def run_jobs(
     Raises:
         KeyboardInterrupt: after the processes were stopped.
     """
-    waiting = deque(jobs)
+    waiting = deque(sorted(jobs, key=lambda job: not _is_complete(job)))
     folders = {job.folder for job in waiting}
     try:
         if runner is not None:
@@ -154,6 +154,12 @@ def run_jobs(
         for folder in folders:
             with suppress(OSError):  # not there, or it holds what the run goes on from
                 (folder / CHECKPOINTS).rmdir()
+
+
+def _is_complete(job: Job) -> bool:
+    with suppress(MissingDataError, OSError):  # its own trial says so
+        return is_complete(job.trial, job.folder)
+    return False
 
 
 def _run_here(jobs: Iterable[Job], make_engine: "MakeEngine | None", on_event: Callable[[Event], None]) -> list[Event]:

@@ -59,6 +59,20 @@ def test_what_is_complete_is_not_run_again_and_more_can_be_added(tmp_path):
     assert load_preset(tmp_path / "quickstart" / "config.json").seeds == (0, 1)
 
 
+def test_what_is_complete_is_read_first(tmp_path):
+    """Else a sweep that goes on would tell for hours that rounds are left which are there."""
+    experiment, ended = load_preset("quickstart", [*CHANGES, "seeds=[0, 1]"]), []
+    sweep = Sweep([experiment], tmp_path)
+    run_sweep(sweep, jobs=0)
+    first, second, *_ = sorted(tmp_path.rglob("*.jsonl"))
+    first.unlink()
+    second.write_text("{}\n{}\n")  # damaged: its own trial says so, when its turn comes
+    failed = run_sweep(sweep, jobs=0, on_event=lambda event: ended.append(event) if event.over else None)
+    names = [(event.trial.method.label, event.trial.seed) for event in ended]
+    assert names == [("FedAvgM", 0), ("FedAvgM", 1), ("FedAvg", 0), ("FedAvg", 1)]
+    assert [event.trial.file_name for event in failed] == [second.name]
+
+
 @pytest.mark.parametrize("problem", [{}, {"participation.p": [0.1, 0.5]}], ids=["one", "two"])
 def test_methods_of_fewer_keys_can_be_added_to_a_sweep_that_was_reported(tmp_path, problem):
     """Their points' folders are those in which others' lie, and have reports already."""
