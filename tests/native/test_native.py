@@ -8,7 +8,7 @@ from tests.native.build import LEVELS, is_current, native_tests, run, tool
 
 
 def test_the_core_without_python():
-    """At every level; arrays end at pages that nobody may read, and the code is what the package runs."""
+    """At every level; arrays end at pages that nobody may read. The code is the package's, where that is current."""
     options = ["--parallel", len(os.sched_getaffinity(0)), "--output-on-failure", "--no-tests=error"]
     run(tool("ctest"), "--test-dir", native_tests(), *options)
 

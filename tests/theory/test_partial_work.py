@@ -30,26 +30,26 @@ def test_scheme_c_converges_and_a_and_b_stall(scheme):
 
 @pytest.mark.parametrize(("scheme", "noise"), [("A", 0), ("B", 0), ("C", 0), ("C", 1)])
 def test_scheme_c_comes_as_near_as_theorem_3_1_says(scheme, noise):
-    """|x - x*|^2 <= C / (t E + gamma) at the theorem's rate; the left side times t E + gamma grows for A and B.
+    """E |x - x*|^2 <= c / (t E + gamma): times t E + gamma it does not grow for C, at C's rate, as it does for A and B.
 
-    C is not written with the paper's constants (M_t D + V); in A's and B's M_t grows with the rounds.
+    The mean is over the coordinates, each with noise of its own; looked at is round 800 over 50: with noise 1.1 to 1.3,
+    and 1.7 and more at a rate like t^-.75. c is not written with the paper's constants (M_t D + V), of which A's and
+    B's M_t grows with the rounds.
     """
-    clients, rng, gamma = Clients(N, n, seed=1), np.random.default_rng(0), 320.0
+    n, gamma = 96, 320.0
+    clients, rng = Clients(N, n, seed=1), np.random.default_rng(0)
     rate = rates.InverseRound(mu=0.5, E=E, work=E, gamma=gamma)
     server = server_of(algorithms.FlexibleFedAvg(scheme, E), clients, lr=rate, client_sizes=SIZES, max_steps=E)
-    scaled, before = [], 0
-    for t in (50, 200, 800):
+    optimum, scaled = clients.optimum(np.array(SIZES) / sum(SIZES)), []
+    for begin, end in ((0, 50), (50, 800)):
         run(
             server,
             clients,
-            t - before,
+            end - begin,
             cohort=lambda t: range(N),
-            steps=lambda t, i, before=before: steps(before + t, i),
+            steps=lambda t, i, begin=begin: steps(begin + t, i),
             noise=lambda: (1, noise * rng.normal(size=n)),
         )
-        scaled.append(np.sum((server.x - clients.optimum(np.array(SIZES) / sum(SIZES))) ** 2) * (t * E + gamma))
-        before = t
-    if scheme == "C":
-        assert max(scaled[1:]) < 1.2 * scaled[0]
-    else:
-        assert scaled[2] > 2.5 * scaled[0]
+        scaled.append(np.sum((server.x - optimum) ** 2) * (end * E + gamma))
+    grown = scaled[1] / scaled[0]
+    assert grown < 1.5 if scheme == "C" else grown > 2.5

@@ -153,8 +153,9 @@ void try_codes(const Case& c, const std::vector<std::pair<std::int64_t, float>>&
 TEST(exchanges_through_codecs) {
     at_edges_and_past_caches([](std::int64_t n, std::size_t first) {
         const Dtype dtype = kDtypes[first % 4];
-        // Of codecs and forms every two meet at some of the sizes and places.
-        const std::size_t turns = n > kBlock ? 2 : 4, turn = n > kBlock ? first : first / 4;
+        // Of codecs and forms every two meet at some of the sizes and places, or at each, where those are few.
+        const bool many = kSizes.size() > 8;
+        const std::size_t turns = !many ? 1 : n > kBlock ? 2 : 4, turn = n > kBlock ? first : first / 4;
         for (std::size_t i = 0; i < 4; ++i)
             for (std::size_t j = 0; j < 4; ++j) {
                 if ((i + j + turn) % turns != 0) continue;
