@@ -158,7 +158,7 @@ def run_jobs(
 
 
 def _seems_complete(job: Job) -> bool:
-    """Whether a record has as many lines as there are rounds, behind its header's; only an order hangs on it."""
+    """Tell whether a record has as many lines as there are rounds, behind its header; only an order hangs on it."""
     with suppress(OSError):
         record = job.folder / "records" / job.trial.file_name
         return record.read_bytes().count(b"\n") > job.trial.experiment.rounds
