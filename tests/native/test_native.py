@@ -15,19 +15,21 @@ def test_the_core_without_python():
 
 @pytest.fixture
 def build(tmp_path):
-    """A build of every level and the core from one source, source.h."""
+    """A build of every level from one source, source.h, and of the core from another, core.h."""
     (tmp_path / "source.h").write_text("")
+    (tmp_path / "core.h").write_text("")
     made = [f"build {level}.o: copy source.h\nbuild fedcore_{level}: phony {level}.o\n" for level in LEVELS]
-    made.append("build libcore.a: copy source.h\nbuild core: phony libcore.a\n")
+    made.append("build libcore.a: copy core.h\nbuild core: phony libcore.a\n")
     (tmp_path / "build.ninja").write_text("rule copy\n  command = cp $in $out\n" + "".join(made))
     run(tool("ninja"), "-C", tmp_path)
     return tmp_path
 
 
-def test_a_build_is_current_until_a_source_changes(build):
+@pytest.mark.parametrize("source", ["source.h", "core.h"])
+def test_a_build_is_current_until_a_source_changes(build, source):
     assert is_current(build)
-    built = (build / f"{LEVELS[-1]}.o").stat().st_mtime
-    os.utime(build / "source.h", (built + 1, built + 1))
+    built = (build / "libcore.a").stat().st_mtime
+    os.utime(build / source, (built + 1, built + 1))
     assert not is_current(build)
 
 

@@ -73,10 +73,9 @@ def test_by_dotted_names_in_spawned_workers(straight):
 
 
 def cut_short(folder):
-    """Leave a run's records as those of one that was stopped."""
-    for record in (folder / "records").glob("*.jsonl"):
-        lines = record.read_text().splitlines(keepends=True)
-        record.write_text("".join(lines[: 3 if "fedacg" in record.name else 1]))
+    """Leave a run's records as those of one that was stopped: headers alone, and headers with two rounds."""
+    for kept, record in zip((1, 1, 3, 3), sorted((folder / "records").glob("*.jsonl")), strict=True):
+        record.write_text("".join(record.read_text().splitlines(keepends=True)[:kept]))
 
 
 def test_a_run_that_was_stopped_goes_on(straight, tmp_path):
