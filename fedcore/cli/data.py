@@ -9,8 +9,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from fedcore.cli.imports import load_all
 from fedcore.cli.pairs import show_json
-from fedcore.cli.run import load_all
 from fedcore.data import FILLED_IN, REGISTRY, holdings, partitions
 from fedcore.errors import ConfigError
 from fedcore.experiment import load_preset

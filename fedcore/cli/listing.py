@@ -5,8 +5,8 @@ from typing import Any
 from rich.console import Console
 
 from fedcore import algorithms, data, optimizers, participation, rates
+from fedcore.cli.imports import load_all
 from fedcore.cli.pairs import show_json
-from fedcore.cli.run import load_all
 from fedcore.experiment import presets
 from fedcore.local import nets
 from fedcore.registries import Registry

@@ -1,7 +1,7 @@
 """The loggers that ``--log`` names: they are told of each round while trials run."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -92,6 +92,16 @@ class Loggers:
 
     def _say(self, text: str, style: str = "") -> None:
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def both(*listeners: Callable[[Event], None]) -> Callable[[Event], None]:
+    """A listener that tells several of an event, in this order."""
+
+    def show(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return show
 
 
 def _recorded(folder: Path) -> dict[Path, int]:

@@ -1,8 +1,6 @@
 """``fedcore run``."""
 
-import json
 import shlex
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
@@ -12,17 +10,17 @@ from rich.console import Console
 from fedcore.callbacks import Progress
 from fedcore.cli.engine import EngineOptions
 from fedcore.cli.exit_status import exit_on_failures, interruptible
-from fedcore.cli.log import Loggers
+from fedcore.cli.imports import flags, load_all
+from fedcore.cli.log import Loggers, both
+from fedcore.cli.overrides import given, on_device
 from fedcore.cli.report import show_report
 from fedcore.errors import ConfigError
-from fedcore.experiment import Event, load_preset, presets, run_experiment
+from fedcore.experiment import load_preset, presets, run_experiment
 from fedcore.experiment.additions import gone_on_with
 from fedcore.experiment.run_folder import CONFIG, default_folder
 from fedcore.experiment.trial import trials
-from fedcore.registries import load_module
 from fedcore.tracing import trace
 
-MOST_SEEDS = 1_000_000
 TRACE = "trace.json"
 TOGETHER = {"yes": "true", "no": "false", "vmap": '"vmap"'}
 
@@ -94,27 +92,6 @@ def run(
     exit_on_failures(console, [(event.trial.name, event) for event in failed])
 
 
-def both(*listeners: Callable[[Event], None]) -> Callable[[Event], None]:
-    """A listener that tells several of an event, in this order."""
-
-    def show(event: Event) -> None:
-        for listener in listeners:
-            listener(event)
-
-    return show
-
-
-def load_all(imports: list[str]) -> None:
-    """Import what ``--import`` names, before the configuration is read."""
-    for module in imports:
-        load_module(module, f"--import: expected a module that can be imported, got {module!r}")
-
-
-def flags(imports: list[str]) -> list[str]:
-    """The words of a command line that import these."""
-    return [word for module in imports for word in ("--import", module)]
-
-
 def _require_run_or_preset(preset: str, resume: bool) -> None:
     """Refuse a folder that is no run's with ``--resume``, and one that is without."""
     is_run = Path(preset, CONFIG).is_file()
@@ -122,29 +99,3 @@ def _require_run_or_preset(preset: str, resume: bool) -> None:
         raise ConfigError(f"{preset}: expected the folder of a run, with {CONFIG} in it, found none: name the folder")
     if not resume and is_run and preset not in presets.names():
         raise ConfigError(f"{preset}: it is a run's folder: --resume goes on, `fedcore report {preset}` shows it")
-
-
-def given(changes: list[str], rounds: int | None, seeds: str | None) -> list[str]:
-    """The overrides of a preset that the command line gives."""
-    overrides = list(changes)
-    overrides += [f"rounds={rounds}"] if rounds is not None else []
-    return overrides + ([f"seeds={_seeds(seeds)}"] if seeds is not None else [])
-
-
-def on_device(device: str | None, server_device: str | None) -> list[str]:
-    """The overrides that say where clients are trained, and where the server is."""
-    named = {"device": device, "server_device": server_device}
-    return [f"{key}={json.dumps(name)}" for key, name in named.items() if name is not None]
-
-
-def _seeds(text: str) -> list[int]:
-    """``"3"`` is the first three seeds, ``"0,4"`` these two."""
-    try:
-        numbers = [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise ConfigError(f"--seeds: expected a count or numbers with commas between them, got {text!r}") from None
-    if "," not in text and (not numbers or numbers[0] < 1):
-        raise ConfigError(f"--seeds: expected at least one seed, got {text!r}; the seed 0 alone is 0,")
-    if "," not in text and numbers[0] > MOST_SEEDS:
-        raise ConfigError(f"--seeds: expected at most {MOST_SEEDS} seeds, got {text!r}; this seed alone is {text},")
-    return numbers if "," in text else list(range(numbers[0]))

@@ -8,9 +8,10 @@ from rich.console import Console
 from fedcore.callbacks import Progress
 from fedcore.cli.engine import EngineOptions, found_anywhere
 from fedcore.cli.exit_status import exit_on_failures, interruptible
-from fedcore.cli.log import Loggers
+from fedcore.cli.imports import load_all
+from fedcore.cli.log import Loggers, both
+from fedcore.cli.overrides import given, on_device
 from fedcore.cli.report import show_sweep
-from fedcore.cli.run import both, given, load_all, on_device
 from fedcore.experiment import Sweep, load_preset, run_sweep
 
 

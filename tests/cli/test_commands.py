@@ -122,7 +122,7 @@ def test_a_failed_trial_is_named_and_the_status_is_1(tmp_path, mnist):
 
 @pytest.mark.parametrize(("text", "seeds"), [("3", [0, 1, 2]), ("4,", [4]), ("0,4,2", [0, 4, 2]), ("0, 1", [0, 1])])
 def test_seeds_are_a_count_or_a_list(text, seeds):
-    from fedcore.cli.run import _seeds
+    from fedcore.cli.overrides import _seeds
 
     assert _seeds(text) == seeds
 
