@@ -1,10 +1,10 @@
 """MB-STORM: Patel et al., "Towards Optimal Communication Complexity in Distributed Non-Convex Optimization", 2022.
 
-CE-LSGD of the same paper is not here, for its algorithm was not at hand in print: that it goes on from MB-STORM's v_t by
-local steps along v_k = v_{k-1} + grad(y_k; xi) - grad(y_{k-1}; xi) is known, but not from a text that says which clients
-take them, and how x' comes of theirs. Whatever it says there, CE-LSGD asks for two things that no method here has: a round
-of two exchanges (the v_t that is averaged first, then the local steps), and a local rule whose offset changes with every
-step (gradients at y_k and y_{k-1} on one minibatch, their difference carried along).
+CE-LSGD of the same paper is not here, for its algorithm was not at hand in print: that it goes on from MB-STORM's v_t
+by local steps along v_k = v_{k-1} + grad(y_k; xi) - grad(y_{k-1}; xi) is known, but not from a text that says which
+clients take them, and how x' is made of theirs. In any case CE-LSGD asks for two things that no method here has: a
+round of two exchanges (the v_t that is averaged first, then the local steps), and a local rule whose offset changes
+with every step (gradients at y_k and y_{k-1} on one minibatch, their difference carried along).
 """
 
 from dataclasses import dataclass, replace
