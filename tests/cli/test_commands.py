@@ -133,6 +133,13 @@ def test_list_names_every_preset():
     assert "MimiC" in output
 
 
+def test_list_does_not_wait_for_pictures():
+    """What draws takes a second to import; nothing is drawn."""
+    code = "import sys; from fedcore.cli import main; main(['list']); assert 'matplotlib' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
 def unfolded(word):
     """What a shell makes of braces.
 
