@@ -32,7 +32,7 @@ for t in range(ROUNDS):
             messages[name] = own.partial().to_bytes()
     with server.open_round() as round:
         for name in reversed(messages):
-            round.add_partial(messages[name], name)
+            round.add_partial(messages[name], name, clients=CLIENTS[name])
     with straight.open_round() as round:
         for client in range(10):
             round.add(client, train(client, straight.x), steps=5, examples=100 + client)

@@ -9,8 +9,12 @@ from typing import Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.errors import ArrayError, DtypeError, RangeError
+from fedcore.errors import ArrayError, DtypeError, FedcoreError, RangeError
 from fedcore.float_mode import ieee
+
+LONGEST = 500
+"""Characters of a reason in a report: a client can make it as long as it likes."""
+_PLAIN = frozenset([int, float, *np.sctypeDict.values()])
 
 
 def is_real(value: object) -> TypeGuard[float]:
@@ -22,7 +26,8 @@ def is_whole(value: object, low: int | None = None, high: int | None = None) -> 
     """Tell whether value is an integer, of Python or NumPy, and no bool, in low..high."""
     if type(value) is not int and (not isinstance(value, int | np.integer) or isinstance(value, bool)):
         return False
-    return (low is None or bool(low <= value)) and (high is None or bool(value <= high))
+    number = _plain(value)
+    return (low is None or bool(low <= number)) and (high is None or bool(number <= high))
 
 
 def inside(value: Any, interval: str) -> bool:
@@ -31,12 +36,19 @@ def inside(value: Any, interval: str) -> bool:
     >>> inside(0.5, "(0, 1]"), inside(0, "(0, 1]"), inside(float("nan"), "(0, 1]"), inside("1", "(0, 1]")
     (True, False, False, False)
     """
-    if not is_real(value):
+    if not is_real(value) or not _is_float(value):
         return False
-    low, high = _ends(interval)
-    above = value >= low if interval[0] == "[" else value > low
-    below = value <= high if interval[-1] == "]" else value < high
-    return bool(above and below) and _is_float(value)  # as a NaN is not
+    number, (low, high) = _plain(value), _ends(interval)
+    above = number >= low if interval[0] == "[" else number > low
+    below = number <= high if interval[-1] == "]" else number < high
+    return bool(above and below)  # as a NaN is not
+
+
+def _plain(value: Any) -> Any:
+    """A number without a class of the caller's, which may compare as it likes."""
+    if type(value) in _PLAIN:
+        return value
+    return index(value) if isinstance(value, int | np.integer) else float(value)
 
 
 def _is_float(value: float) -> bool:
@@ -65,9 +77,10 @@ def real(name: str, value: Any, interval: str) -> float:
     Traceback (most recent call last):
     fedcore.errors.RangeError: lr: expected a finite number > 0, got 0
     """
-    if not inside(value, interval):
+    number = _plain(value) if is_real(value) and _is_float(value) else value
+    if not inside(number, interval):
         raise RangeError(f"{name}: expected {due_in(interval)}, got {shown(value)}")
-    return float(value)
+    return float(number)
 
 
 def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
@@ -80,9 +93,10 @@ def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
     Traceback (most recent call last):
     fedcore.errors.RangeError: steps: expected an integer >= 1, got 2.5
     """
-    if not is_whole(value, low, high):
+    number = index(value) if is_whole(value) else value  # once: a class of the caller's may give another the next time
+    if not is_whole(number, low, high):
         raise RangeError(f"{name}: expected {due_whole(low, high)}, got {shown(value)}")
-    return index(value)
+    return index(number)
 
 
 def integral(value: object) -> Any:
@@ -118,6 +132,25 @@ def shown(value: object) -> str:
         return short_repr(value)
     except Exception:  # an int of too many digits, or a repr that fails
         return f"an unprintable {type(value).__name__}"
+
+
+def reason_of(error: Exception) -> str:
+    """Say what is wrong with an update, in at most ``LONGEST`` characters; the error may be of the client's own class.
+
+    >>> reason_of(KeyError("w"))
+    "update: expected one that can be read, got KeyError: 'w'"
+    """
+    try:
+        text = f"{error}" if isinstance(error, FedcoreError) else f"{type(error).__name__}: {error}"
+    except Exception:
+        text = "an error without a text"
+    return bounded(text if isinstance(error, FedcoreError) else f"update: expected one that can be read, got {text}")
+
+
+def bounded(text: str) -> str:
+    """A text in at most ``LONGEST`` characters, all of which UTF-8 can hold."""
+    text = str.encode(text, errors="backslashreplace").decode()
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
 def listed(name: str, values: Any) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from itertools import compress
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Self
 
 _ALL = sorted(int(number) for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
@@ -27,11 +27,11 @@ class uninterrupted:  # noqa: N801  # it is used as contextlib's functions are
     Cost: 4 us.
     """
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         self._came: list[tuple[int, FrameType | None]] = []
         self._before: dict[int, Handler] = {}
         if threading.current_thread() is not threading.main_thread():
-            return
+            return self
         try:
             # Few signals have a handler in Python: which, is asked in one go, since it is asked in every round.
             for number in compress(_ALL, map(callable, map(_signal.getsignal, _ALL))):
@@ -42,6 +42,7 @@ class uninterrupted:  # noqa: N801  # it is used as contextlib's functions are
         except BaseException:
             self.__exit__(None, None, None)
             raise
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -67,13 +68,28 @@ class uninterrupted:  # noqa: N801  # it is used as contextlib's functions are
                 _signal.signal(number, handler)
             raise
 
+    def obeyed(self) -> list[BaseException]:
+        """Run the handlers of the signals that came so far, and return what they raised: for a block that waits."""
+        errors = self._run()
+        for number in self._before:
+            handler = _signal.getsignal(number)
+            if handler != self._hold:  # a handler has set another one, which is to stay
+                self._before[number] = handler
+                if callable(handler):
+                    _signal.signal(number, self._hold)
+        return errors
+
     def _deliver(self) -> None:
+        if errors := self._run():
+            raise errors[0]
+
+    def _run(self) -> list[BaseException]:
         """Run what waited; an error of one handler does not keep the others from theirs."""
-        first: BaseException | None = None
-        for number, frame in self._came:
+        errors: list[BaseException] = []
+        while self._came:
+            number, frame = self._came.pop(0)
             try:
                 self._before[number](number, frame)
             except BaseException as error:
-                first = first or error
-        if first is not None:
-            raise first
+                errors.append(error)
+        return errors

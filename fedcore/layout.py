@@ -26,10 +26,12 @@ from fedcore.libraries import (
     dtype_name,
     flat_there,
     here,
+    is_own_class,
     library_of,
+    own_class,
     write_there,
 )
-from fedcore.memory import to_host
+from fedcore.memory import empty, to_host
 from fedcore.native import core
 from fedcore.representation import Represented
 
@@ -215,7 +217,7 @@ class Layout(Represented):
         for piece in self.slices:
             part, tensor = out[piece.start : piece.stop], named[piece.name]
             if device == devices.CPU:
-                part[...] = as_array(piece.name, tensor).reshape(-1)
+                part[...] = _array(piece, tensor).reshape(-1)
             else:
                 write_there(piece.name, tensor, part, device)
         return out
@@ -244,10 +246,10 @@ class Layout(Represented):
         pieces: list[Any] = []
         for piece in self.slices:
             if device != devices.CPU and devices.of(named[piece.name]) == device:
-                pieces.append(flat_there(piece.name, named[piece.name]))
+                pieces.append(_vector_there(piece, named[piece.name], device))
                 continue
-            tensor = as_array(piece.name, named[piece.name]).reshape(-1)
-            pieces.append(tensor if tensor.flags.aligned else tensor.copy())
+            tensor = _array(piece, named[piece.name]).reshape(-1)
+            pieces.append(tensor if tensor.flags.aligned and tensor.flags.c_contiguous else tensor.copy())
         return pieces
 
     def unflatten(self, flat: Vector) -> dict[str, Vector]:
@@ -268,7 +270,7 @@ class Layout(Represented):
     def read_counters(self, x: Any) -> dict[str, npt.NDArray[np.integer[Any]]]:
         """Copies of a model's integer counters, in their own dtypes."""
         named = self._check(x) if self.counters else {}
-        return {piece.name: as_array(piece.name, here(named[piece.name])).copy() for piece in self.counters}
+        return {piece.name: _array(piece, here(named[piece.name])).copy() for piece in self.counters}
 
     def tensors(
         self,
@@ -329,6 +331,8 @@ class Layout(Represented):
             extra = [name for name in named if name not in self._all]
             due = f"model: expected the tensors {list(self._all)}"
             raise ArrayError(f"{due}; missing {missing}, unexpected {extra}")
+        if not any_float:  # of tensors that are only read
+            named = {name: own_class(name, leaf) for name, leaf in named.items()}
         for name, leaf in named.items():
             _check_tensor(self._all[name], leaf, any_float=any_float)
         return named
@@ -346,6 +350,23 @@ def _check_tensor(piece: Slice, leaf: Any, *, any_float: bool = False) -> None:
         raise ShapeError(f"{name}: expected shape {piece.shape}, got a tensor without a shape") from None
     if shape != piece.shape:
         raise ShapeError(f"{name}: expected shape {piece.shape}, got {shape}")
+
+
+def _array(piece: Slice, leaf: Any) -> npt.NDArray[Any]:
+    """A tensor that was checked, as NumPy's array, which is checked again where the tensor's class may lie."""
+    array = as_array(piece.name, leaf)
+    if not is_own_class(leaf):
+        _check_tensor(piece, array)
+    return array
+
+
+def _vector_there(piece: Slice, leaf: Any, device: str) -> Any:
+    """A tensor that was checked, on a device, as a vector: a view, or a copy where the tensor's class may lie."""
+    if is_own_class(leaf):
+        return flat_there(piece.name, leaf)
+    copy = empty(piece.stop - piece.start, device=device)
+    write_there(piece.name, leaf, copy, device)
+    return copy
 
 
 def _named(x: Any) -> dict[str, Any]:

@@ -23,6 +23,33 @@ def library_of(leaves: Iterable[Any]) -> Library:
     return "torch" if any(type(leaf).__module__.partition(".")[0] == "torch" for leaf in leaves) else "numpy"
 
 
+def own_class(name: str, leaf: Any) -> Any:
+    """A NumPy array or torch tensor as one of the library's own class, over the same memory; anything else as it is.
+
+    A class derived from these may show any shape or dtype, and another the next time.
+
+    Raises:
+        ArrayError: it is a masked array, of which some elements do not count.
+    """
+    if isinstance(leaf, np.ndarray):
+        if isinstance(leaf, np.ma.MaskedArray):
+            raise ArrayError(f"{name}: expected an array without a mask, got a masked array")
+        return np.ndarray.view(leaf, np.ndarray)
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(leaf, torch.Tensor):
+        return leaf
+    if type(leaf) is not torch.Tensor:
+        with torch._C.DisableTorchFunctionSubclass():
+            leaf = torch.Tensor.as_subclass(leaf, torch.Tensor)
+    return torch.Tensor.detach(leaf)
+
+
+def is_own_class(leaf: Any) -> bool:
+    """Tell whether ``own_class`` made it, or this package did."""
+    torch = sys.modules.get("torch")
+    return type(leaf) in (np.ndarray, core.DeviceArray, None if torch is None else torch.Tensor)
+
+
 def dtype_name(leaf: Any) -> str:
     """A tensor's dtype by the name that the libraries share: ``"float32"``."""
     return _name(leaf.dtype)

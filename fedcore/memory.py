@@ -25,6 +25,8 @@ LINE = 64
 HUGE = 2 << 20
 """Bytes of a huge page. A shorter vector would not fill one."""
 
+_BASE = vars(np.ndarray)["base"].__get__
+
 Vector: TypeAlias = npt.NDArray[Any]
 Dtype: TypeAlias = type[np.generic] | np.dtype[Any]
 
@@ -206,7 +208,7 @@ class Recycled:
         if self._there is not None:
             return self._there.lent(vector)
         while isinstance(vector, np.ndarray):
-            vector = vector.base
+            vector = _BASE(vector)  # as NumPy has it: a class of the caller's may show another, and for ever
         return isinstance(vector, _Lent) and vector._spares is self._spares
 
 
@@ -225,10 +227,14 @@ class _Spares(list[Memory]):
         self._most = most
 
     def give(self, memory: Memory) -> None:
-        self.append(memory)  # whatever another thread does meanwhile, each memory is in one place
+        # Whatever another thread does meanwhile, each memory is in one place. When the interpreter ends, the names of
+        # this module may be gone already: only Python's own are used here.
+        self.append(memory)
         if len(self) > self._most:
-            with suppress(IndexError):
+            try:  # noqa: SIM105
                 self.pop(0)
+            except IndexError:
+                pass
 
 
 class _Lent:

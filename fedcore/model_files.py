@@ -2,15 +2,14 @@
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
 
+from fedcore.atomic_file import draft_of
 from fedcore.errors import ArrayError, MissingDependencyError, StoreError, UnknownNameError
 from fedcore.libraries import Library, library_of
 
@@ -67,17 +66,8 @@ def write_model(tensors: Mapping[str, Any], path: str | os.PathLike[str]) -> Non
     if form == ".safetensors" and find_spec("safetensors") is None:
         raise MissingDependencyError.of(place.name, "safetensors", extra="safetensors", instead="write .npz")
     try:
-        with NamedTemporaryFile(dir=place.parent, prefix=f".{place.name}.", delete=False) as draft:
-            pass
-        try:
-            _write(dict(tensors), form, library, draft.name)
-            with open(draft.name, "rb") as written:
-                os.fsync(written.fileno())
-            os.chmod(draft.name, 0o666 & ~_mask())
-            os.replace(draft.name, place)
-        finally:
-            with suppress(FileNotFoundError):
-                os.unlink(draft.name)
+        with draft_of(place) as draft:
+            _write(dict(tensors), form, library, str(draft))
     except OSError as error:
         raise StoreError(f"{place}: the model was not written: {error}") from error
 
@@ -98,10 +88,3 @@ def _write(tensors: dict[str, Any], form: str, library: Library, file: str) -> N
 def _plain(leaf: Any) -> Any:
     """An array in a row, as the form wants it."""
     return np.ascontiguousarray(leaf).reshape(leaf.shape)  # of a number too, which the first makes a vector of
-
-
-def _mask() -> int:
-    """The process's mask of permissions, which a temporary file does not follow."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

@@ -5,15 +5,36 @@ With FEDCORE_ISA=reference nothing native is called, nor loaded: a tree that was
 """
 
 import os
+from contextlib import suppress
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 ON_REFERENCE = os.environ.get("FEDCORE_ISA") == "reference"
 """True if the package runs on the twins; settled when it is imported."""
 
+
+def _require_main_interpreter() -> None:
+    """Refuse a sub-interpreter, in which loading the native module would wait for ever.
+
+    Raises:
+        ImportError: this is one.
+    """
+    for name in ("_interpreters", "_xxsubinterpreters"):  # of Python 3.13, and before; without them nothing is known
+        with suppress(ModuleNotFoundError):
+            interpreters = import_module(name)
+            if interpreters.get_current() != interpreters.get_main():
+                raise ImportError(
+                    "fedcore: expected Python's main interpreter, got a sub-interpreter, where its native code "
+                    "cannot run: under mod_wsgi set WSGIApplicationGroup %{GLOBAL}"
+                )
+            return
+
+
 if ON_REFERENCE and not TYPE_CHECKING:
     from fedcore import reference as core
 else:
+    _require_main_interpreter()
     from fedcore import _core as core
 
 

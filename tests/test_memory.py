@@ -1,4 +1,6 @@
 import gc
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -112,3 +114,18 @@ def test_rounds_use_the_memory_of_rounds_before(method):
         assert number < 4 or moments <= seen
         spares = [*server._state._offsets._spares, *server._state._model._moments._spares]
         seen |= moments | {memory.vector.ctypes.data for memory in spares}
+
+
+AT_THE_END = """
+import ctypes, sys
+from fedcore import memory
+vectors = memory.Recycled(3)
+lent = [vectors.take() for _ in range(3)]
+for module in (sys.modules["__main__"], memory):  # something holds them for ever, so that they are emptied at the end
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(module))
+"""
+
+
+def test_vectors_that_are_lent_when_the_interpreter_ends_are_let_go_in_silence():
+    done = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,9 +1,16 @@
-"""A million clients: registering them, and finding the numbers of 1,000 of them, against a dict."""
+"""A million clients: they come, are found, saved and loaded, and single ones come and go among them."""
+
+import hashlib
+import sqlite3
+from itertools import count
 
 import numpy as np
 import pytest
 
+from fedcore import ClientStore, Server
 from fedcore.clients import Registry
+from fedcore.store.files.index_digests import listed_digests
+from fedcore.store.files.stored_ids import Listed
 
 N, K = 1_000_000, 1_000
 SPREAD = np.random.default_rng(0).permutation(N).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -39,6 +46,50 @@ def bench_find(versus, kind):
             plain[client]
 
     versus(f"{K:,} of {N:,} clients from {kind}, one by one", one_by_one, {"dict": by_dict}, bytes=0, rounds=31)
+
+
+def bench_come_and_go(versus):
+    """A client comes and goes, among a million with sizes against among a thousand."""
+
+    def among(clients):
+        server = Server("FedAvg", np.zeros(10, np.float32), clients, lr=0.1, client_sizes=[5] * clients)
+        server.round([])
+        names = count()
+
+        def come_and_go():
+            name = f"new {next(names)}"
+            server.arrive(name, client_sizes=3)
+            server.depart(name)
+
+        return come_and_go
+
+    versus(f"a client comes and goes among {N:,}", among(N), {"among 1,000": among(1_000)}, bytes=0, rounds=301)
+
+
+def bench_digest(versus):
+    listed = Listed(np.arange(N), IDS["a list of strs"])
+
+    def by_hashlib():
+        return [hashlib.blake2b(client.encode(), digest_size=8).digest() for client in listed.ids]
+
+    versus(f"digests of {N:,} entries", lambda: listed_digests(listed), {"hashlib": by_hashlib}, bytes=0)
+
+
+def bench_save_and_load(versus, tmp_path):
+    ids = IDS["a list of strs"]
+    store = ClientStore(ids, 1)
+
+    def by_sqlite():
+        with sqlite3.connect(":memory:") as connection:
+            connection.execute("CREATE TABLE clients(number INTEGER PRIMARY KEY, id)")
+            connection.executemany("INSERT INTO clients VALUES(?, ?)", enumerate(ids))
+            return connection.execute("SELECT * FROM clients").fetchall()
+
+    def by_store():
+        store.save(tmp_path / "copy")
+        return ClientStore.open(tmp_path / "copy", medium="ram")
+
+    versus(f"{N:,} clients saved and loaded", by_store, {"SQLite in memory": by_sqlite}, bytes=0, rounds=5)
 
 
 def _copy(client):

@@ -10,6 +10,7 @@
 #include "bindings/bind.h"
 #include "bindings/client_id.h"
 #include "bindings/registered.h"
+#include "store/blake2b.h"
 
 namespace fedcore::bindings {
 namespace {
@@ -111,7 +112,7 @@ std::int64_t add(Registered& index, py::handle object) {
     return within_limits([&] { return id ? index.add(*id) : kNone; });
 }
 
-// Adds the clients under numbers that ascend from capacity() or above; how many come before the first that is refused.
+// Adds the clients under these numbers, each free and >= count; how many come before the first that is refused.
 std::int64_t add_at(Registered& index, const py::object& clients, const py::object& numbers) {
     Arrays arrays;
     const AnySpan at = arrays.input(numbers, {"numbers"}, {"int64"});
@@ -122,7 +123,7 @@ std::int64_t add_at(Registered& index, const py::object& clients, const py::obje
         const py::object client = listed[i];
         const ReadId id(client);
         const std::int64_t number = static_cast<const std::int64_t*>(at.data)[i];
-        if (!id || number < index.capacity() || !within_limits([&] { return index.add_at(*id, number); })) return i;
+        if (!id || number < index.count() || !within_limits([&] { return index.add_at(*id, number); })) return i;
     }
     return at.n;
 }
@@ -198,6 +199,26 @@ py::tuple add_all(Registered& index, const py::object& clients, const py::object
     return py::make_tuple(added.keep(), py::none());
 }
 
+// The word that stands for each stored id: an int itself, a text's digest, 0 for None.
+Numbers id_words(const py::object& ids) {
+    const py::tuple listed = items_of(ids, "ids");
+    Numbers out(static_cast<py::ssize_t>(listed.size()));
+    for (py::ssize_t i = 0; i < out.size(); ++i) {
+        PyObject* id = PyTuple_GET_ITEM(listed.ptr(), i);
+        Py_ssize_t size = 0;
+        std::int64_t word = 0;
+        if (PyLong_Check(id)) {
+            word = PyLong_AsLongLong(id);
+        } else if (id != Py_None) {
+            const char* text = PyUnicode_AsUTF8AndSize(id, &size);
+            if (text != nullptr) word = static_cast<std::int64_t>(blake2b_8({text, static_cast<std::size_t>(size)}));
+        }
+        if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+        out.mutable_data()[i] = word;
+    }
+    return out;
+}
+
 // What answers with a property of the index, as that is while one thread uses it.
 auto asked(std::int64_t (ClientIndex::*property)() const) {
     return [property](const Registered& index) {
@@ -214,6 +235,7 @@ void bind_client_index(py::module_& module) {
         "siphash",
         [](const py::bytes& key, const py::bytes& data) { return siphash(read_key(key), std::string_view(data)); },
         py::arg("key"), py::arg("data"));
+    module.def("id_words", &id_words, py::arg("ids"));
     py::class_<Registered>(module, "ClientIndex")
         .def(py::init([](const py::bytes& key, std::int64_t count) {
                  check_range("count", count, 0, kMostCounted);

@@ -38,7 +38,8 @@ class ClientIndex {
     // Registers the client under its own number, or the lowest free one >= count; kNone if it is registered already.
     std::int64_t add(const ClientId& id);
 
-    // Registers a client under a number >= capacity(); false if it is registered, or its id one of 0 .. count - 1.
+    // Registers a client under a number >= count; false if that is taken, or the client is registered, or its id is one
+    // of 0 .. count - 1.
     bool add_at(const ClientId& id, std::int64_t number);
 
     // Frees the client's number and returns it; kNone if it is not registered.

@@ -61,7 +61,7 @@ std::int64_t IdTable::find(const ClientId& id) const {
 std::int64_t IdTable::insert(const ClientId& id) {
     const std::uint64_t tag = tag_of(key_, id);
     if (slot_of(id, tag) != kNowhere) return kNone;
-    if (!free_.empty() && free_.front() >= places()) free_.clear();  // the lowest is stale, so all are
+    drop_stale_front();
     const std::int64_t place = free_.empty() ? places() : free_.front();
     make_room(id, place);
     if (!free_.empty()) {
@@ -74,13 +74,10 @@ std::int64_t IdTable::insert(const ClientId& id) {
 
 bool IdTable::insert_at(const ClientId& id, std::int64_t place) {
     const std::uint64_t tag = tag_of(key_, id);
-    if (slot_of(id, tag) != kNowhere) return false;
-    drop_stale();
+    if (taken(place) || slot_of(id, tag) != kNowhere) return false;
     make_room(id, place);
-    grow(free_, static_cast<std::size_t>(place - places()));
-    // Each is above all that are in the heap, which stays one when it goes to the end.
-    for (std::int64_t between = places(); between < place; ++between)
-        free_.push_back(static_cast<std::uint32_t>(between));
+    if (place > places()) grow(free_, static_cast<std::size_t>(place - places()));
+    for (std::int64_t between = places(); between < place; ++between) set_free(between);
     fill(id, place, tag);
     return true;
 }
@@ -89,10 +86,7 @@ std::int64_t IdTable::erase(const ClientId& id) {
     const std::size_t slot = slot_of(id, tag_of(key_, id));
     if (slot == kNowhere) return kNone;
     const std::int64_t place = place_of(slots_[slot]);
-    if (place + 1 < places()) {
-        free_.push_back(static_cast<std::uint32_t>(place));
-        std::push_heap(free_.begin(), free_.end(), std::greater<>());
-    }
+    if (place + 1 < places()) set_free(place);
     if (id.is_text) waste_ += bytes_of(id.text);
     close_gap(slot);
     kinds_[place] = Kind::free;
@@ -193,12 +187,25 @@ void IdTable::fill(const ClientId& id, std::int64_t place, std::uint64_t tag) {
     ++size_;
 }
 
-// Forgets the free places that are none any more, because no place behind them is taken.
+void IdTable::set_free(std::int64_t place) {
+    free_.push_back(static_cast<std::uint32_t>(place));
+    std::push_heap(free_.begin(), free_.end(), std::greater<>());
+}
+
+// After this, the first of the heap is the lowest free place, or there is none.
+void IdTable::drop_stale_front() {
+    while (!free_.empty() && taken(free_.front())) {
+        std::pop_heap(free_.begin(), free_.end(), std::greater<>());
+        free_.pop_back();
+    }
+    if (!free_.empty() && free_.front() >= places()) free_.clear();  // the lowest is stale, so all are
+}
+
 void IdTable::drop_stale() {
-    if (static_cast<std::int64_t>(free_.size()) == places() - size_) return;
-    const auto stale = [this](std::uint32_t place) { return place >= places(); };
+    const auto stale = [this](std::uint32_t place) { return place >= places() || taken(place); };
     free_.erase(std::remove_if(free_.begin(), free_.end(), stale), free_.end());
-    std::make_heap(free_.begin(), free_.end(), std::greater<>());
+    std::sort(free_.begin(), free_.end());  // a sorted vector is a heap
+    free_.erase(std::unique(free_.begin(), free_.end()), free_.end());
 }
 
 // Gives memory back after a removal; each part costs less than the removals since the last time.

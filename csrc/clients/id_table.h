@@ -42,7 +42,8 @@ class IdTable {
     // Puts the id into the lowest free place and returns that; kNone if it is in one already.
     std::int64_t insert(const ClientId& id);
 
-    // Puts the id into `place` >= places() and leaves those between free; false if it is in one already.
+    // Puts the id into `place` and leaves those between places() and it free; false if the place is taken, or if the id
+    // is in one already.
     bool insert_at(const ClientId& id, std::int64_t place);
 
     // Frees the id's place and returns it; kNone if it is in none.
@@ -64,6 +65,8 @@ class IdTable {
     void put(std::uint64_t slot);
     void close_gap(std::size_t gap);
     void fill(const ClientId& id, std::int64_t place, std::uint64_t tag);
+    void set_free(std::int64_t place);
+    void drop_stale_front();
     void drop_stale();
     void tidy();
     void compact_texts();
@@ -73,9 +76,11 @@ class IdTable {
     std::vector<std::uint64_t> slots_;    // open addressing; 0, or 32 bits of the hash, 1 for a text, place + 1
     std::vector<Kind> kinds_;             // by place
     std::vector<std::uint64_t> entries_;  // by place: the number, or where in texts_ the text is
-    std::vector<std::uint32_t> free_;     // a heap of the free places, lowest first; those >= places() do not count
-    std::vector<char> texts_;             // the length in four bytes, then the bytes, text after text
-    std::size_t waste_ = 0;               // bytes of texts_ that belong to no id
+    // A heap of the free places, lowest first. Each is in it at least once; those that are taken, or >= places(), are
+    // stale and do not count.
+    std::vector<std::uint32_t> free_;
+    std::vector<char> texts_;  // the length in four bytes, then the bytes, text after text
+    std::size_t waste_ = 0;    // bytes of texts_ that belong to no id
 };
 
 }  // namespace fedcore

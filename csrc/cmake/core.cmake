@@ -49,6 +49,7 @@ function(fedcore_add_core target)
     sampling/permutation.cpp
     sampling/uniform.cpp
     sampling/weighted.cpp
+    store/blake2b.cpp
     store/checksum.cpp
   )
   get_filename_component(csrc ${CMAKE_CURRENT_FUNCTION_LIST_DIR} DIRECTORY)

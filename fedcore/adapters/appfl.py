@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from appfl.misc.utils import create_instance_from_file
 from fedcore.adapters.open_server import newcomers, open_server
 from fedcore.adapters.order import with_plain_steps
 from fedcore.adapters.refusals import refusal_line
-from fedcore.errors import FedcoreError, RangeError
-from fedcore.server import RoundReport, Server
+from fedcore.adapters.replies import add_reply
+from fedcore.errors import DuplicateUpdateError, RangeError, UnknownClientError
+from fedcore.server import RoundReport, Server, Update
 
 
 class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
@@ -54,28 +56,34 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
         self._options, self._logger = options, logger
         self.client_sample_size: dict[Any, int] = {}  # which the base class fills
 
-    def get_parameters(self, **told: Any) -> OrderedDict[str, torch.Tensor]:
+    def get_parameters(self, /, **told: Any) -> OrderedDict[str, torch.Tensor]:
         """The global model; before the first round the one that a run before this has left, if there is one."""
         medium, _, path = str(self._options.get("store", "ram")).partition(":")
         if self.server is None and medium == "mmap" and Path(path).is_dir():
             self._open()
         return self._tensors()
 
-    def aggregate(self, local_models: Mapping[Any, Any], **told: Mapping[Any, Any]) -> OrderedDict[str, torch.Tensor]:
+    def aggregate(
+        self, local_models: Mapping[Any, Any], /, **told: Mapping[Any, Any]
+    ) -> OrderedDict[str, torch.Tensor]:
         """Finish a round of everybody's models.
 
+        Args:
+            local_models: by client.
+            told: what clients sent beside them, by its name, which the clients choose, and client.
+
         Raises:
-            RangeError: models come in chunks, of which none is a model that could be believed.
+            RangeError: all models come in chunks, of which none is a model that could be believed.
         """
-        if "_chunk_idx" in told:
+        chunked = told.get("_chunk_idx", {})
+        if local_models and chunked.keys() >= local_models.keys():
             raise RangeError("model_chunk_size: expected none, so that clients send whole models, got chunks")
-        server, steps = self._open(), told.get("steps", {})
+        server = self._open()
         with server.open_round(newcomers=newcomers(server, local_models, self._sizes)) as round:
             for client, model in local_models.items():
-                examples = self.client_sample_size.get(client, 1)
                 try:
-                    round.add(client, model, steps=steps.get(client, self._steps or 1), examples=examples, keep=True)
-                except FedcoreError as error:
+                    add_reply(round, client, partial(self._read, client, model, told))
+                except (UnknownClientError, DuplicateUpdateError) as error:
                     round.refuse(client, str(error))
         assert round.report is not None
         self.reports.append(round.report)
@@ -83,6 +91,13 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
         if line and self._logger is not None:
             self._logger.warning(line)
         return self._tensors()
+
+    def _read(self, client: Any, model: Any, told: Mapping[str, Mapping[Any, Any]]) -> Update:
+        if client in told.get("_chunk_idx", {}):
+            raise RangeError("model: expected a whole one, got a chunk")
+        steps = told.get("steps", {}).get(client, self._steps or 1)
+        examples = self.client_sample_size.get(client, 1)
+        return Update(client, model, steps, examples, keep=True)
 
     def _open(self) -> Server:
         if self.server is None:

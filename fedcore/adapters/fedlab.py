@@ -14,9 +14,10 @@ from fedlab.utils import MessageCode
 from fedcore.adapters.open_server import open_server
 from fedcore.adapters.order import with_plain_steps
 from fedcore.adapters.refusals import refusal_line, silence
+from fedcore.adapters.replies import add_reply
 from fedcore.algorithms import Algorithm
-from fedcore.arguments import integral, shown, whole
-from fedcore.errors import ArrayError, FedcoreError, RoundError
+from fedcore.arguments import integral, reason_of, shown, whole
+from fedcore.errors import ArrayError, RoundError
 from fedcore.memory import to_host
 from fedcore.server import Round, RoundReport, Server, Update
 
@@ -105,34 +106,40 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
             update = self._update(payload, sender)
             if not self._due:
                 raise RoundError(f"client: expected none, since no upload is waited for, got {update.client!r}")
-            if self._round is None:
-                self._round = server.open_round()
-            self._answer(self._round, update)
-        except FedcoreError as error:
-            whose = "" if sender is None else f" from process {sender.rank}"
-            self._LOGGER.warning(f"an upload of round {self.round}{whose}: {error}")
-        if self._due or self._round is None:
+        except Exception as error:  # whatever reading the upload raises
+            self._warn(reason_of(error), sender)
+            return False
+        if self._round is None:
+            self._round = server.open_round()
+        if stray := self._answer(self._round, update):
+            self._warn(stray, sender)
+        if self._due:
             return False
         self.global_update([])
         return True
 
-    def _answer(self, round: Round, update: Update) -> None:
+    def _warn(self, reason: str, sender: "Sender | None") -> None:
+        whose = "" if sender is None else f" from process {sender.rank}"
+        self._LOGGER.warning(f"an upload of round {self.round}{whose}: {reason}")
+
+    def _answer(self, round: Round, update: Update) -> str | None:
         """Let an upload answer for its client.
 
-        Raises:
-            RoundError: the client was not sampled, or has answered already; where there is one, the report has it too.
+        Returns:
+            The reason if the client was not sampled, or has answered already; where there is one, the report has it
+            too.
         """
         client = update.client
         if client in self._due:
             del self._due[int(client)]
-            round.add_update(update)
-            return
+            add_reply(round, client, lambda: update)
+            return None
         due = "one that has not answered" if client in self._sampled else "one that was sampled"
         reason = f"client: expected {due}, got an upload that claims to be {client!r}'s"
         if 0 <= int(client) < self.num_clients and client not in self._strays:
             self._strays.add(int(client))
             round.refuse(client, reason)
-        raise RoundError(reason)
+        return reason
 
     def global_update(self, buffer: Any) -> None:
         """Finish the round; the uploads are folded in already."""
@@ -169,7 +176,10 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
             ArrayError: its claims are not three integers.
             RoundError: the client is none of the sender's.
         """
-        y, *rest = payload if isinstance(payload, list | tuple) and payload else [payload]
+        try:
+            y, *rest = payload if isinstance(payload, list | tuple) else [payload]
+        except Exception:  # an empty list, or one of a class that raises
+            y, rest = payload, []
         if not rest:
             own = self._due if sender is None else [client for client in self._due if client in sender.clients]
             return Update(next(iter(own), -1), y, self._steps or 1)
@@ -265,7 +275,8 @@ class ServerManager(SynchronousServerManager):  # type: ignore[misc, unused-igno
             ended = False
             while not ended:
                 rank, code, payload = self._network.recv()
-                if code == MessageCode.ParameterUpdate and payload is not None:
-                    ended = self._handler.load(payload, self._senders[rank])
+                sender = self._senders.get(rank)
+                if code is MessageCode.ParameterUpdate and payload is not None and sender is not None:
+                    ended = self._handler.load(payload, sender)
                 else:
-                    self._LOGGER.warning(f"process {rank}: expected an upload, got {code}")
+                    self._LOGGER.warning(f"process {rank}: expected an upload, got {shown(code)}")

@@ -12,19 +12,17 @@ from fedcore.cli.pairs import bytes_of, show_json, show_pairs
 from fedcore.cli.status import FAILED
 from fedcore.cluster.coordinator import least
 from fedcore.cluster.manifest import Manifest
-from fedcore.cluster.shard import Place
 from fedcore.errors import CheckpointError
 from fedcore.server.invariant import folder_problems
 from fedcore.server.transactions import transactions
-from fedcore.store import ClientStore
 
 
-def info(file: Path, manifest: Manifest, as_json: bool) -> None:
+def info(file: Path, manifest: Manifest, as_json: bool, folders: list[Path] | None) -> None:
     """Show what each shard holds."""
     layout, shards = manifest.layout, []
     pairs = [("manifest", str(file)), ("parameters", f"{layout.n_parameters:,} of {layout.n:,} elements")]
-    for place, span in zip(manifest.places(file.parent), manifest.ranges, strict=True):
-        with _shard(place) as opened:
+    for place, span in zip(manifest.places(file.parent, folders), manifest.ranges, strict=True):
+        with place.open(readonly=True) as opened:
             found, last = opened.info(), transactions(opened)
         shards.append(asdict(found) | {"transactions": last._asdict(), "range": span._asdict()})
         said = f"transaction {last.last}, {found.rows:,} rows, {bytes_of(found.bytes)} on disk"
@@ -35,12 +33,12 @@ def info(file: Path, manifest: Manifest, as_json: bool) -> None:
         show_pairs(pairs)
 
 
-def verify(file: Path, manifest: Manifest, as_json: bool) -> None:
+def verify(file: Path, manifest: Manifest, as_json: bool, folders: list[Path] | None) -> None:
     """Compare everything in all shards with its checksums, their sums with their rows, and them with each other."""
     problems, held, rows, to = [], [], 0, None
-    places = manifest.places(file.parent)
+    places = manifest.places(file.parent, folders)
     for place in places:
-        with _shard(place) as opened:
+        with place.open(readonly=True) as opened:
             found = opened.verify() or folder_problems(opened)
             held.append(transactions(opened))
             rows = max(rows, len(opened))
@@ -63,10 +61,16 @@ def verify(file: Path, manifest: Manifest, as_json: bool) -> None:
         print(f"sound: {len(places)} shards at transaction {to}, {rows:,} rows{said if ahead else ''}")
 
 
-def reshard(path: Path, shards: int, to: Path | None, folders: list[Path] | None) -> None:
+def reshard(
+    path: Path,
+    shards: int,
+    to: Path | None,
+    folders: list[Path] | None,
+    current_folders: list[Path] | None = None,
+) -> None:
     """Cut a cluster, or a server's folder, into another number of shards."""
     with _bar("rows written") as show:
-        file = cluster.reshard(path, shards, to=to, folders=folders, progress=show)
+        file = cluster.reshard(path, shards, to=to, folders=folders, current_folders=current_folders, progress=show)
     print(f"{shards} shards: {file}")
 
 
@@ -82,19 +86,3 @@ def _bar(words: str) -> Iterator[Callable[[int, int], object]]:
     with Progress(console=Console(stderr=True), transient=True) as bars:
         bar = bars.add_task(words, total=None)
         yield lambda done, due: bars.update(bar, completed=done, total=due)
-
-
-def _shard(place: Place) -> ClientStore:
-    """A shard's folder, to be read.
-
-    Raises:
-        CheckpointError: it is not the shard that the manifest says.
-    """
-    assert place.folder is not None
-    opened = ClientStore.open(place.folder, readonly=True)
-    try:
-        place.require(opened.state)
-    except BaseException:
-        opened.close()
-        raise
-    return opened

@@ -283,6 +283,8 @@ def _store(group: Group) -> None:
         parser = store.command(name, words, do=f"store.{name}", simulates=False)
         parser.add_argument("path", type=Path, metavar="PATH", help="the folder of a store, or a cluster's")
         if name in ("info", "verify"):
+            words = "the folders of a cluster's shards, one for each, where they do not lie beside the manifest"
+            parser.add_argument("--folders", nargs="+", type=Path, metavar="FOLDER", help=words)
             options.json(parser)
     words = "give the lost commits up; without it, nothing is changed"
     parser.add_argument("--accept-loss", action="store_true", help=words)
@@ -362,3 +364,5 @@ def _reshard(store: Group) -> None:
     parser.add_argument("--to", type=Path, metavar="FOLDER", help=words)
     words = "the new shards' folders, on a disk each, say; by default they are beside the manifest"
     parser.add_argument("--folders", nargs="+", type=Path, metavar="FOLDER", help=words)
+    words = "the present shards' folders, where they do not lie beside the manifest"
+    parser.add_argument("--current-folders", nargs="+", type=Path, metavar="FOLDER", help=words)

@@ -17,22 +17,25 @@ from fedcore.libraries import NARROW
 from fedcore.model_files import FORMS, form_of, write_model
 from fedcore.registries import load_module
 from fedcore.server import Server
-from fedcore.server.invariant import folder_problems
+from fedcore.server.invariant import folder_problems, loading_hints, loading_problems
 from fedcore.server.saved_model import read_model
 from fedcore.server.transactions import last_change, transactions
 from fedcore.store import ClientStore
 from fedcore.store.recovery import give_up, look
 
 
-def info(path: Path, as_json: bool) -> None:
+def info(path: Path, as_json: bool, folders: list[Path] | None = None) -> None:
     """Show what a store holds, or a cluster's shards."""
     if (found_cluster := manifest_at(path)) is not None:
-        cluster_store.info(*found_cluster, as_json)
+        cluster_store.info(*found_cluster, as_json, folders)
         return
     with ClientStore.open(path, readonly=True) as opened:
         found, undo = opened.info(), _undo(opened)
+        problems = loading_problems(opened, read=False)
+        hints = [] if problems else loading_hints(opened)
     if as_json:
-        show_json(asdict(found) | {"undo": None if undo is None else undo._asdict()})
+        undone = None if undo is None else undo._asdict()
+        show_json(asdict(found) | {"undo": undone, "problems": problems, "to_load": hints})
         return
     pairs = [
         ("path", str(found.path)),
@@ -46,21 +49,25 @@ def info(path: Path, as_json: bool) -> None:
     ]
     for process, behind in found.readers:
         pairs.append(("read by", f"process {process}, {behind:,} commits behind"))
+    pairs += [("cannot be loaded", problem) for problem in problems]
+    pairs += [("to load it", hint) for hint in hints]
     for name, (dtype, shape) in found.vectors.items():
         pairs.append((f"vector {name}", f"{dtype}[{', '.join(map(str, shape))}]"))
     show_pairs(pairs)
 
 
-def verify(path: Path, as_json: bool) -> None:
+def verify(path: Path, as_json: bool, folders: list[Path] | None = None) -> None:
     """Compare everything with its checksums, and a server's sums with its rows; of a cluster, all shards'."""
     if (found_cluster := manifest_at(path)) is not None:
-        cluster_store.verify(*found_cluster, as_json)
+        cluster_store.verify(*found_cluster, as_json, folders)
         return
     with ClientStore.open(path, readonly=True) as opened:
         problems = opened.verify() or folder_problems(opened)
         rows, vectors = len(opened), len(opened.vector_names())
+        hints = [] if problems else loading_hints(opened)
     if as_json:
-        show_json({"sound": not problems, "problems": problems, "rows": rows, "vectors": vectors})
+        sound = {"sound": not problems, "problems": problems, "to_load": hints}
+        show_json(sound | {"rows": rows, "vectors": vectors})
     else:
         for problem in problems:
             print(problem)
@@ -68,6 +75,8 @@ def verify(path: Path, as_json: bool) -> None:
         sys.exit(FAILED)
     if not as_json:
         print(f"sound: {rows:,} rows and {vectors} vectors")
+        for hint in hints:
+            print(f"to load it, {hint}")
 
 
 def compact(path: Path) -> None:

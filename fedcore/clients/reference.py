@@ -3,7 +3,8 @@
 Same names, arguments and results as in ``fedcore._core``, without its checks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from heapq import heappop, heappush
 from typing import Any
 
@@ -27,7 +28,7 @@ class ClientIndex:
         self._left: set[Id] = set()  # of the ids below count
         self._numbers: dict[Any, int] = {}  # of the others
         self._ids: list[Id | None] = []  # by number - count
-        self._free: list[int] = []  # a heap; those >= capacity do not count
+        self._free: list[int] = []  # a heap; those that are taken, or >= capacity, do not count
 
     def __len__(self) -> int:
         return self.count - len(self._left) + len(self._numbers)
@@ -54,9 +55,9 @@ class ClientIndex:
         return np.array([self.number(client) for client in listed], np.int64)
 
     def id_of(self, number: int) -> Id | None:
-        """The client of a number below ``capacity``."""
+        """The client of a number, or None."""
         if number >= self.count:
-            return self._ids[number - self.count]
+            return self._ids[number - self.count] if number < self.capacity else None
         return None if number in self._left else number
 
     def ids(self, start: int, stop: int) -> list[Id]:
@@ -80,9 +81,9 @@ class ClientIndex:
         if client in self._left:
             self._left.remove(client)
             return self.number(client)
-        if self._free and self._free[0] >= self.capacity:
-            self._free.clear()
-        number = heappop(self._free) if self._free else self.capacity
+        while self._free and not self._is_free(self._free[0]):
+            heappop(self._free)
+        number = heappop(self._free) if self._free and self._free[0] < self.capacity else self.capacity
         self._put(client, number)
         return number
 
@@ -103,15 +104,16 @@ class ClientIndex:
                 self.remove(client)
 
     def add_at(self, clients: list[Id], numbers: I64) -> int:
-        """Register clients under numbers that ascend from ``capacity`` or above; how many come before one refused.
+        """Register clients under these numbers, each free and not below count; how many come before one refused.
 
         Refused are those that are registered already, and those of 0 .. count - 1.
         """
-        self._free = [free for free in self._free if free < self.capacity]
         for i, (client, number) in enumerate(zip(clients, numbers.tolist(), strict=True)):
-            if self.number(client) >= 0 or client in self._left:
+            is_id = type(client) is str or (type(client) is int and 0 <= client < 2**64)
+            if not is_id or self.number(client) >= 0 or client in self._left or not self._is_free(number):
                 return i
-            self._free += range(self.capacity, number)  # a heap still: each is above all before it
+            for between in range(self.capacity, number):
+                heappush(self._free, between)
             self._put(client, number)
         return len(clients)
 
@@ -128,7 +130,19 @@ class ClientIndex:
                 self._ids.pop()
         return number
 
+    def _is_free(self, number: int) -> bool:
+        return number >= self.capacity or (number >= self.count and self._ids[number - self.count] is None)
+
     def _put(self, client: Id, number: int) -> None:
         self._ids += [None] * (number + 1 - self.capacity)
         self._ids[number - self.count] = client
         self._numbers[client] = number
+
+
+def id_words(ids: Sequence[int | str | None]) -> I64:
+    """The word that stands for each stored id: an int itself, the digest of a text, 0 for None."""
+    return np.array([_word(client) if isinstance(client, str) else client or 0 for client in ids], np.int64)
+
+
+def _word(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)

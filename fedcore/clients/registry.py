@@ -1,8 +1,8 @@
 """The registry of clients: which there are, and each one's number."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from operator import index, itemgetter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import index
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -44,7 +44,7 @@ class Registry(Represented):
     Determinism: numbers depend on the ids and their order alone. After departures they depend on which numbers are
         free, not on how that came about: ``restore(*explicit())`` goes on as the original does.
     Cost: nothing for a counted client; 20 to 25 bytes for an id, a str's UTF-8 and 4 more; 20 to 25 bytes for a counted
-        client that has left. Threads may share one, except in ``put_back`` and ``become``.
+        client that has left. Threads may share one.
 
     >>> registry = Registry(3)
     >>> registry.add("visitor"), registry.number("visitor"), registry.number(2)
@@ -82,33 +82,45 @@ class Registry(Represented):
         Raises:
             RangeError, UnknownClientError: it contradicts itself.
         """
-        registry = cls(count)
         pairs = list(listed)
         for number, _ in pairs:
             whole("listed", number, 0, 2**63 - 1)
-        numbers, ids, before = [], [], -1
-        for number, client in sorted(pairs, key=itemgetter(0)):
-            if number == before:
-                raise RangeError(f"listed: expected each number once, got {number} again")
-            before = number
-            if number >= count:
-                numbers.append(number)
-                ids.append(canonical(client))
-            elif client is None:
+        numbers = np.array([number for number, _ in pairs], np.int64)
+        return cls.of_columns(count, numbers, [client for _, client in pairs])
+
+    @classmethod
+    def of_columns(cls, count: int, numbers: Numbers, ids: Sequence[ClientId | None]) -> "Registry":
+        """``restore`` from the numbers and the ids of the entries.
+
+        Raises:
+            RangeError, UnknownClientError: they contradict each other.
+        """
+        registry = cls(count)
+        if numbers.min(initial=0) < 0:
+            raise RangeError(f"listed: expected numbers of 0 or more, got {numbers.min()}")
+        if (np.diff(numbers) <= 0).any():
+            order = np.argsort(numbers)
+            numbers, ids = numbers[order], [ids[i] for i in order.tolist()]
+        if (twice := numbers[1:][np.diff(numbers) == 0]).size:
+            raise RangeError(f"listed: expected each number once, got {twice[0]} again")
+        counted = int(np.searchsorted(numbers, count))
+        for number, client in zip(numbers[:counted].tolist(), ids, strict=False):
+            if client is None:
                 registry.remove(number)
             elif client != number:
                 raise RangeError(f"listed: expected number {number} for client {number} alone, got {shown(client)}")
-        placed = registry._index.add_at(ids, np.array(numbers, np.int64))
-        if placed < len(ids):
-            got = f"{numbers[placed]} for {shown(ids[placed])}"
-            raise RangeError(f"listed: expected each client once, those below {count} in their place, got {got}")
+        registry._add_at(numbers[counted:], ids[counted:] if counted else ids)
         return registry
 
     def explicit(self) -> tuple[int, list[tuple[int, ClientId | None]]]:
         """The content of an equal registry, as a store keeps it: the arguments of ``restore``, ascending."""
-        left: list[tuple[int, ClientId | None]] = [(number, None) for number in self._index.left().tolist()]
-        numbers, ids = self._index.listed()
-        return self._index.count, left + list(zip(numbers.tolist(), ids, strict=True))
+        count, numbers, ids = self.columns()
+        return count, list(zip(numbers.tolist(), ids, strict=True))
+
+    def columns(self) -> tuple[int, Numbers, Sequence[ClientId | None]]:
+        """The count, and the numbers and the ids of the entries of ``explicit``: the arguments of ``of_columns``."""
+        left, (numbers, ids) = self._index.left(), self._index.listed()
+        return self._index.count, np.concatenate([left, numbers]), [*([None] * len(left)), *ids]
 
     @property
     def index(self) -> "core.ClientIndex":
@@ -253,39 +265,47 @@ class Registry(Represented):
         return number
 
     def put_back(self, number: int, client: ClientId) -> None:
-        """Undo ``remove``, which returned this number, free since; nothing if the client is registered again.
+        """Undo ``remove``, which returned this number; nothing if the client is registered again.
 
         Raises:
             RangeError: somebody else has the number.
-
-        Cost: makes the index anew.
         """
         if client not in self:
-            count, listed = self.explicit()
-            others = [entry for entry in listed if entry != (number, None)]
-            again = Registry.restore(count, others if number < count else [*others, (number, client)])
-            self.become(again)
+            self._place({number: client})
 
-    def changed(self, numbers: Mapping[int, ClientId | None]) -> "Registry":
-        """A registry equal to this one, except for whose these numbers are; None for nobody's.
+    def holders(self, numbers: Iterable[int]) -> dict[int, ClientId | None]:
+        """The id of each number's client; None for a number that nobody has."""
+        return {number: self._index.id_of(number) for number in numbers}
+
+    def reassign(self, holders: Mapping[int, ClientId | None]) -> None:
+        """Give these numbers to these clients; None frees a number. After an error, who has them is not defined.
 
         Raises:
-            RangeError, UnknownClientError: it contradicts itself.
-
-        Cost: makes an index anew.
+            RangeError, UnknownClientError: a client has another number already, or is no id.
         """
-        count, entries = self.explicit()
-        listed = dict(entries)
-        for number, client in numbers.items():
-            if (client is None) == (number >= count):
-                listed.pop(number, None)  # not listed are the numbers of nobody, and those of a count's own clients
-            else:
-                listed[number] = client
-        return Registry.restore(count, listed.items())
+        for client in self.holders(holders).values():
+            if client is not None:
+                self.remove(client)
+        self._place({number: client for number, client in holders.items() if client is not None})
 
-    def become(self, other: "Registry") -> None:
-        """Register from now on whom the other does, under the same numbers."""
-        self._index, self._find, self._whole = other._index, other._find, other._whole
+    def _place(self, clients: Mapping[int, ClientId]) -> None:
+        """Register clients under these numbers, which are free."""
+        count = self._index.count
+        for number in [number for number in clients if number < count]:
+            if clients[number] != number or self._index.add(number) != number:
+                raise RangeError(f"number: expected {number} for its own client, got {shown(clients[number])}")
+        numbers = [number for number in clients if number >= count]
+        self._add_at(np.array(numbers, np.int64), [clients[number] for number in numbers])
+
+    def _add_at(self, numbers: Numbers, clients: Sequence[object]) -> None:
+        """Register clients under these numbers, each free and not below the count, or (after an error) some of them."""
+        ids: Any = clients if set(map(type, clients)) <= {int, str} else list(map(canonical, clients))
+        placed = self._index.add_at(ids, numbers)
+        if placed < len(ids):
+            canonical(ids[placed])  # which refuses what is no id
+            got = f"{numbers[placed]} for {shown(ids[placed])}"
+            due = f"each client once, those below {self._index.count} in their place"
+            raise RangeError(f"listed: expected {due}, got {got}")
 
     def _unknown(self, client: object) -> UnknownClientError:
         whole = self._index.whole
@@ -299,6 +319,8 @@ def canonical(client: object) -> ClientId:
     Raises:
         UnknownClientError: it is neither an int in 0..2**64 - 1 nor a str that UTF-8 can hold.
     """
+    if type(client) is str and client.isascii():  # as most are
+        return client
     if isinstance(client, str):
         text = str.__str__(client)  # the text itself, whatever its class shows instead
         if not text.isascii():

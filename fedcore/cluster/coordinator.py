@@ -1,18 +1,16 @@
 """The coordinator of a cluster's shards: it sees lengths and decisions, and never a vector."""
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from threading import RLock
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-import numpy as np
-
-from fedcore import kernels
-from fedcore.cluster.placement import Answer, Lost, Placement, ShardLostError
+from fedcore.cluster.exchange import BrokenOffError, Exchange
+from fedcore.cluster.placement import Placement, Referring, ShardLostError
 from fedcore.cluster.shard import Known, Place
-from fedcore.cluster.strand import Asks, LeftAloneError, Raised, Returned
 from fedcore.errors import CheckpointError, ClusterError, StoreError
 from fedcore.interrupts import uninterrupted
 from fedcore.server.transactions import Transactions
@@ -23,22 +21,10 @@ R = TypeVar("R")
 LOGGER = logging.getLogger("fedcore.cluster")
 PATIENCE = 10.0
 """Seconds that a folder is waited for whose process is being killed."""
+GRACE = 2.0
+"""Seconds for which shards may go on with a call that is broken off, before they are ended."""
 MOST_TRIES = 4
 """Times that shards are opened, if one is lost each time: a machine that is gone may not be known to be yet."""
-
-
-class BrokenOffError(Exception):
-    """A call of all shards was broken off when some may have changed already, or with a shard that is lost.
-
-    Attributes:
-        error: what the caller is to hear, if the change did not happen.
-        why: the same without what follows from that.
-        found: what a shard returned that was through; None if none was.
-    """
-
-    def __init__(self, error: BaseException, why: str, found: Returned | None) -> None:
-        super().__init__(str(error))
-        self.error, self.why, self.found = error, why, found
 
 
 def alone(call: Callable[Concatenate["Coordinator", P], R]) -> Callable[Concatenate["Coordinator", P], R]:
@@ -66,7 +52,8 @@ class Coordinator:
 
     Attributes:
         known: the numbers that all shards have alike.
-        openings: how often the shards' folders were opened.
+        openings: how often the shards' folders were opened, or marked as apart.
+        is_apart: whether the shards were ended, differ, or are still in a call: the next call brings them together.
         settings: as the folders have them, once they are opened.
         turn: of the thread that calls them.
     """
@@ -83,7 +70,9 @@ class Coordinator:
         self.placement, self._places, self._durability, self._given = placement, places, durability, given
         self.known, self.openings = Known(0, 0), 0
         self.settings: dict[str, Any] | None = None
+        self.is_apart, self._is_calling = False, False
         self._broken: str | None = None
+        self._left: Exchange | None = None  # the call that shards may still be in, though it was broken off
         self.turn = RLock()
 
     def __len__(self) -> int:
@@ -102,10 +91,11 @@ class Coordinator:
             ClusterError: a shard is lost; all are opened again, and were changed by nothing.
             Exception: what a shard raised.
         """
+        self._require_shards()
         try:
             return self._call(name, shared, each)
         except BrokenOffError as broken:
-            self._come_together()
+            self._recover(broken)
             raise broken.error from None
 
     @alone
@@ -119,11 +109,12 @@ class Coordinator:
             ClusterError: a shard is lost, and it never happened; or it did, and nobody knows what it returned.
             Exception: what a shard raised: it never happened.
         """
+        self._require_shards()
         due = Known(self.known.round_number + rounds, self.known.transactions + 1)
         try:
-            found = self._call(name, shared, each)
+            found = self._call(name, shared, each, due)
         except BrokenOffError as broken:
-            self._come_together()
+            self._recover(broken)
             if self.known != due:
                 raise broken.error from None
             if broken.found is None:
@@ -132,7 +123,6 @@ class Coordinator:
                     f"but what is known of it is their state alone: {broken.why}"
                 ) from None
             return broken.found.value
-        self.known = due
         return found[0] if found else None
 
     @alone
@@ -143,9 +133,11 @@ class Coordinator:
             ClusterError: there are no shards any more.
             Exception: what a shard raised, here or where the reference is read.
         """
+        if not self.placement.refers:
+            return self.call(name, *arguments)
         self._require_shards()
-        with uninterrupted():
-            return self.placement.fetch(name, *arguments)
+        with uninterrupted():  # which takes no time
+            return cast(Referring, self.placement).fetch(name, *arguments)
 
     @alone
     def read(self, fetched: Sequence[Any], opening: int) -> list[Any]:
@@ -158,27 +150,39 @@ class Coordinator:
             ClusterError: a shard is lost; all are opened again, unless they were since, and were changed by nothing.
             Exception: what a shard raised.
         """
+        if not self.placement.refers:
+            return list(fetched)
+        self._require_no_call()
         try:
-            with uninterrupted():
-                return self._results("fetch", self.placement.read(fetched), False)
+            with uninterrupted() as signals:
+                self._is_calling = True
+                try:
+                    return Exchange(self.placement, len(fetched), "fetch", signals).read(fetched)
+                finally:
+                    self._is_calling = False
         except BrokenOffError as broken:
             if opening != self.openings:
                 raise ClusterError(
                     "broadcast: expected one whose vectors are still there, got one from before a shard was lost: "
                     "ask for another"
                 ) from None
+            self._part()
             self._come_together()
             raise broken.error from None
 
     @alone
     def make(self, *shared: Any, each: Sequence[tuple[Any, ...]]) -> None:
         """Make the shards of a new server; if one cannot be made, none is."""
-        self.placement.make(self._places)
         try:
-            self._call("make", shared, each)
+            self.placement.make(self._places)
+            try:
+                self._call("make", shared, each)
+            except BaseException:
+                if self._left is None:
+                    with suppress(Exception):  # one that is lost cannot delete anything
+                        self._call("unmake", (), None)
+                raise
         except BaseException as error:
-            with suppress(Exception):  # one that is lost cannot delete anything
-                self._call("unmake", (), None)
             self.placement.drop()
             raise (error.error if isinstance(error, BrokenOffError) else error) from None
 
@@ -220,6 +224,7 @@ class Coordinator:
             raise CheckpointError("shards: expected one server's, got ones of different rounds or settings")
         self.settings, (self.known,) = found[0], known
         self.openings += 1
+        self.is_apart = False
 
     def _looked(self) -> list[Transactions]:
         """Lock the folders and look at them; whether they are the cluster's is asked before any is changed."""
@@ -234,61 +239,112 @@ class Coordinator:
     @alone
     def drop(self) -> None:
         """End the shards."""
+        self._left = None
         self.placement.drop()
         self._broken = self._broken or "it is closed"
 
     def _require_shards(self) -> None:
+        """Bring the shards together if they are apart; raise where that cannot be, or within another call."""
+        self._require_no_call()
+        if self.is_apart and self._broken is None:
+            self._come_together()
         if self._broken is not None:
             raise ClusterError(f"server: expected one with all its shards, got none of them: {self._broken}")
 
-    def _call(self, name: str, shared: Sequence[Any], each: Sequence[tuple[Any, ...]] | None) -> list[Any]:
-        self._require_shards()
+    def _require_no_call(self) -> None:
+        if self._is_calling:
+            raise ClusterError(
+                "server: expected one call at a time, got one from within another, as a signal's handler makes it: "
+                "make it when that is over"
+            )
+
+    def _call(
+        self, name: str, shared: Sequence[Any], each: Sequence[tuple[Any, ...]] | None, due: Known | None = None
+    ) -> list[Any]:
+        """Call all shards; ``due`` is known once they have returned."""
         arguments = [(*shared, *own) for own in (each or [()] * len(self))]
-        with uninterrupted():
-            replies = self.placement.call(name, arguments)
-            may_differ = False
-            while asking := {k: reply for k, reply in enumerate(replies) if isinstance(reply, Asks)}:
-                answers, ready = self._answers(asking)
-                may_differ |= ready
-                for k, reply in self.placement.answer(answers).items():
-                    replies[k] = reply
-            return self._results(name, replies, may_differ)
+        try:
+            with uninterrupted() as signals:
+                exchange = Exchange(self.placement, len(self), name, signals)
+                try:
+                    self._is_calling = True
+                    found = exchange.call(arguments)
+                    self.known = due or self.known
+                except BaseException as error:
+                    raise self._broken_off(exchange, signals, error) from None
+                finally:
+                    self._is_calling = False
+                if exchange.stops:
+                    raise exchange.stops[0]
+        except BrokenOffError:
+            raise
+        except BaseException:
+            if self.is_apart and self._left is None:
+                self.placement.drop()
+            raise
+        return found
 
-    def _answers(self, asking: Mapping[int, Asks]) -> tuple[dict[int, Any], bool]:
-        """The answer to each that asks, and whether they may commit now."""
-        questions = {one.what for one in asking.values()}
-        if len(asking) < len(self) or len(questions) > 1:
-            return {k: LeftAloneError("another shard has failed") for k in asking}, False
-        (what,) = questions
-        answer = ANSWERS[what]([asking[k].told for k in sorted(asking)])
-        return dict.fromkeys(asking, answer), what == "ready"
+    def _broken_off(self, exchange: Exchange, signals: uninterrupted, error: BaseException) -> BaseException:
+        """Have all shards leave a call that has failed, or mark them as apart; return what is to be raised."""
+        if exchange.may_differ:
+            if not isinstance(error, BrokenOffError):
+                error = BrokenOffError(error, str(error), None)
+            exchange.stops += signals.obeyed()
+            error.stop = next(iter(exchange.stops), error.stop)
+        if isinstance(error, BrokenOffError):
+            self._part()
+        elif self._broken is None:
+            exchange.stops = exchange.stops or [error]  # the next one ends the wait
+            if not exchange.leave(signals, GRACE):
+                self._part(None if exchange.lost else exchange)
+        return error
 
-    def _results(self, name: str, replies: Sequence[Answer], may_differ: bool) -> list[Any]:
-        raised = [reply.error for reply in replies if isinstance(reply, Raised)]
-        lost = [k for k, reply in enumerate(replies) if isinstance(reply, Lost)]
-        errors = [error for error in raised if not isinstance(error, LeftAloneError)]
-        through = next((reply for reply in replies if isinstance(reply, Returned)), None)
-        if lost:
-            first = replies[lost[0]]
-            why = f"expected an answer of every shard, got none of {lost}, which ended: {first.error}"  # type: ignore[union-attr]
-            unchanged = ShardLostError(f"{name}: {why}; nothing has changed, and it may be done again")
-            raise BrokenOffError(errors[0] if errors else unchanged, why, through)
-        if raised:
-            error = errors[0] if errors else ClusterError(f"{name}: expected shards that ask alike, got others")
-            if may_differ:
-                raise BrokenOffError(error, str(error), through)
-            raise error
-        return [reply.value for reply in replies if isinstance(reply, Returned)]
+    def _part(self, left: Exchange | None = None) -> None:
+        """Mark the shards as apart: to be opened again, or, without folders, to leave the call that they are in."""
+        self.is_apart = True
+        self.openings += 1
+        if any(place.folder is None for place in self._places):
+            self._left = left
+            if left is None:
+                self._broken = self._broken or "a shard failed whose state was in memory alone"
+
+    def _settle(self, left: Exchange) -> None:
+        """Wait until all shards have left a call that was broken off."""
+        with uninterrupted() as signals:
+            self._is_calling = True
+            try:
+                left.leave(signals, math.inf)
+            finally:
+                self._is_calling = False
+            if not self.placement.waiting:
+                self._left, self.is_apart = None, False
+                if left.lost:
+                    self._part()
+            if len(left.stops) > 1:
+                raise left.stops.pop()
+
+    def _recover(self, broken: BrokenOffError) -> None:
+        """Open all shards again; then raise what a signal's handler has raised."""
+        try:
+            self._come_together()
+        finally:
+            if broken.stop is not None:
+                raise broken.stop
 
     def _come_together(self) -> None:
-        """Open all shards again after a failure in which some may have changed."""
-        if any(place.folder is None for place in self._places):
-            self.drop()
-            self._broken = "a shard failed whose state was in memory alone"
+        """Open all shards again, after a failure in which some may have changed, or wait for them.
+
+        If it is interrupted, the next call does it.
+        """
+        if self._left is not None:
+            self._settle(self._left)
+            return
+        if self._broken is not None:
+            self.placement.drop()
             return
         try:
             self.open()
-        except BaseException as error:
+        except Exception as error:
             self._broken = f"they could not be opened again: {error}; Server.load does it, once they can be"
             raise
 
@@ -313,17 +369,3 @@ def least(held: Sequence[Transactions], places: Sequence[Place]) -> int:
                 "of this run, or of an older copy"
             )
     return to
-
-
-def _added(told: Sequence[Sequence[Any]]) -> list[Any]:
-    """The squared lengths of several sums: each from its blocks, shard by shard."""
-    return [kernels.sum_of_partials(np.concatenate(partials)) for partials in zip(*told, strict=True)]
-
-
-def _merged(told: Sequence[Sequence[str | None]]) -> list[str | None]:
-    """The reasons of each update: what a client says wrongly is wrong everywhere, and buffers come before counters."""
-    return [next((reason for reason in reversed(reasons) if reason), None) for reasons in zip(*told, strict=True)]
-
-
-ANSWERS: dict[str, Any] = {"add": _added, "refusals": _merged, "agree": all, "ready": lambda told: None}
-"""What shards ask, and the answer, of what all of them know."""

@@ -1,4 +1,4 @@
-"""Shards' folders that go: a cluster's own, and nothing that somebody has put in their place."""
+"""The deletion of shards: a cluster's own, and nothing else that lies in their place."""
 
 import os
 from pathlib import Path
@@ -7,26 +7,36 @@ from typing import Any
 from fedcore.errors import FedcoreError
 from fedcore.server.folder_checks import believed
 from fedcore.store import ClientStore
-from fedcore.store.files.atomic_folder import remove
-from fedcore.store.files.inventory import INDEX
+from fedcore.store.files.atomic_folder import remove, sweep
+from fedcore.store.files.inventory import INDEX, is_disposable, is_own_folder
 
 
-def delete_shard(cluster: str, folder: str) -> bool:
-    """Delete a cluster's shard and what drafts of it were left; another store stays, and one that somebody has.
+def delete_shard(cluster: str, folder: str, shard: int | None) -> bool:
+    """Delete a cluster's shard and what drafts of it were left.
+
+    Only a folder of this user goes, and only with a proof inside: a store whose state names this cluster and shard, or
+    a lock file that says that the folder is a draft or the rest of a deleted store.
+
+    Args:
+        shard: its number, as its folder's name says; None for a folder that the caller has named.
 
     Returns:
-        whether it is gone, or was never that cluster's.
+        whether it is gone, or is not that shard; False where another process has it.
     """
+    path = Path(folder)
     try:
-        if (Path(folder) / INDEX).exists() and _cluster_of(folder) != cluster:
-            return True
-        remove(Path(folder))
+        sweep(path)
+        if os.path.lexists(path) and is_own_folder(path) and _is_of(cluster, shard, path):
+            remove(path)
     except FedcoreError:
-        return not os.path.exists(folder)
+        return not os.path.lexists(path)
     return True
 
 
-def _cluster_of(folder: str) -> Any:
-    with ClientStore.open(folder, readonly=True) as rows, believed(folder):
+def _is_of(cluster: str, shard: int | None, path: Path) -> bool:
+    if not (path / INDEX).exists():
+        return is_disposable(path)
+    with ClientStore.open(path, readonly=True) as rows, believed(path):
         said: Any = rows.state
-        return said["place"]["cluster"] if said and "place" in said else None
+        place = (said or {}).get("place") or {}
+        return place.get("cluster") == cluster and shard in (None, place["shard"])

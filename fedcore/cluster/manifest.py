@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from uuid import uuid4
 
 from fedcore.arguments import is_whole
 from fedcore.cluster.ranges import BLOCK, Range
-from fedcore.cluster.shard import Place
+from fedcore.cluster.shard import Place, shard_in
 from fedcore.errors import CheckpointError, LockedError, RangeError, StoreError
 from fedcore.layout import Layout
 from fedcore.server.folder_checks import believed
@@ -40,20 +41,39 @@ class Manifest:
     folders: tuple[str, ...] | None
     is_copy: bool = False
 
-    def places(self, beside: Path | None) -> list[Place]:
+    def places(self, beside: Path | None, named: Sequence[str | os.PathLike[str]] | None = None) -> list[Place]:
         """The shards' places.
 
         Args:
             beside: the folder of the manifest.
+            named: the shards' folders, as the caller names them; None for those beside the manifest.
+
+        Raises:
+            RangeError: ``named`` has not one for each shard.
+            StoreError: a shard lies elsewhere, and the caller does not name its folder.
         """
         has_buffers = self.layout.n > self.layout.n_parameters
-        folders: list[str | None] = [None] * len(self.ranges)
+        folders: Sequence[str | None] = [None] * len(self.ranges)
         if self.folders is not None and beside is not None:
-            folders = [os.path.abspath(beside / folder) for folder in self.folders]
+            folders = self._beside(beside) if named is None else folders_of(self.folders, named)
         return [
-            Place(self.cluster, k, len(self.ranges), span.start, has_buffers, folder)
+            Place(self.cluster, k, len(self.ranges), span.start, has_buffers, folder, is_named=named is not None)
             for k, (span, folder) in enumerate(zip(self.ranges, folders, strict=True))
         ]
+
+    def _beside(self, home: Path) -> list[str]:
+        """The folders, each of which lies beside the manifest under a name that fedcore gives.
+
+        A manifest may come from a stranger: it says nothing about what lies elsewhere.
+        """
+        assert self.folders is not None
+        for k, folder in enumerate(self.folders):
+            if shard_in(folder) != k:
+                raise StoreError(
+                    f"{home / NAME}: expected shards beside it, named shard-0 and so on, got {folder!r}: pass "
+                    "folders=, one for each shard, if these are your folders"
+                )
+        return [str(home / folder) for folder in self.folders]
 
     def write(self, path: Path) -> None:
         """Write it durably, in the place of one that may be there.
@@ -116,6 +136,19 @@ class Manifest:
             return cls(str(said["cluster"]), layout, ranges, folders, said.get("copy") is True)
 
 
+def require_own_file(path: Path) -> None:
+    """Reject a file that is a link, or another user's.
+
+    Raises:
+        StoreError: it is.
+    """
+    found = os.lstat(path)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        raise StoreError(
+            f"{path}: expected a file of this user's own, got a link or another user's: use another folder"
+        )
+
+
 def folders_of(names: Sequence[str], folders: Sequence[str | os.PathLike[str]] | None) -> tuple[str, ...]:
     """The folders of shards: those that are given, or ones of these names beside the manifest.
 
@@ -154,6 +187,7 @@ def older_copy(home: Path) -> Manifest | None:
         if strange := [name for name in sorted(os.listdir(home)) if not name.startswith(NAME)]:
             raise StoreError(f"{home}: expected a new or empty folder, or of an older copy, got one with {strange[0]}")
         return None
+    require_own_file(home / NAME)
     if not found[1].is_copy:
         raise StoreError(f"{home}: expected a new or empty folder, or of an older copy, got a server's own")
     return found[1]
@@ -163,7 +197,7 @@ def replace_text(path: Path, text: str) -> None:
     """Write a file durably, in the place of one that may be there, in one step."""
     draft = path.with_name(f"{path.name}.draft-{uuid4().hex[:12]}")
     try:
-        with open(draft, "w") as file:
+        with open(draft, "x") as file:
             file.write(text)
             file.flush()
             disk.sync(file.fileno())

@@ -1,6 +1,7 @@
 """Shards as actors on Ray: each a process of its own, on the machine that has its disk."""
 
 import logging
+import math
 import pickle
 import time
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,8 @@ from fedcore.errors import ClusterError, RangeError
 from fedcore.ray_session import ArgumentLostError, LostError, Session
 
 LOGGER = logging.getLogger("fedcore.cluster")
-PATIENCE = 10.0
-"""Seconds until it is said that a shard has no place."""
+LATE = 10.0
+"""Seconds until the log names the shards that have no process."""
 
 
 class Actor:
@@ -31,12 +32,12 @@ class Actor:
     def call(self, name: str, *arguments: Any) -> Reply:
         """Begin a call, and wait until it asks or is over. Slices that are references have come by then."""
         self._shard.begin(name, *arguments)
-        return _portable(self._shard.wait())
+        return self._reply()
 
     def answer(self, value: Any) -> Reply:
         """Answer what it has asked, and wait for the next."""
         self._shard.answer(value)
-        return _portable(self._shard.wait())
+        return self._reply()
 
     def fetch(self, name: str, *arguments: Any) -> Any:
         """The result of a call that asks nothing, by itself: whoever has its reference reads it where he is."""
@@ -45,6 +46,11 @@ class Actor:
             raise reply.error
         assert isinstance(reply, Returned)
         return reply.value
+
+    def _reply(self) -> Reply:
+        reply = self._shard.wait()
+        assert reply is not None
+        return _portable(reply)
 
 
 class OnRay:
@@ -58,7 +64,8 @@ class OnRay:
             room, on one machine.
         cpus: cores that each shard asks for.
         threads: of each shard.
-        seconds: after which a shard that has not answered counts as lost, and is ended; None for never.
+        seconds: after which a shard that has not answered a call counts as lost, and is ended; None for never.
+        start_seconds: for the start of the shards' processes, which may have to wait for room; None for no limit.
         address, own: as for ``fedcore.ray_session.Session``: the loopback interface alone, unless told otherwise.
 
     Raises:
@@ -75,14 +82,18 @@ class OnRay:
         cpus: float = 1.0,
         threads: int = 1,
         seconds: float | None = None,
+        start_seconds: float | None = 300.0,
         address: str | None = None,
         **own: Any,
     ) -> None:
         self._nodes = None if nodes is None else list(nodes)
         self._cpus, self._threads = real("cpus", cpus, "[0, inf)"), whole("threads", threads, 1)
-        self._seconds = None if seconds is None else real("seconds", seconds, "(0, inf)")
+        self._seconds = math.inf if seconds is None else real("seconds", seconds, "(0, inf)")
+        self._start = math.inf if start_seconds is None else real("start_seconds", start_seconds, "(0, inf)")
         self._session = Session(address, cpus=8 if nodes is None else max(1, len(nodes)), **own)
         self._actors: list[Any] = []
+        self.waiting: dict[int, Any] = {}  # the reference of each shard's answer
+        self._values, self._until = False, math.inf
 
     def make(self, places: Sequence[Place]) -> None:
         """See ``Placement``."""
@@ -92,31 +103,58 @@ class OnRay:
             raise RangeError(f"nodes: expected one for each of {len(places)} shards, got {len(self._nodes)}")
         nodes: Sequence[str | None] = self._nodes or [None] * len(places)
         self._actors = [self._session.actor(Actor, cpus=self._cpus, node=node) for node in nodes]
-        calls = [actor.prepare.remote(place, self._threads) for actor, place in zip(self._actors, places, strict=True)]
-        for answer in self._answers(dict(enumerate(calls)), places=True).values():
-            if isinstance(answer, Lost):
-                raise ShardLostError(f"shards: expected a process for each, got none for one: {answer.error}")
+        self._values, self._until = True, time.monotonic() + self._start
+        for k, (actor, place) in enumerate(zip(self._actors, places, strict=True)):
+            self.waiting[k] = actor.prepare.remote(place, self._threads)
+        late = time.monotonic() + LATE
+        while self.waiting:
+            now = time.monotonic()
+            if now > self._until:
+                raise ClusterError(
+                    f"shards: expected a process for each within {self._start:g} s, got none for {list(self.waiting)}: "
+                    f"Ray has {self._session.room()}; make room, or raise start_seconds"
+                )
+            if now > late:
+                late = math.inf
+                self._tell_late()
+            for answer in self.wait(max(0.0, min(late, self._until) - now)).values():
+                if isinstance(answer, Lost):
+                    raise ShardLostError(f"shards: expected a process for each, got none for one: {answer.error}")
 
-    def call(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> list[Answer]:
+    def begin(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> None:
         """See ``Placement``."""
-        self._session.require_open()
-        calls = [actor.call.remote(name, *own) for actor, own in zip(self._actors, arguments, strict=True)]
-        return list(self._answers(dict(enumerate(calls))).values())
+        self._begin(False)
+        for k, (actor, own) in enumerate(zip(self._actors, arguments, strict=True)):
+            self.waiting[k] = actor.call.remote(name, *own)
 
-    def answer(self, answers: Mapping[int, Any]) -> dict[int, Answer]:
+    def answer(self, answers: Mapping[int, Any]) -> None:
         """See ``Placement``."""
-        self._session.require_open()
-        return self._answers({k: self._actors[k].answer.remote(value) for k, value in answers.items()})
+        self._begin(False)
+        for k, value in answers.items():
+            self.waiting[k] = self._actors[k].answer.remote(value)
+
+    def wait(self, seconds: float) -> dict[int, Answer]:
+        """See ``Placement``."""
+        left = self._until - time.monotonic()
+        ready = self._session.ready(list(self.waiting.values()), max(0.0, min(seconds, left)))
+        found = {k: self._result(one) for k, one in self.waiting.items() if one in ready}
+        if not found and left <= 0:
+            for k in self.waiting:
+                self._session.kill(self._actors[k])
+                found[k] = Lost(LostError(f"it has not answered for {self._seconds:g} s"))
+        for k in found:
+            del self.waiting[k]
+        return found
 
     def fetch(self, name: str, *arguments: Any) -> list[Any]:
-        """See ``Placement``: references."""
+        """See ``Referring``."""
         self._session.require_open()
         return [actor.fetch.remote(name, *arguments) for actor in self._actors]
 
-    def read(self, fetched: Sequence[Any]) -> list[Answer]:
-        """See ``Placement``."""
-        self._session.require_open()
-        return list(self._answers(dict(enumerate(fetched)), values=True).values())
+    def read(self, fetched: Sequence[Any]) -> None:
+        """See ``Referring``."""
+        self._begin(True)
+        self.waiting.update(enumerate(fetched))
 
     def put(self, vector: Any) -> Any:
         """See ``Placement``."""
@@ -124,9 +162,10 @@ class OnRay:
 
     def drop(self) -> None:
         """See ``Placement``."""
-        actors, self._actors = self._actors, []
-        for actor in actors:
-            self._session.kill(actor)
+        self.waiting.clear()
+        while self._actors:  # an exception may come from outside at any line
+            self._session.kill(self._actors[-1])
+            self._actors.pop()
 
     def close(self) -> None:
         """End the shards, and the connection if it was made here."""
@@ -141,43 +180,22 @@ class OnRay:
     ) -> None:
         self.close()
 
-    def _answers(self, calls: Mapping[int, Any], *, places: bool = False, values: bool = False) -> dict[int, Answer]:
-        """The answer of each call, by its shard.
+    def _begin(self, values: bool) -> None:
+        """Begin to wait for answers: replies, or values as they are."""
+        self._session.require_open()
+        self._values, self._until = values, time.monotonic() + self._seconds
 
-        Args:
-            places: whether the shards may still wait for a place.
-            values: whether the calls return values, and no replies.
-        """
-        waiting, begun, said = dict(calls), time.monotonic(), False
-        found: dict[int, Answer] = {}
-        while waiting:
-            left = None if self._seconds is None else begun + self._seconds - time.monotonic()
-            patience = left if said or not places else min(PATIENCE, left or PATIENCE)
-            ready = self._session.ready(list(waiting.values()), None if patience is None else max(0.0, patience))
-            for k, reference in list(waiting.items()):
-                if reference in ready:
-                    del waiting[k]
-                    found[k] = self._result(reference, values)
-            if ready:
-                continue
-            if self._seconds is not None and time.monotonic() >= begun + self._seconds:
-                for k in waiting:
-                    self._session.kill(self._actors[k])
-                    found[k] = Lost(LostError(f"it has not answered for {self._seconds:g} s"))
-                break
-            if places and not said:
-                said = True
-                LOGGER.warning(
-                    "shards %s have no process after %.0f s: each asks for %g CPUs%s, and Ray has %s",
-                    list(waiting),
-                    PATIENCE,
-                    self._cpus,
-                    "" if self._nodes is None else f" on one of {self._nodes}",
-                    self._session.room(),
-                )
-        return {k: found[k] for k in calls}
+    def _tell_late(self) -> None:
+        LOGGER.warning(
+            "shards %s have no process after %.0f s: each asks for %g CPUs%s, and Ray has %s",
+            list(self.waiting),
+            LATE,
+            self._cpus,
+            "" if self._nodes is None else f" on one of {self._nodes}",
+            self._session.room(),
+        )
 
-    def _result(self, reference: Any, is_value: bool) -> Answer:
+    def _result(self, reference: Any) -> Answer:
         try:
             answer = self._session.result(reference)
         except ArgumentLostError as error:
@@ -191,7 +209,7 @@ class OnRay:
             return Lost(error)
         except Exception as error:
             return Raised(error)
-        return Returned(answer) if is_value else answer
+        return Returned(answer) if self._values else answer
 
 
 def _portable(reply: Reply) -> Reply:

@@ -23,7 +23,7 @@ from fedcore.cluster.manifest import (
     prepare,
 )
 from fedcore.cluster.ranges import Range, cut, ranges_of, require_elementwise
-from fedcore.cluster.shard import Place
+from fedcore.cluster.shard import Place, shard_in
 from fedcore.errors import CheckpointError, FedcoreError, RangeError, StoreError
 from fedcore.layout import Layout
 from fedcore.server.buffers import SIGNED, never_negative
@@ -46,6 +46,7 @@ def reshard(
     *,
     to: str | os.PathLike[str] | None = None,
     folders: Sequence[str | os.PathLike[str]] | None = None,
+    current_folders: Sequence[str | os.PathLike[str]] | None = None,
     progress: Progress = lambda done, due: None,
 ) -> Path:
     """Cut a cluster anew, or the folder of one ``fedcore.Server``, into another number of shards.
@@ -59,6 +60,7 @@ def reshard(
         to: a folder for the new manifest and shards; what is at ``path`` stays as it is. None puts the new shards in
             the place of the old ones, which are deleted once the new manifest is there.
         folders: the new shards' folders where they lie elsewhere, on a disk each: new, or empty.
+        current_folders: the present shards' folders where they do not lie beside the manifest.
         progress: called with the rows that are written, and those there will be.
 
     Returns:
@@ -90,17 +92,18 @@ def reshard(
             else f"path: expected a cluster's manifest or a server's folder, got {path}, where there is neither"
         )
     with ExitStack() as opened:
-        old = _cluster(*found, opened) if found else _server(Path(path), opened)
+        old = _cluster(*found, current_folders, opened) if found else _server(Path(path), opened)
         ranges = ranges_of(old.layout, shards)
-        named = folders_of([f"shard-{k}-{uuid4().hex[:8]}" for k in range(shards)], folders)
+        names = folders_of([f"shard-{k}-{uuid4().hex[:8]}" for k in range(shards)], folders)
         is_copy = found is not None and to is None and found[1].is_copy
-        manifest = Manifest(uuid4().hex, old.layout, ranges, named, is_copy)
+        manifest = Manifest(uuid4().hex, old.layout, ranges, names, is_copy)
         home = Path(os.path.realpath(found[0].parent if found and to is None else to or ""))
         if to is not None:
             prepare(home)
-        places = manifest.places(home)
+        places = manifest.places(home, folders)
+        named = frozenset(os.path.abspath(folder) for folder in (*(folders or ()), *(current_folders or ())))
         with alone_in(home), disk.explained("cutting a cluster", home):
-            finish(home, _delete)
+            finish(home, _delete, named=named)
             _require_free(places)
             declare(home, made=manifest, going=found[1] if found and to is None else None)
             try:
@@ -109,16 +112,16 @@ def reshard(
             except BaseException:
                 opened.close()
                 with suppress(FedcoreError):
-                    finish(home, _delete, goes=False)  # the manifest may be there, and not yet safe
+                    finish(home, _delete, goes=False, named=named)  # the manifest may be there, and not yet safe
                 raise
             opened.close()
-            finish(home, _delete)
+            finish(home, _delete, named=named)
     return home / NAME
 
 
 def _delete(cluster: str, folders: Sequence[str]) -> bool:
     """Delete shards, which all lie here. Who waited for one's lock finds another manifest, and lets it go."""
-    gone = [delete_shard(cluster, folder) for folder in folders]
+    gone = [delete_shard(cluster, folder, shard_in(os.path.basename(folder))) for folder in folders]
     return all(gone)
 
 
@@ -189,13 +192,12 @@ class _Shards:
         return said | there | {"settings": said["settings"] | own}
 
 
-def _cluster(file: Path, manifest: Manifest, opened: ExitStack) -> _Shards:
+def _cluster(
+    file: Path, manifest: Manifest, folders: Sequence[str | os.PathLike[str]] | None, opened: ExitStack
+) -> _Shards:
     """A cluster's shards, locked and at one transaction."""
-    places, stores = manifest.places(file.parent), []
-    for place in places:
-        assert place.folder is not None
-        stores.append(opened.enter_context(ClientStore.open(place.folder, undoable=True)))
-        place.require(stores[-1].state)
+    places = manifest.places(file.parent, folders)
+    stores = [opened.enter_context(place.open()) for place in places]
     manifest.require_still(file)
     to = least([transactions(rows) for rows in stores], places)
     for rows in stores:

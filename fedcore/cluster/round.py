@@ -189,8 +189,9 @@ class Round(RoundFace):
         if self.is_open:
             self.is_open = False
             self._held.clear()
-            with suppress(FedcoreError):  # of a shard that is lost: whoever is next hears of it
-                self._coordinator.call("abort")
+            if self._coordinator.openings == self._opening:  # else no shard knows the round
+                with suppress(FedcoreError):  # of a shard that is lost: whoever is next hears of it
+                    self._coordinator.call("abort")
             with suppress(FedcoreError):
                 self._over()
 

@@ -22,7 +22,7 @@ from fedcore.cluster.manifest import NAME, Manifest, alone_in, folders_of, older
 from fedcore.cluster.placement import Here, Placement
 from fedcore.cluster.ranges import cut, ranges_of, require_elementwise
 from fedcore.cluster.round import Round
-from fedcore.cluster.shard import settings_of_shard
+from fedcore.cluster.shard import Place, settings_of_shard
 from fedcore.cluster.view import ClusterView
 from fedcore.errors import FedcoreError, RangeError, RoundError, StoreError
 from fedcore.layout import Layout
@@ -111,7 +111,7 @@ class Server(ClusterView):
             prepare(home)
         listed = clients if isinstance(clients, int) else list(clients)
         given = said_again(settings.algorithm, settings.lr, settings.server_lr, settings.optimizer)
-        self._begin(settings, manifest, home, durability, given, placement)
+        self._begin(settings, manifest, manifest.places(home, folders), home, durability, given, placement)
         counters = layout.read_counters(x0)
         each = [
             (
@@ -134,13 +134,13 @@ class Server(ClusterView):
         self,
         settings: Settings,
         manifest: Manifest,
+        places: Sequence[Place],
         home: Path | None,
         durability: Durability,
         given: Mapping[str, Any],
         placement: Placement | None,
     ) -> None:
         self._settings, self._manifest, self._home = settings, manifest, home
-        places = manifest.places(home)
         self._coordinator = Coordinator(
             Here() if placement is None else placement,
             places,
@@ -155,6 +155,7 @@ class Server(ClusterView):
         cls,
         path: str | os.PathLike[str],
         *,
+        folders: Sequence[str | os.PathLike[str]] | None = None,
         durability: Durability = "round",
         placement: Placement | None = None,
         algorithm: Algorithm | None = None,
@@ -167,11 +168,13 @@ class Server(ClusterView):
 
         Args:
             path: the manifest, or its folder: what ``save`` wrote, or a server's own.
+            folders: the shards' folders, one for each, where they do not lie beside the manifest.
             durability, placement, on_report: as for a new one.
             algorithm, lr, server_lr, optimizer: to be given again where they are the caller's own code.
 
         Raises:
-            StoreError, CheckpointError, CorruptionError: as ``fedcore.Server.load``; or the shards do not belong to
+            StoreError, CheckpointError, CorruptionError: as ``fedcore.Server.load``; or a shard lies elsewhere, and
+                ``folders`` does not name it; or the shards do not belong to
                 each other, or are further apart than one transaction; or they were cut anew meanwhile.
             RangeError: the optimizer is none for a cluster.
             LockedError: another process has a shard, for longer than 10 seconds.
@@ -182,7 +185,7 @@ class Server(ClusterView):
         manifest = Manifest.read(file)
         server = cls.__new__(cls)
         server.on_report = on_report
-        places = manifest.places(file.parent)
+        places = manifest.places(file.parent, folders)
         still = partial(manifest.require_still, file)
         coordinator = Coordinator(Here() if placement is None else placement, places, durability, given, still)
         coordinator.open()
@@ -287,7 +290,7 @@ class Server(ClusterView):
 
         Raises:
             RoundError: a round is open.
-            StoreError: the folder is something else than a copy, a run's own say; or a disk is full.
+            StoreError: the folder is something else than this user's copy, a run's own say; or a disk is full.
             LockedError: a server goes on in the copy that is there.
 
         Killed, it leaves the older copy, and the next save there deletes what it had made, as the file

@@ -5,6 +5,8 @@ Nothing here computes: a shard is a server that asks the others where a decision
 
 import logging
 import os
+import re
+import stat
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -35,6 +37,7 @@ from fedcore.server.state import State
 from fedcore.server.transactions import Transactions, go_back, transactions
 from fedcore.store import ClientStore, Durability
 from fedcore.store.files.atomic_folder import remove
+from fedcore.store.files.inventory import LOCK, is_own_folder
 from fedcore.store.files.locks import WriterLock
 from fedcore.typing import F32
 
@@ -49,6 +52,7 @@ class Place:
         first: the place of its first parameter.
         has_buffers: whether the model has float buffers, which are the last shard's.
         folder: where its part of the store is, on its own machine; None for memory.
+        is_named: whether the caller has named the folder, and not the manifest.
     """
 
     cluster: str
@@ -57,6 +61,7 @@ class Place:
     first: int
     has_buffers: bool
     folder: str | None
+    is_named: bool = False
 
     def told(self) -> dict[str, Any]:
         """The words of its folder about it."""
@@ -75,6 +80,45 @@ class Place:
                 got = said["place"]
                 raise CheckpointError(f"{folder}: expected {self.told()}, as the manifest says, got {got}")
         return said
+
+    def open(self, *, readonly: bool = False, durability: Durability = "round") -> ClientStore:
+        """Open its folder, which is that of this shard.
+
+        Raises:
+            StoreError: the manifest names a link, or a folder of a user who is neither this one nor its own.
+            CheckpointError: it is another shard's.
+        """
+        assert self.folder is not None
+        if not self.is_named:
+            _require_inside(self.folder)
+        rows = ClientStore.open(self.folder, readonly=readonly, durability=durability, undoable=not readonly)
+        try:
+            self.require(rows.state)
+        except BaseException:
+            rows.close()
+            raise
+        return rows
+
+
+_NAME = re.compile(r"shard-(0|[1-9][0-9]{0,5})(-[0-9a-f]{8})?")
+
+
+def shard_in(folder: str) -> int | None:
+    """The number of a shard in the name that fedcore gives its folder; None for any other name or path."""
+    found = _NAME.fullmatch(folder)
+    return None if found is None else int(found[1])
+
+
+def _require_inside(folder: str) -> None:
+    """Reject a shard's folder that leads elsewhere, or that another user than the manifest's has put there."""
+    if not os.path.lexists(folder):
+        return  # which opening it explains
+    found, home = os.lstat(folder), os.stat(os.path.dirname(folder))
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), home.st_uid):
+        raise StoreError(
+            f"{folder}: expected a folder of this user's beside the manifest, got a link, or another user's: pass "
+            "folders= if it is yours"
+        )
 
 
 class Known(NamedTuple):
@@ -113,15 +157,13 @@ class Shard:
         """Answer what the call has asked."""
         self._strand.answer(value)
 
-    def wait(self) -> Reply:
-        """Wait until the call asks, or is over."""
-        return self._strand.wait()
+    def wait(self, seconds: float | None = None) -> Reply | None:
+        """Wait until the call asks, or is over; return None if that takes longer than so many seconds."""
+        return self._strand.wait(seconds)
 
-    def end(self) -> None:
-        """Close the store, whatever it was at, and the strand: between calls."""
-        self._strand.begin(self.close)
-        self._strand.wait()
-        self._strand.close()
+    def end(self, seconds: float | None = None) -> bool:
+        """Close the store once no call runs, and end the strand; return whether that is done within so many seconds."""
+        return self._strand.end(self.close, seconds)
 
     def make(
         self,
@@ -171,18 +213,15 @@ class Shard:
         Args:
             seconds: to wait for its lock: a process that is being killed may still be in its commit.
         """
-        folder, until = self._place.folder, time.monotonic() + seconds
-        assert folder is not None
+        until = time.monotonic() + seconds
         while True:
             try:
-                self._rows = ClientStore.open(folder, durability=durability, undoable=True)
-                break
+                self._rows = self._place.open(durability=durability)
+                return transactions(self._rows)
             except LockedError:
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.01)
-        self._place.require(self._rows.state)
-        return transactions(self._rows)
 
     def go_on(self, to: int, given: Mapping[str, Any]) -> dict[str, Any]:
         """Go on from a transaction, the last or the one before; returns the settings as the folder has them."""
@@ -313,13 +352,13 @@ class Shard:
 
     def require_unused(self, paths: list[str]) -> None:
         """Raise a LockedError if somebody writes to this shard's part of an older copy."""
-        for path in self._own(paths):
-            if os.path.exists(path):
-                WriterLock(Path(path), shared=True).close()
+        for path in map(Path, self._own(paths)):
+            if os.path.lexists(path) and is_own_folder(path) and (path / LOCK).exists():
+                WriterLock(path, shared=True).close()
 
     def forget_copy(self, cluster: str, paths: list[str]) -> bool:
         """Delete this shard's part of an older copy of that cluster; tells whether it is gone."""
-        gone = [delete_shard(cluster, path) for path in self._own(paths)]
+        gone = [delete_shard(cluster, path, shard_in(os.path.basename(path))) for path in self._own(paths)]
         return all(gone)
 
     def _own(self, paths: list[str]) -> list[str]:

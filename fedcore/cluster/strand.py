@@ -1,7 +1,7 @@
 """A strand: a thread that runs one call at a time, and stops where the call asks something of other shards."""
 
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple, TypeAlias
 
@@ -50,9 +50,12 @@ class Strand:
         """Answer the question at which the call waits; an error is raised there."""
         self._answers.put(value)
 
-    def wait(self) -> Reply:
-        """Wait until the call asks, or is over."""
-        return self._replies.get()
+    def wait(self, seconds: float | None = None) -> Reply | None:
+        """Wait until the call asks, or is over; return None if that takes longer than so many seconds."""
+        try:
+            return self._replies.get(timeout=seconds)
+        except Empty:
+            return None
 
     def ask(self, what: str, told: Any) -> Any:
         """Ask within the call; returns the answer.
@@ -66,10 +69,16 @@ class Strand:
             raise answer
         return answer
 
-    def close(self) -> None:
-        """End the thread; no call is at work."""
+    def end(self, last: Callable[[], Any], seconds: float | None = None) -> bool:
+        """End the thread after one more call; return whether it has ended within so many seconds.
+
+        A call that runs gives up where it asks.
+        """
+        self._answers.put(LeftAloneError("the shards are ended"))
+        self._calls.put(last)
         self._calls.put(None)
-        self._thread.join()
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:

@@ -152,5 +152,7 @@ class ClusterView(SettingsView):
 
     def _learn_clients(self) -> None:
         """Learn so behind a change; where a shard is lost just then, when it is asked for: the change has happened."""
-        with suppress(FedcoreError):
-            self._read_registry()
+        self._read = None
+        if not self._coordinator.is_apart:
+            with suppress(FedcoreError):
+                self._read_registry()

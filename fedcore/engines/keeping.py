@@ -1,6 +1,5 @@
 """Clients that keep their own rows, over any engine: what a method's ``placement="client"`` asks of them."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedcore.algorithms import MEAN_GRADIENT, Algorithm
+from fedcore.atomic_file import replacing
 from fedcore.clients import ClientId
 from fedcore.engines.engine import Engine, Evaluation
 from fedcore.local_rules import LocalRule
@@ -139,9 +139,5 @@ def unkept(broadcast: Broadcast) -> Broadcast:
 
 def written_whole(path: Path, **arrays: Any) -> None:
     """Write arrays into a file, which is there as a whole or as it was."""
-    unfinished = path.with_suffix(".unfinished")
-    with unfinished.open("wb") as file:
+    with replacing(path, "wb") as file:
         np.savez(file, **arrays)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)

@@ -1,11 +1,13 @@
 """Checkpoints of killed runs: a copy of each unfinished trial's server, as old as losing it costs little."""
 
+import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
+from fedcore.atomic_file import replacing
 from fedcore.engines import Engine, KeepingClients
 from fedcore.errors import StoreError
 from fedcore.experiment.nodes import Nodes
@@ -111,7 +113,8 @@ def put_copy(folder: Path, copy: Copy) -> None:
     files = {rows_file(folder, round): rows for round, rows in copy.rows.items()}
     for file, rows in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(rows)
+        with replacing(file, "wb") as whole:
+            whole.write(rows)
     put(folder, copy.files)
     _forget_rows(folder, but=files)
 
@@ -122,7 +125,9 @@ def rows_file(folder: Path, round: int | str) -> Path:
 
 
 def _rows_files(folder: Path) -> list[Path]:
-    return list(folder.parent.glob(rows_file(folder, "*").name))
+    name = re.compile(re.escape(folder.name) + r"\.rows-[0-9]+\.npz")
+    there = folder.parent.iterdir() if folder.parent.is_dir() else ()
+    return [file for file in there if name.fullmatch(file.name)]
 
 
 def _round_of(file: Path) -> str:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, ClassVar, Self, TextIO, TypeVar
+from uuid import uuid4
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -179,8 +180,8 @@ class Writer:
     def _replace_when_due(self) -> None:
         if self._again is None or len(self._again) - 1 < self._until:
             return
-        draft = self._path.with_suffix(".draft")
-        self._file = draft.open("w", encoding="utf-8")
+        draft = self._path.with_name(f".{self._path.name}.{uuid4().hex[:12]}")  # which no link can wait for
+        self._file = draft.open("x", encoding="utf-8")
         for line in self._again:
             self._line(line)
         draft.replace(self._path)

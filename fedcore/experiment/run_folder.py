@@ -1,6 +1,7 @@
 """A run's folder: what was run, by which build, and the records."""
 
 import json
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
@@ -8,6 +9,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+from fedcore.atomic_file import replacing
 from fedcore.devices import CPU
 from fedcore.errors import ConfigError, DeviceError, MissingDataError
 from fedcore.experiment.schema.experiment import Experiment
@@ -54,7 +56,7 @@ def prepare(
         experiment: what will run.
         engine: who will do the work, which the build names; None for processes of this machine. The run may go on with
             another one.
-        in_sweep: whether other points' folders, and reports, may lie in it already.
+        in_sweep: whether other points' folders, reports, and what a killed call has begun, may lie in it already.
 
     Raises:
         ConfigError: the folder cannot be made, or something is in it already.
@@ -63,9 +65,12 @@ def prepare(
         folder.mkdir(parents=True, exist_ok=True)
         if not in_sweep and any(folder.iterdir()):
             raise ConfigError(f"output folder: expected a new or empty folder, got {folder}, which holds files")
-        (folder / "records").mkdir()
+        if in_sweep:
+            _require_unfinished(folder)
+        (folder / "records").mkdir(exist_ok=in_sweep)
         build = build_info() | {"engine": _named(engine), "device": _device(experiment)}
-        (folder / BUILD).write_text(json.dumps(build, indent=2) + "\n", encoding="utf-8")
+        with replacing(folder / BUILD) as file:
+            file.write(json.dumps(build, indent=2) + "\n")
         write_config(folder, experiment)
     except OSError as error:
         raise ConfigError(f"output folder: cannot write to {folder}: {error}") from error
@@ -119,15 +124,22 @@ def _named(engine: Callable[..., object] | None) -> dict[str, object]:
 
 def write_config(folder: Path, experiment: Experiment) -> None:
     """Write ``config.json``, or put another one in its place, at once."""
-    draft = folder / "config.draft"
-    draft.write_text(experiment.model_dump_json(indent=2, exclude_none=True) + "\n", encoding="utf-8")
-    draft.replace(folder / CONFIG)
+    with replacing(folder / CONFIG) as file:
+        file.write(experiment.model_dump_json(indent=2, exclude_none=True) + "\n")
 
 
-def clear_unfinished(folder: Path) -> None:
-    """Take away what ``prepare`` leaves behind when it is killed before its last step."""
-    if folder.is_dir() and not (folder / CONFIG).exists():
-        for name in (BUILD, "config.draft"):
-            (folder / name).unlink(missing_ok=True)
-        with suppress(OSError):  # not there, or not empty: then it is somebody's
-            (folder / "records").rmdir()
+def _require_unfinished(folder: Path) -> None:
+    """Reject a ``build.json`` and records that no killed ``prepare`` has left: they stay as they are.
+
+    Raises:
+        ConfigError: there are such.
+    """
+    build, records = folder / BUILD, folder / "records"
+    if records.is_symlink() or (records.exists() and any(records.iterdir())):
+        raise ConfigError(f"{records}: expected no records yet, got some without a {CONFIG} beside them: move them")
+    if os.path.lexists(build):
+        found: object = None
+        with suppress(OSError, ValueError):
+            found = json.loads(build.read_text(encoding="utf-8"))
+        if build.is_symlink() or not isinstance(found, dict) or not {"engine", "device"} <= set(found):
+            raise ConfigError(f"{build}: expected none, or that of an unfinished run, got another file: move it")

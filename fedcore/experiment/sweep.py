@@ -9,7 +9,7 @@ from fedcore.experiment.additions import go_on, gone_on_with
 from fedcore.experiment.folder_lock import locked
 from fedcore.experiment.jobs import Event, Job, Runner, find_data, find_device, processes_on, run_jobs
 from fedcore.experiment.presets.grid import points
-from fedcore.experiment.run_folder import CONFIG, clear_unfinished, prepare
+from fedcore.experiment.run_folder import CONFIG, prepare
 from fedcore.experiment.schema.experiment import Experiment
 from fedcore.experiment.together import settled
 from fedcore.experiment.trial import Trial, trials
@@ -113,8 +113,6 @@ def _of(job: Job, experiment: Experiment) -> Job:
 def _prepare(folder: Path, experiment: Experiment, runner: Runner | None) -> Experiment:
     """Make the folder of a point, or write into it what it has more of; and say whether clients train together."""
     is_there = (folder / CONFIG).exists()
-    if not is_there:
-        clear_unfinished(folder)
     experiment = settled(experiment, folder)
     if is_there:
         go_on(folder, experiment)

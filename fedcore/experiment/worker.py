@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedcore.atomic_file import write_text
 from fedcore.errors import FedcoreError
 from fedcore.experiment.records import RoundRecord
 from fedcore.experiment.trial import Trial
@@ -50,7 +51,7 @@ class Ended:
             return self
         log = _log(trial, folder)
         try:
-            log.write_text(self.trace, encoding="utf-8")
+            write_text(log, self.trace)
         except OSError:  # a full disk, which may be why it failed
             return Ended(self.error)
         return Ended(f"{self.error} (see {log})")

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.aggregation.sum import LONGEST
-from fedcore.arguments import due_whole, is_whole, shown
+from fedcore.arguments import due_whole, is_whole, reason_of, shown
 from fedcore.errors import (
     DivergedError,
     DuplicateUpdateError,
@@ -33,7 +33,7 @@ from fedcore.server import Update
 from fedcore.server.claims import SentRates, check_claims
 from fedcore.server.limits import Limits
 from fedcore.server.report import OnReport, tell, warn_if_unheard
-from fedcore.server.update import in_float32, read_counters, read_vector
+from fedcore.server.update import bytes_of, in_float32, read_counters, read_vector
 from fedcore.topology.topology import second_eigenvalue
 from fedcore.typing import F32, F64
 
@@ -153,8 +153,8 @@ class NetworkRound(Represented):
             try:
                 self._bytes += self._take(update, node)
             except FedcoreError as error:
-                self._refused.append((node, str(error)))
-                self._bytes += getattr(update.sent[1], "nbytes", 0)
+                self._refused.append((node, reason_of(error)))
+                self._bytes += bytes_of(update.sent[1])
             self._seconds += time.perf_counter() - began
 
     @ieee
@@ -237,7 +237,7 @@ class NetworkRound(Represented):
         """
         kind, y = update.sent[0], in_float32(read_vector(update, self._layout, apart=False)[0])
         number = self._state.round_number
-        check_claims(update, self._limits, range(number, number + 1))
+        update = check_claims(update, self._limits, range(number, number + 1))
         distance = self._rates.read(update, number) * int(update.steps)
         counters = read_counters(update, self._layout)
         x, staged, p = self._state.models[node], self._state.spare(node), self._layout.n_parameters

@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedcore.experiment.records import Record
 from fedcore.reports.comparison import Comparison
-from fedcore.reports.drawing import BESIDE_TEXT, frame, label_axis, look, name_ends, new_figure, room_for
+from fedcore.reports.drawing import BESIDE_TEXT, frame, label_axis, look, name_ends, new_figure, room_for, save_figure
 from fedcore.reports.summary import accuracies, losses
 
 WIDTH, HEIGHT = 8.0, 4.8
@@ -97,7 +97,7 @@ def draw_curves(
     if measure.may_be_log and 0 < WIDE * min(means, default=0.0) < max(means, default=0.0):
         axes.set_yscale("log")
     name_ends(axes, ends)
-    figure.savefig(path)
+    save_figure(figure, path)
 
 
 def band(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from math import inf
+from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
@@ -10,6 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FixedFormatter
+
+from fedcore.atomic_file import draft_of
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
 """Okabe and Ito's palette, made for every kind of colour vision; line styles repeat the difference. The two blues, and
@@ -34,6 +37,12 @@ def new_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)  # draws without a display, and leaves matplotlib's global state alone
     return figure
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a picture whose format is the ending of its path."""
+    with draft_of(path) as draft:
+        figure.savefig(draft, format=path.suffix[1:])
 
 
 def look(order: int) -> tuple[str, Any]:

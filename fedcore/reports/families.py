@@ -14,7 +14,18 @@ from fedcore.experiment.records import Record
 from fedcore.experiment.schema.changes import Changes, other_figures, said
 from fedcore.experiment.schema.pictures import Varied
 from fedcore.reports.comparison import short
-from fedcore.reports.drawing import BESIDE_TEXT, INK, frame, label_axis, look, name_ends, new_figure, room_for, stagger
+from fedcore.reports.drawing import (
+    BESIDE_TEXT,
+    INK,
+    frame,
+    label_axis,
+    look,
+    name_ends,
+    new_figure,
+    room_for,
+    save_figure,
+    stagger,
+)
 from fedcore.reports.papers import ACCURACY, CROSSING, POINTS, RECOVERY, compare, figures, percents
 from fedcore.reports.summary import Statistic
 
@@ -152,7 +163,7 @@ def draw_family(family: Family) -> None:
     stagger(panels[-1], (name for ends in ends_of for _, name, _ in ends))
     for axes, ends in zip(panels, ends_of, strict=True):
         name_ends(axes, ends)
-    figure.savefig(family.place)
+    save_figure(figure, family.place)
 
 
 def _family(

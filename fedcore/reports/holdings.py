@@ -12,7 +12,18 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from fedcore.reports.drawing import BESIDE_TEXT, COLOURS, FAINT, INK, PLAIN, SAID, TITLE, fitted, new_figure
+from fedcore.reports.drawing import (
+    BESIDE_TEXT,
+    COLOURS,
+    FAINT,
+    INK,
+    PLAIN,
+    SAID,
+    TITLE,
+    fitted,
+    new_figure,
+    save_figure,
+)
 
 Counts = npt.NDArray[np.int64]
 
@@ -61,7 +72,7 @@ def draw_holdings(counts: Counts, path: Path, *, title: str) -> None:
     bars.spines[["top", "right", "left"]].set_visible(False)
     for spine in (*bars.spines.values(), *heat.spines.values()):
         spine.set_color(FAINT)
-    figure.savefig(path)
+    save_figure(figure, path)
 
 
 def holdings_table(counts: Counts, *, title: str, most: int | None = None) -> Group:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedcore.atomic_file import write_text
 from fedcore.errors import MissingDataError
 from fedcore.experiment import presets
 from fedcore.experiment.records import Record, read_folder
@@ -147,17 +148,15 @@ def report_on(
     summary = replace(summary, notes=(*notes, *summary.notes))
     apart = differences_to_first(records)
     markdown, table, curves, loss, html = (folder / name for name in FILES)
-    markdown.write_text(
-        f"{markdown_table(summary)}\n{diagnostics_table(records)}{_sections(paper, apart)}", encoding="utf-8"
-    )
-    table.write_text(csv_table(summary), encoding="utf-8")
+    write_text(markdown, f"{markdown_table(summary)}\n{diagnostics_table(records)}{_sections(paper, apart)}")
+    write_text(table, csv_table(summary))
     drawings, when = {curves: "test accuracy"}, shifts(records[0].header.preset, config)
     draw_curves(records, curves, paper, over=drawn.over, changed=summary.changed, shifts=when)
     if any(map(losses, records)):  # runs of older versions have none
         drawings[loss] = "test loss"
         draw_curves(records, loss, over=drawn.over, changed=summary.changed, measure=LOSS, shifts=when)
     report = Report(summary, (markdown, table, *drawings, html), drawings, paper)
-    html.write_text(_page(report, records, apart, config), encoding="utf-8")
+    write_text(html, _page(report, records, apart, config))
     return report
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
+from fedcore.atomic_file import replacing, write_text
 from fedcore.errors import MissingDataError
 from fedcore.experiment.records import Record, read_folder
 from fedcore.experiment.run_folder import CONFIG, runs_in
@@ -34,7 +35,7 @@ from fedcore.reports.report import (
     report_on,
 )
 from fedcore.reports.summary import Statistic, final, final_loss
-from fedcore.reports.table import cells, escaped, legend, markdown_lines
+from fedcore.reports.table import cells, code_span, escaped, legend, markdown_lines
 
 MOST = 10
 """Folders that are named."""
@@ -103,9 +104,9 @@ def write_overview(folder: Path) -> Overview:
     rows = [row for row in all_rows.values() if row.cells and row.preset not in in_families]
     rows = rows if len(rows) > 1 else []  # of one, its own table says it
     files = tuple(folder / name for name in ("overview.md", "overview.csv", "overview.html", "trials.csv"))
-    files[0].write_text(_markdown(reports, related, rows), encoding="utf-8")
+    write_text(files[0], _markdown(reports, related, rows))
     _write_csv(reports, all_rows, rows, files[1])
-    files[2].write_text(_html(reports, related, rows), encoding="utf-8")
+    write_text(files[2], _html(reports, related, rows))
     _write_trials(found, files[3])
     left_out = (f"left out, since they are no part of this sweep: {_listed(others)}",) if others else ()
     return Overview(reports, (*files, *(family.place for family in related)), left_out)
@@ -214,17 +215,15 @@ def _markdown(reports: dict[str, Report], related: Sequence[Family], rows: Seque
     lines: list[str] = []
     if rows:
         headings, texts, bold = table_of.table(rows)
-        for row, column in bold:
-            texts[row][column] = f"**{texts[row][column]}**"
-        lines += ["## Conditions and methods", "", *markdown_lines(headings, texts), "", table_of.NOTE, ""]
+        lines += ["## Conditions and methods", "", *markdown_lines(headings, texts, bold), "", table_of.NOTE, ""]
     for family in related:
-        lines += [f"## {escaped(family.title)}", "", f"{family.size}.", ""]
+        lines += [f"## {escaped(family.title)}", "", f"{escaped(family.size)}.", ""]
         lines += [line for remark in family.remarks() for line in (f"**{escaped(remark)}**", "")]
         for table in family.tables():
             lines += [*markdown_lines(*table), ""]
     for name, report in reports.items():
-        lines += [f"## {escaped(_title(name, report))}", "", f"`{name}`, {size(report)}.", ""]
-        lines += [f"Changed: {report.summary.changed}.", ""] if report.summary.changed else []
+        lines += [f"## {escaped(_title(name, report))}", "", f"{code_span(name)}, {escaped(size(report))}.", ""]
+        lines += [f"Changed: {escaped(report.summary.changed)}.", ""] if report.summary.changed else []
         lines += [*paper_lines(report.paper), ""] if report.paper else []
         if not report.has_accuracies and name not in _of(rows):
             lines += [*markdown_lines(*cells(report.summary)), ""]
@@ -269,7 +268,7 @@ def _write_csv(
     reports: dict[str, Report], all_rows: dict[str, Condition], conditions: Sequence[Condition], path: Path
 ) -> None:
     """The figures of papers beside ours, and the table of conditions, a line for each cell."""
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with replacing(path) as file:
         writer = csv.writer(file, lineterminator="\n")
         besides = ["setting", "low", "high", "best"]
         writer.writerow(["preset", "figure", "paper", "here", "spread", "seeds", "rounds", *besides])
@@ -297,7 +296,7 @@ def _write_csv(
 
 def _write_trials(found: dict[str, Runs], path: Path) -> None:
     """A line for each trial, whole or not: its result in full precision, as a fraction."""
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with replacing(path) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["preset", "point", "algorithm", "seed", "rounds", "accuracy", "loss", "uploads", "seconds"])
         for preset, runs in found.items():

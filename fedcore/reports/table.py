@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -75,13 +76,21 @@ def cells(summary: Summary) -> tuple[list[str], list[list[str]]]:
     return _headings(summary), [_cells(row) for row in summary.rows]
 
 
-def markdown_lines(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def markdown_lines(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], bold: Iterable[tuple[int, int]] = ()
+) -> list[str]:
     """A table as lines of Markdown, its first column flush left.
 
-    >>> markdown_lines(["a", "b"], [["x|y", "1"]])
-    ['| a | b |', '| --- | ---: |', '| x\\\\|y | 1 |']
+    Args:
+        bold: the row and column of each cell in bold.
+
+    >>> markdown_lines(["a", "b"], [["x|y", "1"]], [(0, 1)])
+    ['| a | b |', '| --- | ---: |', '| x\\\\|y | **1** |']
     """
-    return [_line(headings), _line(["---"] + ["---:"] * (len(headings) - 1)), *map(_line, rows)]
+    titles, *cells = [[escaped(cell).replace("|", r"\|") for cell in row] for row in (headings, *rows)]
+    for row, column in bold:
+        cells[row][column] = f"**{cells[row][column]}**"
+    return [_line(titles), _line(["---"] + ["---:"] * (len(headings) - 1)), *map(_line, cells)]
 
 
 def csv_table(summary: Summary) -> str:
@@ -134,17 +143,40 @@ def _points(statistic: Statistic, sign: str = "") -> str:
     return mean if statistic.deviation is None else f"{mean} ± {100 * statistic.deviation:.1f}"
 
 
-def _line(texts: Sequence[str]) -> str:
-    return f"| {' | '.join(escaped(cell).replace('|', f'{chr(92)}|') for cell in texts)} |"
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+_MARKS = re.compile(
+    r"[\\`*\[\]~$]"  # code, emphasis, links, pictures, formulas
+    r"|(?<![^\W_])_|_(?![^\W_])"  # emphasis too, except within a word
+    r"|:(?=//)|(?<=mailto):|(?<=xmpp):|(?<=www)\.|@"  # addresses, which some viewers make links of
+    r"|^[#>]|#$|^[-+=:](?=[-+=:\s]|$)",  # headings, quotations, lists and rules, at the start; the end of a heading
+    re.IGNORECASE,
+)
+_NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")
 
 
 def escaped(text: str) -> str:
-    """A text on one line of Markdown, where no part of it is HTML.
+    """A text on one line of Markdown, where every part of it is text: no HTML, link, picture, emphasis or heading.
 
-    >>> escaped("a < b\\nc")
-    'a &lt; b c'
+    >>> escaped("a < b\\n![c](https://d) max_norm *e*")
+    'a &lt; b !\\\\[c\\\\](https\\\\://d) max_norm \\\\*e\\\\*'
     """
-    return " ".join(text.split("\n")).replace("&", "&amp;").replace("<", "&lt;")
+    plain = _NUMBERED.sub(r"\1\\\2", _MARKS.sub(r"\\\g<0>", " ".join(text.split())))
+    return plain.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def code_span(text: str) -> str:
+    """A text on one line of Markdown as code, which ends where the text does.
+
+    >>> code_span("a"), code_span("a`b")
+    ('`a`', '`` a`b ``')
+    """
+    plain = " ".join(text.split())
+    runs = [len(run) for run in re.findall("`+", plain)]
+    marks = "`" * (max(runs, default=0) + 1)
+    return f"{marks} {plain} {marks}" if runs else f"{marks}{plain}{marks}"
 
 
 def _guarded(text: str) -> str:

@@ -184,6 +184,7 @@ class Broadcast(Represented, Unpicklable):
 
 def broadcast(settings: Settings, state: State, ids: Iterable[ClientId], newcomers: Iterable[ClientId]) -> Broadcast:
     """See ``Server.broadcast``."""
+    state.store.require_files()
     algorithm, layout, now, registry = settings.algorithm, settings.layout, state.snapshot, state.store.registry
     asked, new = asked_of(registry, ids, newcomers)
     if algorithm.keeps_rows:

@@ -1,19 +1,21 @@
 """The numbers that a client says of its work, held against what it was asked."""
 
 import math
+from operator import index
 
 from fedcore.arguments import is_whole, real, shown, whole
 from fedcore.errors import RangeError
 from fedcore.rates import Rate, rate_at, rate_of_steps
 from fedcore.server.limits import Limits
-from fedcore.server.update import Update
+from fedcore.server.update import Update, reads_sent
 
 EXACT = 1e-6
 """How far a rate may be from the one that was sent, relative to it: it may have travelled as a float32."""
 
 
-def check_claims(update: Update, limits: Limits, rounds: range) -> None:
-    """Check that steps, examples and round can be believed.
+@reads_sent
+def check_claims(update: Update, limits: Limits, rounds: range) -> Update:
+    """The update with plain numbers, once its steps, examples and round can be believed.
 
     Args:
         rounds: those whose replies count, the open one last.
@@ -21,11 +23,13 @@ def check_claims(update: Update, limits: Limits, rounds: range) -> None:
     Raises:
         RangeError: one cannot.
     """
-    whole("steps", update.steps, 1, limits.steps)
-    whole("examples", update.examples, 1, limits.examples)
+    steps = whole("steps", update.steps, 1, limits.steps)
+    examples = whole("examples", update.examples, 1, limits.examples)
     if update.round is not None and not is_whole(update.round, rounds[0], rounds[-1]):
         earlier = f", or one since {rounds[0]}" if len(rounds) > 1 else ""
         raise RangeError(f"round: expected {rounds[-1]}, the open one{earlier}, got {shown(update.round)}")
+    round = None if update.round is None else index(update.round)
+    return update._replace(steps=steps, examples=examples, round=round, count=index(update.count))
 
 
 class SentRates:
@@ -44,6 +48,7 @@ class SentRates:
         """eta of that round, of its first step."""
         return rate_at(self._rate, round)
 
+    @reads_sent
     def read(self, update: Update, started: int) -> float:
         """eta_i of an update whose steps are checked: the rate that was sent in the round ``started``, or its own.
 

@@ -14,7 +14,7 @@ from fedcore.errors import CheckpointError
 from fedcore.rates import rate_at
 from fedcore.server.norm_window import WINDOW
 from fedcore.server.settings import Settings
-from fedcore.store import ClientStore
+from fedcore.store.committed_rows import CommittedRows
 from fedcore.store.session import Medium
 
 _WIDEST = 2**53
@@ -64,7 +64,7 @@ def server_state(path: str | os.PathLike[str], state: Any, *, shard: bool | None
 
 
 def require_plausible(
-    settings: Settings, state: Mapping[str, Any], vectors: Mapping[str, npt.NDArray[Any]], store: ClientStore
+    settings: Settings, state: Mapping[str, Any], vectors: Mapping[str, npt.NDArray[Any]], store: CommittedRows
 ) -> None:
     """Refuse settings, numbers and vectors that do not fit each other, or the rows.
 

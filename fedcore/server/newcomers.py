@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from fedcore.clients import ClientId
+from fedcore.clients.registry import canonical
 from fedcore.interrupts import uninterrupted
 from fedcore.server.population import Population
 from fedcore.server.snapshot import Snapshot
@@ -48,10 +49,9 @@ class Newcomers:
         if not clients:
             return
         with uninterrupted():
-            self._ids = list(clients)  # before they are: whatever comes in between, they are forgotten
+            self._ids = list(map(canonical, clients))  # before they are: whatever comes between, they are forgotten
             try:
-                numbers = self._store.add_all(clients)
-                self._ids = [self._store.registry.id_of(number) for number in numbers]
+                self._store.add_all(self._ids)
                 self._sizes = sizes
                 self.population = self._with(now, self._ids, sizes)
             except BaseException:

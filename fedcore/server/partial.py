@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,16 @@ import numpy.typing as npt
 from fedcore.algorithms import Algorithm
 from fedcore.algorithms.algorithm import NOTHING, H
 from fedcore.algorithms.descriptions import describe
+from fedcore.arguments import whole
 from fedcore.clients import ClientId
+from fedcore.clients.registry import canonical
 from fedcore.errors import ArrayError, RangeError
 from fedcore.kernels import ExactSum
 from fedcore.representation import Represented
 from fedcore.server.rounded_model import as_sent
 from fedcore.server.settings import Settings
 from fedcore.server.snapshot import Snapshot
+from fedcore.server.update import reads_sent
 from fedcore.typing import F64
 
 MAGIC = b"fedcore partial sum 1\n"
@@ -126,6 +129,26 @@ class Partial(Represented):
 
     def _facts(self) -> dict[str, Any]:
         return {"round": self.round, "clients": len(self.clients), "refused": len(self.refused), "n": len(self.high)}
+
+
+@reads_sent
+def read_partial(given: object) -> Partial:
+    """A partial sum that came as a message or as an object, its arrays not looked at yet.
+
+    Raises:
+        ArrayError: it is neither, or has something else in the place of ids, names or numbers.
+    """
+    if isinstance(given, bytes | bytearray | memoryview):
+        return Partial.from_bytes(given)
+    if not isinstance(given, Partial):
+        raise ArrayError(f"partial: expected a Partial or its bytes, got {type(given).__name__}")
+    values = {field.name: getattr(given, field.name) for field in fields(Partial)}
+    if type(values["made_under"]) is not str:
+        raise ArrayError(f"made_under: expected a str, got {type(values['made_under']).__name__}")
+    refused = tuple((canonical(client), str(reason)) for client, reason in values["refused"])
+    clients = tuple(canonical(client) for client in values["clients"])
+    round = whole("round", values["round"], 0)
+    return Partial(**values | {"round": round, "clients": clients, "refused": refused})
 
 
 def require_partial_sums(settings: Settings) -> None:

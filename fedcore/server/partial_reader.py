@@ -6,12 +6,13 @@ import numpy as np
 
 from fedcore.aggregation import Aggregator, Replies, Sum, longest_term
 from fedcore.algorithms import Claims
+from fedcore.arguments import bounded, reason_of, shown
 from fedcore.clients import ClientId
 from fedcore.errors import ArrayError, FedcoreError, RangeError, UnknownClientError
 from fedcore.kernels import ExactSum, combined_square, read_exact
 from fedcore.memory import empty
 from fedcore.rates import rate_at
-from fedcore.server.partial import COLUMNS, GRID, Partial, fingerprint, require_partial_sums
+from fedcore.server.partial import COLUMNS, GRID, Partial, fingerprint, read_partial, require_partial_sums
 from fedcore.server.settings import Settings
 from fedcore.server.snapshot import Snapshot
 from fedcore.server.state import State
@@ -42,24 +43,23 @@ class Partials:
         self,
         aggregator: Aggregator,
         partial: Partial | bytes,
-        sender: ClientId,
+        own: set[ClientId] | None,
         known: set[ClientId],
-        folded: list[Replies],
-    ) -> list[tuple[ClientId, str]]:
-        """Take a partial sum in; returns what it has refused, or that it is refused itself.
+    ) -> tuple[Replies, list[tuple[ClientId, str]]] | str:
+        """Take a partial sum in; returns its replies and what it has refused, or why it is refused itself.
 
         Args:
-            known: the clients heard, and
-            folded: their replies: the partial sum's join them.
+            own: the clients that it may name; None for all.
+            known: those that were heard already.
         """
         assert isinstance(aggregator, Sum)
         try:
-            given = Partial.from_bytes(partial) if isinstance(partial, bytes | bytearray | memoryview) else partial
-            if not isinstance(given, Partial):
-                raise ArrayError(f"partial: expected a Partial or its bytes, got {type(given).__name__}")
+            given = read_partial(partial)
             replies = replies_of(given, self._settings, self._state.snapshot, self._state.store, self.made_under)
             if again := known.intersection(replies.clients):
                 raise RangeError(f"clients: expected each once a round, got {sorted(map(repr, again))[0]} again")
+            if own is not None:
+                self._require_own(given, own)
             if (self._weighing.known_at_most(replies) < replies.claims.examples).any():
                 raise RangeError("examples: expected at most those of client_sizes, got more")
             self._weighing.weigh(replies)
@@ -68,11 +68,15 @@ class Partials:
             if not aggregator.join(given.sum, replies):
                 raise RangeError("high: expected what an exact sum holds beside the others, got more")
         except FedcoreError as error:
-            return [(sender, str(error))]
-        if len(replies):
-            known.update(replies.clients)
-            folded.append(replies)
-        return list(given.refused)
+            return reason_of(error)
+        return replies, [(client, bounded(reason)) for client, reason in given.refused]
+
+    def _require_own(self, partial: Partial, own: set[ClientId]) -> None:
+        registry = self._state.store.registry
+        refused = [client for client, _ in partial.refused if client in registry]  # others are edges below, say
+        for client in (*partial.clients, *refused):
+            if registry.check(client) not in own:
+                raise RangeError(f"clients: expected the edge's own alone, got {shown(client)}")
 
     def collect(
         self, aggregator: Aggregator, folded: list[Replies], refused: tuple[tuple[ClientId, str], ...], received: int
@@ -226,8 +230,8 @@ def _registered(store: ClientStore, client: ClientId) -> ClientId:
 
 
 def _require_array(name: str, array: object, length: int, dtype: type[np.generic]) -> None:
-    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != (length,):
-        got = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+    if type(array) is not np.ndarray or array.dtype != dtype or array.shape != (length,):
+        got = f"{array.dtype}{list(array.shape)}" if type(array) is np.ndarray else type(array).__name__
         raise ArrayError(f"{name}: expected {np.dtype(dtype).name}[{length}], got {got}")
 
 

@@ -2,14 +2,15 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from threading import Lock, RLock
 from typing import Any
 
 from fedcore.aggregation import Lengths, Replies, combined_square
+from fedcore.arguments import reason_of
 from fedcore.clients import ClientId
-from fedcore.errors import FedcoreError, RoundError
+from fedcore.errors import FedcoreError, RoundError, StoreError
 from fedcore.float_mode import ieee
 from fedcore.interrupts import uninterrupted
 from fedcore.server.call_guard import one_call
@@ -29,6 +30,10 @@ from fedcore.server.weighing import Weighing
 from fedcore.typing import F32, Bools
 
 LOGGER = logging.getLogger("fedcore.server")
+COUNTED = (
+    "client: expected one update a round, got one of a client that an edge's partial sum has counted already: "
+    "add_partial(clients=) holds an edge to its own clients"
+)
 
 
 class Round(RoundFace):
@@ -66,6 +71,7 @@ class Round(RoundFace):
         self._undecided: Replies | None = None
         self._folded: list[Replies] = []
         self._known: set[ClientId] = set()  # held or heard
+        self._summed: set[ClientId] = set()  # of partial sums
         self._refused: list[tuple[ClientId, str]] = []
         self._most_steps: int | None = None
         self._bytes, self._seconds = 0, 0.0
@@ -102,9 +108,17 @@ class Round(RoundFace):
         return {
             "round": self._state.snapshot.round_number,
             "is_open": True,
-            "heard": len(self._known),
+            "heard": len(self._known) + len(self._summed),
             "refused": len(self._refused),
         }
+
+    def _require_open(self) -> None:
+        super()._require_open()
+        try:
+            self._state.store.require_files()
+        except StoreError:
+            self._abort()
+            raise
 
     def add_update(self, update: Update) -> None:
         """Fold one client's update in: ``add`` for an Update."""
@@ -135,27 +149,46 @@ class Round(RoundFace):
     def _read(self, update: Update) -> tuple[ClientId, Replies | None, bool, str | None]:
         """An update's client, the reply that it is, whether nobody can change that; or why it is none."""
         client = self._check(update, self._state.store.registry, self._state.snapshot.round_number)
+        if client in self._summed:  # no error, which would end the round: an edge may lie about who is in its sum
+            return client, None, False, COUNTED
         try:
             return (client, *self._reader.read(update, client), None)
         except FedcoreError as error:
-            return client, None, False, str(error)
+            return client, None, False, reason_of(error)
 
     @ieee
     @one_call
-    def add_partial(self, partial: Partial | bytes, sender: ClientId) -> None:
+    def add_partial(
+        self, partial: Partial | bytes, sender: ClientId, clients: Iterable[ClientId] | None = None
+    ) -> None:
         """Take in a partial sum of ``Round.partial``, with the bits of adding each of its updates here.
 
         It counts as a whole, or is refused into the report with a reason, under the sender's name. What judges an
         update by others (``max_norm_ratio``, ``max_examples_ratio``) is where its updates are whole: its round's.
+        A client of it that also replies here, later, is refused into the report.
+
+        Args:
+            clients: the edge's own clients; a sum or a refusal of any other registered client is refused. None lets
+                the edge speak for every client.
 
         Raises:
             RoundError: the round is closed.
             RangeError: the server's sums are not exact, or its method does more than to add h.
+            UnknownClientError: one of ``clients`` is not registered.
         """
         self._require_open()
         self._partials.require()
+        own = None if clients is None else {self._state.store.registry.check(client) for client in clients}
         self._fold_held()
-        self._refused += self._partials.join(self._aggregator, partial, sender, self._known, self._folded)
+        joined = self._partials.join(self._aggregator, partial, own, self._known | self._summed)
+        if isinstance(joined, str):
+            self._refused.append((sender, joined))
+            return
+        replies, refused = joined
+        self._refused += refused
+        if len(replies):
+            self._summed.update(replies.clients)
+            self._folded.append(replies)
 
     @ieee
     @one_call
@@ -225,7 +258,7 @@ class Round(RoundFace):
         began = time.perf_counter()
         self._require_open()
         batch = self._reader.read_all(updates) if not self._held else None
-        if batch is None or not self._known.isdisjoint(batch.clients):
+        if batch is None or not (self._known | self._summed).isdisjoint(batch.clients):
             return False
         self._known.update(batch.clients)
         self._bytes += batch.vectors[0].nbytes * len(batch)

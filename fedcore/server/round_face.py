@@ -66,7 +66,8 @@ class RoundFace(Represented):
         """Fold one client's update in; the arguments are those of ``Update``, one of model, delta and gradient.
 
         What a client sent (the vector, steps, examples, lr, control, round) is refused into the report if it is wrong,
-        and the round goes on. A client that was refused may try again.
+        and the round goes on. A client that was refused may try again. One that an edge's partial sum has counted is
+        refused too.
 
         Raises:
             RoundError: the round is closed.

@@ -269,7 +269,7 @@ class Server(ServerView):
             RoundError, RangeError: a round is open; one is registered already, or sizes are missing or not expected.
             UnknownClientError: one is no id, or sizes are for somebody else.
 
-        Cost: one commit, and one copy of what is known of sizes and arrivals, 16 bytes a client each.
+        Cost: one commit; on average it does not depend on how many clients there are.
         """
         self._between_rounds()
         one = isinstance(clients, str | bytes) or not isinstance(clients, Iterable)
@@ -290,7 +290,7 @@ class Server(ServerView):
             RoundError, RangeError: a round is open; the clients have no sizes, or one is no integer in 1..2^53.
             UnknownClientError: a client is not registered.
 
-        Cost: one commit, and one copy of the sizes.
+        Cost: one commit; on average it does not depend on how many clients there are.
         """
         self._between_rounds()
         if client_sizes:

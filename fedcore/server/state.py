@@ -23,6 +23,7 @@ from fedcore.aggregation import (
 )
 from fedcore.algorithms import Cohort, check_step
 from fedcore.clients import ClientId
+from fedcore.clients.registry import canonical
 from fedcore.errors import RangeError, StoreError
 from fedcore.float_mode import ieee
 from fedcore.interrupts import uninterrupted
@@ -79,6 +80,7 @@ class State:
             RangeError, UnknownClientError: a newcomer is registered already, or is no id, or its size is not what was
                 due; there is no round then.
         """
+        self.store.require_files()
         self.abandon()
         now, offset = self.snapshot, self.shared_offset()  # c as it was sent: of those who were there before newcomers
         longest = longest_update(farthest_gamma(self.settings, now), squared=self.settings.takes_squares)
@@ -127,6 +129,7 @@ class State:
     @ieee
     def offset(self, client: ClientId, out: Any, *, is_new: bool = False) -> Any:
         """A client's offset; see ``Broadcast.offset``. Who is new has a row of zeros."""
+        self.store.require_files()
         shared, from_row = self.shared_offset(), self.settings.algorithm.direction.from_row
         row = self.store.read(client) if from_row and self.settings.algorithm.keeps_rows and not is_new else None
         if shared is None and row is None:
@@ -346,8 +349,8 @@ class State:
         now = self.snapshot
         sizes = checked_sizes(clients, client_sizes, sized=self._is_sized(client_sizes is not None))
         with self._changing():
-            numbers = self.store.add_all(clients)
-            ids = [self.store.registry.id_of(number) for number in numbers]
+            ids = list(map(canonical, clients))
+            numbers = self.store.add_all(ids)
             self.repopulate(now.population.with_clients(numbers, ids, sizes, now.round_number))
 
     def repopulate(self, population: Population) -> None:

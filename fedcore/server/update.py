@@ -1,22 +1,28 @@
 """The update that a client sends back, and its vectors as the kernels take them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
-from typing import Any, Literal, NamedTuple, get_args
+from functools import wraps
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from fedcore import devices, kernels
+from fedcore.arguments import reason_of
 from fedcore.clients import ClientId
-from fedcore.errors import ArrayError, DtypeError, RangeError, ShapeError
+from fedcore.errors import ArrayError, DtypeError, FedcoreError, RangeError, ShapeError
 from fedcore.layout import Layout
+from fedcore.libraries import is_own_class, own_class
 from fedcore.memory import copied, empty, to_host
 from fedcore.native import core
 from fedcore.representation import shown
 
 Kind = Literal["model", "delta", "gradient"]
 DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Update(NamedTuple):
@@ -90,6 +96,22 @@ def held_together(updates: Iterable[Update], most: int) -> Iterator[list[Update]
         yield some
 
 
+def reads_sent(read: Callable[P, R]) -> Callable[P, R]:
+    """A function that reads what was sent, and so raises FedcoreErrors alone: its class may raise anything."""
+
+    @wraps(read)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return read(*args, **kwargs)
+        except FedcoreError:
+            raise
+        except Exception as error:
+            raise ArrayError(reason_of(error)) from None
+
+    return guarded
+
+
+@reads_sent
 def read_vector(update: Update, layout: Layout, *, apart: bool, device: str = devices.CPU) -> tuple[Any, bool]:
     """Read what an update sent; say whether nobody can change it: made here, or of memory that is read-only for good.
 
@@ -117,6 +139,7 @@ def read_vector(update: Update, layout: Layout, *, apart: bool, device: str = de
     return vector, core.are_immutable([vector])
 
 
+@reads_sent
 def as_vector(name: str, y: Any, n: int, shape: tuple[int, ...] | None = None, *, device: str = devices.CPU) -> Any:
     """A flat vector of n floats as the kernels take it, or None if it is no array at all.
 
@@ -129,6 +152,7 @@ def as_vector(name: str, y: Any, n: int, shape: tuple[int, ...] | None = None, *
     """
     if isinstance(y, bytes | bytearray | memoryview):
         return _from_buffer(name, y, n)
+    y = own_class(name, y)
     if not hasattr(y, "__dlpack__"):
         return None
     dtype = str(y.dtype).removeprefix("torch.")
@@ -138,34 +162,37 @@ def as_vector(name: str, y: Any, n: int, shape: tuple[int, ...] | None = None, *
         raise DtypeError(f"{name}: expected float32[{n}], got a tensor without a shape") from None
     if dtype not in DTYPES:
         raise DtypeError(f"{name}: expected float32[{n}], {got}")
-    if isinstance(y, np.ma.MaskedArray):
-        raise ArrayError(f"{name}: expected float32[{n}] without a mask, got a masked array")
-    if isinstance(y, np.ndarray):
-        contiguous = y.flags.c_contiguous
-    else:
-        y = y.detach() if hasattr(y, "detach") else y
+    if not isinstance(y, np.ndarray):
         y = _in_memory(name, y, n, dtype, device)
-        contiguous = _is_contiguous(y)
-    if not contiguous:
+    if not _is_contiguous(y):
         raise ShapeError(f"{name}: expected float32[{n}], {got} that is not contiguous")
-    if tuple(y.shape) == (n,):
-        return y
-    if tuple(y.shape) != shape:
+    if tuple(y.shape) not in ((n,), shape):
         raise ShapeError(f"{name}: expected float32[{n}], {got}")
-    return y.reshape(-1)
+    y = y if tuple(y.shape) == (n,) else y.reshape(-1)
+    if not is_own_class(y):
+        return _in_float32_there(y, n, devices.of(y))  # read once: the next time it may be another
+    if str(y.dtype).removeprefix("torch.") not in DTYPES:
+        raise DtypeError(f"{name}: expected float32[{n}], {got}, and its memory holds {y.dtype}")
+    return y
 
 
 def in_float32(y: Any) -> npt.NDArray[np.float32]:
     """A vector that ``as_vector`` accepted, in float32 and in host memory: itself or a copy."""
     if (device := devices.of(y)) != devices.CPU:
-        copy = empty(len(y), device=device)
-        kernels.accumulate(None, [None], [y], np.array([-1.0]), np.ones(1), out=copy)
-        return to_host(copy)
+        return to_host(_in_float32_there(y, len(y), device))
     if isinstance(y, np.ndarray):
         return np.asarray(y, np.float32)
     return np.asarray(np.from_dlpack(y.float()), np.float32)  # bfloat16
 
 
+def _in_float32_there(y: Any, n: int, device: str) -> Any:
+    """A copy of a vector, in float32 and on its own device."""
+    copy = empty(n, device=device)
+    kernels.accumulate(None, [None], [y], np.array([-1.0]), np.ones(1), out=copy)
+    return copy
+
+
+@reads_sent
 def read_counters(update: Update, layout: Layout) -> dict[str, npt.NDArray[np.integer[Any]]]:
     """An update's integer counters; none from a flat vector, a difference or a gradient, which say nothing of them."""
     kind, y = update.sent
@@ -180,7 +207,7 @@ def _from_buffer(name: str, y: bytes | bytearray | memoryview, n: int) -> npt.ND
         raise DtypeError(
             f"{name}: expected {4 * n} bytes of float32[{n}], got {plain.nbytes} bytes of format {plain.format!r}"
         )
-    return np.frombuffer(y, np.float32)
+    return np.frombuffer(plain, np.float32)
 
 
 def _in_memory(name: str, y: Any, n: int, dtype: str, device: str) -> Any:
@@ -205,9 +232,10 @@ def _is_contiguous(y: Any) -> bool:
 def bytes_of(y: Any) -> int:
     """The bytes of what a client sent, 0 where they cannot be told: a sparse tensor has no one array of them."""
     try:
-        return int(getattr(y, "nbytes", 0))
+        said = int(getattr(y, "nbytes", 0))
     except Exception:  # whatever the class of what came says
         return 0
+    return said if 0 <= said < 2**53 else 0
 
 
 def lasting(y: Any) -> Any:

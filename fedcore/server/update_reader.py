@@ -39,9 +39,9 @@ class UpdateReader:
         settings, number = self._settings, self._state.snapshot.round_number
         kind = update.sent[0]
         y, fixed = self._read_vector(update)
-        check_claims(update, settings.asked, range(min(self._state.snapshot.past, default=number), number + 1))
-        started = number if update.round is None else int(update.round)
-        distance = check_distance(self._rates.read(update, started), int(update.steps), update.lr)
+        update = check_claims(update, settings.asked, range(min(self._state.snapshot.past, default=number), number + 1))
+        started = number if update.round is None else update.round
+        distance = check_distance(self._rates.read(update, started), update.steps, update.lr)
         # h in units of x where models are averaged, else in units of a gradient.
         scale = 1.0 if settings.averages_models else 1 / distance
         algorithm = settings.algorithm
@@ -54,7 +54,7 @@ class UpdateReader:
             self._state.buffers.check(y, self._start_of(started) if kind == "delta" else None)
         counters = self._read_counters(update)
         # Where models are averaged, clients need not know how many steps they did.
-        most = int(update.steps) if settings.counts_steps else settings.asked.steps
+        most = update.steps if settings.counts_steps else settings.asked.steps
         check_counters(counters, self._state.snapshot.counters, most)
         control = self._read_control(update.control)
         if self._state.upload is not None:  # the fold comes later, when another stream may be the library's current one

@@ -68,6 +68,7 @@ class ServerView(SettingsView):
     @property
     def client_sizes(self) -> npt.NDArray[np.int64] | None:
         """n_k of the registered clients, int64[N], the smallest first; None where the server was told none."""
+        self._state.store.require_files()
         return self._state.snapshot.population.listed()
 
     @property
@@ -76,6 +77,7 @@ class ServerView(SettingsView):
 
         On a device it is a ``DeviceArray``, of which torch and CuPy make tensors by DLPack without a copy.
         """
+        self._state.store.require_files()
         x: F32 = view_of(self._state.snapshot.x)
         return x
 
@@ -85,6 +87,7 @@ class ServerView(SettingsView):
 
         Zero before the first, and after ``load`` until the next where the method has no use for it.
         """
+        self._state.store.require_files()
         return copied(self._state.snapshot.momentum)
 
     @property
@@ -131,6 +134,7 @@ class ServerView(SettingsView):
         Raises:
             UnknownNameError, MissingDependencyError: there is no such library, or it is not installed.
         """
+        self._state.store.require_files()
         now = self._state.snapshot
         return self.layout.tensors(view_of(now.sent if sent else now.x), now.counters, library, copy=copy)
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from fedcore.clients.registry import ClientId, Registry, canonical
+from fedcore.clients.registry import ClientId, canonical
 from fedcore.errors import LockedError, StoreError
 from fedcore.store.acceptance import Acceptance
 from fedcore.store.content import Content, believable
 from fedcore.store.files.previous import Previous
 from fedcore.store.files.row_entries import RowEntries
-from fedcore.store.files.stored_ids import StoredId, restored, stored
+from fedcore.store.files.stored_ids import StoredId, all_stored, restored
 from fedcore.store.named_vectors import Place, Table, places
 from fedcore.typing import I64
 
@@ -76,14 +76,17 @@ class Commits:
 
     def arrive(self, clients: Sequence[ClientId]) -> list[int]:
         """Register clients that arrive, all or (after an error) none; return their numbers."""
-        registry = self._content.registry
-        new = [client for client in map(canonical, clients) if client not in registry]
+        registry, ids = self._content.registry, list(map(canonical, clients))
+        known = registry.index.numbers(ids) >= 0
+        new = [client for client, is_known in zip(ids, known.tolist(), strict=True) if not is_known]
         with self._all_or_none():
             self._steps_back.append(lambda: [registry.remove(client) for client in new if client in registry])
-            numbers = [registry.add(clients[0])] if len(clients) == 1 else registry.add_all(clients).tolist()
-            for number, client in zip(numbers, new, strict=True):
-                # A counted one is back, if the folder's count registers its number.
-                self._note(number, None if self._is_counted(number) else (stored(client),))
+            numbers = [registry.add(ids[0])] if len(ids) == 1 else registry.add_all(ids).tolist()
+            # A counted client comes back, if the folder's count registers its number.
+            counted = self._counted
+            back = {number for number in numbers if number < counted}
+            entries = dict(zip(numbers, all_stored(ids), strict=True))
+            self._note({number: entries[number] for number in entries.keys() - back} if back else entries, back)
         return numbers
 
     def leave(self, client: ClientId) -> None:
@@ -94,7 +97,10 @@ class Commits:
             self._steps_back.append(lambda: registry.put_back(number, client))
             registry.remove(client)
             self._drop(number)
-            self._note(number, (None,) if self._is_counted(number) else None)
+            if number < self._counted:
+                self._note({number: None}, set())
+            else:
+                self._note({}, {number})
 
     def _drop(self, number: int) -> None:
         """Forget a row, which goes with the next commit."""
@@ -167,18 +173,14 @@ class Commits:
 
     def _go_back(self, previous: Previous) -> None:
         """Bring back the clients of the commit before, and let the rows go that came since."""
-        registry, rows, listed = self._content.registry, self._content.rows, previous.listed
+        registry, rows, listed = self._content.registry, self._content.rows, dict(previous.listed)
         if listed or previous.unlisted:
-            ids = {number: restored(client) for number, client in listed}
-            ids |= {number: number if self._is_counted(number) else None for number in previous.unlisted}
-            now, before = Registry(), registry.changed(ids)
-            now.become(registry)
-            self._steps_back.append(lambda: registry.become(now))
-            registry.become(before)
-            self._steps_back.append(self._listed.clear)
-            self._listed.update(listed)
-            self._steps_back.append(self._unlisted.clear)
-            self._unlisted.update(previous.unlisted)
+            ids = {number: restored(client) for number, client in listed.items()}
+            ids |= {number: number if number < self._counted else None for number in previous.unlisted}
+            now = registry.holders(ids)
+            self._steps_back.append(lambda: registry.reassign(now))
+            registry.reassign(ids)
+            self._note(listed, set(previous.unlisted))
         numbers = previous.rows.numbers
         rows.grow(int(numbers.max(initial=-1)) + 1)
         for number in numbers[(previous.rows.slots == 0) & (rows.slot[numbers] > 0)].tolist():
@@ -324,27 +326,30 @@ class Commits:
         self._behind = not published and self._folder is not None
         self.count += 1
 
-    def _is_counted(self, number: int) -> bool:
-        return self._folder is not None and number < self._folder.head.clients
+    @property
+    def _counted(self) -> int:
+        """The count of clients that the folder does not list, each its own number, unless they have left."""
+        return 0 if self._folder is None else self._folder.head.clients
 
-    def _note(self, number: int, listed: tuple[StoredId] | None) -> None:
-        """Note how the folder's list of clients has to change: an entry, or (None) none."""
+    def _note(self, listed: dict[int, StoredId], unlisted: set[int]) -> None:
+        """Note how the folder's list of clients has to change: entries by number, and numbers that lose theirs."""
         if self._folder is None:
             return
-        self._steps_back.append(partial(self._restore, number, self._listed.get(number, ...), number in self._unlisted))
-        if listed is None:
+        changed = listed.keys() | unlisted
+        before = {number: self._listed[number] for number in changed if number in self._listed}
+        self._steps_back.append(partial(self._restore, changed, before, changed & self._unlisted))
+        self._unlisted.difference_update(listed)
+        self._listed.update(listed)
+        for number in unlisted:
             self._listed.pop(number, None)
-            self._unlisted.add(number)
-        else:
-            self._listed[number] = listed[0]
-            self._unlisted.discard(number)
+        self._unlisted |= unlisted
 
-    def _restore(self, number: int, listed: Any, was_unlisted: bool) -> None:
-        if listed is ...:
+    def _restore(self, changed: set[int], listed: dict[int, StoredId], unlisted: set[int]) -> None:
+        for number in changed:
             self._listed.pop(number, None)
-        else:
-            self._listed[number] = listed
-        (self._unlisted.add if was_unlisted else self._unlisted.discard)(number)
+        self._listed.update(listed)
+        self._unlisted -= changed
+        self._unlisted |= unlisted
 
     def _reclaim(self) -> None:
         through = _EVERYTHING if self._folder is None else self._folder.unpinned()

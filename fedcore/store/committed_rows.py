@@ -108,6 +108,10 @@ class CommittedRows(Represented, Unpicklable):
     def _in_files(self) -> bool:
         return self.medium == "mmap"
 
+    def require_files(self) -> None:
+        """Raise a CorruptionError if a file was cut short: no row or vector that was read from it may be looked at."""
+        self._session.require_files()
+
     def __len__(self) -> int:
         """The number of clients with a row."""
         return self._content.rows.written

@@ -1,6 +1,6 @@
 """The content of a store: rows, vectors, clients, and the round and state that go with them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from fedcore.store.files.atomic_folder import replacing
 from fedcore.store.files.previous import Previous
 from fedcore.store.files.row_entries import RowEntries
 from fedcore.store.files.store_folder import Folder
-from fedcore.store.files.stored_ids import StoredId, restored
+from fedcore.store.files.stored_ids import Listed, all_restored
 from fedcore.store.named_vectors import Vectors
 from fedcore.store.row_format import RowFormat
 from fedcore.store.row_table import Rows
@@ -166,7 +166,7 @@ class Content:
                 f"{path}: expected another folder than the store's own, which every commit writes, got that one"
             )
         with replacing(path, self.form, self.registry, existing=True) as folder:
-            copy = Content.read(folder)
+            copy = Content(folder.format, self.registry, folder)
             entries = self.copy_to(copy, vectors)
             state = self.state if state is None else state
             head = replace(folder.head, round=self.round, state=state, vectors=copy.vectors.table)
@@ -216,5 +216,5 @@ def believable(folder: Folder) -> Iterator[None]:
         ) from error
 
 
-def _registry(folder: Folder, listed: Iterable[tuple[int, StoredId]]) -> Registry:
-    return Registry.restore(folder.head.clients, [(number, restored(client)) for number, client in listed])
+def _registry(folder: Folder, listed: Listed) -> Registry:
+    return Registry.of_columns(folder.head.clients, listed.numbers, all_restored(listed.ids))

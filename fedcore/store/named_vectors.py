@@ -67,10 +67,10 @@ class Vectors:
         if entry is None:
             return None
         self._check(name, entry)
-        place, slots = _place(entry), self._slots(entry.payload)
+        place, memory = _place(entry), self._slots(entry.payload).memory(entry.slot)
         view = self._views.get(place)
         if view is None:
-            view = np.frombuffer(slots.memory(entry.slot).data, np.uint8)
+            view = np.frombuffer(memory.data, np.uint8)
             view.flags.writeable = False
             self._views[place] = view
         return view[: _size(entry)].view(entry.dtype).reshape(entry.shape)
@@ -160,6 +160,11 @@ class Vectors:
             raise
         table = {name: replace(entry, slot=moved.get(_place(entry), entry.slot)) for name, entry in self.table.items()}
         return table, [(payload, slot) for (payload, _), slot in moved.items()]
+
+    def require_whole(self) -> None:
+        """``Slots.require_whole`` of the slots of each size."""
+        for payload in self._payloads:
+            self._slots(payload).require_whole()
 
     def shrink(self) -> None:
         """Give back the memory, or disk, behind the last vector of each size."""

@@ -73,11 +73,18 @@ class Session:
             self._finalizer.atexit = False
 
     def require_open(self) -> None:
-        """Raise a StoreError if the store was closed; see to what a fork of its process needs."""
+        """Raise a StoreError if the store was closed, or a file cut short; see to what a fork of its process needs."""
         if self._closed:
             raise StoreError(f"{self._name}: expected an open store, got one that was closed")
-        if self.folder is not None and self._process != os.getpid():
-            self._wake_in_fork(self.folder)
+        if self.folder is not None:
+            if self._process != os.getpid():
+                self._wake_in_fork(self.folder)
+            self.require_files()
+
+    def require_files(self) -> None:
+        """Raise a CorruptionError if a file was cut short."""
+        self.content.rows.slots.require_whole()
+        self.content.vectors.require_whole()
 
     def require_writer(self) -> None:
         """Raise a StoreError unless the store can be written to."""

@@ -151,6 +151,9 @@ class Slots:
         number = (slot - 1) // self._per_chunk
         return number, self._chunks[number]
 
+    def require_whole(self) -> None:
+        """Raise an error if some of the memory is gone, as that of a file that was cut short."""
+
     def let_go(self, slots: Iterable[int]) -> None:
         """Take slots out of this process's memory, if they lie elsewhere too."""
 

@@ -1,12 +1,11 @@
 """The file of a trace, in the Trace Event Format, which chrome://tracing and Perfetto show."""
 
 import json
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fedcore.atomic_file import replacing
 from fedcore.errors import ConfigError
 from fedcore.tracing.functions import FUNCTIONS
 from fedcore.tracing.recording import Recorded, spans_of
@@ -25,19 +24,12 @@ def write(path: Path, parts: Sequence[Recorded], facts: dict[str, Any]) -> None:
     Raises:
         ConfigError: it cannot be written.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        try:
-            with draft.open("w", encoding="utf-8") as file:
-                file.write('{"traceEvents": [')
-                for number, event in enumerate(_events(parts)):
-                    file.write(f"{',' if number else ''}\n{json.dumps(event)}")
-                file.write(f'\n], "displayTimeUnit": "ms", "otherData": {json.dumps(facts)}}}\n')
-            draft.replace(path)
-        except BaseException:
-            with suppress(OSError):
-                draft.unlink()
-            raise
+        with replacing(path) as file:
+            file.write('{"traceEvents": [')
+            for number, event in enumerate(_events(parts)):
+                file.write(f"{',' if number else ''}\n{json.dumps(event)}")
+            file.write(f'\n], "displayTimeUnit": "ms", "otherData": {json.dumps(facts)}}}\n')
     except OSError as error:
         raise ConfigError(f"path: cannot write to {path}: {error}") from error
 

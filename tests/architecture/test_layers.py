@@ -14,6 +14,7 @@ LAYERS = [
     {
         "float_mode",
         "arguments",
+        "atomic_file",
         "cuda",
         "interrupts",
         "libraries",
@@ -48,6 +49,7 @@ ALLOWED = {
     ("reference", "typing"),
     ("arguments", "float_mode"),
     ("layout", "libraries"),
+    ("model_files", "atomic_file"),
     ("model_files", "libraries"),
     ("layout", "memory"),
     ("layout", "representation"),

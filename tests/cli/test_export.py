@@ -1,5 +1,8 @@
 """Models out of servers' folders, live, and clients that an operator has depart."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -80,6 +83,18 @@ def test_an_ending_that_is_none(tmp_path):
 def test_a_folder_that_cannot_be_written_to(tmp_path):
     with pytest.raises(StoreError, match="the model was not written"):
         write_model({"w": np.zeros(2)}, tmp_path / "nowhere" / "m.npz")
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the mask of permissions can only be set there")
+def test_a_file_follows_the_mask_of_permissions_which_no_other_thread_sees_change(tmp_path, monkeypatch):
+    before = os.umask(0o027)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "umask", None)
+            write_model({"w": np.zeros(2)}, tmp_path / "m.npz")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "m.npz").stat().st_mode & 0o777 == 0o640
 
 
 def test_a_method_of_one_s_own_does_not_matter(tmp_path):

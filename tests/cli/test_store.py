@@ -1,11 +1,14 @@
+import json
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Server, Update
+from fedcore import ClientStore, Server, Update, errors
 from tests.cli.command import invoke
+from tests.server.forgeries import FORGERIES, forge
 from tests.store.test_format import FORMATS
 
 
@@ -69,6 +72,67 @@ def test_verify_compares_a_server_s_sums_with_its_rows(tmp_path, method):
     assert result.output.startswith(f"{folder}: T: expected the sum of all rows, ")
     assert " in element 7, got " in result.output
     assert result.output.count("\n") == 1
+
+
+FORGED = {
+    "round": ("numbers", "round_number", 1),
+    "transactions": ("numbers", "transactions", -1),
+    "gamma": ("numbers", "gamma", "x"),
+    "no place": ("place", {"cluster": "x"}),
+    "a place past the last": ("place", {"cluster": "x", "shard": 2, "shards": 2, "first": 0}),
+    "rate": ("settings", "lr", {"name": "os:system", "class": "x", "options": {}, "was": "y"}),
+    "rate without values": ("settings", "lr", {"name": "TableRate", "options": {}}),
+    "fold": ("settings", "fold", 0),
+    "algorithm": ("settings", "algorithm", {"name": "os:system", "options": {}}),
+    "device": ("device", "../../x"),
+    "medium": ("medium", "floppy"),
+}
+
+
+def changed_state(*keys):
+    *path, last, value = keys
+
+    def change(head):
+        state = json.loads(head.state)
+        place = state
+        for key in path:
+            place = place[key]
+        place[last] = value
+        return replace(head, state=json.dumps(state))
+
+    return change
+
+
+@pytest.mark.parametrize("what", [*FORGED, "row of round 2^62", "total short", "total of integers"])
+def test_info_and_verify_say_what_loading_would(what, tmp_path):
+    folder = tmp_path / "run"
+    with Server("MIFA", np.zeros(8, np.float32), 4, lr=0.1, store=f"mmap:{folder}") as server:
+        for _ in range(3):
+            server.round([Update(i, server.x + 1 + i, 1) for i in range(4)])
+    assert "cannot be loaded" not in store("info", folder).output
+    forge(folder, **({"head": changed_state(*FORGED[what])} if what in FORGED else FORGERIES[what]))
+    with pytest.raises(errors.CheckpointError) as refused:
+        Server.load(folder, medium="ram")
+    result, shown = store("verify", folder), store("info", folder)
+    assert "sound" not in result.output
+    assert result.status != 0
+    if not isinstance(refused.value, errors.CorruptionError):
+        told = " ".join(shown.output.split())
+        assert "cannot be loaded" in told
+        assert what == "no place" or what == "a place past the last" or str(refused.value)[-20:] in result.output
+        assert json.loads(store("info", "--json", folder).output)["problems"]
+
+
+def test_what_is_the_caller_s_own_is_no_fault_and_is_told(tmp_path):
+    folder = tmp_path / "run"
+    with Server("MIFA", np.zeros(8, np.float32), 4, lr=lambda round: 0.1, store=f"mmap:{folder}") as server:
+        server.round([Update(i, server.x + 1 + i, 1) for i in range(4)])
+    result = store("verify", folder)
+    assert result.status == 0
+    assert "to load it, give lr= again" in result.output
+    assert "give lr= again" in " ".join(store("info", folder).output.split())
+    forge(folder, head=changed_state("numbers", "round_number", -1))
+    assert store("verify", folder).status == 1
 
 
 def test_compact_makes_the_files_shorter(path):

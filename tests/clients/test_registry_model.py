@@ -91,6 +91,28 @@ class Histories(RuleBasedStateMachine):
             with pytest.raises(errors.RangeError):
                 self.registry.add_all(clients)
 
+    @rule(data=st.data())
+    def some_leave_and_are_put_back(self, data):
+        gone = data.draw(st.lists(st.sampled_from(list(self.model.values())), unique=True)) if self.model else []
+        numbers = [(self.registry.remove(client), client) for client in gone]
+        for number, client in data.draw(st.permutations(numbers)):
+            self.registry.put_back(number, client)
+            self.registry.put_back(number, client)  # twice is as once
+
+    @rule(data=st.data())
+    def numbers_are_reassigned(self, data):
+        listed = list(range(self.counted, self.registry.capacity + 3))
+        whose = dict.fromkeys(data.draw(st.sets(st.sampled_from(listed))))
+        clients = [self.model.pop(number) for number in whose if number in self.model]
+        numbers = data.draw(st.permutations(list(whose)))
+        whose |= dict(zip(numbers, clients[: data.draw(st.integers(0, len(clients)))], strict=False))
+        before, entries = self.registry.holders(whose), self.registry.explicit()
+        self.registry.reassign(whose)
+        self.registry.reassign(before)
+        assert self.registry.explicit() == entries
+        self.registry.reassign(whose)
+        self.model |= {number: client for number, client in whose.items() if client is not None}
+
     @rule(flip=st.booleans())
     def restart(self, flip):
         counted, listed = self.registry.explicit()

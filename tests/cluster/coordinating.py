@@ -6,6 +6,7 @@ Goes on with the server of FOLDER, or makes it, up to so many transactions. It s
 the server is: its transactions, and everything that it knows, as one number.
 """
 
+import json
 import os
 import random
 import signal
@@ -77,10 +78,15 @@ def say(what):
     print(what.splitlines()[0], flush=True)
 
 
+def folders_of(home):
+    """The folders of the shards of a cluster of this test's own, which lie elsewhere."""
+    return [one["folder"] for one in json.loads((Path(home) / "cluster.json").read_text())["shards"]]
+
+
 def opened(folder, method, placement):
     """The server of a folder, or a new one where nobody has come so far as to write the manifest."""
     if (Path(folder) / "cluster.json").exists():
-        return cluster.Server.load(folder, placement=placement)
+        return cluster.Server.load(folder, folders=folders_of(folder), placement=placement)
     home = Path(f"{folder}-{os.getpid()}")  # what a coordinator leaves that is killed before is nobody's
     zeros, folders = np.zeros(n, np.float32), [home / "disk0", home / "disk1"]
     return cluster.Server(

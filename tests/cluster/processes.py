@@ -3,6 +3,7 @@
 import os
 from contextlib import suppress
 from multiprocessing import get_context
+from multiprocessing.connection import wait
 
 from fedcore.cluster.placement import Lost
 from fedcore.cluster.shard import Shard
@@ -39,6 +40,7 @@ class Processes:
 
     def __init__(self, prepare=None, hear=lambda: None, begin=lambda: None):
         self._begin, self._prepare, self._hear, self._shards = begin, prepare, hear, []
+        self.waiting = set()
 
     def make(self, places):
         self.drop()
@@ -57,21 +59,19 @@ class Processes:
         for _, pipe in self._shards:
             pipe.send(("arm",))
 
-    def call(self, name, arguments):
+    def begin(self, name, arguments):
         for k, own in enumerate(arguments):
             self._send(k, "begin", name, *own)
-        return [self._heard(k) for k in range(len(self._shards))]
 
     def answer(self, answers):
         for k, value in answers.items():
             self._send(k, "answer", value)
-        return {k: self._heard(k) for k in answers}
 
-    def fetch(self, name, *arguments):
-        return self.call(name, [arguments] * len(self._shards))
-
-    def read(self, fetched):
-        return fetched
+    def wait(self, seconds):
+        pipes = {self._shards[k][1]: k for k in self.waiting}
+        found = {k: self._heard(k) for pipe in wait(list(pipes), seconds) for k in [pipes[pipe]]}
+        self.waiting -= found.keys()
+        return found
 
     def put(self, vector):
         return vector.copy()
@@ -82,8 +82,10 @@ class Processes:
             process.join()
             pipe.close()
         self._shards = []
+        self.waiting.clear()
 
     def _send(self, k, *message):
+        self.waiting.add(k)
         self._hear()
         with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, as is heard next
             self._shards[k][1].send(message)

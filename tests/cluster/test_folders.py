@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from fedcore.cluster import coordinator, manifest
 from fedcore.cluster.intent import INTENT
 from fedcore.cluster.shard import Shard
 from fedcore.errors import CheckpointError, ClusterError, LockedError, RangeError, StoreError
+from fedcore.store.files.locks import WriterLock
 from tests.cluster.pairs import N, made, n, one_round, same
 from tests.cluster.processes import Processes
 
@@ -79,7 +81,9 @@ def test_what_a_killed_save_has_left_goes_with_the_next(tmp_path, monkeypatch, m
 
         def in_the_second(shard, path):
             if shard._place.shard:
-                shutil.copytree(tmp_path / "run" / "shard-1", f"{path}.draft-{12 * '0'}")  # not yet in its place
+                draft = Path(f"{path}.draft-{12 * '0'}")
+                shutil.copytree(tmp_path / "run" / "shard-1", draft)  # not yet in its place
+                WriterLock(draft, disposable=True).close()
                 raise Killed
             save(shard, path)
 
@@ -130,8 +134,14 @@ def test_shards_on_disks_of_their_own(tmp_path):
         folder.parent.mkdir()
     made("FedAvg", X0, shards=2, path=tmp_path / "run", folders=folders).close()
     assert all((folder / "index.sqlite").is_file() for folder in folders)
-    with cluster.Server.load(tmp_path / "run") as server:
+    with cluster.Server.load(tmp_path / "run", folders=folders) as server:
         assert server.x.tobytes() == X0.tobytes()
+    with pytest.raises(StoreError, match="pass folders="):
+        cluster.Server.load(tmp_path / "run")
+    with pytest.raises(RangeError, match="one for each of 2 shards"):
+        cluster.Server.load(tmp_path / "run", folders=folders[:1])
+    with pytest.raises(CheckpointError, match="as the manifest says"):
+        cluster.Server.load(tmp_path / "run", folders=folders[::-1])
 
 
 def test_one_has_it_at_a_time(tmp_path):
@@ -247,11 +257,11 @@ class Losing(Processes):
         super().__init__()
         self.at = []
 
-    def call(self, name, arguments):
+    def begin(self, name, arguments):
         if self.at[:1] == [name]:
             self.at.pop(0)
             self._shards[1][0].kill()
-        return super().call(name, arguments)
+        super().begin(name, arguments)
 
 
 @pytest.fixture

@@ -19,11 +19,11 @@ class Losing(Processes):
 
     before = None
 
-    def call(self, name, arguments):
+    def begin(self, name, arguments):
         if name == self.before:
             self.before = None
             self._shards[1][0].kill()
-        return super().call(name, arguments)
+        super().begin(name, arguments)
 
 
 class Deaf(Processes):
@@ -31,15 +31,17 @@ class Deaf(Processes):
 
     name = None
 
-    def call(self, name, arguments):
+    def begin(self, name, arguments):
         self.name = name
-        return super().call(name, arguments)
+        super().begin(name, arguments)
 
-    def answer(self, answers):
-        found = super().answer(answers)
-        if self.name != "finish" or not all(isinstance(one, Returned) for one in found.values()):
+    def wait(self, seconds):
+        found = super().wait(seconds)
+        if self.name != "finish" or not any(isinstance(one, Returned) for one in found.values()):
             return found
         self.name = None
+        while self.waiting:
+            found |= super().wait(None)
         for process, _ in self._shards:
             process.kill()
         return {k: Lost(RuntimeError("killed")) for k in found}

@@ -116,10 +116,17 @@ def test_a_copy_elsewhere(tmp_path, run):
         one_round(server)
     many.close()
     cluster.reshard(run, 2, to=tmp_path / "new", folders=folders)
-    for place, shards in ((run, 3), (tmp_path / "new", 2)):
-        with cluster.Server.load(place) as found:
+    for place, shards, named in ((run, 3, None), (tmp_path / "new", 2, folders)):
+        with cluster.Server.load(place, folders=named) as found:
             assert len(found.ranges) == shards
             same(one, found, opened_again=True)
+    with pytest.raises(StoreError, match="pass folders="):
+        cluster.reshard(tmp_path / "new", 3)
+    cluster.reshard(tmp_path / "new", 3, current_folders=folders)
+    assert not any(folder.exists() for folder in folders)
+    with cluster.Server.load(tmp_path / "new") as found:
+        same(one, found, opened_again=True)
+    cluster.reshard(tmp_path / "new", 2, folders=folders)
     assert all((folder / "index.sqlite").is_file() for folder in folders)
     assert [entry.name for entry in (tmp_path / "new").iterdir()] == ["cluster.json"]
 
@@ -165,8 +172,8 @@ def test_a_copy_that_is_cut_deletes_nothing_of_the_original(run, tmp_path):
     parts = {"cluster": name, "folders": [str(folder) for folder in elsewhere]}
     (tmp_path / "copy" / INTENT).write_text(json.dumps({"home": str(run), "made": parts, "going": None}))
     cluster.reshard(tmp_path / "copy", 3)
-    for folder, shards in ((run, 2), (tmp_path / "copy", 3)):
-        with cluster.Server.load(folder) as many:
+    for folder, shards, named in ((run, 2, elsewhere), (tmp_path / "copy", 3, None)):
+        with cluster.Server.load(folder, folders=named) as many:
             assert len(many.ranges) == shards
             assert many.verify() == []
 
@@ -180,7 +187,7 @@ def test_another_cluster_in_the_place_of_what_was_left_over_stays(run, tmp_path)
     made("MIFA", X0, shards=1, path=tmp_path / "other", folders=[place]).close()
     cluster.reshard(run, 1)
     assert not (run / INTENT).exists()
-    with cluster.Server.load(tmp_path / "other") as other:
+    with cluster.Server.load(tmp_path / "other", folders=[place]) as other:
         assert other.verify() == []
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from fedcore import Server, algorithms, cluster, optimizers
 from fedcore.algorithms import Step
-from fedcore.cluster.coordinator import ANSWERS
+from fedcore.cluster.exchange import ANSWERS
 from fedcore.errors import DivergedError
 from fedcore.kernels import Linear
 from tests.cluster.pairs import METHODS, N, Ones, alike, both, made, n, nearly_alike, one_round, same

@@ -96,9 +96,19 @@ def test_another_experiment_of_the_same_name_is_refused(tmp_path):
 def test_a_folder_that_was_being_made_is_made_again(tmp_path):
     half = tmp_path / "quickstart"
     (half / "records").mkdir(parents=True)
-    (half / "config.draft").write_text("{")
+    (half / "build.json").write_text('{"engine": {}, "device": {}}')
     assert run_sweep(Sweep([load_preset("quickstart", CHANGES)], tmp_path), jobs=0) == []
     assert len(read_folder(half)) == 2
+
+
+@pytest.mark.parametrize("name", ["build.json", "records/notes.jsonl"])
+def test_a_file_of_the_user_s_is_neither_deleted_nor_replaced(tmp_path, name):
+    file = tmp_path / "quickstart" / name
+    file.parent.mkdir(parents=True)
+    file.write_text('{"years": "of work"}')
+    with pytest.raises(ConfigError, match="move"):
+        run_sweep(Sweep([load_preset("quickstart", CHANGES)], tmp_path), jobs=0)
+    assert file.read_text() == '{"years": "of work"}'
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is POSIX")

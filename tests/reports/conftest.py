@@ -43,7 +43,12 @@ def drawn(monkeypatch):
     """The figures that are saved, all of them whole."""
     figures = []
     save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: (figures.append(figure), save(figure, path)))
+
+    def keeping(figure, *place, **how):
+        figures.append(figure)
+        save(figure, *place, **how)
+
+    monkeypatch.setattr(Figure, "savefig", keeping)
     yield figures
     for figure in figures:
         assert_whole(figure)

@@ -1,10 +1,12 @@
 import csv
 import io
 
+import pytest
+from markdown_it import MarkdownIt
 from rich.console import Console
 
 from fedcore.reports.summary import summarise
-from fedcore.reports.table import csv_table, markdown_table, terminal_table
+from fedcore.reports.table import code_span, csv_table, escaped, markdown_lines, markdown_table, terminal_table
 
 
 def test_markdown(record):
@@ -36,3 +38,29 @@ def test_the_terminal_table_fits_80_columns(record):
     text = console.file.getvalue()
     assert "…" not in text
     assert "oscillation" in text
+
+
+LABELS = [
+    *("![x](https://a.b/c.png)", "[x](https://a.b)", "[x]: https://a.b", "<https://a.b>", "<img src=x>", "&amp;lt;"),
+    *("*a* **b** _c_ __d__ ~~e~~", "`a` ``b``", "a`b", "# a", "a #", "> a", "- a", "+ a", "1. a", "12) a", "---"),
+    *("a|b", "a\\|b", "\\", "a\\", "$x_{$", "a\n\n# b", "a\rb", "a\u2028b", "max_norm_ratio", "+1.5 ± 2", "0.5"),
+]
+BLOCKS = ("paragraph", "heading", "list_item", "bullet_list", "table", "thead", "tbody", "tr", "th", "td")
+PLAIN = {"inline", "text", *(f"{block}_{end}" for block in BLOCKS for end in ("open", "close"))}
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_a_viewer_of_markdown_shows_every_label_as_text(label):
+    table = "\n".join(markdown_lines([label, label], [[label, label]]))
+    for text in (f"# {escaped(label)}", f"- {escaped(label)}", f"Changed: {escaped(label)}.", table):
+        tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
+        parts = [part for token in tokens for part in [token, *(token.children or [])]]
+        assert {part.type for part in parts} <= PLAIN
+        shown = "".join(part.content for part in parts if part.type == "text")
+        assert " ".join(label.split()) in shown
+    code, rest = MarkdownIt("commonmark").parse(f"{code_span(label)}, 2 rounds")[1].children
+    assert (code.type, code.content, rest.content) == ("code_inline", " ".join(label.split()), ", 2 rounds")
+
+
+def test_addresses_are_no_links_in_viewers_that_look_for_them():
+    assert escaped("https://a.b www.a.b mailto:a@b") == r"https\://a.b www\.a.b mailto\:a\@b"

@@ -154,3 +154,22 @@ def test_whatever_the_core_is_called_with(seed):
         [sys.executable, "-c", FUZZ, str(seed), "30000"], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.stdout == "done True\n", (done.returncode, done.stderr[-2000:])
+
+
+SUB_INTERPRETER = """
+try:
+    import _interpreters as interpreters
+    run = interpreters.exec
+except ImportError:
+    import _xxsubinterpreters as interpreters
+    run = interpreters.run_string
+other = interpreters.create()
+error = run(other, "import warnings; warnings.simplefilter('ignore'); import fedcore")
+print(error)
+"""
+
+
+def test_a_sub_interpreter_is_refused_and_does_not_hang():
+    done = subprocess.run([sys.executable, "-c", SUB_INTERPRETER], capture_output=True, text=True, timeout=60)
+    assert "ImportError" in done.stdout + done.stderr
+    assert "WSGIApplicationGroup" in done.stdout + done.stderr

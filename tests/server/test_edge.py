@@ -148,3 +148,55 @@ def test_what_is_the_upper_servers_is_refused_by_name():
             edge.open_round(x0, round=0)
         round.partial()
     assert not round.is_open
+
+
+def lying_edge(server, clients=range(4)):
+    """The sum of an edge that speaks for these clients, of whom none sent it anything."""
+    edge = Edge("FedAvg", np.zeros(N, np.float32), range(4), lr=0.1)
+    return edge.fold(server.x, [update(server.x, 9, client) for client in clients], round=server.round_number)
+
+
+def small_server():
+    return Server("FedAvg", np.zeros(N, np.float32), CLIENTS, lr=0.1, accumulate="exact")
+
+
+@pytest.mark.parametrize("way", ["add", "add_all", "round of the edge above"])
+def test_a_lying_edge_does_not_end_the_round_of_the_client_that_it_speaks_for(way):
+    server = small_server()
+    middle = Edge("FedAvg", np.zeros(N, np.float32), range(CLIENTS), lr=0.1)
+    honest = [update(server.x, 9, client) for client in (3, 5)]
+    own = middle.open_round(server.x, round=0) if way.startswith("round") else server.open_round()
+    with own as round:
+        round.add_partial(lying_edge(server), "edge")
+        if way == "add_all":
+            round.add_all(honest)
+        else:
+            for one in honest:
+                round.add_update(one)
+        if way.startswith("round"):
+            partial = round.partial()
+            assert (partial.clients, [who for who, _ in partial.refused]) == ((0, 1, 2, 3, 5), [3])
+            return
+    assert (round.report.heard, [who for who, _ in round.report.refused]) == ((0, 1, 2, 3, 5), [3])
+    assert "partial sum has counted already" in round.report.refused[0][1]
+
+
+def test_an_edge_speaks_for_its_own_clients_alone():
+    server, straight = small_server(), small_server()
+    due = straight.round([update(straight.x, 9, client) for client in (3, 0, 1)])
+    refusing = Edge("FedAvg", np.zeros(N, np.float32), range(4), lr=0.1)
+    with refusing.open_round(server.x, round=0) as own:
+        own.refuse(3, "it lies")
+        slander = own.partial()
+    with server.open_round() as round:
+        for partial in (lying_edge(server), lying_edge(server, [0, 3]), slander, lying_edge(server).to_bytes()):
+            round.add_partial(partial, "edge", clients=range(2))
+        round.add_update(update(server.x, 9, 3))
+        round.add_partial(lying_edge(server, [0, 1]), "edge", clients=[0, 1])
+        with pytest.raises(errors.UnknownClientError):
+            round.add_partial(lying_edge(server, [2]), "edge", clients=["nobody"])
+        report = round.finish()
+    assert set(report.heard) == set(due.heard)
+    assert server.x.tobytes() == straight.x.tobytes()
+    assert [who for who, _ in report.refused] == ["edge"] * 4
+    assert all(reason.startswith("clients: expected the edge's own") for _, reason in report.refused)

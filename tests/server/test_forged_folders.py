@@ -76,7 +76,8 @@ def saved(path, change):
 
 
 def population(**columns):
-    return lambda now: {"population": replace(now.population, **columns)}
+    runs = {name: (column,) for name, column in columns.items()}
+    return lambda now: {"population": replace(now.population, **runs)}
 
 
 def norms(**windows):

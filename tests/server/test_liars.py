@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from fedcore import Server, Update
+from fedcore.data import load
 from tests.server.liars import (
     LIAR,
     LIES,
@@ -11,6 +13,7 @@ from tests.server.liars import (
     OPTIONS,
     REFUSED,
     ROUNDS,
+    STEPS,
     bound,
     distance,
     federation,
@@ -50,3 +53,37 @@ def test_mifa_says_that_it_waits_for_a_liar_that_is_refused_from_the_first_round
     assert [report.awaited for report in federation(server, LIES[kind], rounds=4)] == [1] * 4
     server.depart(LIAR)
     assert not server.tensors()["w"].any()
+
+
+def accuracy_on_digits(method, *, lies):
+    """The accuracy of softmax regression on digits, one of each client's, if the last one turns its update around."""
+    data = load("digits")
+    X, Y = data.train_x.reshape(-1, 64), data.train_y
+    parts = np.array_split(np.argsort(Y, kind="stable"), 10)
+    server = Server(method, np.zeros(650, np.float32), 10, lr=0.5)
+    for _ in range(20):
+        sent, updates = server.broadcast(range(10)), []
+        for client, at in enumerate(parts):
+            y = sent.x.copy()
+            for _ in range(STEPS):
+                slope = gradient(y, X[at], Y[at])
+                y -= np.float32(0.5) * (slope + sent.offset(client) if sent.has_offset else slope)
+            updates.append(Update(client, 2 * sent.x - y if lies and client == LIAR else y, STEPS))
+        server.round(updates)
+    scores = data.test_x.reshape(-1, 64) @ server.x[:640].reshape(64, 10) + server.x[640:]
+    return float((scores.argmax(1) == data.test_y).mean())
+
+
+def gradient(y, X, Y):
+    scores = X @ y[:640].reshape(64, 10) + y[640:]
+    shares = np.exp(scores - scores.max(1, keepdims=True))
+    shares /= shares.sum(1, keepdims=True)
+    shares[np.arange(len(Y)), Y] -= 1
+    return np.append(X.T @ shares, shares.sum(0)) / np.float32(len(Y))
+
+
+@pytest.mark.parametrize(("method", "learns"), [("FedAvg", True), ("SCAFFOLD", False)])
+def test_one_client_that_turns_its_update_around_stops_scaffold_and_not_fedavg(method, learns):
+    """No bound holds for SCAFFOLD by default: each round adds the lie to the correction of every client."""
+    assert accuracy_on_digits(method, lies=False) > 0.8
+    assert (accuracy_on_digits(method, lies=True) > 0.7) == learns

@@ -1,14 +1,19 @@
 """Sizes and arrivals are columns: rounds leave them alone, and many clients come in one commit."""
 
+from itertools import count, pairwise
+
 import numpy as np
 import pytest
 
-from fedcore import Server, Update
+from fedcore import ClientStore, Server, Update
 from fedcore.clients import Registry
-from fedcore.errors import RangeError, RoundError, UnknownClientError
+from fedcore.errors import RangeError, RoundError, StoreError, UnknownClientError
 from fedcore.server.population import Population
+from tests.clients.peaks import peak_of
 
 N = 3000
+MORE = 65_536
+"""Bytes by which the peaks for few and for many clients may differ: ten times less than a column of many."""
 
 
 def flexible(store="ram", clients=N, examples=None):
@@ -163,3 +168,152 @@ def test_sizes_that_cannot_change_are_refused():
         Server("MimiC", np.zeros(2, np.float32), 2, lr=0.1).resize({0: 3})
     hear(server, "a", "b")
     np.testing.assert_allclose(server.x, 1, rtol=1e-6)
+
+
+class Few:
+    """A server of so many clients that came after a round, all with sizes; and changes, each of another client."""
+
+    def __init__(self, clients, store, undoable=False):
+        ids = [f"client {i}" for i in range(clients)]
+        options = {"lr": 0.1, "client_sizes": {"first": 1}, "undoable": undoable}
+        self.server = Server("MIFA", np.zeros(4, np.float32), ["first"], store=store, **options)
+        self.server.round([])
+        self.server.arrive(ids, client_sizes=[1 + i % 7 for i in range(clients)])
+        self.ids, self.numbers = iter(ids), count()
+
+    def arrive(self):
+        self.server.arrive(f"new {next(self.numbers)}", client_sizes=3)
+
+    def depart(self):
+        self.server.depart(next(self.ids))
+
+    def resize(self):
+        self.server.resize({next(self.ids): 9})
+
+    def refused(self):
+        with pytest.raises(RangeError):
+            self.server.arrive(["another", "first"], client_sizes=[1, 1])
+
+    def newcomer(self):
+        name = f"newcomer {next(self.numbers)}"
+        with self.server.open_round(newcomers={name: 4, "who is not heard": 5}) as opened:
+            opened.add(name, self.server.x, steps=1)
+
+    def depart_in_vain(self):
+        """A departure that the store cannot keep."""
+        state = self.server._state
+        keep, state.keep = state.keep, self._fail
+        with pytest.raises(StoreError):
+            self.server.depart("first")
+        state.keep = keep
+
+    @staticmethod
+    def _fail(*_):
+        raise StoreError("the disk is full")
+
+
+@pytest.mark.parametrize("kind", ["ram", "mmap", "undoable"])
+@pytest.mark.parametrize("change", ["arrive", "depart", "resize", "refused", "newcomer", "depart_in_vain"])
+def test_a_change_of_one_client_allocates_no_more_among_many(tmp_path, kind, change):
+    peaks = []
+    for clients in (200, 20_000):
+        store = "ram" if kind == "ram" else f"mmap:{tmp_path / str(clients)}"
+        few = Few(clients, store, undoable=kind == "undoable")
+        peaks.append(peak_of(getattr(few, change)))
+        few.server.close()
+    assert peaks[1] < peaks[0] + MORE
+
+
+def test_an_undo_and_the_first_row_of_a_newcomer_allocate_no_more_among_many(tmp_path):
+    def peaks(clients):
+        ids = [f"client {i}" for i in range(clients)]
+        with ClientStore(ids, 2, medium="mmap", path=tmp_path / str(clients), undoable=True) as store:
+            round = count()
+
+            def arrive():
+                name = f"new {next(round)}"
+                store.add(name)
+                store.stage(name)[:] = 1
+                store.commit(next(round))
+
+            def come_and_go_back():
+                store.forget(ids[next(round)])
+                store.add("another")
+                store.commit(next(round))
+                store.undo()
+
+            arrive()
+            return np.array([peak_of(arrive), peak_of(come_and_go_back)])
+
+    assert (peaks(20_000) < peaks(200) + MORE).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_population_is_what_a_plain_dict_says_over_any_history(seed):
+    """Arrivals of one or many, departures, returns and changes of sizes; none of the populations ever changes."""
+    rng = np.random.default_rng(seed)
+    registry, population = Registry(), Population()
+    clients, kept, seen = {}, {}, []  # id: [size, round of arrival]; id: size
+    for t in range(120):
+        if rng.random() < 0.5 or len(clients) < 2:
+            back = [c for c in kept if rng.random() < 0.2]
+            names = [f"{t}/{i}" for i in range(rng.choice([1, 1, 70, 300]))] + back
+            sizes = rng.integers(1, 100, len(names)).tolist()
+            numbers = registry.add_all(names)
+            population = population.with_clients(numbers, names, sizes, t or None)
+            since = {name: np.inf if name in kept or not t else t for name in names}
+            clients |= {name: [size, since[name]] for name, size in zip(names, sizes, strict=True)}
+            kept = {c: size for c, size in kept.items() if c not in names}
+        else:
+            chosen = [str(c) for c in rng.choice(list(clients), min(len(clients), rng.choice([1, 5])), replace=False)]
+            if rng.random() < 0.5:
+                population = population.with_sizes(registry, dict.fromkeys(chosen, t + 1))
+                for c in chosen:
+                    clients[c][0] = t + 1
+            else:
+                chosen = list(clients) if t % 40 == 17 else chosen
+                for c in chosen:
+                    forgotten = bool(rng.random() < 0.5)
+                    population = population.without_client(registry.remove(c), c, from_objective=forgotten)
+                    size, _ = clients.pop(c)
+                    kept |= {} if forgotten else {c: size}
+        if t % 10 == 3:  # through a folder
+            vectors = population.vectors()
+            population = Population.from_state(population.to_state(), vectors, registry)
+        if t % 30 == 7:
+            seen.append((population, {n: column.copy() for n, column in population.vectors().items()}))
+        total = sum(size for size, _ in clients.values()) + sum(kept.values())
+        assert (population.total, dict(population.included), population.is_sized) == (total, kept, bool(clients))
+        rooms = [column.shape[1] for column in population.sizes]
+        assert all(8 * room <= before for before, room in pairwise(rooms))
+        if clients:
+            names, (sizes, since) = list(clients), np.transpose([*clients.values()])
+            assert population.listed().tolist() == sorted(sizes)
+            np.testing.assert_array_equal(population.shares(registry, names), sizes / total)
+            ages = population.ages(registry, names, t)
+            expected = np.where(np.isinf(since), np.inf, t + 1 - since)
+            assert np.isinf(expected).all() if ages is None else (ages == expected).all()
+    for before, columns in seen:
+        for name, column in before.vectors().items():
+            np.testing.assert_array_equal(column, columns[name])
+
+
+def test_a_server_with_many_runs_goes_on_from_its_folder(tmp_path):
+    """Arrivals one by one, so that there are columns of several lengths, some of them with who has left."""
+    servers = [flexible(f"mmap:{tmp_path / 'state'}"), flexible()]
+    for server in servers:
+        hear(server, 0, 1)
+        for i in range(70):
+            server.arrive(f"a{i}", client_sizes=1 + i)
+        for client in (5, "a0", "a69"):
+            server.depart(client)
+        server.resize({7: 90})
+    assert len(servers[0]._state.snapshot.population.sizes) > 1
+    servers[0].save(tmp_path / "copy")
+    servers[0].close()
+    for again in (Server.load(tmp_path / "state"), Server.load(tmp_path / "copy", medium="ram")):
+        assert again.client_sizes.tolist() == servers[1].client_sizes.tolist()
+        servers.append(again)
+    for server in servers[1:]:
+        hear(server, 7, "a1", "a68")
+        assert server.x.tobytes() == servers[1].x.tobytes()

@@ -56,6 +56,7 @@ def left_behind(parent, name=DRAFT):
     """A draft whose process has died."""
     made(parent / "other")
     (parent / "other").rename(parent / name)
+    WriterLock(parent / name, disposable=True).close()
     return parent / name
 
 
@@ -65,6 +66,36 @@ def test_the_draft_of_a_process_that_died_is_deleted(tmp_path):
     (tmp_path / "run.draft-aaaaaaaaaaaa").mkdir()  # it died before it had locked it
     made(tmp_path / "run")
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("act", [made, saved])
+def test_a_store_that_is_called_like_a_draft_stays(tmp_path, act):
+    """Another user of the parent folder can rename it so; its own lock file says that it is no draft."""
+    made(tmp_path / "thesis")
+    (tmp_path / "thesis").rename(tmp_path / DRAFT)
+    before = tree(tmp_path)
+    act(tmp_path / "run")
+    saved(tmp_path / "run", 2)
+    assert before.items() <= tree(tmp_path).items()
+
+
+def test_a_draft_of_another_user_stays(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    os.chown(left_behind(tmp_path), 1001, 1001)
+    before = tree(tmp_path)
+    saved(tmp_path / "run")
+    assert before.items() <= tree(tmp_path).items()
+
+
+def test_a_folder_without_a_store_is_not_removed(tmp_path):
+    folder = tmp_path / "data"
+    (folder / "readers").mkdir(parents=True)
+    for name in ("rows.slots", "vectors-8.slots", f"readers/1-{'0' * 32}"):
+        (folder / name).write_text("years of work")
+    before = tree(tmp_path)
+    atomic_folder.remove(folder)
+    assert tree(tmp_path) == before
 
 
 @pytest.mark.parametrize("act", [made, saved])
@@ -132,9 +163,10 @@ def test_a_name_with_brackets_is_no_pattern(tmp_path):
 
 def test_a_draft_that_another_process_is_writing_stays(tmp_path):
     left = left_behind(tmp_path)
-    with ClientStore.open(left):
-        made(tmp_path / "run")
-        assert left.exists()
+    lock = WriterLock(left, disposable=True)
+    made(tmp_path / "run")
+    assert left.exists()
+    lock.close()
     saved(tmp_path / "run")
     assert not left.exists()
 

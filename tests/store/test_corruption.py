@@ -265,8 +265,10 @@ def test_slots_of_another_format_than_the_index_says_are_refused(tmp_path):
 UNREADABLE = """
 import os, sys
 from fedcore import ClientStore, errors
+from fedcore.store.files.slot_file import SlotFile
 store = ClientStore.open(sys.argv[1])
 store.read("a")  # maps the file
+SlotFile._require = lambda *_: None  # a bad sector leaves the file as long as it was
 # Whoever reads behind the end of what is mapped gets what a bad sector gives: SIGBUS.
 os.truncate(sys.argv[1] + "/rows.slots", 65536 + store.info().row_bytes)
 for line in store.verify():
@@ -297,3 +299,60 @@ def test_a_rows_file_of_a_newer_format_is_refused(path):
         errors.StoreError, match=rf"rows.slots: expected a format up to {VERSION}, got {VERSION + 1}: open"
     ):
         ClientStore.open(path)
+
+
+CUT = """
+import os, shutil, sys
+from pathlib import Path
+import numpy as np
+from fedcore import ClientStore, Server, Update, errors
+folder = Path(sys.argv[1])
+y = np.ones(20_000, np.float32)
+
+def in_round(server, at, cut):
+    with server.open_round() as round:
+        for k in range(3):
+            if k == at:
+                cut()
+            if k < 2:
+                round.add(k, y, steps=1)
+
+LOOKS = {
+    "open": lambda server, cut: (cut(), server.open_round()),
+    "add": lambda server, cut: in_round(server, 1, cut),
+    "finish": lambda server, cut: in_round(server, 2, cut),
+    "x": lambda server, cut: (cut(), server.x.sum()),
+    "v": lambda server, cut: (cut(), server.v.sum()),
+    "tensors": lambda server, cut: (cut(), server.tensors()),
+    "broadcast": lambda server, cut: (cut(), server.broadcast([0]).x.sum()),
+    "offset": lambda server, cut: [cut(), broadcast.offset(0)] if (broadcast := server.broadcast([0])) else None,
+    "read": lambda server, cut: (cut(), server.store.read(0)),
+    "save": lambda server, cut: (cut(), server.save(folder / "saved")),
+    "depart": lambda server, cut: (cut(), server.depart(0)),
+    "compact": lambda server, cut: (cut(), server.compact()),
+    "beside": lambda server, cut: [cut(), rows.verify(), rows.read(0), rows.vector("x").sum()]
+        if (rows := ClientStore.open(server._state.store.path, readonly=True)).read(0) is not None else None,
+}
+for method, kind in (("FedAvg", "vectors-80000"), ("MimiC", "vectors-80000"), ("MimiC", "rows")):
+    if not (folder / method).exists():
+        with Server(method, y, 3, lr=0.1, store=f"mmap:{folder / method}") as made:
+            made.round([Update(i, y * i, 1) for i in range(2)])
+    for name, look in LOOKS.items():
+        print(method, kind, name, flush=True)
+        path = Path(shutil.copytree(folder / method, folder / f"{method} {kind} {name}"))
+        server = Server.load(path, durability="none")
+        file = path / f"{kind}.slots"
+        try:
+            look(server, lambda: os.truncate(file, 4096))
+        except errors.StoreError as error:
+            assert file.name in str(error), error
+        else:
+            raise AssertionError("no error")
+        server.close()
+print("all")
+"""
+
+
+def test_a_file_that_is_cut_short_under_a_server_is_an_error_and_no_signal(tmp_path):
+    done = subprocess.run([sys.executable, "-c", CUT, tmp_path], capture_output=True, text=True, timeout=60)
+    assert done.stdout.endswith("all\n"), (done.returncode, done.stdout, done.stderr)

@@ -180,7 +180,7 @@ def test_a_copy_that_cannot_be_written_leaves_the_older_one(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("failure", [full, broken])
-@pytest.mark.parametrize("name", ["resize", "write", "work_in"])
+@pytest.mark.parametrize("name", ["write", "work_in"])
 def test_an_opening_that_failed_holds_no_lock(tmp_path, monkeypatch, name, failure):
     """Who tries again, here or elsewhere, is let in."""
     with ClientStore(60, N, medium="mmap", path=tmp_path / "store") as store:

@@ -57,5 +57,5 @@ def test_killed_at_the_calls_of_what_can_be_undone(folder_in_memory, strides):
     assert run.returncode == 0, run.stderr
     kills = json.loads(run.stdout)
     assert len(kills) == 18
-    assert min(kills.values()) >= 3
+    assert min(kills.values()) >= 2  # opening makes one call, before and behind which it is killed
     assert strides["round"] > 1 or sum(kills.values()) > 300

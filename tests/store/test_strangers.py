@@ -3,11 +3,16 @@
 import os
 import resource
 import shutil
+import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Server, errors
+from fedcore import ClientStore, Server, cluster, errors
+from fedcore.adapters.open_server import open_server
+from fedcore.store import recovery
+from fedcore.store.info import state_of
 from tests.store.contents import content, write
 from tests.store.users import as_user, opened_to_all
 
@@ -47,13 +52,102 @@ def test_a_file_that_is_a_link_is_refused(folder, name):
     assert target.read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["index.sqlite-wal", "index.sqlite-shm", "index.sqlite-journal"])
+@pytest.mark.parametrize("name", ["index.sqlite-wal", "index.sqlite-shm"])
 def test_a_log_that_is_a_link_is_refused(folder, name):
     target = folder.parent / "precious"
     target.write_bytes(b"precious")
     (folder / name).symlink_to(target)
     assert all("got a symbolic link" in said for said in opened(folder))
     assert target.read_bytes() == b"precious"
+
+
+def hot_journal(index, victim):
+    """A rollback journal of no pages that names a super-journal, which SQLite deletes when it plays it back."""
+    content = index.read_bytes()
+    page = int.from_bytes(content[16:18], "big")
+    magic = bytes.fromhex("d9d505f920a163d7")
+    head = magic + struct.pack(">IIIII", 0, 1234, len(content) // page, 512, page)
+    name = os.fsencode(victim)
+    signed = sum(byte if byte < 128 else byte - 256 for byte in name) & 0xFFFFFFFF
+    tail = struct.pack(">I", 0x40000000 // page + 1) + name + struct.pack(">II", len(name), signed) + magic
+    return head.ljust(512, b"\0") + tail
+
+
+def in_the_old_mode(index, path):
+    """Let an index's own header say that it is in the mode of rollback journals."""
+    content = bytearray(index.read_bytes())
+    content[18:20] = b"\1\1"
+    index.write_bytes(content)
+    return hot_journal(index, path)
+
+
+JOURNALS = {
+    "hot": lambda index, path: hot_journal(index, path),
+    "of the old mode": in_the_old_mode,
+    "empty": lambda index, path: b"",
+    "long": lambda index, path: bytes(1 << 20),
+    "link": lambda index, path: path,
+    "broken link": lambda index, path: path.with_name("nowhere"),
+    "folder": lambda index, path: None,
+    "pipe": lambda index, path: os.mkfifo,
+}
+
+WAYS = {
+    "ClientStore.open": lambda path: ClientStore.open(path),
+    "readonly": lambda path: ClientStore.open(path, readonly=True),
+    "ram": lambda path: ClientStore.open(path, medium="ram"),
+    "undoable": lambda path: ClientStore.open(path, undoable=True),
+    "Server.load": lambda path: Server.load(path),
+    "Server.load, mmap": lambda path: Server.load(path, medium="mmap", undoable=False),
+    "Server.load, ram": lambda path: Server.load(path, medium="ram"),
+    "save over it": lambda path: Server("MIFA", np.zeros(4, np.float32), 4, lr=0.1).save(path),
+    "recovery.look": lambda path: recovery.look(path),
+    "recovery.give_up": lambda path: recovery.give_up(path),
+    "state_of": lambda path: state_of(path),
+    "reshard": lambda path: cluster.reshard(path, 1, to=path.with_name("cut")),
+    "open_server": lambda path: open_server("MIFA", np.zeros(4, np.float32), [0], store=f"mmap:{path}", lr=0.1),
+}
+
+
+@pytest.mark.parametrize("journal", JOURNALS)
+def test_a_rollback_journal_is_rejected_before_sqlite_sees_it(tmp_path, journal):
+    victim, path = tmp_path / "thesis.txt", tmp_path / "gift"
+    Server("MIFA", np.zeros(4, np.float32), 4, lr=0.1, store=f"mmap:{path}").close()
+    place = path / "index.sqlite-journal"
+    match JOURNALS[journal](path / "index.sqlite", victim):
+        case bytes(content):
+            place.write_bytes(content)
+        case None:
+            place.mkdir()
+        case Path() as target:
+            place.symlink_to(target)
+        case make:
+            make(place)
+    for name, way in WAYS.items():
+        victim.write_text("years of work")
+        with pytest.raises(errors.StoreError, match=r"index\.sqlite-journal"):
+            way(path)
+        assert victim.read_text() == "years of work", name
+        assert os.path.lexists(place), name
+
+
+def test_an_index_in_the_mode_of_rollback_journals_is_rejected(folder):
+    in_the_old_mode(folder / "index.sqlite", folder)
+    assert all("write-ahead log" in said for said in opened(folder))
+
+
+def test_a_journal_is_rejected_when_a_fork_opens_the_index_again(folder):
+    with ClientStore.open(folder) as store:
+        (folder / "index.sqlite-journal").write_bytes(b"")
+        process = os.fork()
+        if process == 0:
+            try:
+                store._folder.index.head()
+            except errors.StoreError:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(process, 0)[1] == 0
+        (folder / "index.sqlite-journal").unlink()
 
 
 def test_a_pipe_is_refused_and_not_waited_for(folder):
@@ -118,6 +212,13 @@ def test_files_that_are_called_nearly_like_vectors_stay(folder):
     (folder / "vectors-9.slots").write_bytes(b"")  # made, and then the power went
     ClientStore.open(folder).close()
     assert not (folder / "vectors-9.slots").exists()
+    with ClientStore(1, 1, medium="mmap", path=folder.parent / "other") as other:
+        other.commit(0, {"x": np.zeros(3, np.float32)})
+    shutil.copy(folder.parent / "other" / "vectors-12.slots", folder)
+    (folder / "vectors-13.slots").write_text("years of work")
+    ClientStore.open(folder).close()
+    assert (folder / "vectors-12.slots").exists()
+    assert (folder / "vectors-13.slots").read_text() == "years of work"
     assert all((folder / name).exists() for name in ("vectors-thesis.slots", "vectors-.slots", "vectors-08.slots"))
 
 

@@ -3,6 +3,7 @@
 import copy
 import shutil
 import tempfile
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -122,10 +123,19 @@ class Histories(RuleBasedStateMachine):
         else:
             self.store.add(client)
 
+    @rule(clients=st.lists(st.sampled_from([*CLIENTS, "c", 7, *range(100, 130)])))
+    def all_arrive_or_none(self, clients):
+        before = self.store.registry.explicit()
+        new = len(set(clients)) == len(clients) and not any(client in self.store.registry for client in clients)
+        with nullcontext() if new else pytest.raises(errors.RangeError):
+            self.store.add_all(clients)
+        assert new or self.store.registry.explicit() == before
+
     @rule()
     def rollback(self):
         self.store.rollback()
         self.departed = frozenset()
+        assert self.store.registry == self.committed.registry
 
     @rule()
     def checkpoint(self):

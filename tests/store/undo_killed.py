@@ -95,7 +95,7 @@ def moments(work, stride, chance):
     calls = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert 0 < calls < 200, calls
     every = [(call, after) for call in range(1, calls + 1) for after in (False, True)]
-    return sorted(chance.sample(every, max(3, len(every) // stride)))
+    return sorted(chance.sample(every, min(len(every), max(3, len(every) // stride))))
 
 
 def require(path, round, previous):

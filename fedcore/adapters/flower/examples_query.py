@@ -9,9 +9,9 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from fedcore.adapters.flower.metrics import MOST, Refused, only_record, within_medians
+from fedcore.adapters.flower.pending import failure_of, request_of
 from fedcore.adapters.refusals import refusals
-from fedcore.arguments import integral, whole
-from fedcore.errors import FedcoreError
+from fedcore.arguments import integral, reason_of, whole
 from fedcore.server.limits import MEDIANS
 
 Sizes: TypeAlias = Mapping[int, int] | Callable[[int], int] | None
@@ -46,13 +46,13 @@ def ask_sizes(
     sizes: dict[int, int] = {}
     refused: Refused = []
     for reply in replies:
-        node = asked.pop(reply.metadata.reply_to_message_id, None)  # not whom the reply says that it is from
-        if node is None or reply.has_error():
+        node = request_of(asked, reply)
+        if node is None or failure_of(node, reply):
             continue
         try:
             sizes[node] = whole(EXAMPLES, integral(only_record(reply.content).get(EXAMPLES)), 1, MOST)
-        except FedcoreError as error:
-            refused.append((node, str(error)))
+        except Exception as error:
+            refused.append((node, reason_of(error)))
     if refused:
         log(WARNING, "query: %s", refusals(refused, len(sizes)))
     return within_medians(sizes, "query", ratio, heard)

@@ -4,15 +4,27 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, Metadata, RecordDict
+from flwr.app.message import make_message
 from flwr.serverapp import Grid
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
+
+from fedcore.arguments import reason_of
+from fedcore.errors import ArrayError
+
+UNREADABLE = -1
+"""The code of the error that stands for a reply which Flower could not make a message of."""
+
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, DecodeError)
+"""What Flower raises over the bytes of a reply; a connection that fails raises something else."""
 
 
 class StreamingGrid(Grid):
     """Another Grid, whose ``send_and_receive`` sends each message as it is made and yields replies as they come.
 
     Flower's own grids hold all messages of a round, and then all replies, at once. Here one of each is alive at a time,
-    except those that whoever iterates keeps.
+    except those that the caller keeps. A reply that Flower cannot read, or that answers another message than the one in
+    question, comes as an error of its node's.
 
     Args:
         grid: the Grid that does the work.
@@ -43,7 +55,7 @@ class StreamingGrid(Grid):
         while own or late:
             waiting, came = [*own, *late], False
             for start in range(0, len(waiting), self._at_once):
-                pulled = list(self._grid.pull_messages(waiting[start : start + self._at_once]))
+                pulled = self._pull(waiting[start : start + self._at_once])
                 while pulled:
                     came = True
                     own.pop(pulled[0].metadata.reply_to_message_id, None)
@@ -56,6 +68,19 @@ class StreamingGrid(Grid):
                 return
             if not came:
                 time.sleep(min(self._poll, left))
+
+    def _pull(self, numbers: list[str]) -> list[Message]:
+        """The replies to some messages that are there, those that cannot be read as errors."""
+        try:
+            pulled = list(self._grid.pull_messages(numbers))
+            fitting = [reply for reply in pulled if reply.metadata.reply_to_message_id in numbers]
+            if pulled and not fitting:
+                raise ArrayError("reply: expected one to the message that was sent, got one that names another")
+        except MALFORMED as error:
+            if len(numbers) == 1:
+                return [_error_of(numbers[0], error)]
+            return [reply for number in numbers for reply in self._pull([number])]
+        return fitting
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Do as the other Grid does."""
@@ -86,3 +111,19 @@ class StreamingGrid(Grid):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grid, name)
+
+
+def _error_of(number: str, error: Exception) -> Message:
+    """The error that stands for the reply to a message."""
+    metadata = Metadata(
+        run_id=0,
+        message_id="",
+        src_node_id=0,
+        dst_node_id=0,
+        reply_to_message_id=number,
+        group_id="",
+        created_at=time.time(),
+        ttl=0,
+        message_type="system",
+    )
+    return make_message(metadata, error=Error(UNREADABLE, reason_of(error)))

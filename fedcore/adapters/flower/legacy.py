@@ -1,6 +1,7 @@
 """fedcore's methods for Flower's older API: ``flwr.server.strategy.Strategy``, ``NumPyClient`` and their kin."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from logging import ERROR, WARNING
 from pathlib import Path
@@ -14,14 +15,15 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg as FlowerFedAvg
 
 from fedcore.adapters import npy
-from fedcore.adapters.flower.metrics import MOST, require_finite, within_medians
+from fedcore.adapters.flower.metrics import MOST, plain_number, require_finite, within_medians
 from fedcore.adapters.open_server import load_server, newcomers, open_server
 from fedcore.adapters.order import beyond_plain_steps, require_rate_of_rounds, require_steps, steps_of
 from fedcore.adapters.refusals import refusal_line, refusals
+from fedcore.adapters.replies import add_reply
 from fedcore.algorithms import Algorithm, named
-from fedcore.arguments import whole
-from fedcore.errors import ArrayError, DuplicateUpdateError, FedcoreError, RangeError
-from fedcore.server import Broadcast, Round, RoundReport, Server
+from fedcore.arguments import is_real, reason_of, shown, whole
+from fedcore.errors import ArrayError, DuplicateUpdateError, RangeError, UnknownClientError
+from fedcore.server import Broadcast, Round, RoundReport, Server, Update
 from fedcore.server.limits import MEDIANS
 
 PREFIX = "fedcore."
@@ -126,9 +128,11 @@ class LegacyStrategy(FlowerFedAvg):
             log(WARNING if round.report.heard else ERROR, "aggregate_fit: %s", line)
         heard = set(round.report.heard)
         usable = _usable([pair for pair in results if _key(pair[0]) in heard], "aggregate_fit", self._ratio)
-        metrics = [(result.num_examples, result.metrics) for _, result in usable]
         aggregate = self.fit_metrics_aggregation_fn
-        return self._parameters(), aggregate(metrics) if aggregate and metrics else {}
+        if not aggregate or not usable:
+            return self._parameters(), {}
+        mean = _of_most(lambda some: aggregate([(result.num_examples, result.metrics) for _, result in some]), usable)
+        return self._parameters(), mean
 
     def aggregate_evaluate(
         self,
@@ -137,29 +141,31 @@ class LegacyStrategy(FlowerFedAvg):
         failures: list[tuple[ClientProxy, EvaluateRes] | BaseException],
     ) -> tuple[float | None, dict[str, Scalar]]:
         """Flower's means of what the clients say, of those that can be believed; the others are named in the log."""
-        return super().aggregate_evaluate(server_round, _usable(results, "aggregate_evaluate", self._ratio), failures)
+        usable = _usable(results, "aggregate_evaluate", self._ratio)
+        mean = super().aggregate_evaluate
+        return _of_most(lambda some: mean(server_round, some, failures), usable)
 
     def _add(self, round: Round, client: int | str, result: FitRes) -> None:
-        assert self.server is not None
         try:
-            says = {
-                name.removeprefix(PREFIX): value for name, value in result.metrics.items() if name.startswith(PREFIX)
-            }
-            if len(result.parameters.tensors) != len(self._model):
-                raise ArrayError(f"parameters: expected {len(self._model)}, got {len(result.parameters.tensors)}")
-            control: Any = says.get("control")
-            by = f"say {PREFIX}steps among the metrics"
-            steps = steps_of(says.get("steps"), result.metrics, self._steps, self.server, by=by)
-            round.add(
-                client,
-                [npy.as_float32(npy.read(tensor)) for tensor in result.parameters.tensors],
-                steps=steps,
-                examples=result.num_examples,
-                lr=says.get("lr"),  # type: ignore[arg-type]
-                control=npy.read(control).copy() if isinstance(control, bytes) else None,
-            )
-        except (DuplicateUpdateError, FedcoreError) as error:
+            add_reply(round, client, lambda: self._read(client, result))
+        except (UnknownClientError, DuplicateUpdateError) as error:
             round.refuse(client, str(error))
+
+    def _read(self, client: int | str, result: FitRes) -> Update:
+        assert self.server is not None
+        says = {name.removeprefix(PREFIX): value for name, value in result.metrics.items() if name.startswith(PREFIX)}
+        if len(result.parameters.tensors) != len(self._model):
+            raise ArrayError(f"parameters: expected {len(self._model)}, got {len(result.parameters.tensors)}")
+        control: Any = says.get("control")
+        by = f"say {PREFIX}steps among the metrics"
+        return Update(
+            client,
+            [npy.as_float32(npy.read(tensor)) for tensor in result.parameters.tensors],
+            steps=steps_of(says.get("steps"), result.metrics, self._steps, self.server, by=by),
+            examples=result.num_examples,
+            lr=says.get("lr"),  # type: ignore[arg-type]
+            control=npy.read(control).copy() if isinstance(control, bytes) else None,
+        )
 
     def _parameters(self) -> Parameters:
         assert self.server is not None
@@ -179,6 +185,7 @@ def _told(algorithm: Algorithm | str) -> Algorithm:
 
 
 R = TypeVar("R", FitRes, EvaluateRes)
+M = TypeVar("M")
 
 
 def _usable(results: list[tuple[ClientProxy, R]], where: str, ratio: float | None) -> list[tuple[ClientProxy, R]]:
@@ -187,10 +194,9 @@ def _usable(results: list[tuple[ClientProxy, R]], where: str, ratio: float | Non
     refused: list[tuple[int | str, str]] = []
     for pair in results:
         try:
-            _require_usable(pair[1])
-            usable.append(pair)
-        except FedcoreError as error:
-            refused.append((_key(pair[0]), str(error)))
+            usable.append((pair[0], _checked(pair[1])))
+        except Exception as error:
+            refused.append((_key(pair[0]), reason_of(error)))
     if refused:
         log(WARNING if usable else ERROR, "%s: of the metrics alone: %s", where, refusals(refused, len(usable)))
     claims = within_medians({_key(proxy): result.num_examples for proxy, result in usable}, where, ratio)
@@ -199,10 +205,40 @@ def _usable(results: list[tuple[ClientProxy, R]], where: str, ratio: float | Non
     ]
 
 
-def _require_usable(result: FitRes | EvaluateRes) -> None:
-    whole("num_examples", result.num_examples, 1, MOST)
-    for name, value in (("loss", getattr(result, "loss", None)), *result.metrics.items()):
+def _checked(result: R) -> R:
+    """The result, its numbers read once.
+
+    Raises:
+        Exception: a number is missing or would spoil a mean, or the result cannot be read.
+    """
+    if isinstance(result, EvaluateRes):
+        if not is_real(loss := plain_number(result.loss)):
+            raise ArrayError(f"loss: expected a number, got {shown(loss)}")
+        require_finite("loss", loss)
+        result = replace(result, loss=loss)  # type: ignore[call-arg]
+    metrics = {str(name): plain_number(value) for name, value in result.metrics.items()}
+    for name, value in metrics.items():
         require_finite(name, value)
+    examples = whole("num_examples", result.num_examples, 1, MOST)
+    return replace(result, num_examples=examples, metrics=metrics)
+
+
+def _of_most(mean: Callable[[list[tuple[ClientProxy, R]]], M], results: list[tuple[ClientProxy, R]]) -> M:
+    """The mean by a function of the user's; if it raises, of those results whose metrics are named like most."""
+    try:
+        return mean(results)
+    except Exception:
+        forms = [frozenset((name, _kind(value)) for name, value in result.metrics.items()) for _, result in results]
+        counted = Counter(forms)
+        if len(counted) < 2:
+            raise
+        [(usual, number)] = counted.most_common(1)
+        log(ERROR, "metrics: %d results have other metrics than most, left out", len(results) - number)
+        return mean([pair for pair, form in zip(results, forms, strict=True) if form == usual])
+
+
+def _kind(value: object) -> type:
+    return float if is_real(value) else type(value)
 
 
 def _key(proxy: ClientProxy) -> int | str:

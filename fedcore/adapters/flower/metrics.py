@@ -3,14 +3,14 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from logging import WARNING
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 
-from fedcore.arguments import integral, shown, whole
-from fedcore.errors import ArrayError, FedcoreError
+from fedcore.arguments import integral, reason_of, shown, whole
+from fedcore.errors import ArrayError, RangeError
 from fedcore.server.claim_window import median
 from fedcore.server.limits import MEDIANS
 
@@ -78,13 +78,15 @@ class Collected:
     def __len__(self) -> int:
         return len(self._contents) + len(self._refused)
 
-    def add(self, node: int, content: RecordDict) -> None:
+    def add(self, node: int, reply: Message) -> None:
         """Keep what is used of a reply's content."""
-        records = records_of(content, MetricRecord)
-        if (weight := _bytes_of(records.values())) > HEAVIEST:
-            self._refused.append((node, f"metrics: expected at most {HEAVIEST} bytes, got {weight}"))
-        else:
-            self._contents[node] = RecordDict(dict(records))
+        try:
+            records = records_of(reply.content, MetricRecord)
+            if (weight := _bytes_of(records.values())) > HEAVIEST:
+                raise RangeError(f"metrics: expected at most {HEAVIEST} bytes, got {weight}")
+            self._contents[node] = RecordDict({str(name): _copied(record) for name, record in records.items()})
+        except Exception as error:
+            self._refused.append((node, reason_of(error)))
 
     def usual(
         self, weight: str, where: str, ratio: float | None = MEDIANS, nodes: Iterable[int] | None = None
@@ -107,8 +109,8 @@ class Collected:
         for node in chosen:
             try:
                 forms[node] = _form(self._contents[node], weight)
-            except FedcoreError as error:
-                refused.append((node, str(error)))
+            except Exception as error:
+                refused.append((node, reason_of(error)))
         counted = Counter(forms.values())
         usual = max(counted, key=lambda form: counted[form], default=None)
         for node, form in forms.items():
@@ -140,6 +142,23 @@ def _bytes_of(records: Iterable[MetricRecord]) -> int:
         len(name) + 8 * (len(value) if isinstance(value, list) else 1)
         for record in records
         for name, value in record.items()
+    )
+
+
+def plain_number(value: object) -> Any:
+    """An integer or a float of a class of its own as the number that it holds; anything else as it is."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    return int.__int__(value) if isinstance(value, int) else float.__float__(value)
+
+
+def _copied(record: MetricRecord) -> MetricRecord:
+    """A record of the same numbers, in whose making Flower checks their types."""
+    return MetricRecord(
+        {
+            str(name): [plain_number(number) for number in value] if isinstance(value, list) else plain_number(value)
+            for name, value in record.items()
+        }
     )
 
 

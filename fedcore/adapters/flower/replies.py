@@ -3,16 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from fedcore.adapters.flower.instructions import METHOD
 from fedcore.adapters.flower.metrics import only_record, records_of
 from fedcore.adapters.flower.pending import Asked
 from fedcore.adapters.flower.records import CONTROL, Wire, read_vector
 from fedcore.adapters.order import steps_of
+from fedcore.adapters.replies import add_reply
 from fedcore.arguments import integral
-from fedcore.errors import ArrayError, DuplicateUpdateError, FedcoreError
-from fedcore.server import Round, Server
+from fedcore.errors import ArrayError, DuplicateUpdateError, UnknownClientError
+from fedcore.server import Round, Server, Update
 from fedcore.typing import F32
 
 
@@ -35,34 +36,34 @@ class Reader:
     ) -> None:
         self._server, self._wire, self._weight, self._lost, self._steps = server, wire, weight, lost, steps
 
-    def add(self, round: Round, asked: Asked, content: RecordDict) -> RecordDict:
-        """Fold a reply in, or refuse it; returns what is left of its content without arrays."""
-        rest = RecordDict({name: record for name, record in content.items() if not isinstance(record, ArrayRecord)})
+    def add(self, round: Round, asked: Asked, reply: Message) -> None:
+        """Fold a reply in, or reject it."""
         try:
-            update = self._read(content, rest)
-            for name, residue in self._lost.get(asked.round, {}).items():
-                update["model"][name] = _moved(update["model"][name], residue)
-            round.add(asked.node, round=asked.round, count=asked.count, **update)
-        except DuplicateUpdateError as error:
+            add_reply(round, asked.node, lambda: self._read(asked, reply))
+        except (UnknownClientError, DuplicateUpdateError) as error:
             round.refuse(asked.node, str(error))
-        except (FedcoreError, OverflowError) as error:
-            round.refuse(asked.node, str(error))
-        return rest
 
-    def _read(self, content: RecordDict, rest: RecordDict) -> dict[str, Any]:
+    def _read(self, asked: Asked, reply: Message) -> Update:
+        content = reply.content
         controls = records_of(content, ArrayRecord)
         models = [record for name, record in controls.items() if name != CONTROL]
         if len(models) != 1:
             raise ArrayError(f"arrays: expected one record of the model, got {len(models)}")
-        metrics = only_record(rest)
-        done: Mapping[str, Any] = records_of(rest, ConfigRecord).get(METHOD, {})
-        return {
-            "model": self._wire.read(models[0]),
-            "steps": steps_of(done.get("steps"), metrics, self._steps, self._server, by="answer by Task.reply"),
-            "examples": integral(metrics.get(self._weight)),
-            "lr": done.get("lr"),
-            "control": read_vector(CONTROL, controls[CONTROL]) if CONTROL in controls else None,
-        }
+        metrics = only_record(content)
+        done: Mapping[str, Any] = records_of(content, ConfigRecord).get(METHOD, {})
+        model = self._wire.read(models[0])
+        for name, residue in self._lost.get(asked.round, {}).items():
+            model[name] = _moved(model[name], residue)
+        return Update(
+            asked.node,
+            model,
+            steps=steps_of(done.get("steps"), metrics, self._steps, self._server, by="answer by Task.reply"),
+            examples=integral(metrics.get(self._weight)),
+            lr=done.get("lr"),
+            control=read_vector(CONTROL, controls[CONTROL]) if CONTROL in controls else None,
+            count=asked.count,
+            round=asked.round,
+        )
 
 
 def _moved(y: Any, residue: F32) -> Any:

@@ -15,10 +15,10 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
 
 from fedcore.adapters.flower.examples_query import Sizes, ask_sizes
-from fedcore.adapters.flower.grid import StreamingGrid
+from fedcore.adapters.flower.grid import UNREADABLE, StreamingGrid
 from fedcore.adapters.flower.instructions import instructions, model_alone
 from fedcore.adapters.flower.metrics import Collected, Refused
-from fedcore.adapters.flower.pending import Asked, Failure
+from fedcore.adapters.flower.pending import Asked, Failure, failure_of, request_of
 from fedcore.adapters.flower.records import Wire
 from fedcore.adapters.flower.replies import Reader
 from fedcore.adapters.open_server import asked_at_most, newcomers, require_same_limits
@@ -241,13 +241,16 @@ class ServerStrategy(FlowerFedAvg):
         ) as round:
             reader = Reader(self.server, self._wire, self.weighted_by_key, self._lost, self._steps)
             for reply in replies:
-                who = asked.pop(reply.metadata.reply_to_message_id, None)
+                who = request_of(asked, reply)
                 if who is None:
                     log(WARNING, "aggregate_train: a reply to no message that is waited for, left out")
-                elif reply.has_error():
-                    self.failures.append(Failure(who.node, reply.error.code, reply.error.reason or ""))
+                elif failure := failure_of(who.node, reply):
+                    self.failures.append(failure)
+                    if failure.code == UNREADABLE:
+                        round.refuse(who.node, failure.reason)
                 else:
-                    collected.add(who.node, reader.add(round, who, reply.content))
+                    reader.add(round, who, reply)
+                    collected.add(who.node, reply)
                 del reply
         assert round.report is not None
         return self._after(round.report, asked.values(), collected)
@@ -293,13 +296,13 @@ class ServerStrategy(FlowerFedAvg):
         collected = Collected()
         failures: list[Failure] = []
         for reply in replies:
-            node = asked.pop(reply.metadata.reply_to_message_id, None)
+            node = request_of(asked, reply)
             if node is None:
                 log(WARNING, "aggregate_evaluate: a reply to no message that is waited for, left out")
-            elif reply.has_error():
-                failures.append(Failure(node, reply.error.code, reply.error.reason or ""))
+            elif failure := failure_of(node, reply):
+                failures.append(failure)
             else:
-                collected.add(node, reply.content)
+                collected.add(node, reply)
         metrics, self.left_out = collected.usual(self.weighted_by_key, "aggregate_evaluate", self._ratio)
         log(INFO, "aggregate_evaluate: Received %s results and %s failures", len(collected), len(failures))
         for failure in failures:

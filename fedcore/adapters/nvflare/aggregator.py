@@ -1,8 +1,10 @@
 """fedcore's averaging methods in the place of an NVFlare workflow's aggregator."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from nvflare.apis.client import Client
+from nvflare.apis.fl_constant import ServerCommandKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
@@ -15,9 +17,11 @@ from fedcore.adapters.nvflare.wire import update_of
 from fedcore.adapters.open_server import check_limits, newcomers, open_server
 from fedcore.adapters.order import with_plain_steps
 from fedcore.adapters.refusals import refusal_line
+from fedcore.adapters.replies import takes_reply
 from fedcore.aggregation.sum import Precision
 from fedcore.algorithms import Algorithm
-from fedcore.errors import ArrayError, FedcoreError, RoundError
+from fedcore.arguments import reason_of
+from fedcore.errors import ArrayError, DuplicateUpdateError, RoundError, UnknownClientError
 from fedcore.server import Round, RoundReport, Server
 
 
@@ -82,16 +86,14 @@ class Aggregator(ModelAggregator):
             self.server = self._start()
         self._round = self.server.open_round(newcomers=newcomers(self.server, self._names(), None))
 
-    def accept_model(self, model: FLModel) -> None:
-        """Fold a reply in, or leave it out if it cannot be believed."""
-        if self._round is None:
-            self.reset_stats()
-        assert self._round is not None
-        name = model.meta.get("client_name")
+    def accept_model(self, model: FLModel) -> bool:
+        """Fold a reply in, or reject it if it cannot be believed; return whether it counts so far."""
         try:
-            self._round.add_update(update_of(name, model))
-        except FedcoreError as error:  # an unknown client, or one that answers twice
-            self._warn(f"{name}: {error}")
+            name = model.meta["client_name"]  # NVFlare's workflow writes it over what the client sent
+        except Exception as error:
+            self._warn(f"a result without a client's name: {reason_of(error)}")
+            return False
+        return self._add(name, lambda: model)
 
     def aggregate_model(self) -> FLModel:
         """Finish the round.
@@ -109,12 +111,19 @@ class Aggregator(ModelAggregator):
         return FLModel(params_type=ParamsType.FULL, params=self.server.tensors(library="numpy"), meta=meta)
 
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
-        """ScatterAndGather's way in; who sent it is what NVFlare knows, not what the message says."""
+        """Take a result of ScatterAndGather, as ``accept_model`` does, by the name that NVFlare authenticated."""
         self.fl_ctx = fl_ctx
-        model = FLModelUtils.from_shareable(shareable, fl_ctx)
-        model.meta["client_name"] = fl_ctx.get_peer_context().get_identity_name()
-        self.accept_model(model)
-        return True
+        return self._add(_sender(shareable, fl_ctx), lambda: FLModelUtils.from_shareable(shareable, fl_ctx))
+
+    def _add(self, name: Any, read: Callable[[], FLModel]) -> bool:
+        if self._round is None:
+            self.reset_stats()
+        assert self._round is not None
+        try:
+            return takes_reply(self._round, name, lambda: update_of(name, read()))
+        except (UnknownClientError, DuplicateUpdateError) as error:
+            self._warn(f"{name}: {error}")
+            return False
 
     def _start(self) -> Server:
         weights = self.model if self.model is not None else self._job_s_weights()
@@ -152,3 +161,12 @@ class Aggregator(ModelAggregator):
     def _warn(self, message: str) -> None:
         if self.fl_ctx is not None:
             self.warning(message)
+
+
+def _sender(shareable: Shareable, fl_ctx: FLContext) -> Any:
+    """Find the sender's name: by the token, as the server noted it in the result, else as the peer's context says."""
+    try:
+        client = shareable.get_header(ServerCommandKey.FL_CLIENT)
+    except Exception:  # headers that are none
+        client = None
+    return client.name if isinstance(client, Client) else fl_ctx.get_peer_context().get_identity_name()

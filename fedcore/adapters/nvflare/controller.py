@@ -2,20 +2,28 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
+from nvflare.apis.controller_spec import ClientTask
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_common.workflows.model_controller import ModelController
 
 from fedcore.adapters.nvflare.wire import knows_the_order, model_of, update_of
 from fedcore.adapters.open_server import check_limits, newcomers, open_server
 from fedcore.adapters.order import beyond_plain_steps, require_rate_of_rounds
 from fedcore.adapters.refusals import refusal_line, silence
+from fedcore.adapters.replies import takes_reply
 from fedcore.aggregation.sum import Precision
 from fedcore.algorithms import Algorithm
-from fedcore.errors import FedcoreError
+from fedcore.arguments import reason_of, shown
+from fedcore.errors import FedcoreError, RangeError, RoundError
 from fedcore.sampling import without_replacement
-from fedcore.server import Round, RoundReport, Server
+from fedcore.server import Round, RoundReport, Server, Update
 
 
 class Controller(ModelController):
@@ -84,6 +92,7 @@ class Controller(ModelController):
         self.accumulate, self.on_report = accumulate, on_report
         self.server: Server | None = None
         self.reports: list[RoundReport] = []
+        self._open: tuple[Round, set[str]] | None = None
 
     def run(self) -> None:
         """The workflow."""
@@ -105,6 +114,7 @@ class Controller(ModelController):
                 names = self.choose(self._there(), server.round_number)
                 with server.open_round(newcomers=newcomers(server, names, self.client_sizes)) as opened:
                     answered: set[str] = set()
+                    self._open = opened, answered
                     self._ask(server, opened, names, answered)
                     self._wait()
                     if self.abort_signal.triggered:
@@ -154,24 +164,52 @@ class Controller(ModelController):
             time.sleep(self._task_check_period)
 
     def _heard(self, opened: Round, answered: set[str], model: FLModel) -> bool:
-        """Fold a reply in; whether it was taken (a held one may still turn out not to be finite)."""
+        """Fold a reply in; return whether it counts so far."""
         name = model.meta["client_name"]  # NVFlare's own, of whom the task was given to
         answered.add(name)
-        assert self.server is not None
-        method = self.server.algorithm
         try:
-            if (more := beyond_plain_steps(method)) and not knows_the_order(model):
-                due = f"steps: expected those of fedcore's reply, since {type(method).__name__} is a method {more}"
-                opened.refuse(name, f"{due}, got an answer of a client that has not looked at them")
-                return False
-            opened.add_update(update_of(name, model))
+            return takes_reply(opened, name, lambda: self._read(name, model))
         except FedcoreError as error:
             self.warning(f"{name}: {error}")
             return False
-        return True
+
+    def _read(self, name: str, model: FLModel) -> Update:
+        assert self.server is not None
+        method = self.server.algorithm
+        if (more := beyond_plain_steps(method)) and not knows_the_order(model):
+            due = f"steps: expected those of fedcore's reply, since {type(method).__name__} is a method {more}"
+            raise RangeError(f"{due}, got an answer of a client that has not looked at them")
+        return update_of(name, model)
+
+    def _process_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        """Take a result as NVFlare does; reject by the client's name one that NVFlare cannot read or hand on."""
+        name, result = client_task.client.name, client_task.result
+        try:
+            super()._process_result(client_task, fl_ctx)
+        except Exception as error:
+            client_task.result = None
+            self.warning(f"{name}: {reason_of(error)}")
+        if self._open is None or client_task.task.name != self.task_name:
+            return
+        opened, answered = self._open
+        if name not in answered:
+            answered.add(name)
+            with suppress(RoundError):  # the round is over
+                opened.refuse(name, _no_model(result))
 
     def _tell(self, report: RoundReport) -> None:
         self.reports.append(report)
         if line := refusal_line(report):
             self.warning(line) if report.heard else self.error(line)
         self.info(f"round {report.round}: heard {len(report.heard)}, refused {len(report.refused)}")
+
+
+def _no_model(result: Shareable) -> str:
+    """Say why a result is no model."""
+    try:
+        if (code := result.get_return_code()) != ReturnCode.OK:
+            return f"result: expected a model, got the return code {shown(code)}"
+        FLModelUtils.from_shareable(result)
+    except Exception as error:
+        return reason_of(error)
+    return "result: expected a model that NVFlare hands on, got one that it kept: see its log"

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,16 @@ from fedcore import kernels
 from fedcore.adapters.open_server import open_server
 from fedcore.adapters.order import with_plain_steps
 from fedcore.adapters.refusals import refusal_line
+from fedcore.adapters.replies import takes_reply
 from fedcore.algorithms import Algorithm
-from fedcore.errors import RoundError
+from fedcore.arguments import reason_of
+from fedcore.errors import ArrayError, RoundError
+from fedcore.libraries import own_class
 from fedcore.memory import to_host
-from fedcore.server import Round, RoundReport, Server
+from fedcore.server import Round, RoundReport, Server, Update
 
 LOGGER = logging.getLogger("fedcore.adapters.pfl")
+NOTHING = MappedVectorStatistics({}, weight=1.0)
 
 
 class Method(Postprocessor, SumAggregator):
@@ -29,8 +34,9 @@ class Method(Postprocessor, SumAggregator):
 
     It is a postprocessor, which hears of each user by its id, and the aggregator, since its rounds do the summing:
     ``SimulatedBackend(train, val, postprocessors=[method], aggregator=method)``. Each user's update is folded in as it
-    comes; one that is not finite is left out by name, in ``reports``. pfl's central optimiser gets x' - x: with SGD of
-    rate 1 the step is the method's own.
+    comes; one that cannot be read or is not finite is rejected by name, in ``reports``. The model's tensors are those
+    that two users agree on first; until then updates wait. pfl's central optimiser gets x' - x: with SGD of rate 1 the
+    step is the method's own.
 
     Args:
         algorithm: one of ``fedcore.algorithms`` whose clients take plain steps, or its name.
@@ -42,7 +48,8 @@ class Method(Postprocessor, SumAggregator):
     A user that is drawn twice for one cohort is an error; pfl's sampler "minimize_reuse" draws without replacement.
 
     Attributes:
-        server: the ``fedcore.Server``, once a user was heard. Its x starts at zero: it is the sum of the updates.
+        server: the ``fedcore.Server``, once two users agreed, or a round was finished. Its x starts at zero: it is the
+            sum of the updates.
         reports: the ``RoundReport`` of each central iteration.
 
     Raises:
@@ -68,29 +75,45 @@ class Method(Postprocessor, SumAggregator):
         self.server: Server | None = None
         self.reports: list[RoundReport] = []
         self._round: Round | None = None
+        self._early: list[Update] = []  # copies, until two users agree on the model's tensors
+        self._unreadable: list[tuple[str, str]] = []
 
     def postprocess_one_user(self, *, stats: Any, user_context: UserContext) -> tuple[Any, Metrics]:
-        """Fold the user's update in."""
-        update = dict(stats.items())
-        if self.server is None:
-            x0 = {name: np.zeros(tuple(tensor.shape), np.float32) for name, tensor in update.items()}
-            self.server = open_server(self._algorithm, x0, self._users, lr=self._lr, **self._options)
-        if self._round is None:
-            self._round = self.server.open_round()
-        if stats.weight != 1:
-            update = {name: tensor / stats.weight for name, tensor in update.items()}
+        """Fold the user's update in, or reject it by the user's id."""
         steps = self._steps(user_context) if callable(self._steps) else self._steps
-        self._round.add(
-            user_context.user_id,
-            steps=steps,
-            examples=user_context.num_datapoints,
-            delta=update,
-        )
-        return stats, Metrics()
+        user, examples = user_context.user_id, user_context.num_datapoints
+        try:
+            update = Update(user, steps=steps, examples=examples, delta=_mean(stats))
+            shapes = _shapes(update)
+            if self.server is None:
+                update = deepcopy(update)  # pfl may use the tensors' memory again
+        except Exception as error:
+            self._unreadable.append((user, reason_of(error)))
+            return NOTHING, Metrics()
+        if self.server is not None:
+            return stats if self._add(self.server, update) else NOTHING, Metrics()
+        agreed = any(shapes == _shapes(other) for other in self._early)
+        self._early.append(update)
+        if agreed:
+            self._start(shapes)
+        return NOTHING, Metrics()
+
+    def _start(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        """Make the server, and add the updates that came before it."""
+        x0 = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+        self.server = open_server(self._algorithm, x0, self._users, lr=self._lr, **self._options)
+        early, self._early = self._early, []
+        for update in early:
+            self._add(self.server, update)
+
+    def _add(self, server: Server, update: Update) -> bool:
+        if self._round is None:
+            self._round = server.open_round()
+        return takes_reply(self._round, update.client, lambda: update)
 
     def accumulate(self, *, accumulated: Any, user_stats: Any) -> Any:
         """Keep the tensors' names alone: the sum is the round's."""
-        return user_stats if accumulated is None else accumulated
+        return accumulated if accumulated is not None and accumulated.num_parameters else user_stats
 
     def postprocess_server(
         self, *, stats: Any, central_context: CentralContext, aggregate_metrics: Metrics
@@ -100,13 +123,36 @@ class Method(Postprocessor, SumAggregator):
         Raises:
             RoundError: no user was heard: this is no postprocessor of the backend.
         """
-        if self._round is None or self.server is None:
+        unreadable, self._unreadable = self._unreadable, []
+        if self._early:
+            self._start(_shapes(self._early[0]))
+        if self._round is None and not unreadable:
             raise RoundError("postprocess_server: expected an open round; give the method as postprocessor too")
-        opened, self._round = self._round, None
+        if self.server is None:  # nobody said yet what the model's tensors are
+            self._tell(RoundReport(0, refused=tuple(unreadable)))
+            return NOTHING, Metrics()
+        opened, self._round = self.server.open_round() if self._round is None else self._round, None
+        for user, reason in unreadable:
+            opened.refuse(user, reason)
         before = to_host(self.server.x)
-        self.reports.append(report := opened.finish())
-        if line := refusal_line(report):
-            LOGGER.warning(line)
+        self._tell(opened.finish())
         step = self.server.layout.unflatten(kernels.combine([to_host(self.server.x), before], [1.0, -1.0]))
         to_tensor = get_default_framework_module().to_tensor
         return MappedVectorStatistics({name: to_tensor(view) for name, view in step.items()}, weight=1.0), Metrics()
+
+    def _tell(self, report: RoundReport) -> None:
+        self.reports.append(report)
+        if line := refusal_line(report):
+            LOGGER.warning(line)
+
+
+def _mean(stats: Any) -> dict[str, Any]:
+    """A user's mean difference by name."""
+    delta = {str(name): own_class(str(name), tensor) for name, tensor in stats.items()}
+    if not delta:
+        raise ArrayError("statistics: expected tensors by name, got none")
+    return delta if stats.weight == 1 else {name: tensor / stats.weight for name, tensor in delta.items()}
+
+
+def _shapes(update: Update) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(int(size) for size in tensor.shape) for name, tensor in update.delta.items()}

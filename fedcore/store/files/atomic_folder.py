@@ -16,11 +16,21 @@ from fedcore.store.files import file_system
 from fedcore.store.files import system_calls as disk
 from fedcore.store.files.index import Index
 from fedcore.store.files.index_head import Head
-from fedcore.store.files.inventory import INDEX, READERS, ROWS, delete, drafts_of, is_data, strangers
+from fedcore.store.files.inventory import (
+    INDEX,
+    LOCK,
+    READERS,
+    ROWS,
+    delete,
+    drafts_of,
+    is_data,
+    is_disposable,
+    strangers,
+)
 from fedcore.store.files.locks import WriterLock
 from fedcore.store.files.slot_file import SlotFile
 from fedcore.store.files.store_folder import Folder, rows_header
-from fedcore.store.files.stored_ids import stored
+from fedcore.store.files.stored_ids import Listed, all_stored
 from fedcore.store.row_format import RowFormat
 
 
@@ -106,14 +116,15 @@ def _draft(path: Path, existing: bool) -> Iterator[tuple[Path, WriterLock]]:
         old = _old(path, existing)
         if old is not None:
             locks.callback(old.close)
-        _sweep(path)
+        sweep(path)
         _make_folders(path.parent)
         place, lock = _claimed(path)
         locks.callback(lock.close)  # last of all: until the new store is in its place nobody may take it for left over
         try:
+            disk.sync_path(place / LOCK)  # before the rest: without its mark no sweep deletes a draft
             yield place, lock
             disk.sync_path(place)
-            _put_in_place(place, path)
+            _put_in_place(place, lock, path, old)
             disk.sync_path(path.parent)
         except BaseException:
             with suppress(OSError):
@@ -124,19 +135,23 @@ def _draft(path: Path, existing: bool) -> Iterator[tuple[Path, WriterLock]]:
 def remove(path: Path) -> None:
     """Delete the store at ``path``, with what drafts of it were left, and nothing that is not its own.
 
+    A folder without a store stays, unless its lock file says that it is the rest of one.
+
     Raises:
         StoreError: it cannot be deleted.
         LockedError: it is open for writing.
     """
     with disk.explained("deleting a store", path):
         path = Path(os.path.realpath(path))
-        _sweep(path)
+        sweep(path)
         _delete_unlocked(path)
 
 
 def _delete_unlocked(path: Path) -> None:
-    """Delete a store's own entries, unless somebody writes to it."""
-    lock = WriterLock(path)
+    """Delete a store's own entries, unless a process writes to it or it is no store."""
+    if not (_is_store(path) or (path.is_dir() and is_disposable(path))):
+        return
+    lock = WriterLock(path, disposable=True)
     try:
         delete(path)
     finally:
@@ -150,7 +165,7 @@ def _claimed(path: Path) -> tuple[Path, WriterLock]:
         place.mkdir()
         file_system.write_in_place(place)
         try:
-            return place, WriterLock(place)
+            return place, WriterLock(place, disposable=True)
         except StoreError as error:
             # Who sweeps may have come between, and have taken it for left over.
             if not isinstance(error, LockedError) and place.exists():
@@ -169,10 +184,10 @@ def _make_folders(folder: Path) -> None:
 
 def _make_files(place: Path, form: RowFormat, registry: Registry) -> None:
     (place / READERS).mkdir()
-    clients, listed = registry.explicit()
-    head = Head(uuid4().hex, form.codec, form.n, clients)
+    count, numbers, ids = registry.columns()
+    head = Head(uuid4().hex, form.codec, form.n, count)
     SlotFile.create(place / ROWS, rows_header(head.store, form)).close()
-    Index.create(place / INDEX, head, [(number, stored(client)) for number, client in listed])
+    Index.create(place / INDEX, head, Listed(numbers, all_stored(ids)))
 
 
 def _old(path: Path, existing: bool) -> WriterLock | None:
@@ -181,7 +196,7 @@ def _old(path: Path, existing: bool) -> WriterLock | None:
         return None
     if not existing:
         raise StoreError(f"{path}: expected a new or empty folder, got one in use; ClientStore.open opens a store")
-    if not (path / INDEX).exists() or not (path / ROWS).exists():
+    if not _is_store(path):
         raise StoreError(f"{path}: expected a store, an empty folder or nothing, got something else: it stays")
     others = strangers(path)
     if others:
@@ -192,23 +207,39 @@ def _old(path: Path, existing: bool) -> WriterLock | None:
     return WriterLock(path)
 
 
-def _sweep(path: Path) -> None:
+def _is_store(path: Path) -> bool:
+    return (path / INDEX).exists() and (path / ROWS).exists()
+
+
+def sweep(path: Path) -> None:
     """Delete the drafts of processes that have died over them."""
     for left in drafts_of(path):
         with suppress(StoreError):  # its process lives, or it is not this user's to delete
             _delete_unlocked(left)
 
 
-def _put_in_place(place: Path, path: Path) -> None:
-    """Rename ``place`` to ``path``; what was there is deleted when the new store is there."""
-    if not path.exists() or not any(path.iterdir()):
+def _put_in_place(place: Path, lock: WriterLock, path: Path, old: WriterLock | None) -> None:
+    """Rename ``place`` to ``path``; the old store is deleted when the new one is there.
+
+    Args:
+        lock: of the new store.
+        old: of the store that is there, if there is one.
+    """
+    if old is None:
         disk.rename(place, path)
-    elif disk.exchange(place, path):
-        disk.sync_path(path.parent)
-        delete(place)
-    else:
-        previous = path.with_name(f"{path.name}.previous-{uuid4().hex[:12]}")
-        disk.rename(path, previous)
-        disk.rename(place, path)
-        disk.sync_path(path.parent)
-        delete(previous)
+        lock.mark(disposable=False)
+        return
+    old.mark(disposable=True)  # a process that is killed behind the exchange leaves it under the draft's name
+    try:
+        going = place
+        if not disk.exchange(place, path):
+            going = path.with_name(f"{path.name}.previous-{uuid4().hex[:12]}")
+            disk.rename(path, going)
+            disk.rename(place, path)
+    except BaseException:
+        with suppress(OSError):
+            old.mark(disposable=False)
+        raise
+    lock.mark(disposable=False)
+    disk.sync_path(path.parent)
+    delete(going)

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from fedcore.errors import CorruptionError, LockedError, StoreError
-from fedcore.store.files import previous
+from fedcore.store.files import previous, stored_ids
 from fedcore.store.files import system_calls as disk
-from fedcore.store.files.index_digests import client_digests, row_digests, total
+from fedcore.store.files.index_digests import client_digests, listed_digests, row_digests, total
 from fedcore.store.files.index_head import Head
+from fedcore.store.files.inventory import require_no_journal
 from fedcore.store.files.previous import Previous
 from fedcore.store.files.row_entries import RowEntries
-from fedcore.store.files.stored_ids import StoredId
+from fedcore.store.files.stored_ids import Listed, StoredId
 from fedcore.store.geometry import GRAINS, VERSION
 
 _APPLICATION = 0x66656463  # "fedc"
@@ -26,7 +26,7 @@ _TABLES = (
     "CREATE TABLE head(key INTEGER PRIMARY KEY, content TEXT NOT NULL)",
     "CREATE TABLE rows"
     "(number INTEGER PRIMARY KEY, slot INTEGER NOT NULL, round INTEGER NOT NULL, seal INTEGER NOT NULL)",
-    "CREATE TABLE clients(number INTEGER PRIMARY KEY, id)",
+    stored_ids.TABLE,
 )
 KEEPS_PREVIOUS = 3
 """The first format whose index can keep the commit before the last."""
@@ -75,21 +75,23 @@ class Index:
             raise
 
     @classmethod
-    def create(cls, path: Path, head: Head, clients: Sequence[tuple[int, StoredId]]) -> None:
+    def create(cls, path: Path, head: Head, clients: Listed) -> None:
         """Write a new index, durably, with these clients and without rows."""
+        require_no_journal(path)
         with _explained(path):
             connection = sqlite3.connect(path, isolation_level=None)
             try:
                 # Small pages, because a cohort's entries lie scattered, and a transaction writes every page they touch.
                 connection.execute("PRAGMA page_size = 1024")
+                connection.execute("PRAGMA journal_mode = MEMORY")  # so that no store ever has a rollback journal
                 connection.execute("PRAGMA synchronous = OFF")  # nobody needs half an index: one sync at the end
                 connection.execute(f"PRAGMA application_id = {_APPLICATION}")
                 connection.execute(f"PRAGMA user_version = {VERSION}")
                 connection.execute("BEGIN")
                 for statement in (*_TABLES, previous.TABLE):
                     connection.execute(statement)
-                connection.executemany("INSERT INTO clients VALUES(?, ?)", clients)
-                head = replace(head, clients_sum=total(client_digests(clients)))
+                stored_ids.write(connection, zip(clients.numbers.tolist(), clients.ids, strict=True))
+                head = replace(head, clients_sum=total(listed_digests(clients)))
                 connection.execute("INSERT INTO head VALUES(0, ?)", (head.text(),))
                 connection.execute("COMMIT")
                 connection.execute("PRAGMA journal_mode = WAL")
@@ -148,7 +150,7 @@ class Index:
             self.previous = previous.read(connection, head)
         return head
 
-    def load(self) -> tuple[Head, RowEntries, list[tuple[int, StoredId]]]:
+    def load(self) -> tuple[Head, RowEntries, Listed]:
         """The head, all rows and all listed clients, as they were committed last.
 
         Raises:
@@ -158,8 +160,8 @@ class Index:
             head = _head(connection)
             try:
                 table = np.array(connection.execute("SELECT * FROM rows").fetchall(), np.int64).reshape(-1, 4)
-                clients = connection.execute("SELECT * FROM clients").fetchall()
-                if total(client_digests(clients)) != head.clients_sum:
+                clients = stored_ids.read_all(connection)
+                if total(listed_digests(clients)) != head.clients_sum:
                     raise CorruptionError("clients: expected the list that was written, got another")
             except (OverflowError, TypeError, ValueError) as error:
                 raise CorruptionError(str(error)) from error
@@ -197,22 +199,22 @@ class Index:
         """
         digests = np.where(rows.slots > 0, row_digests(rows.numbers, rows.slots, rows.rounds, rows.seals), 0)
         most = int(rows.numbers.max(initial=-1)) + 1
-        if most > len(self._digests):
-            self._digests = np.concatenate([self._digests, np.zeros(max(most, 1024) - len(self._digests), np.uint64)])
+        if (known := len(self._digests)) < most:  # by steps that copy all, and so a part larger each
+            more = max(most, 1024, known * 5 // 4) - known
+            self._digests = np.concatenate([self._digests, np.zeros(more, np.uint64)])
         rows_sum = (head.rows_sum + total(digests) - total(self._digests[rows.numbers])) % 2**64
         with _explained(self.path):
             connection = self._connection()
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 self._require_alone(connection)
-                before = _listed(connection, [number for number, _ in clients] + list(gone))
+                before = stored_ids.read(connection, [number for number, _ in clients] + list(gone))
                 clients_sum = head.clients_sum + total(client_digests(clients)) - total(client_digests(before))
-                connection.executemany("REPLACE INTO rows VALUES(?, ?, ?, ?)", _tuples(rows, rows.slots > 0))
-                connection.executemany(
-                    "DELETE FROM rows WHERE number = ?", [entry[:1] for entry in _tuples(rows, rows.slots == 0)]
-                )
-                connection.executemany("REPLACE INTO clients VALUES(?, ?)", clients)
-                connection.executemany("DELETE FROM clients WHERE number = ?", [(number,) for number in gone])
+                table = rows.table()[np.argsort(rows.numbers)]  # in the order of the file
+                connection.executemany("REPLACE INTO rows VALUES(?, ?, ?, ?)", table[table[:, 1] > 0].tolist())
+                connection.executemany("DELETE FROM rows WHERE number = ?", table[table[:, 1] == 0, :1].tolist())
+                stored_ids.write(connection, clients)
+                stored_ids.delete(connection, gone)
                 kept = None if replaced is None else Previous.of(*replaced, before, [n for n, _ in clients] + [*gone])
                 seal = previous.write(connection, kept, self.previous)
                 head = replace(head, rows_sum=rows_sum, clients_sum=clients_sum % 2**64, previous=seal)
@@ -276,6 +278,8 @@ class Index:
             _inherited.append(self._shared)
             self._shared = None
         if self._shared is None:
+            require_no_journal(self.path)
+            _require_log_mode(self.path)
             mode = "immutable=1" if self._access == "immutable" else f"mode={self._access}"
             connection = sqlite3.connect(
                 f"{self.path.absolute().as_uri()}?{mode}",
@@ -307,6 +311,18 @@ class Index:
                 raise _damaged(self.path, error) from error
             finally:
                 connection.rollback()
+
+
+def _require_log_mode(path: Path) -> None:
+    """Reject an SQLite file that keeps rollback journals: every transaction would look for one and play it back.
+
+    Raises:
+        StoreError: it is such a file.
+    """
+    with disk.explained("opening", path), open(path, "rb") as file:
+        header = file.read(20)
+    if header[:16] == b"SQLite format 3\0" and header[18:20] != b"\2\2":
+        raise StoreError(f"{path}: expected a database with a write-ahead log, got one with a rollback journal")
 
 
 def _version_of(path: Path, connection: sqlite3.Connection) -> int:
@@ -342,20 +358,6 @@ def _text(connection: sqlite3.Connection) -> Any:
 
 def _version(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA data_version").fetchone()[0])
-
-
-def _listed(connection: sqlite3.Connection, numbers: Sequence[int]) -> list[tuple[int, StoredId]]:
-    query = "SELECT number, id FROM clients WHERE number = ?"
-    found = [connection.execute(query, (number,)).fetchone() for number in numbers]
-    return [pair for pair in found if pair is not None]
-
-
-def _tuples(rows: RowEntries, chosen: npt.NDArray[np.bool_]) -> list[tuple[int, ...]]:
-    """The chosen entries in the order of their numbers, which is the file's."""
-    columns: tuple[npt.NDArray[Any], ...] = (rows.numbers, rows.slots, rows.rounds, rows.seals.view(np.int64))
-    places = np.flatnonzero(chosen)
-    places = places[np.argsort(rows.numbers[places])]
-    return list(zip(*(column[places].tolist() for column in columns), strict=True))
 
 
 def _code(error: BaseException) -> int | None:

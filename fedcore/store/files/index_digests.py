@@ -6,7 +6,8 @@ from types import NoneType
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.store.files.slot_file_header import digest
+from fedcore.native import core
+from fedcore.store.files.stored_ids import Listed, StoredId
 
 U64 = npt.NDArray[np.uint64]
 
@@ -29,23 +30,19 @@ def row_digests(numbers: npt.ArrayLike, slots: npt.ArrayLike, rounds: npt.ArrayL
     return mixed(numbers, slots, rounds, seals)
 
 
-def client_digests(clients: Sequence[tuple[int, int | str | None]]) -> U64:
+def client_digests(clients: Sequence[tuple[int, StoredId]]) -> U64:
     """A digest for each pair of a number and a stored id."""
-    if not clients:
-        return np.zeros(0, np.uint64)
-    numbers, ids = zip(*clients, strict=True)
+    return listed_digests(Listed.of(clients))
+
+
+def listed_digests(clients: Listed) -> U64:
+    """A digest for each entry of the list of clients."""
+    ids = clients.ids
     kinds = set(map(type, ids))
-    if kinds == {int}:
-        return mixed(np.array(numbers, np.int64), np.array(ids, np.int64), np.zeros(len(ids), np.int64))
     if not kinds <= {int, str, NoneType}:
         raise TypeError(f"expected ids that are ints, strs or None, got {kinds}")
-    words = [client if type(client) is int else _word(client) for client in ids]
-    marks = [_MARKS[type(client)] for client in ids]
-    return mixed(np.array(numbers, np.int64), np.array(words, np.int64), np.array(marks, np.int64))
-
-
-def _word(client: str | None) -> int:
-    return 0 if client is None else int.from_bytes(digest(client.encode()), "little", signed=True)
+    marks = [_MARKS[kind] for kind in kinds] * len(ids) if len(kinds) == 1 else [_MARKS[type(client)] for client in ids]
+    return mixed(clients.numbers, core.id_words(ids), np.array(marks, np.int64))
 
 
 def total(digests: U64) -> int:

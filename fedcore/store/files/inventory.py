@@ -14,21 +14,25 @@ READERS = "readers"
 ROWS = "rows.slots"
 VECTORS = "vectors-{}.slots"
 INDEX = "index.sqlite"
+JOURNAL = f"{INDEX}-journal"
+DISPOSABLE = b"to be deleted\n"
+"""The end of a lock file whose folder may be deleted: a draft's, or that of a store that another has replaced."""
 
 _VECTORS = re.compile(r"vectors-[1-9][0-9]*\.slots")
-_FILES = re.compile(r"lock|rows\.slots|vectors-[1-9][0-9]*\.slots|index\.sqlite(-wal|-shm|-journal)?")
+_FILES = re.compile(r"lock|rows\.slots|vectors-[1-9][0-9]*\.slots|index\.sqlite(-wal|-shm)?")
 _NOTES = re.compile(r"[1-9][0-9]*-[0-9a-f]{32}")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def require_own(folder: Path) -> None:
-    """Refuse a folder in which a link, a pipe or a device has the name of one of the store's own entries.
+    """Reject a folder with a rollback journal, or in which a link, a pipe or a device has the name of a store's entry.
 
-    A folder may come from a stranger: what is opened in it must lie in it.
+    A folder may come from a stranger: every file that is opened in it must lie in it.
 
     Raises:
         StoreError: there is one.
     """
+    require_no_journal(folder / INDEX)
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name != READERS and not _FILES.fullmatch(entry.name):
@@ -41,6 +45,23 @@ def require_own(folder: Path) -> None:
             else:
                 continue
             raise StoreError(f"{folder / entry.name}: expected a {due} of the store's own, got {got}")
+
+
+def require_no_journal(index: Path) -> None:
+    """Reject an index beside which anything has the name of a rollback journal, before SQLite looks at it.
+
+    SQLite plays such a journal back when it first reads the file, and then deletes the file that the journal names as
+    its super-journal: any file of this user. The path is looked up as SQLite looks it up.
+
+    Raises:
+        StoreError: there is one.
+    """
+    journal = index.with_name(JOURNAL)
+    if os.path.lexists(journal):
+        raise StoreError(
+            f"{journal}: expected no rollback journal, got one: fedcore never leaves one in a store, and SQLite would "
+            "delete the file that it names, anywhere; do not use this folder unless you know who put the journal there"
+        )
 
 
 def strangers(folder: Path) -> list[str]:
@@ -73,7 +94,7 @@ def vector_files(folder: Path) -> list[Path]:
 
 
 def drafts_of(path: Path) -> list[Path]:
-    """The folders beside ``path`` that drafts of a store there have left: by their name, and by all that they hold."""
+    """The folders beside ``path`` that drafts of a store there have left: by name, owner, entries and lock file."""
     name = re.compile(re.escape(path.name) + r"\.draft-[0-9a-f]{12}")
     if not path.parent.is_dir():
         return []
@@ -108,9 +129,30 @@ def _unlink(folder: int, names: list[str]) -> None:
 
 def _is_left(folder: Path) -> bool:
     try:
-        return not strangers(folder)
+        return is_own_folder(folder) and not strangers(folder) and is_disposable(folder)
     except OSError:  # gone meanwhile, or not ours to look at
         return False
+
+
+def is_own_folder(folder: Path) -> bool:
+    """Whether a path is a folder itself, no link to one, and this user's."""
+    found = os.lstat(folder)
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+
+def is_disposable(folder: Path) -> bool:
+    """Whether a lock file says that the folder may be deleted, or the folder is as a draft begins: empty."""
+    with _opened(folder) as fd:
+        if not (names := os.listdir(fd)):
+            return True
+        if LOCK not in names:
+            return False
+        lock = os.open(LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=fd)
+        try:
+            content = os.pread(lock, 200, 0)
+        finally:
+            os.close(lock)
+    return (content.startswith(b"process ") and content.endswith(DISPOSABLE)) or (names == [LOCK] and not content)
 
 
 def _is(entry: "os.DirEntry[str]", kind: str) -> bool:

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,9 +13,10 @@ from weakref import WeakSet
 
 from fedcore.errors import LockedError, StoreError
 from fedcore.store.files import system_calls as disk
-from fedcore.store.files.inventory import LOCK, READERS, is_note
+from fedcore.store.files.inventory import DISPOSABLE, LOCK, READERS, is_note
 
 _NEWEST = 2**63 - 1
+_LENGTH = 96  # bytes of a lock file before the mark
 _NOT_FOLLOWED = os.O_NOFOLLOW | os.O_CLOEXEC
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -41,7 +43,9 @@ class _Held:
 
     def is_of(self, file: os.stat_result) -> bool:
         """Tell whether this is that file, locked by this process."""
-        return self._fd >= 0 and os.path.samestat(os.fstat(self._fd), file)
+        with suppress(OSError):  # another thread closes it just now
+            return self._fd >= 0 and os.path.samestat(os.fstat(self._fd), file)
+        return False
 
 
 _held: WeakSet[_Held] = WeakSet()
@@ -61,23 +65,24 @@ class WriterLock(_Held):
     Args:
         folder: the store's.
         shared: hold every writer off, together with others who do, instead of being the writer.
+        disposable: see ``mark``.
 
     Raises:
         LockedError: somebody else writes, or holds writers off.
         StoreError: the lock file cannot be opened, or is none.
     """
 
-    def __init__(self, folder: Path, *, shared: bool = False) -> None:
+    def __init__(self, folder: Path, *, shared: bool = False, disposable: bool = False) -> None:
         super().__init__()
         self._path = path = folder / LOCK
-        self._written = f"process {os.getpid()}\n{uuid4().hex}\n".encode()
+        self._identity = f"process {os.getpid()}\n{uuid4().hex}\n".encode()
+        self._written = self._identity
         with disk.explained("locking", path):
             try:
                 while not self._locked(path, shared):  # it was deleted before it was locked
                     self.forget()
                 if not shared:
-                    disk.resize(self._fd, 0)
-                    disk.write(self._fd, self._written)
+                    self.mark(disposable=disposable)
             except BaseException as error:
                 self.forget()
                 if shared or not isinstance(error, OSError) or error.errno not in _READ_ONLY:
@@ -86,6 +91,16 @@ class WriterLock(_Held):
                     f"{folder}: expected a folder that can be written to: {error.strerror}; open the store with "
                     "readonly=True, or get the right to write there"
                 ) from error
+
+    def mark(self, *, disposable: bool) -> None:
+        """Write into the lock file whose it is, and whether the folder may be deleted once no process holds the lock.
+
+        A draft may be, and a store that another one has replaced: ``inventory.is_disposable`` reads this.
+        """
+        self._written = self._identity.ljust(_LENGTH, b"\n") + (DISPOSABLE if disposable else b"\n" * len(DISPOSABLE))
+        disk.write(self._fd, self._written)  # one call, so that a kill leaves the one text or the other
+        if os.fstat(self._fd).st_size > len(self._written):
+            disk.resize(self._fd, len(self._written))
 
     def require(self) -> None:
         """Make sure that nobody else can have taken the right: the lock file lies where it lay, and says the same.
@@ -223,7 +238,7 @@ def _opened(folder: Path) -> Iterator[int]:
 
 
 def _pinned(notes: int, name: str) -> int:
-    """The commit of a note, past every commit if its reader has died."""
+    """The commit of a note, past every commit if its reader has died; then its file goes, if it can be a note."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | _NOT_FOLLOWED, dir_fd=notes)
     except OSError as error:
@@ -234,8 +249,10 @@ def _pinned(notes: int, name: str) -> int:
         written = os.pread(fd, 8, 0)
         return int(struct.unpack("<q", written)[0]) if len(written) == 8 else 0
     else:
-        with suppress(OSError):  # a folder, or not this user's to delete
-            os.unlink(name, dir_fd=notes)
+        note = os.fstat(fd)
+        with suppress(OSError):  # not this user's to delete
+            if stat.S_ISREG(note.st_mode) and note.st_size in (0, 8):
+                os.unlink(name, dir_fd=notes)
         return _NEWEST
     finally:
         os.close(fd)

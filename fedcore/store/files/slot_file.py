@@ -103,8 +103,23 @@ class SlotFile(Slots):
             disk.write_back(self._maps.values())
             disk.sync(self._fd)
 
+    def require_whole(self) -> None:
+        """Raise a CorruptionError if the writer's file was cut short: reading what is mapped there ends the process."""
+        if self._writable:
+            self._require(self._size)
+
+    def memory(self, slot: int) -> Memory:
+        """See ``Slots``; a reader knows of each slot alone that its place does not go."""
+        if not self._writable:
+            self._require(self._end(slot))
+        return super().memory(slot)
+
     def damage(self, slot: int, seal: int) -> str | None:
         """The damage of a slot that was sealed so, or None."""
+        try:
+            self._require(min(self._size, self._end(slot)))
+        except CorruptionError:
+            return "it lies past the end of the file, which was cut short"
         if self._end(slot) > self._size and (not self._writable or self._end(slot - 1) >= self._size):
             return "it lies past the end of the file"
         try:
@@ -162,6 +177,17 @@ class SlotFile(Slots):
         fd, self._fd = self._fd, -1  # whose number another file may have next: nothing may be written to it by mistake
         if fd >= 0:
             os.close(fd)
+
+    def _require(self, size: int) -> None:
+        if self._fd < 0:  # of a closed one views stay valid, and nothing is known
+            return
+        with disk.explained("reading", self.path):
+            there = os.fstat(self._fd).st_size
+        if there < size:
+            raise CorruptionError(
+                f"{self.path}: expected at least {size:,} bytes, got {there:,}: the file was cut short while it was "
+                "open: close the store, and use a copy of it"
+            )
 
     def _cut(self, chunks: int) -> None:
         if self._end(self.high) >= self._size:  # past it where the file was cut, or the index forged
@@ -229,7 +255,8 @@ class SlotFile(Slots):
                 self._advise([slot], _POPULATE_WRITE)
             except OSError as error:
                 if error.errno == errno.EFAULT:  # what would have been a signal, and "Bad address" to nobody's help
-                    raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, or the disk fails") from error
+                    reasons = f"{os.strerror(errno.ENOSPC)}, or the disk fails, or the file was cut short"
+                    raise OSError(errno.ENOSPC, reasons) from error
                 if error.errno != errno.EINVAL:  # an older kernel, on which each page is its own fault
                     raise
 

@@ -95,6 +95,18 @@ def version_of(path: Path) -> int:
         os.close(fd)
 
 
+def is_made_by(path: Path, store: str) -> bool:
+    """Whether a file is of the store of that name; a loss of power may leave a header of zeros, or half of one."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        page = os.pread(fd, _SIZE, 0)
+    finally:
+        os.close(fd)
+    if not any(page):
+        return True
+    return len(page) >= _FORMAT.size and page.startswith(MAGIC) and _FORMAT.unpack_from(page)[3].hex() == store
+
+
 def packed_sequence(sequence: int) -> bytes:
     """A sequence number as it stands in the header, at ``SEQUENCE_AT``."""
     number = struct.pack("<Q", sequence)

@@ -19,8 +19,8 @@ from fedcore.store.files.inventory import INDEX, READERS, ROWS, VECTORS, require
 from fedcore.store.files.locks import ReaderPin, WriterLock, oldest_pin, readers
 from fedcore.store.files.row_entries import RowEntries
 from fedcore.store.files.slot_file import SlotFile
-from fedcore.store.files.slot_file_header import Header, version_of
-from fedcore.store.files.stored_ids import StoredId
+from fedcore.store.files.slot_file_header import Header, is_made_by, version_of
+from fedcore.store.files.stored_ids import Listed, StoredId
 from fedcore.store.geometry import VERSION, Geometry
 from fedcore.store.row_format import RowFormat
 
@@ -197,7 +197,7 @@ class Folder:
         self.previous = self.index.previous
         return True
 
-    def load(self) -> tuple[RowEntries, list[tuple[int, StoredId]]]:
+    def load(self) -> tuple[RowEntries, Listed]:
         """The rows and the listed clients as they were published last; sets ``head``.
 
         A reader then looks at this commit, until it loads again.
@@ -254,11 +254,11 @@ class Folder:
             self._files.clear()
 
     def _sweep(self) -> None:
-        """Delete files of vectors that no vector is in: one may have been made, and then the power went."""
+        """Delete this store's files of vectors that no commit names: a loss of power may leave one."""
         named = {VECTORS.format(payload) for payload in self._payloads()}
         with disk.explained("deleting a file of vectors", self.path):
             for file in vector_files(self.path):
-                if file.name not in named:
+                if file.name not in named and is_made_by(file, self.head.store):
                     file.unlink()
 
     def _payloads(self) -> set[int]:

@@ -1,0 +1,331 @@
+"""Replies that no honest node sends, over both of Flower's APIs: each is rejected by its node, and no other."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.common import Code, EvaluateRes, FitRes, Parameters, Status, ndarrays_to_parameters
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.server.client_manager import SimpleClientManager
+from flwr.server.client_proxy import ClientProxy
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+from fedcore import Server
+from fedcore.adapters import flower, npy
+from fedcore.adapters.flower.examples_query import ask_sizes
+from fedcore.adapters.flower.legacy import LegacyStrategy
+from fedcore.algorithms import SCAFFOLD
+from tests.adapters.flower.local_grid import LocalGrid
+from tests.adapters.malformed import OBJECTS, ODD, Hostile, assert_only_the_valid_count, malformed
+
+HONEST = [7, 2**63 + 5, 2**40]
+LIARS = list(range(1000, 1420))
+ROUNDS = 5
+KINDS = {"arrays": ArrayRecord, "metrics": MetricRecord, "config": ConfigRecord}
+MODEL = {"w": np.ones((2, 3), np.float32), "b": np.zeros(4, np.float32), "steps": np.int64(0)}
+
+
+def huge_header():
+    return npy.write(np.zeros((2, 3), np.float32)).replace(b"(2, 3), }", b"(2**63,)}")
+
+
+BYTES = [
+    lambda: npy.write(MODEL["w"])[:-1],
+    lambda: npy.write(MODEL["w"]) + b"\x00",
+    lambda: npy.write(MODEL["w"]).replace(b"<f4", b"|O8"),
+    lambda: npy.write(MODEL["w"]).replace(b"(2, 3)", b"(3, 2)"),
+    lambda: npy.write(MODEL["w"]).replace(b"(2, 3)", b"(9, 9)"),
+    lambda: npy.write(np.full((2, 3), np.nan, np.float32)),
+    lambda: b"\x93NUMPY\x01\x00\xff\xff" + b" " * 65535,
+    lambda: b"\x80\x04\x95" + bytes(100),
+    huge_header,
+    lambda: (-1,),
+    lambda: (2**62, 2**62),
+    lambda: "bfloat16",
+    lambda: "pickle",
+]
+"""What the fields of an array may lie."""
+
+
+def array(values):
+    return {"dtype": str(values.dtype), "shape": values.shape, "stype": "numpy.ndarray", "data": npy.write(values)}
+
+
+def sent(seed):
+    rng = np.random.default_rng(seed)
+    tensors = {key: rng.normal(size=value.shape).astype(np.float32) for key, value in MODEL.items()}
+    return tensors | {"steps": np.array(5, np.int64)}, np.full(10, 0.5, np.float32)
+
+
+def valid(seed):
+    """An honest reply as dictionaries: the records by name, each with its kind and items."""
+    model, control = sent(seed)
+    return {
+        "arrays": {"kind": "arrays", "items": {name: array(values) for name, values in model.items()}},
+        "fedcore.control": {"kind": "arrays", "items": {"0": array(control)}},
+        "metrics": {"kind": "metrics", "items": {"num-examples": 5, "loss": 1.0}},
+        "fedcore": {"kind": "config", "items": {"steps": 5}},
+    }
+
+
+def unchecked(record, data):
+    record.__dict__["_data"] = data
+    return record
+
+
+def record_of(part):
+    """A part as Flower's object, past the checks that it makes on the sender's side."""
+    if type(part) is not dict:
+        return part
+    fields = {str(key): value for key, value in part.items()}
+    if "dtype" in fields or "data" in fields:
+        made = Array.__new__(Array)
+        made.__dict__.update(fields)
+        return made
+    kind, items = fields.get("kind"), fields.get("items")
+    if type(kind) is not str or kind not in KINDS:
+        return part
+    return unchecked(KINDS[kind](), {k: record_of(v) for k, v in items.items()} if type(items) is dict else items)
+
+
+def content_of(part):
+    content = unchecked(RecordDict(), {k: record_of(v) for k, v in part.items()} if type(part) is dict else part)
+    try:
+        return recorddict_from_proto(recorddict_to_proto(content))  # as it travels, if it can
+    except Exception:
+        return content
+
+
+def answers(contents):
+    """A grid whose nodes answer with these contents, by node, whatever they are asked."""
+
+    def app_of(node):
+        return lambda message, context: Message(contents[node], reply_to=message)
+
+    return LocalGrid({node: (app_of(node), {}) for node in contents})
+
+
+def replies(seed, odd):
+    changed = malformed(valid(9), len(LIARS), seed, odd)
+    made = {node: content_of(change) for node, change in zip(LIARS, changed, strict=True)}
+    honest = [content_of(valid(node)) for node in HONEST]
+    return {HONEST[0]: honest[0], **made, HONEST[1]: honest[1], HONEST[2]: honest[2]}
+
+
+def test_replies_that_are_no_models_are_rejected_by_node_and_the_others_result_stands():
+    grid = answers({})
+    strategy = flower.SCAFFOLD(
+        control="sent", lr=0.1, fraction_evaluate=0.0, min_train_nodes=len(LIARS) + 3, min_available_nodes=1
+    )
+    due = Server(SCAFFOLD(control="sent"), {**MODEL, "steps": np.array(0)}, [], lr=0.1)
+    rounds = [replies(seed, [*ODD, *BYTES]) for seed in range(ROUNDS)]
+    grid.nodes = answers(rounds[0]).nodes
+    initial = ArrayRecord({name: Array(np.asarray(value)) for name, value in MODEL.items()})
+
+    def next_round(round, arrays):
+        if 0 < round < ROUNDS:
+            grid.nodes = answers(rounds[round]).nodes
+
+    strategy.start(grid, initial, ROUNDS, timeout=5, evaluate_fn=next_round)
+    assert len(strategy.reports) == ROUNDS
+    for report in strategy.reports:
+        assert_only_the_valid_count(report, HONEST, LIARS)
+        new = [node for node in (*HONEST, *LIARS) if node not in due.clients]
+        with due.open_round(newcomers=new) as opened:
+            for node in report.heard:
+                model, control = sent(node if node in HONEST else 9)
+                opened.add(node, model, steps=5, control=control)
+    np.testing.assert_array_equal(strategy.server.x, due.x)
+    for node in HONEST:
+        np.testing.assert_array_equal(strategy.server.store.read(node), due.store.read(node))
+
+
+def test_evaluations_and_sizes_that_are_none_are_left_out_by_node():
+    contents = replies(0, [*ODD, *BYTES])
+    nodes = [*contents]
+    grid = answers(contents)
+    sizes = ask_sizes(grid, nodes, None, "config")
+    assert {node: sizes[node] for node in HONEST} == dict.fromkeys(HONEST, 5)
+    strategy = flower.FedAvg(min_evaluate_nodes=len(nodes), min_available_nodes=1, fraction_train=0.0)
+    asked = strategy.configure_evaluate(1, ArrayRecord(), ConfigRecord(), grid)
+    mean = strategy.aggregate_evaluate(1, grid.send_and_receive(asked))
+    assert math.isfinite(mean["loss"])
+    left_out = {node for node, _ in strategy.left_out}
+    assert left_out < {*LIARS}
+    assert all(len(reason) <= 500 for _, reason in strategy.left_out)
+
+
+@pytest.mark.parametrize("odd", OBJECTS)
+def test_a_message_that_cannot_be_read_is_left_out(odd):
+    grid = answers({node: content_of(valid(node)) for node in HONEST})
+    strategy = flower.FedAvg(lr=0.1, fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3)
+    initial = ArrayRecord({name: Array(np.asarray(value)) for name, value in MODEL.items()})
+    asked = strategy.configure_train(1, initial, ConfigRecord(), grid)
+    came = list(grid.send_and_receive(asked))
+    nodes = [message.metadata.src_node_id for message in came]
+    came[0].__dict__["_content"] = odd()
+    came.append(Message(Error(2, "why"), reply_to=came[1]))
+    came[-1].metadata.__dict__["_reply_to_message_id"] = odd()
+    came.append(odd())
+    came[1].__dict__.update(_content=None, _error=Error(odd(), odd()))
+    strategy.aggregate_train(1, came)
+    [report] = strategy.reports
+    assert report.heard == (nodes[2],)
+    assert nodes[0] in dict(report.refused)
+    assert set(dict(report.refused)) <= {*nodes[:2]}
+    assert [failure.node for failure in strategy.failures] == [nodes[1]]
+
+
+class InPieces(LocalGrid):
+    """Hands replies over as Flower's own grid does: out of their pieces, one of which each liar has spoilt."""
+
+    rng = random.Random(0)
+
+    def pull_messages(self, message_ids):
+        return [self.inflated(reply) for reply in super().pull_messages(message_ids)]
+
+    def inflated(self, reply):
+        pieces = {number: piece.deflate() for number, piece in get_all_nested_objects(reply).items()}
+        if reply.metadata.src_node_id in LIARS:
+            spoil(reply, pieces, self.rng)
+        return inflate_object_from_contents(reply.object_id, pieces)
+
+
+def spoil(reply, pieces, rng):
+    """Change a piece as its sender may: the link between holds it to its form, not to what is in it."""
+    number = rng.choice([number for number in pieces if number != reply.object_id])
+    kind, children, _ = pieces[number].split(b"\x00", 1)[0].decode().split(" ")
+    bodies = [
+        b"",
+        b"{}",
+        b"[]",
+        b"\xff",
+        b'{"dtype": 7, "shape": [], "stype": 0, "arraychunk_ids": []}',
+        rng.randbytes(40),
+    ]
+    kinds = ["Array", "ArrayRecord", "MetricRecord", "ConfigRecord", "RecordDict", "Message", "ArrayChunk"]
+    body = rng.choice(bodies)
+    head = f"{rng.choice([kind, *kinds])} {rng.choice([children, ''])} {len(body)}"
+    pieces[number] = head.encode() + b"\x00" + body
+
+
+def test_replies_that_flower_cannot_put_together_are_rejected_by_node_and_the_others_result_stands():
+    contents = {node: content_of(valid(node)) for node in (*HONEST, *LIARS)}
+    grid = InPieces(answers(contents).nodes)
+    strategy = flower.FedAvg(lr=0.1, fraction_evaluate=0.0, min_train_nodes=len(contents), min_available_nodes=1)
+    initial = ArrayRecord({name: Array(np.asarray(value)) for name, value in MODEL.items()})
+    strategy.start(grid, initial, 2, timeout=30)
+    due = Server("FedAvg", {**MODEL, "steps": np.array(0)}, [*contents], lr=0.1)
+    for report in strategy.reports:
+        assert_only_the_valid_count(report, HONEST, LIARS)
+        with due.open_round() as opened:
+            for node in report.heard:
+                opened.add(node, sent(node)[0], steps=5, examples=5)
+    np.testing.assert_array_equal(strategy.server.x, due.x)
+
+
+def test_a_node_that_answers_another_s_message_is_rejected_by_its_own_id():
+    contents = {node: content_of(valid(node)) for node in HONEST}
+
+    def spoil(node, reply):
+        if node == HONEST[0]:
+            victim = next(number for _, to, number in grid.sent if to == HONEST[1])
+            reply.metadata.__dict__["_reply_to_message_id"] = victim
+
+    nodes = answers(contents).nodes
+    grid = LocalGrid({node: nodes[node] for node in (HONEST[1], HONEST[0], HONEST[2])}, spoil)
+    strategy = flower.FedAvg(lr=0.1, fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3)
+    strategy.choose = lambda round, nodes, k: [HONEST[1], HONEST[0], HONEST[2]]
+    initial = ArrayRecord({name: Array(np.asarray(value)) for name, value in MODEL.items()})
+    strategy.start(grid, initial, 1, timeout=30)
+    assert strategy.reports[0].heard == (HONEST[1], HONEST[2])
+    assert [node for node, _ in strategy.reports[0].refused] == [HONEST[0]]
+
+
+class Proxy(ClientProxy):
+    get_properties = get_parameters = fit = evaluate = reconnect = None
+
+
+Proxy.__abstractmethods__ = frozenset()
+PROXIES = {str(node): Proxy(str(node)) for node in (*HONEST, *LIARS)}
+TENSORS = [MODEL["w"], MODEL["b"]]
+
+
+def of_fields(kind, part, whole):
+    """A result of the older API with these fields, whatever they are."""
+    if type(part) is not dict:
+        return part
+    made, fields = kind(**whole), {str(key): value for key, value in part.items()}
+    made.__dict__.clear()
+    made.__dict__.update(fields)
+    if type(fields.get("parameters")) is dict:
+        made.parameters = Parameters([], "")
+        made.parameters.__dict__.update({str(key): value for key, value in fields["parameters"].items()})
+    return made
+
+
+def test_results_of_the_older_api_that_are_none_are_rejected_by_client_and_the_others_result_stands():
+    strategy = LegacyStrategy(
+        "MIFA",
+        lr=0.1,
+        initial_parameters=ndarrays_to_parameters(TENSORS),
+        min_fit_clients=len(PROXIES),
+        min_available_clients=len(PROXIES),
+        fit_metrics_aggregation_fn=lambda results: {"loss": sum(n * float(m["loss"]) for n, m in results)},
+        evaluate_metrics_aggregation_fn=lambda results: {"loss": sum(n * float(m["loss"]) for n, m in results)},
+    )
+    manager = SimpleClientManager()
+    for proxy in PROXIES.values():
+        manager.register(proxy)
+    due = Server("MIFA", TENSORS, [], lr=0.1)
+    status = Status(Code.OK, "")
+
+    def own(cid):
+        rng = np.random.default_rng(int(cid) if int(cid) in HONEST else 9)
+        return [rng.normal(size=tensor.shape).astype(np.float32) for tensor in TENSORS]
+
+    metrics = {"fedcore.steps": 5, "loss": 1.0}
+    for round in range(ROUNDS):
+        strategy.configure_fit(round + 1, None, manager)
+        parts = {"tensors": [npy.write(tensor) for tensor in own("1000")], "tensor_type": "numpy.ndarray"}
+        whole = {"status": status, "parameters": parts, "num_examples": 5, "metrics": metrics}
+        changed = malformed(whole, len(LIARS), round, [*ODD, *BYTES])
+        results = [
+            (PROXIES[str(node)], FitRes(status, ndarrays_to_parameters(own(node)), 5, metrics)) for node in HONEST
+        ]
+        results[1:1] = [
+            (PROXIES[str(node)], of_fields(FitRes, part, whole)) for node, part in zip(LIARS, changed, strict=True)
+        ]
+        _, means = strategy.aggregate_fit(round + 1, results, [])
+        report = strategy.reports[-1]
+        assert_only_the_valid_count(report, [str(node) for node in HONEST], [str(node) for node in LIARS])
+        assert math.isfinite(means["loss"])
+        new = [client for client in PROXIES if client not in due.clients]
+        with due.open_round(newcomers=new) as opened:
+            for client in report.heard:
+                opened.add(client, own(client), steps=5)
+        whole = {"status": status, "loss": 1.0, "num_examples": 5, "metrics": metrics}
+        changed = malformed(whole, len(LIARS), round)
+        evaluated = [
+            (PROXIES[str(node)], of_fields(EvaluateRes, part, whole)) for node, part in zip(LIARS, changed, strict=True)
+        ]
+        evaluated += [(PROXIES[str(node)], EvaluateRes(status, 1.0, 5, metrics)) for node in HONEST]
+        loss, means = strategy.aggregate_evaluate(round + 1, evaluated, [])
+        assert math.isfinite(loss + means["loss"])
+    np.testing.assert_array_equal(strategy.server.x, due.x)
+
+
+def test_a_function_for_metrics_that_fails_for_everybody_is_the_user_s_fault():
+    strategy = LegacyStrategy(
+        "FedAvg",
+        lr=0.1,
+        initial_parameters=ndarrays_to_parameters(TENSORS),
+        evaluate_metrics_aggregation_fn=lambda results: results[0][1]["missing"],
+    )
+    results = [(PROXIES[str(node)], EvaluateRes(Status(Code.OK, ""), 1.0, 5, {"loss": 1.0})) for node in HONEST]
+    results.append((PROXIES["1000"], EvaluateRes(Status(Code.OK, ""), 1.0, 5, Hostile())))
+    with pytest.raises(KeyError, match="missing"):
+        strategy.aggregate_evaluate(1, results, [])

@@ -1,0 +1,157 @@
+"""A cluster's folder into which others may write: nothing that they name elsewhere is opened or deleted."""
+
+import json
+import os
+import shutil
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from fedcore import cluster
+from fedcore.cluster.intent import INTENT
+from fedcore.cluster.manifest import NAME
+from fedcore.errors import CheckpointError, FedcoreError, StoreError
+from tests.cluster.pairs import made, n, one_round
+
+X0 = np.linspace(-1, 1, n, dtype=np.float32)
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+
+
+@pytest.fixture
+def victim(tmp_path):
+    """Another run of the same user's, which is not at work."""
+    with made("MIFA", X0, shards=2, path=tmp_path / "victim") as server:
+        one_round(server)
+    (tmp_path / "victim" / "thesis").mkdir()
+    (tmp_path / "victim" / "thesis" / "rows.slots").write_text("years of work")
+    return tmp_path / "victim"
+
+
+@pytest.fixture
+def shared(tmp_path):
+    (tmp_path / "shared").mkdir()
+    return tmp_path / "shared"
+
+
+def tree(folder):
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and "readers" not in path.parts and path.name != "lock" and "sqlite-" not in path.name
+    }
+
+
+def by_a_link(shared, victim):
+    (shared / "shard-0-0123abcd").symlink_to(victim / "shard-0")
+    return "shard-0-0123abcd"
+
+
+def by_a_link_above(shared, victim):
+    (shared / "runs").symlink_to(victim)
+    return "runs/shard-0"
+
+
+def a_folder_of_no_store(shared, victim):
+    """With the entries' names of a store, and no store inside."""
+    shutil.copytree(victim / "thesis", shared / "shard-0-0123abcd")
+    return "shard-0-0123abcd"
+
+
+def another_run_s_shard(shared, victim):
+    """It lies in the shared folder, as whoever may rename it there has it."""
+    shutil.copytree(victim / "shard-1", shared / "shard-0-0123abcd")
+    return "shard-0-0123abcd"
+
+
+NAMES = {
+    "absolute": lambda shared, victim: str(victim / "shard-0"),
+    "above": lambda shared, victim: "../victim/shard-0",
+    "above, through a name": lambda shared, victim: "shard-0-0123abcd/../../victim/shard-0",
+    "link": by_a_link,
+    "link above": by_a_link_above,
+    "no store": a_folder_of_no_store,
+    "number of another": another_run_s_shard,
+    "dot": lambda shared, victim: ".",
+    "empty": lambda shared, victim: "",
+    "of no run": lambda shared, victim: "../victim/thesis",
+}
+
+
+def manifest_of(victim, shared, name, *, copy):
+    told = json.loads((victim / NAME).read_text())
+    told["shards"][0]["folder"] = name
+    told["shards"][1]["folder"] = "shard-1-0123abcd"
+    return json.dumps(told | {"copy": copy})
+
+
+@pytest.mark.parametrize("way", ["manifest", "made", "going"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_save_deletes_nothing_that_others_name(tmp_path, victim, shared, name, way):
+    folder = NAMES[name](shared, victim)
+    cluster_name = json.loads((victim / NAME).read_text())["cluster"]
+    with made("MIFA", X0, shards=2, path=tmp_path / "mine") as server:
+        one_round(server)
+        if way == "manifest":
+            (shared / NAME).write_text(manifest_of(victim, shared, folder, copy=True))
+        else:
+            told = {"cluster": cluster_name, "folders": [folder, "../victim/shard-1"]}
+            (shared / INTENT).write_text(json.dumps({"home": str(shared), "made": None, "going": None, way: told}))
+        before, beside = tree(victim), tree(shared)
+        with suppress(FedcoreError):
+            server.save(shared)
+        assert tree(victim) == before
+        theirs = {path: content for path, content in beside.items() if path.parts[0] not in (NAME, INTENT)}
+        assert theirs.items() <= tree(shared).items()
+        server.save(tmp_path / "copy")
+    with cluster.Server.load(tmp_path / "copy") as copy, cluster.Server.load(victim) as there:
+        assert copy.round_number == there.round_number == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_manifest_opens_nothing_outside_its_folder(victim, shared, name):
+    folder = NAMES[name](shared, victim)
+    shutil.copytree(victim / "shard-1", shared / "shard-1-0123abcd")
+    (shared / NAME).write_text(manifest_of(victim, shared, folder, copy=False))
+    before = tree(victim)
+    with pytest.raises((StoreError, CheckpointError)):
+        cluster.Server.load(shared)
+    with pytest.raises((StoreError, CheckpointError)):
+        cluster.reshard(shared, 3)
+    assert tree(victim) == before
+
+
+def test_the_caller_may_name_what_lies_elsewhere(victim, shared):
+    (shared / NAME).write_text(manifest_of(victim, shared, str(victim / "shard-0"), copy=False))
+    with cluster.Server.load(shared, folders=[victim / "shard-0", victim / "shard-1"]) as server:
+        assert server.round_number == 1
+
+
+@needs_root
+@pytest.mark.parametrize("name", [NAME, INTENT])
+def test_a_file_of_another_user_decides_nothing(tmp_path, shared, name):
+    with made("MIFA", X0, shards=2, path=tmp_path / "mine") as server:
+        server.save(shared)
+        if name == INTENT:
+            told = json.loads((shared / NAME).read_text())
+            folders = [one["folder"] for one in told["shards"]]
+            made_ = {"cluster": told["cluster"], "folders": ["shard-0", "shard-1"]}
+            going = {"cluster": told["cluster"], "folders": folders}
+            (shared / INTENT).write_text(json.dumps({"made": made_, "going": going}))
+        os.chown(shared / name, 1001, 1001)
+        before = tree(shared)
+        with pytest.raises(StoreError, match="another user's"):
+            server.save(shared)
+        assert tree(shared) == before
+
+
+@needs_root
+def test_a_shard_of_another_user_is_neither_opened_nor_deleted(tmp_path, shared):
+    with made("MIFA", X0, shards=2, path=tmp_path / "mine") as server:
+        server.save(shared)
+        (theirs,) = shared.glob("shard-1-*")
+        os.chown(theirs, 1001, 1001)
+        with pytest.raises(StoreError, match="another user's"):
+            cluster.Server.load(shared)
+        server.save(shared)
+    assert (theirs / "index.sqlite").exists()
