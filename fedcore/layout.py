@@ -31,7 +31,7 @@ from fedcore.libraries import (
     own_class,
     write_there,
 )
-from fedcore.memory import empty, to_host
+from fedcore.memory import to_host
 from fedcore.native import core
 from fedcore.representation import Represented
 
@@ -246,7 +246,7 @@ class Layout(Represented):
         pieces: list[Any] = []
         for piece in self.slices:
             if device != devices.CPU and devices.of(named[piece.name]) == device:
-                pieces.append(_vector_there(piece, named[piece.name], device))
+                pieces.append(flat_there(piece.name, named[piece.name]))
                 continue
             tensor = _array(piece, named[piece.name]).reshape(-1)
             pieces.append(tensor if tensor.flags.aligned and tensor.flags.c_contiguous else tensor.copy())
@@ -358,15 +358,6 @@ def _array(piece: Slice, leaf: Any) -> npt.NDArray[Any]:
     if not is_own_class(leaf):
         _check_tensor(piece, array)
     return array
-
-
-def _vector_there(piece: Slice, leaf: Any, device: str) -> Any:
-    """A tensor that was checked, on a device, as a vector: a view, or a copy where the tensor's class may lie."""
-    if is_own_class(leaf):
-        return flat_there(piece.name, leaf)
-    copy = empty(piece.stop - piece.start, device=device)
-    write_there(piece.name, leaf, copy, device)
-    return copy
 
 
 def _named(x: Any) -> dict[str, Any]:

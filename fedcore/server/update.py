@@ -170,7 +170,9 @@ def as_vector(name: str, y: Any, n: int, shape: tuple[int, ...] | None = None, *
         raise ShapeError(f"{name}: expected float32[{n}], {got}")
     y = y if tuple(y.shape) == (n,) else y.reshape(-1)
     if not is_own_class(y):
-        return _in_float32_there(y, n, devices.of(y))  # read once: the next time it may be another
+        if device != devices.CPU and devices.of(y) == device:
+            return y  # of this process's own code: a copy there would cost a wait for each reply
+        return _in_float32_there(y, n, devices.CPU)  # read once: the next time it may export another
     if str(y.dtype).removeprefix("torch.") not in DTYPES:
         raise DtypeError(f"{name}: expected float32[{n}], {got}, and its memory holds {y.dtype}")
     return y

@@ -281,6 +281,7 @@ class ClientStore(StagedRows):
         Cost: reads and writes every row once.
         """
         self._session.require_whole()
+        self._session.require_files()
         self._content.save(Path(path), vectors, _text(state))
 
     def compact(self) -> None:

@@ -126,11 +126,13 @@ class CommittedRows(Represented, Unpicklable):
             CorruptionError: the row is not what was written.
         """
         number = self._number(client)
+        self._content.rows.slots.require_whole()
         return self._row(number, self._content.rows.slot_of(number))
 
     def rows_of(self, clients: Sequence[ClientId]) -> list[Row | None]:
         """``row`` of many clients, in their order; errors are those of row."""
         numbers = self._numbers(clients)
+        self._content.rows.slots.require_whole()
         return list(map(self._row, numbers.tolist(), self._content.rows.slots_of(numbers)))
 
     def read(self, client: object) -> npt.NDArray[np.float32]:
@@ -232,6 +234,7 @@ class CommittedRows(Represented, Unpicklable):
         Cost: reads every row once.
         """
         self._session.require_open()
+        self._session.require_files()
         return self._content.problems() + self._content.kept_problems()
 
     def _row(self, number: int, slot: int) -> Row | None:

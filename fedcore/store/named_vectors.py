@@ -66,6 +66,7 @@ class Vectors:
         entry = self.table.get(name)
         if entry is None:
             return None
+        self._slots(entry.payload).require_whole()
         self._check(name, entry)
         place, memory = _place(entry), self._slots(entry.payload).memory(entry.slot)
         view = self._views.get(place)

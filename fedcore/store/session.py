@@ -73,13 +73,11 @@ class Session:
             self._finalizer.atexit = False
 
     def require_open(self) -> None:
-        """Raise a StoreError if the store was closed, or a file cut short; see to what a fork of its process needs."""
+        """Raise a StoreError if the store was closed; see to what a fork of its process needs."""
         if self._closed:
             raise StoreError(f"{self._name}: expected an open store, got one that was closed")
-        if self.folder is not None:
-            if self._process != os.getpid():
-                self._wake_in_fork(self.folder)
-            self.require_files()
+        if self.folder is not None and self._process != os.getpid():
+            self._wake_in_fork(self.folder)
 
     def require_files(self) -> None:
         """Raise a CorruptionError if a file was cut short."""
@@ -96,6 +94,7 @@ class Session:
     def require_right(self) -> None:
         """Raise a StoreError unless the store can be written to, and by nobody else: before slots are written."""
         self.require_writer()
+        self.require_files()
         self.commits.require_right()
 
     def require_whole(self) -> None:

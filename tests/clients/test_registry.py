@@ -1,6 +1,5 @@
 import copy
 import enum
-import hashlib
 import os
 import pickle
 import subprocess
@@ -11,7 +10,6 @@ import pytest
 
 from fedcore import ClientStore, _core, errors
 from fedcore.clients import Registry, reference
-from tests.clients.peaks import peak_of
 
 MILLION = 1_000_000
 IDS = [0, 7, 2**64 - 1, "", "7", "client", "zürich", "\0", "\ue000", "x" * 5000]
@@ -378,22 +376,6 @@ def test_siphash_known_answers():
     due = [0xABAC0158050FC4DC, 0xC9F49BF37D57CA93, 0xD3927D989BB11140, 0x369095118D299A8E, 0x25A48EB36C063DE4]
     assert [_core.siphash(key, bytes(range(n))) for n in (0, 1, 7, 8, 9)] == due
     assert _core.siphash(key, bytes(range(63))) == 0x9D199062B7BBB3A8
-
-
-def test_a_word_stands_for_each_stored_id():
-    texts = ["x" * length for length in range(300)] + ["é" * 64, "\0", "\uffff"]
-    digests = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]
-    for implementation in (_core, reference):
-        assert implementation.id_words(texts).tobytes() == b"".join(digests)
-        assert implementation.id_words([7, None, -(2**63)]).tolist() == [7, 0, -(2**63)]
-
-
-def test_a_departure_that_is_taken_back_allocates_no_more_among_many():
-    def peak(clients):
-        registry = Registry([f"client {i}" for i in range(clients)])
-        return peak_of(lambda: registry.put_back(registry.remove("client 7"), "client 7"))
-
-    assert peak(20_000) < peak(20) + 10_000
 
 
 @pytest.mark.parametrize("medium", ["ram", "mmap"])

@@ -1,6 +1,7 @@
 """The registry against a plain dict, over any history, natively and in its Python twin."""
 
 import copy
+import hashlib
 from itertools import count
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from fedcore import _core, errors
 from fedcore.clients import Registry, reference, registry
+from tests.clients.peaks import peak_of
 
 IDS = st.one_of(
     st.integers(0, 9),
@@ -147,3 +149,19 @@ TestHistories = Histories.TestCase
 TestTwinHistories = TwinHistories.TestCase
 TestHistories.settings = settings(max_examples=40, stateful_step_count=30)
 TestTwinHistories.settings = settings(max_examples=20, stateful_step_count=30)
+
+
+def test_a_word_stands_for_each_stored_id():
+    texts = ["x" * length for length in range(300)] + ["é" * 64, "\0", "\uffff"]
+    digests = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]
+    for implementation in (_core, reference):
+        assert implementation.id_words(texts).tobytes() == b"".join(digests)
+        assert implementation.id_words([7, None, -(2**63)]).tolist() == [7, 0, -(2**63)]
+
+
+def test_a_departure_that_is_taken_back_allocates_no_more_among_many():
+    def peak(clients):
+        registry = Registry([f"client {i}" for i in range(clients)])
+        return peak_of(lambda: registry.put_back(registry.remove("client 7"), "client 7"))
+
+    assert peak(20_000) < peak(20) + 10_000

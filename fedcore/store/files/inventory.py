@@ -135,13 +135,13 @@ def _is_left(folder: Path) -> bool:
 
 
 def is_own_folder(folder: Path) -> bool:
-    """Whether a path is a folder itself, no link to one, and this user's."""
+    """Tell whether a path is a folder itself, no link to one, and this user's."""
     found = os.lstat(folder)
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def is_disposable(folder: Path) -> bool:
-    """Whether a lock file says that the folder may be deleted, or the folder is as a draft begins: empty."""
+    """Tell whether a lock file says that the folder may be deleted, or the folder is as a draft begins: empty."""
     with _opened(folder) as fd:
         if not (names := os.listdir(fd)):
             return True

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.errors import CorruptionError
+from fedcore.errors import CorruptionError, StoreError
 from fedcore.store.files import system_calls as disk
 from fedcore.store.files.slot_file_header import SEQUENCE_AT, Header, packed_sequence, read_sequence
 from fedcore.store.slots import Memory, Slots
@@ -181,8 +181,10 @@ class SlotFile(Slots):
     def _require(self, size: int) -> None:
         if self._fd < 0:  # of a closed one views stay valid, and nothing is known
             return
-        with disk.explained("reading", self.path):
+        try:  # not by ``explained``, which takes longer than the call
             there = os.fstat(self._fd).st_size
+        except OSError as error:
+            raise StoreError(f"{self.path}: reading failed: {error.strerror or error}") from error
         if there < size:
             raise CorruptionError(
                 f"{self.path}: expected at least {size:,} bytes, got {there:,}: the file was cut short while it was "

@@ -96,7 +96,7 @@ def version_of(path: Path) -> int:
 
 
 def is_made_by(path: Path, store: str) -> bool:
-    """Whether a file is of the store of that name; a loss of power may leave a header of zeros, or half of one."""
+    """Tell whether a file is of the store of that name; a loss of power may leave a header of zeros, or half of one."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         page = os.pread(fd, _SIZE, 0)
