@@ -46,13 +46,14 @@ def own_class(name: str, leaf: Any) -> Any:
 
 def is_own_class(leaf: Any) -> bool:
     """Tell whether ``own_class`` made it, or this package did."""
-    torch = sys.modules.get("torch")
-    return type(leaf) in (np.ndarray, core.DeviceArray, None if torch is None else torch.Tensor)
+    kind, torch = type(leaf), sys.modules.get("torch")
+    return kind is np.ndarray or kind is core.DeviceArray or (torch is not None and kind is torch.Tensor)
 
 
 def dtype_name(leaf: Any) -> str:
     """A tensor's dtype by the name that the libraries share: ``"float32"``."""
-    return _name(leaf.dtype)
+    # What another class shows as a dtype may equal any: it must not be kept.
+    return _name(leaf.dtype) if is_own_class(leaf) else _name.__wrapped__(leaf.dtype)
 
 
 @lru_cache(maxsize=64)

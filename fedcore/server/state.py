@@ -154,6 +154,7 @@ class State:
     @ieee
     def correction(self, client: ClientId) -> F64:
         """c_i = v[t_i] - r_i, float64[n_parameters]; zero for a client without a row."""
+        self.store.require_files()
         p, device = self.settings.layout.n_parameters, self.settings.device
         if (round := self.store.round_of(client)) is None:
             return zeros(p, np.float64, device=device)

@@ -13,7 +13,7 @@ from fedcore.arguments import reason_of
 from fedcore.clients import ClientId
 from fedcore.errors import ArrayError, DtypeError, FedcoreError, RangeError, ShapeError
 from fedcore.layout import Layout
-from fedcore.libraries import is_own_class, own_class
+from fedcore.libraries import dtype_name, is_own_class, own_class
 from fedcore.memory import copied, empty, to_host
 from fedcore.native import core
 from fedcore.representation import shown
@@ -155,7 +155,7 @@ def as_vector(name: str, y: Any, n: int, shape: tuple[int, ...] | None = None, *
     y = own_class(name, y)
     if not hasattr(y, "__dlpack__"):
         return None
-    dtype = str(y.dtype).removeprefix("torch.")
+    dtype = dtype_name(y)
     try:
         got = f"got {dtype}{list(y.shape)}"
     except RuntimeError:  # a nested tensor has no shape
@@ -164,6 +164,8 @@ def as_vector(name: str, y: Any, n: int, shape: tuple[int, ...] | None = None, *
         raise DtypeError(f"{name}: expected float32[{n}], {got}")
     if not isinstance(y, np.ndarray):
         y = _in_memory(name, y, n, dtype, device)
+        if isinstance(y, np.ndarray) and dtype_name(y) not in DTYPES:
+            raise DtypeError(f"{name}: expected float32[{n}], {got}, whose memory holds {y.dtype}")
     if not _is_contiguous(y):
         raise ShapeError(f"{name}: expected float32[{n}], {got} that is not contiguous")
     if tuple(y.shape) not in ((n,), shape):
@@ -173,8 +175,6 @@ def as_vector(name: str, y: Any, n: int, shape: tuple[int, ...] | None = None, *
         if device != devices.CPU and devices.of(y) == device:
             return y  # of this process's own code: a copy there would cost a wait for each reply
         return _in_float32_there(y, n, devices.CPU)  # read once: the next time it may export another
-    if str(y.dtype).removeprefix("torch.") not in DTYPES:
-        raise DtypeError(f"{name}: expected float32[{n}], {got}, and its memory holds {y.dtype}")
     return y
 
 
