@@ -21,9 +21,11 @@ def draft_of(path: Path) -> Iterator[Path]:
         with open(draft, "rb") as written:
             os.fsync(written.fileno())
         os.replace(draft, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             os.unlink(draft)
+        if isinstance(error, OSError) and error.filename2 is not None:
+            raise type(error)(error.errno, error.strerror, str(path)) from None  # without the draft's name
         raise
 
 
