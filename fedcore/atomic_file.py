@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import IO, Any
 from uuid import uuid4
 
+from fedcore.errors import ConfigError
+
 
 @contextmanager
 def draft_of(path: Path) -> Iterator[Path]:
-    """Make an empty file beside ``path``, which takes its name, durably, once the block is done; an error deletes it.
+    """Make an empty file beside ``path``, which takes its name once the block is done; an error deletes it.
 
     Nobody can guess its name, so that a link in a folder of several users leads nowhere. Its mode follows the umask.
     """
@@ -39,6 +41,20 @@ def replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     text: dict[str, Any] = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     with draft_of(path) as draft, open(draft, mode, **text) as file:
         yield file
+
+
+def inside(home: Path, place: Path) -> Path:
+    """Return a path below a folder, unless a link on the way leads elsewhere: the folder may be a stranger's.
+
+    Raises:
+        ConfigError: it does, or the path is not below the folder.
+    """
+    steps = place.relative_to(home).parts if place.is_relative_to(home) else ("..",)
+    for n in range(1, len(steps) + 1):
+        step = home.joinpath(*steps[:n])
+        if step.name == ".." or step.is_symlink():
+            raise ConfigError(f"{place}: expected a place inside {home}, got one elsewhere, or a link at {step}")
+    return place
 
 
 def write_text(path: Path, text: str) -> None:

@@ -118,7 +118,7 @@ class Manifest:
             CheckpointError: it is something else, or of a newer version.
         """
         try:
-            text = path.read_text()
+            text = path.read_text() if path.is_file() or not path.exists() else ""
         except (OSError, UnicodeDecodeError) as error:
             raise StoreError(
                 f"{path}: expected the manifest of a cluster, got none that can be read: {error}"
@@ -159,7 +159,7 @@ def folders_of(names: Sequence[str], folders: Sequence[str | os.PathLike[str]] |
         return tuple(names)
     if len(folders) != len(names):
         raise RangeError(f"folders: expected one for each of {len(names)} shards, got {len(folders)}")
-    return tuple(os.path.abspath(folder) for folder in folders)
+    return tuple(os.path.realpath(folder) for folder in folders)
 
 
 def prepare(home: Path) -> None:
@@ -190,6 +190,8 @@ def older_copy(home: Path) -> Manifest | None:
     require_own_file(home / NAME)
     if not found[1].is_copy:
         raise StoreError(f"{home}: expected a new or empty folder, or of an older copy, got a server's own")
+    if any(shard_in(folder) is None or folder.count("-") < 2 for folder in found[1].folders or ()):
+        raise StoreError(f"{home / NAME}: expected the shards of a copy beside it, got others: save to another folder")
     return found[1]
 
 

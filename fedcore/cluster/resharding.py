@@ -101,7 +101,7 @@ def reshard(
         if to is not None:
             prepare(home)
         places = manifest.places(home, folders)
-        named = frozenset(os.path.abspath(folder) for folder in (*(folders or ()), *(current_folders or ())))
+        named = frozenset(os.path.realpath(folder) for folder in (*(folders or ()), *(current_folders or ())))
         with alone_in(home), disk.explained("cutting a cluster", home):
             finish(home, _delete, named=named)
             _require_free(places)

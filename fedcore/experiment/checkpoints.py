@@ -127,7 +127,7 @@ def rows_file(folder: Path, round: int | str) -> Path:
 def _rows_files(folder: Path) -> list[Path]:
     name = re.compile(re.escape(folder.name) + r"\.rows-[0-9]+\.npz")
     there = folder.parent.iterdir() if folder.parent.is_dir() else ()
-    return [file for file in there if name.fullmatch(file.name)]
+    return [file for file in there if name.fullmatch(file.name) and not file.is_symlink()]
 
 
 def _round_of(file: Path) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from fedcore.atomic_file import inside
 from fedcore.engines import Engine
 from fedcore.experiment.checkpoints import SECONDS, Checkpoints, Copy
 from fedcore.experiment.nodes import Nodes
@@ -50,16 +51,16 @@ class FolderJournal:
         seconds: the least time between two copies of the server; 0 for one after every round.
 
     Raises:
-        ConfigError: the record is another trial's.
+        ConfigError: the record is another trial's; or a link leads out of the folder.
         MissingDataError: the record is damaged.
     """
 
     def __init__(self, trial: Trial, folder: Path, seconds: float = SECONDS) -> None:
         self._header, self._every = header_of(trial), trial.experiment.evaluate.every
-        self._path = folder / "records" / trial.file_name
+        self._path = inside(folder, folder / "records") / trial.file_name
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._models = folder / MODELS / self._path.stem
-        self._checkpoints = Checkpoints(folder / CHECKPOINTS / self._path.stem, seconds)
+        self._models = inside(folder, folder / MODELS / self._path.stem)
+        self._checkpoints = Checkpoints(inside(folder, folder / CHECKPOINTS / self._path.stem), seconds)
         found = rounds_before(self._path, self._header, self._every)
         self.before: list[RoundRecord] = found or []
         self.saved = None if found is None else self._checkpoints.folder

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from fedcore.atomic_file import inside
 from fedcore.errors import ConfigError
 from fedcore.experiment.records import Header, RoundRecord, Writer, read, started
 from fedcore.experiment.schema.experiment import Experiment, Method
@@ -78,7 +79,9 @@ def lengthen(trial: Trial, folder: Path) -> None:
         ConfigError: the record is another trial's.
         MissingDataError: the record is damaged.
     """
-    rounds_before(folder / "records" / trial.file_name, header_of(trial), trial.experiment.evaluate.every)
+    rounds_before(
+        inside(folder, folder / "records") / trial.file_name, header_of(trial), trial.experiment.evaluate.every
+    )
 
 
 def rounds_before(path: Path, header: Header, every: int) -> list[RoundRecord] | None:

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcore.atomic_file import write_text
+from fedcore.atomic_file import inside, write_text
 from fedcore.errors import FedcoreError
 from fedcore.experiment.records import RoundRecord
 from fedcore.experiment.trial import Trial
@@ -198,7 +198,7 @@ def forget_trace(trial: Trial, folder: Path) -> None:
 
 
 def _log(trial: Trial, folder: Path) -> Path:
-    return (folder / "records" / trial.file_name).with_suffix(".traceback.txt")
+    return (inside(folder, folder / "records") / trial.file_name).with_suffix(".traceback.txt")
 
 
 def outcome(do: Callable[[], None]) -> Ended:

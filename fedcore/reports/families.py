@@ -10,6 +10,7 @@ from typing import Any
 
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
+from fedcore.atomic_file import inside
 from fedcore.experiment.records import Record
 from fedcore.experiment.schema.changes import Changes, other_figures, said
 from fedcore.experiment.schema.pictures import Varied
@@ -198,7 +199,7 @@ def _family(
     return Family(
         title=varied.title,
         label=varied.label,
-        place=(folder / preset).parent / f"{Path(varied.family).name}-over-{slug}.png",
+        place=inside(folder, folder / preset).parent / f"{Path(varied.family).name}-over-{slug}.png",
         panels={kind: list(lines.values()) for kind, lines in panels.items() if lines},
         members={x: preset for x, (preset, _, _) in members.items()},
         size=_size([records for _, _, records in members.values()]),

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from fedcore.atomic_file import replacing, write_text
+from fedcore.atomic_file import inside, replacing, write_text
 from fedcore.errors import MissingDataError
 from fedcore.experiment.records import Record, read_folder
 from fedcore.experiment.run_folder import CONFIG, runs_in
@@ -76,7 +76,7 @@ def write_overview(folder: Path) -> Overview:
         settings = _by_setting(runs)
         if len(settings) > 1:
             for name in FILES:  # of when there was one
-                (folder / preset / name).unlink(missing_ok=True)
+                (inside(folder, folder / preset) / name).unlink(missing_ok=True)
         for setting, group in settings.items():
             records, notes, points = best(group)
             if not records:
@@ -86,7 +86,7 @@ def write_overview(folder: Path) -> Overview:
             row = condition(preset, setting, records)
             all_rows[row.name] = row
             place = folder / preset / "reports" / setting if setting else folder / preset
-            place.mkdir(parents=True, exist_ok=True)
+            inside(folder, place).mkdir(parents=True, exist_ok=True)
             reports[row.name] = report_on(records, place, drawn, changed=changed[preset], notes=notes, config=config)
             if not setting:
                 chosen.append((preset, drawn.varied, records))
@@ -183,6 +183,9 @@ def _presets(folder: Path) -> tuple[dict[str, Runs], list[Path]]:
                 raise
             continue  # its turn has not come
         preset = records[0].header.preset
+        if Path(preset).is_absolute() or ".." in Path(preset).parts:
+            others.append(run)
+            continue
         if not run.is_relative_to(folder / preset):
             sweeps = [above for above in run.parents if above != folder and run.is_relative_to(above / preset)]
             others.append(sweeps[0] if sweeps and sweeps[0].is_relative_to(folder) else run)

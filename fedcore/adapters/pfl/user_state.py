@@ -46,7 +46,12 @@ class ClientStoreUserState(AbstractUserStateStorage):
         self._tables: dict[str, tuple[ClientStore, Layout]] = {}
         try:
             for folder in sorted(self._path.iterdir()) if self._path is not None and self._path.is_dir() else []:
-                if _KEY.fullmatch(folder.name) and not _UNFINISHED.search(folder.name) and folder.is_dir():
+                if (
+                    _KEY.fullmatch(folder.name)
+                    and not _UNFINISHED.search(folder.name)
+                    and folder.is_dir()
+                    and not folder.is_symlink()
+                ):
                     self._tables[folder.name] = self._reopened(folder)
         except BaseException:
             self.close()

@@ -25,6 +25,8 @@ from fedcore.store.files.inventory import (
     drafts_of,
     is_data,
     is_disposable,
+    is_own_folder,
+    require_own,
     strangers,
 )
 from fedcore.store.files.locks import WriterLock
@@ -75,6 +77,7 @@ def replacing(path: Path, form: RowFormat, registry: Registry, *, existing: bool
 def carried(path: Path) -> Carried:
     """The files of the store at ``path``, which nobody writes to, by their names: for another machine."""
     with disk.explained("reading a store", path):
+        require_own(path)
         return {name: _read(path / name) for name in sorted(os.listdir(path)) if is_data(name)}
 
 
@@ -135,16 +138,17 @@ def _draft(path: Path, existing: bool) -> Iterator[tuple[Path, WriterLock]]:
 def remove(path: Path) -> None:
     """Delete the store at ``path``, with what drafts of it were left, and nothing that is not its own.
 
-    A folder without a store stays, unless its lock file says that it is the rest of one.
+    A folder without a store stays, unless its lock file says that it is the rest of one. So does a link, and a folder
+    of another user.
 
     Raises:
         StoreError: it cannot be deleted.
         LockedError: it is open for writing.
     """
     with disk.explained("deleting a store", path):
-        path = Path(os.path.realpath(path))
         sweep(path)
-        _delete_unlocked(path)
+        if os.path.lexists(path) and is_own_folder(path):
+            _delete_unlocked(path)
 
 
 def _delete_unlocked(path: Path) -> None:

@@ -279,7 +279,6 @@ class Index:
             self._shared = None
         if self._shared is None:
             require_no_journal(self.path)
-            _require_log_mode(self.path)
             mode = "immutable=1" if self._access == "immutable" else f"mode={self._access}"
             connection = sqlite3.connect(
                 f"{self.path.absolute().as_uri()}?{mode}",
@@ -290,6 +289,11 @@ class Index:
             )
             try:
                 connection.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'OFF'}")
+                if self._access != "immutable" and connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+                    # Every transaction would look for a rollback journal, and play it back.
+                    raise StoreError(
+                        f"{self.path}: expected a database with a write-ahead log, got another: use a copy"
+                    )
                 connection.execute("PRAGMA fullfsync = ON")  # of syncs on macOS, which alone takes note of it
                 connection.execute("PRAGMA trusted_schema = OFF")  # the file may be a stranger's
                 connection.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
@@ -311,18 +315,6 @@ class Index:
                 raise _damaged(self.path, error) from error
             finally:
                 connection.rollback()
-
-
-def _require_log_mode(path: Path) -> None:
-    """Reject an SQLite file that keeps rollback journals: every transaction would look for one and play it back.
-
-    Raises:
-        StoreError: it is such a file.
-    """
-    with disk.explained("opening", path), open(path, "rb") as file:
-        header = file.read(20)
-    if header[:16] == b"SQLite format 3\0" and header[18:20] != b"\2\2":
-        raise StoreError(f"{path}: expected a database with a write-ahead log, got one with a rollback journal")
 
 
 def _version_of(path: Path, connection: sqlite3.Connection) -> int:

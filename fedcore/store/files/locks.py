@@ -17,7 +17,7 @@ from fedcore.store.files.inventory import DISPOSABLE, LOCK, READERS, is_note
 
 _NEWEST = 2**63 - 1
 _LENGTH = 96  # bytes of a lock file before the mark
-_NOT_FOLLOWED = os.O_NOFOLLOW | os.O_CLOEXEC
+_NOT_FOLLOWED = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe is not waited for
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
