@@ -9,9 +9,12 @@ import pytest
 
 from fedcore import atomic_file
 from fedcore.engines.keeping import written_whole
+from fedcore.errors import ConfigError
 from fedcore.experiment import load_preset
+from fedcore.experiment.journal import FolderJournal
 from fedcore.experiment.records import Header, Writer
 from fedcore.experiment.run_folder import write_config
+from fedcore.experiment.trial import Trial
 from fedcore.model_files import write_model
 from fedcore.reports.drawing import new_figure, save_figure
 from fedcore.tracing import chrome
@@ -67,3 +70,15 @@ def test_its_mode_follows_the_umask(tmp_path):
     finally:
         os.umask(mask)
     assert Path(tmp_path / "file").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("name", ["records", "checkpoints", "models", "checkpoints/0-fedavg-seed0"])
+def test_a_run_s_folder_with_a_link_in_it_is_not_gone_on_with(tmp_path, name):
+    run, victim = tmp_path / "run", tmp_path / "victim"
+    victim.mkdir()
+    (run / name).parent.mkdir(parents=True)
+    (run / name).symlink_to(victim)
+    experiment = load_preset("quickstart", ["algorithms=['FedAvg']"])
+    with pytest.raises(ConfigError, match="a link"):
+        FolderJournal(Trial(experiment, 0, 0), run)
+    assert list(victim.iterdir()) == []

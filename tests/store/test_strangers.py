@@ -4,6 +4,8 @@ import os
 import resource
 import shutil
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from fedcore import ClientStore, Server, cluster, errors
 from fedcore.adapters.open_server import open_server
 from fedcore.store import recovery
+from fedcore.store.files import atomic_folder
 from fedcore.store.info import state_of
 from tests.store.contents import content, write
 from tests.store.users import as_user, opened_to_all
@@ -301,3 +304,23 @@ def test_a_reader_of_another_user_holds_its_commit_and_nothing_else(folder):
         os.write(finish, b"f")
         assert os.read(reading, 1) == b"y"
         os.waitpid(reader, 0)
+
+
+def test_a_reader_in_the_writer_s_process_keeps_sqlite_s_locks(folder):
+    """Closing a descriptor of the index would drop them, and another SQLite client then deletes the log."""
+    with ClientStore.open(folder) as store:
+        write(store, "a", content(N, 1))
+        store.commit(1)
+        ClientStore.open(folder, readonly=True).close()
+        code = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT * FROM head'); c.close()"
+        subprocess.run([sys.executable, "-c", code, folder / "index.sqlite"], check=True, timeout=60)
+        assert (folder / "index.sqlite-wal").exists()
+
+
+def test_a_link_is_not_removed_and_its_store_neither(folder):
+    link = folder.with_name("link")
+    link.symlink_to(folder)
+    atomic_folder.remove(link)
+    assert link.is_symlink()
+    with ClientStore.open(folder) as store:
+        assert store.round == 0
