@@ -25,7 +25,7 @@ GROUP := $(BIN)/pip freeze -q --exclude-editable > $(VENV)/.there && $(BIN)/pip 
 # names another place for it in PYTHONPYCACHEPREFIX.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test test-device test-level test-deployment test-appfl test-endurance lint format sanitize aarch64-check bench bench-gate gpu-check wheel-check wheels \
+.PHONY: help quickstart tutorials test test-device test-level test-deployment test-appfl test-endurance lint format sanitize aarch64-check bench bench-gate gpu-check wheel-check wheels \
 	wheels-check wheels-emulated sdist-check workflows bench-commits mutants sbom lock docs docs-serve clean
 help:
 	@sed -n 's/^## //p' Makefile
@@ -34,6 +34,10 @@ help:
 ##                    handwritten digits (ten seconds)
 quickstart: $(SIMULATOR)
 	$(BIN)/fedcore run quickstart
+
+## make tutorials     run the tutorials as programs, in the environment of the quickstart (half a minute)
+tutorials: $(SIMULATOR)
+	@for each in docs/tutorials/*.py; do MPLBACKEND=agg $(BIN)/python $$each || exit 1; done
 
 ## make test          install the rest (every framework and linter), then lint and run all tests, one process a core
 test: lint

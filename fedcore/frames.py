@@ -22,7 +22,8 @@ def read_records(folder: str | os.PathLike[str]) -> "pandas.DataFrame":
     - ``round``, counted from 0, and what else ``fedcore.experiment.records.RoundRecord`` has: ``active`` (a tuple of
       clients), ``heard``, ``refused``, ``accuracy`` and ``loss`` (NaN where the round was not evaluated), ``lr``,
       ``gamma``, ``steps``, ``uploads``, ``norm``, ``bytes``, ``uploadings``, ``bytes_down``, ``diversity``,
-      ``correction_norm``, ``staleness``, ``together``;
+      ``correction_norm``, ``staleness``, ``together``,
+      ``awaited``;
     - ``seconds_broadcast``, ``seconds_local``, ``seconds_aggregate``, ``seconds_evaluate``,
       ``seconds_waited`` (for updates that other processes make; NaN where none do): what its time went to.
 

@@ -20,7 +20,10 @@ from fedcore.representation import Represented
 T = TypeVar("T")
 
 OWN = "'module:Name' of your own"
-_WAY = "put its folder on PYTHONPATH, or give its file to --import"
+_WAY = "put it beside the .toml file, or give its file, or its folder with a / at the end, to --import"
+
+ADDED: list[str] = []
+"""The folders that ``look_in`` has added to ``sys.path``."""
 
 
 class Registry(Represented, dict[str, T]):
@@ -120,7 +123,7 @@ class Registry(Represented, dict[str, T]):
         return rows[0] if rows else None
 
     def _attribute(self, name: str, module: str, attribute: str) -> Any:
-        if module.endswith(".py"):
+        if module.endswith((".py", "/")):
             raise UnknownNameError(f"{self.what}: expected a module's name before the colon, got {name!r}: {_WAY}")
         found: Any = load_module(module, f"{self.what}: expected a module that can be imported, got {name!r}")
         for part in attribute.split("."):
@@ -137,10 +140,19 @@ class Registry(Represented, dict[str, T]):
         return checked
 
 
-def load_module(named: str, refusal: str = "") -> ModuleType:
+def look_in(folder: Path) -> None:
+    """Let modules be found in a folder, after all other places: its files hide no installed package."""
+    entry = str(folder.resolve())
+    if entry not in ADDED:
+        ADDED.append(entry)
+        sys.path.append(entry)
+
+
+def load_module(named: str, refusal: str = "") -> ModuleType | None:
     """Import a module by its name, or by the path of its file, which ends in ``.py``; it is imported once.
 
-    A file's module bears the file's name without the ending, and is known by it from then on.
+    A file's module bears the file's name without the ending, and is known by it from then on. Of a folder, which ends
+    in ``/``, nothing is imported: modules are found in it from then on.
 
     Args:
         refusal: how the message begins where it cannot be imported.
@@ -149,6 +161,9 @@ def load_module(named: str, refusal: str = "") -> ModuleType:
         UnknownNameError: there is no such module, or its code fails.
     """
     refusal = refusal or f"import: expected a module that can be imported, got {named!r}"
+    if named.endswith("/"):
+        look_in(Path(named))
+        return None
     try:
         return _of_file(Path(named).resolve()) if named.endswith(".py") else import_module(named)
     except ModuleNotFoundError as error:

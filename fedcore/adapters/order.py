@@ -1,11 +1,14 @@
 """The limits of a framework's orders to clients, and the numbers of steps that replies say."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from fedcore.algorithms import Algorithm, Direction, named
 from fedcore.arguments import due_whole, integral, is_whole
-from fedcore.errors import RangeError
+from fedcore.errors import ArrayError, RangeError
 from fedcore.local_rules import name_of
 from fedcore.rates import Rate
 from fedcore.server import Server
@@ -39,6 +42,20 @@ def with_plain_steps(algorithm: Algorithm | str, lr: float | Rate | None) -> Alg
         raise RangeError(f"algorithm: expected one of plain local steps, got {type(method).__name__}, {more}")
     require_rate_of_rounds(lr)
     return method
+
+
+def require_own_model(own: Sequence[npt.NDArray[Any]], given: Sequence[npt.NDArray[Any]]) -> None:
+    """See that the model that a framework hands back to be sent is the server's.
+
+    Raises:
+        ArrayError: it is another one, which the server would not send and not step from: its noise would be lost.
+    """
+    if len(own) != len(given) or not all(map(np.array_equal, own, given)):
+        raise ArrayError(
+            "model: expected the one that the last round returned, got another: a wrapper changed it, such as one of "
+            "differential privacy that adds noise, and clients are sent the server's own model, without that change: "
+            "let clients add the noise"
+        )
 
 
 def require_rate_of_rounds(lr: float | Rate | None) -> None:

@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -130,6 +131,20 @@ def _core() -> Iterator[Finding]:
 def _packages(extra: str, needed: dict[str, str]) -> Iterator[Finding]:
     for package, bounds in needed.items():
         yield _package(extra, package, bounds, f"{DISTRIBUTION}[{extra}]")
+
+    if extra == "fedlab":  # which imports torchvision
+        yield from _torchvision(extra)
+
+
+def _torchvision(purpose: str) -> Iterator[Finding]:
+    """Look whether torchvision is of torch's kind: the one for GPUs cannot be imported beside torch's +cpu."""
+    with suppress(PackageNotFoundError):
+        torch, beside = version("torch"), version("torchvision")
+        kind = torch.partition("+")[2]
+        fits = kind == beside.partition("+")[2]
+        index = f" --index-url https://download.pytorch.org/whl/{kind}" if kind else ""
+        way_out = None if fits else f"pip install --force-reinstall --no-deps torchvision{index}"
+        yield Finding(purpose, "torchvision of torch's kind", f"{beside} beside torch {torch}", way_out)
 
 
 def _package(purpose: str, package: str, bounds: str, install: str) -> Finding:

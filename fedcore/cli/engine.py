@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fedcore.errors import ConfigError
 from fedcore.ray_session import Session
+from fedcore.registries import ADDED
 
 if TYPE_CHECKING:  # they import torch: where the trials' own processes work, this one does not wait for it
     from fedcore.engines import Engine
@@ -70,5 +71,8 @@ class EngineOptions:
 
 
 def found_anywhere(imports: Sequence[str]) -> list[str]:
-    """The imports with whole paths: a worker's folder is another one."""
-    return [str(Path(name).resolve()) if name.endswith(".py") else name for name in imports]
+    """The imports and the folders of modules, with whole paths: a worker's folder is another one."""
+    folders = [f"{folder}/" for folder in ADDED]
+    return folders + [
+        str(Path(name).resolve()) if name.endswith(".py") else name for name in imports if not name.endswith("/")
+    ]

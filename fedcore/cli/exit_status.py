@@ -3,7 +3,7 @@
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -13,14 +13,19 @@ from fedcore.experiment import Event
 
 
 @contextmanager
-def interruptible(console: Console, how_to_go_on: str) -> Iterator[None]:
-    """At Ctrl-C, or SIGTERM (a scheduler's, when a job's time is over), say how to go on; exit with ``INTERRUPTED``."""
+def interruptible(console: Console, how_to_go_on: Callable[[], str]) -> Iterator[None]:
+    """At Ctrl-C, or SIGTERM (a scheduler's, when a job's time is over), say how to go on; exit with ``INTERRUPTED``.
+
+    Args:
+        console: where it is said.
+        how_to_go_on: makes the advice, from what is there at that time.
+    """
     in_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, _interrupt) if in_main else None
     try:
         yield
     except KeyboardInterrupt:
-        said = f"interrupted; {how_to_go_on}"
+        said = f"interrupted; {how_to_go_on()}"
         console.print(said, style="yellow", markup=False, highlight=False, soft_wrap=True)
         sys.exit(INTERRUPTED)
     finally:

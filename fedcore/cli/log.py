@@ -38,6 +38,7 @@ class Loggers:
         self._before = _recorded(folder) if asked else {}
         self._loggers: dict[str, Callback] = {}
         self._read: dict[str, str] = {}
+        self._logged: set[str] = set()
         for text in asked:
             kind, _, where = text.partition("=")
             if kind not in KINDS:
@@ -55,6 +56,7 @@ class Loggers:
         for kind, logger in list(self._loggers.items()):
             try:
                 logger.event(event)
+                self._logged.add(kind)
             except Exception as error:
                 self._drop(kind, error)
 
@@ -69,7 +71,8 @@ class Loggers:
                 logger.close()
             except Exception as failed:
                 self._drop(name, failed)
-            else:
+                continue
+            if name in self._logged:
                 self._say(f"logged to {name}: {self._read[name]}")
 
     def _made(self, kind: str, where: str) -> tuple[Callback, str]:

@@ -53,7 +53,10 @@ def engine(parser: Parser, words: str, workers: str) -> None:
 
 def imports(parser: Parser) -> None:
     """Modules with parts of one's own."""
-    words = "import a module, or a .py file, that adds methods, data, ... of your own; may be repeated"
+    words = (
+        "import a module, or a .py file, that adds methods, data, ... of your own, or find modules in a folder (DIR/); "
+        "may be repeated"
+    )
     parser.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE", help=words)
 
 

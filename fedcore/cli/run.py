@@ -17,7 +17,8 @@ from fedcore.cli.report import show_report
 from fedcore.errors import ConfigError
 from fedcore.experiment import load_preset, presets, run_experiment
 from fedcore.experiment.additions import gone_on_with
-from fedcore.experiment.run_folder import CONFIG, default_folder
+from fedcore.experiment.records import started
+from fedcore.experiment.run_folder import CONFIG, clear_unfinished, default_folder
 from fedcore.experiment.trial import trials
 from fedcore.tracing import trace
 
@@ -65,12 +66,10 @@ def run(
     experiment = gone_on_with(folder, experiment) if resume else experiment
     console = Console()
     total = experiment.rounds * len(trials(experiment))
-    there = f"the finished rounds are in {folder / 'records'}: fedcore report {folder}"
-    go_on = f"{there}, or go on: {shlex.join(['fedcore', 'run', str(folder), '--resume', *flags(imports)])}"
     traced = trace() if profile else None
     with (
         engines.clients(imports) as make_engine,
-        interruptible(console, go_on),
+        interruptible(console, lambda: _how_to_go_on(folder, imports)),
         Loggers(loggers, folder, console) as logged,
         Progress(total, console=console) as progress,
         traced or nullcontext(),
@@ -90,6 +89,17 @@ def run(
         console.print(traced.table(), markup=False, highlight=False, soft_wrap=True)
         console.print(f"wrote {folder / TRACE}", markup=False, highlight=False, soft_wrap=True)
     exit_on_failures(console, [(event.trial.name, event) for event in failed])
+
+
+def _how_to_go_on(folder: Path, imports: list[str]) -> str:
+    """The advice after an interruption, by what the folder holds then."""
+    if not (folder / CONFIG).is_file():
+        clear_unfinished(folder)
+        return "nothing was written yet: the same command begins again"
+    go_on = shlex.join(["fedcore", "run", str(folder), "--resume", *flags(imports)])
+    if not any(map(started, (folder / "records").glob("*.jsonl"))):
+        return f"no round is finished yet; go on: {go_on}"
+    return f"the finished rounds are in {folder / 'records'}: fedcore report {folder}, or go on: {go_on}"
 
 
 def _require_run_or_preset(preset: str, resume: bool) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedcore.cli import cluster_store
+from fedcore.cli.imports import load_all
 from fedcore.cli.pairs import bytes_of, show_json, show_pairs
 from fedcore.cli.status import FAILED
 from fedcore.cluster.manifest import manifest_at
 from fedcore.errors import CheckpointError, MissingDependencyError, StoreError
 from fedcore.libraries import NARROW
 from fedcore.model_files import FORMS, form_of, write_model
-from fedcore.registries import load_module
 from fedcore.server import Server
 from fedcore.server.invariant import folder_problems, loading_hints, loading_problems
 from fedcore.server.saved_model import read_model
@@ -139,8 +139,7 @@ def export(path: Path, file: Path) -> None:
 
 def depart(path: Path, client: str, include: bool, imports: list[str]) -> None:
     """Have a client of a server's folder depart."""
-    for module in imports:
-        load_module(module, f"--import: expected a module that can be imported, got {module!r}")
+    load_all(imports)
     with Server.load(path, medium="mmap") as server:
         number = int(client) if re.fullmatch(r"[0-9]{1,20}", client) else None
         gone = number if number is not None and number in server.clients else client

@@ -13,6 +13,7 @@ from fedcore.cli.log import Loggers, both
 from fedcore.cli.overrides import given, on_device
 from fedcore.cli.report import show_sweep
 from fedcore.experiment import Sweep, load_preset, run_sweep
+from fedcore.experiment.records import started
 
 
 def sweep(
@@ -41,9 +42,8 @@ def sweep(
     chosen = Sweep(experiments, folder)
     console = Console()
     total = sum(job.trial.experiment.rounds for job in chosen.jobs())
-    go_on = f"the same command goes on, and what is there: fedcore report {folder}"
     with (
-        interruptible(console, go_on),
+        interruptible(console, lambda: _how_to_go_on(folder)),
         Loggers(loggers, folder, console) as logged,
         Progress(total, console=console) as progress,
     ):
@@ -51,3 +51,10 @@ def sweep(
         failed = run_sweep(chosen, jobs=jobs, imports=found_anywhere(imports), runner=runner, on_event=show)
     show_sweep(console, folder)
     exit_on_failures(console, [(event.job.name, event) for event in failed])
+
+
+def _how_to_go_on(folder: Path) -> str:
+    """The advice after an interruption, by what the folder holds then."""
+    if any(map(started, folder.rglob("records/*.jsonl"))):
+        return f"the same command goes on, and what is there: fedcore report {folder}"
+    return "no round is finished yet: the same command begins again"

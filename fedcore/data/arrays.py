@@ -32,6 +32,7 @@ def from_arrays(
     *,
     classes: int | None = None,
     parts: Sequence[Indices] | None = None,
+    clients: Any = None,
     name: str = "arrays",
 ) -> Dataset:
     """A data set of arrays in memory.
@@ -43,22 +44,30 @@ def from_arrays(
             float32 (and not copied where they are that already).
         train_y, test_y: int[m], likewise; converted to int64.
         classes: their number; None for the highest label plus one.
-        parts: who holds which training examples, for the partition "natural".
+        parts: the indices of each client's training examples, for the partition "natural".
+        clients: int[m] or str[m], the client of each training example, in the place of ``parts``; the clients are
+            numbered in ascending order.
         name: what messages call it.
 
     Raises:
         DtypeError: inputs are not floating, or labels are not integers.
         RangeError: an input is not finite or past float32's range, or a label is not below ``classes``.
-        ArrayError, ShapeError: something is no array, or its shape does not fit.
+        ArrayError, ShapeError: something is no array, or its shape does not fit; or parts and clients are both given.
 
     >>> x, y = np.random.default_rng(0).random((6, 3)), np.array([0, 1, 2, 0, 1, 2])
     >>> from_arrays(x[:4], y[:4], x[4:], y[4:]).classes
     3
+    >>> from_arrays(x[:4], y[:4], x[4:], y[4:], clients=["b", "a", "b", "c"]).parts
+    (array([1]), array([0, 2]), array([3]))
     """
+    if parts is not None and clients is not None:
+        raise ArrayError("clients: expected either parts or clients, got both: leave one out")
     inputs = _inputs("train_x", train_x), _inputs("test_x", test_x)
     labels = _labels("train_y", train_y), _labels("test_y", test_y)
     if classes is None:
         classes = 1 + max((int(y.max()) for y in labels if y.size), default=-1)
+    if clients is not None:
+        parts = _parts_of(clients, len(labels[0]))
     held = None if parts is None else tuple(parts)
     return Dataset(name, inputs[0], labels[0], inputs[1], labels[1], classes, parts=held)
 
@@ -111,6 +120,18 @@ def _labels(name: str, value: Any) -> npt.NDArray[np.int64]:
     if not np.issubdtype(array.dtype, np.integer):
         raise DtypeError(f"{name}: expected int[m], got {array.dtype}")
     return array.astype(np.int64)
+
+
+def _parts_of(clients: Any, examples: int) -> list[Indices]:
+    """The indices of each client's examples, the clients in ascending order."""
+    array = _array("clients", clients)
+    if array.shape != (examples,):
+        raise ShapeError(f"clients: expected one for each of {examples} training examples, got shape {array.shape}")
+    if not (array.dtype.kind in "iuU" or all(isinstance(client, str) for client in array)):
+        odd = next((client for client in array.tolist() if not isinstance(client, str)), None)
+        raise DtypeError(f"clients: expected integers or strings, got {odd!r}")
+    _, numbers, sizes = np.unique(array, return_inverse=True, return_counts=True)
+    return np.split(np.argsort(numbers, kind="stable").astype(np.int64), np.cumsum(sizes)[:-1])
 
 
 def _stack(name: str, examples: MapStyle) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

@@ -48,11 +48,8 @@ def from_hf(
     labels = [_column("train", train, label), _column("test", test, label)]
     if classes is None:
         classes = getattr(train.features[label], "num_classes", None)
-    parts = None
-    if client is not None:
-        whose = _column("train", train, client)
-        parts = [np.flatnonzero(whose == one).astype(np.int64) for one in np.unique(whose)]
-    return from_arrays(inputs[0], labels[0], inputs[1], labels[1], classes=classes, parts=parts, name=name)
+    clients = None if client is None else _column("train", train, client)
+    return from_arrays(inputs[0], labels[0], inputs[1], labels[1], classes=classes, clients=clients, name=name)
 
 
 def _column(split: str, data: Any, column: str) -> npt.NDArray[Any]:

@@ -25,10 +25,11 @@ def load_and_partition(experiment: Experiment, seed: int) -> tuple[Dataset, list
     """
     clients, partition = experiment.partition.clients, experiment.partition
     given = {"clients": clients, "seed": seed} if experiment.data.source.generated else {}
-    dataset = _load(experiment.data.name, tuple({**experiment.data.options, **given}.items()))
+    dataset = load_once(experiment.data.name, tuple({**experiment.data.options, **given}.items()))
     return dataset, data.divide(dataset, partition.name, clients, seed=seed, **partition.options)
 
 
 @lru_cache(maxsize=2)  # a process runs many trials on the same data
-def _load(name: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
+def load_once(name: str, options: tuple[tuple[str, Any], ...]) -> Dataset:
+    """The data set of that name, or the one that was loaded before."""
     return data.load(name, **dict(options))

@@ -135,6 +135,7 @@ def rounds(parts: TrialParts, *, count: int, evaluate_every: int, uploads: int =
             correction_norm=finite(report.correction_norm),
             staleness=report.staleness,
             together=parts.engine.together,
+            awaited=report.awaited,
         )
 
 

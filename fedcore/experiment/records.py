@@ -77,6 +77,7 @@ class RoundRecord:
         bytes_down: what was sent to the active clients.
         diversity, correction_norm, staleness: those of ``fedcore.RoundReport``.
         together: whether the clients of the round were trained together (see ``engines.InProcess``).
+        awaited: the clients without any update so far, for which the model stays as it is (MIFA); 0 where it does not.
     """
 
     round: Number
@@ -98,6 +99,7 @@ class RoundRecord:
     correction_norm: float | None = None
     staleness: float | None = None
     together: bool | None = None
+    awaited: Number | None = None
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 

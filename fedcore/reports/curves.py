@@ -1,7 +1,7 @@
 """Accuracy or test loss over rounds or uploadings: a line for each algorithm's mean, a band over its seeds."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from matplotlib.ticker import MaxNLocator
@@ -70,6 +70,7 @@ def draw_curves(
     axes = figure.add_subplot()
     ends: list[tuple[float, str, str]] = []
     means: list[float] = []
+    waits = False
     for algorithm in labels:
         group = [record for record in records if record.header.algorithm == algorithm]
         places, low, mean, high = band(group, over, measure)
@@ -78,6 +79,11 @@ def draw_curves(
         colour, style = look(group[0].header.order)
         axes.fill_between(places, low, high, color=colour, alpha=0.13, linewidth=0)
         axes.plot(places, mean, color=colour, linestyle=style, linewidth=1.8)
+        stayed = {place for record in group for place in band([_stayed(record)], over, measure)[0]}
+        waited = [(place, value) for place, value in zip(places, mean, strict=True) if place in stayed]
+        if waited:
+            axes.plot(*zip(*waited, strict=True), color=colour, linestyle="none", marker="x", markersize=5)
+        waits |= bool(waited)
         ends.append((mean[-1], algorithm, colour))
         means += mean
         if algorithm in accuracy:
@@ -89,7 +95,8 @@ def draw_curves(
     dotted = ", dotted: the paper's" if accuracy else ""
     dotted += f" (CUT SHORT here: {paper.short})" if dotted and paper and paper.short else ""
     dashed = ", dashed: somebody came or went" if shifts and over == "rounds" else ""
-    says = [f"{measure.says}, {spread}{dotted}{dashed}", *([f"changed: {changed}"] if changed else [])]
+    crosses = ", crosses: the model stays, waiting for clients" if waits else ""
+    says = [f"{measure.says}, {spread}{dotted}{dashed}{crosses}", *([f"changed: {changed}"] if changed else [])]
     frame(axes, "\n".join(says), width=WIDTH, title=records[0].header.title)
     label_axis(axes.xaxis, AXES[over], WIDTH - 2 * BESIDE_TEXT)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
@@ -98,6 +105,11 @@ def draw_curves(
         axes.set_yscale("log")
     name_ends(axes, ends)
     save_figure(figure, path)
+
+
+def _stayed(record: Record) -> Record:
+    """The rounds of a record in which the model stayed as it was."""
+    return replace(record, rounds=[line for line in record.rounds if line.awaited])
 
 
 def band(

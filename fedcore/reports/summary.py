@@ -57,7 +57,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Summary:
-    """The rows in the order of the comparison, and notes on trials that are not whole.
+    """The rows in the order of the comparison, and notes on trials that are not whole or whose model waited.
 
     Attributes:
         title: of the experiment.
@@ -88,7 +88,10 @@ def summarise(records: Sequence[Record], changed: str = "") -> Summary:
     return Summary(
         title=records[0].header.title,
         rows=tuple(_row(label, group, first) for label, group in by_algorithm.items()),
-        notes=tuple(note for record in records for note in _notes(record)),
+        notes=(
+            *(note for record in records for note in _notes(record)),
+            *(note for label, group in by_algorithm.items() for note in _waiting_notes(label, group)),
+        ),
         last=(min(lasts), max(lasts)) if lasts else (LAST, LAST),
         changed=changed,
     )
@@ -102,6 +105,11 @@ def accuracies(record: Record) -> dict[int, float]:
 def losses(record: Record) -> dict[int, float]:
     """Round to test loss, for the rounds that were evaluated and whose loss is finite."""
     return {line.round: line.loss for line in record.rounds if line.loss is not None}
+
+
+def waiting(record: Record) -> set[int]:
+    """The rounds in which the model stayed as it was, since the method waits until each client has replied once."""
+    return {line.round for line in record.rounds if line.awaited}
 
 
 def final(record: Record) -> float | None:
@@ -151,3 +159,18 @@ def _notes(record: Record) -> list[str]:
     if record.torn:
         notes.append(f"{name}: the last line of its record was cut off and is left out")
     return notes
+
+
+def _waiting_notes(label: str, group: Sequence[Record]) -> list[str]:
+    """The note on an algorithm whose model waited, the fewest and the most rounds of its seeds in it."""
+    waited = [len(waiting(record)) for record in group]
+    if not any(waited):
+        return []
+    few, most = min(waited), max(waited)
+    rounds = max(len(record.rounds) for record in group)
+    missing = max((record.rounds[-1].awaited or 0 for record in group if record.rounds), default=0)
+    still = f", and is still waiting for {missing}" if missing else ""
+    return [
+        f"{label}: the model stayed as it was in {few if few == most else f'{few} to {most}'} of {rounds} rounds, "
+        f"waiting for clients without any update so far{still}; wait=false starts without them"
+    ]

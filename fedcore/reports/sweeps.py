@@ -34,7 +34,7 @@ from fedcore.reports.report import (
     pictures,
     report_on,
 )
-from fedcore.reports.summary import Statistic, final, final_loss
+from fedcore.reports.summary import Statistic, final, final_loss, waiting
 from fedcore.reports.table import cells, code_span, escaped, legend, markdown_lines
 
 MOST = 10
@@ -136,7 +136,9 @@ def best(runs: Runs) -> tuple[list[Record], list[str], list[str]]:
         points.append(point)
         if len(by_point) > 1:
             of = f"{len(scores)} complete point{'s' * (len(scores) > 1)} of " if len(scores) < len(by_point) else ""
-            notes.append(f"{label}: {point}, the best of {of}{len(by_point)}{'' if of else ' points'}")
+            best_of = f"{label}: {point}, the best of {of}{len(by_point)}{'' if of else ' points'}"
+            moved = any(len(waiting(record)) < len(record.rounds) for point in scores for record in by_point[point])
+            notes.append(best_of if moved else f"{label}: {point}, but no point is best: no model moved at any")
         found += [replace(record, header=replace(record.header, order=order)) for record in by_point[point]]
     return found, notes, list(dict.fromkeys(points))
 

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -81,6 +82,18 @@ def test_the_build_tools_are_those_that_the_package_requires():
     assert set(project["build-system"]["requires"]) == set(tools) - {"cmake", "ninja"}  # from wherever they are
     for lock in ("sim.txt", "dev.txt"):
         assert {tool.partition(">")[0] for tool in tools} <= locked(lock)
+
+
+def test_the_quickstart_installs_what_the_tutorials_import():
+    """Also what `fedcore.read_records` needs, which they call, and the site's build, which runs them."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    needed = {re.match(r"\w+", line)[0] for line in extras["pandas"]}
+    for tutorial in (ROOT / "docs" / "tutorials").glob("*.py"):
+        needed |= set(re.findall(r"^ *(?:import|from) (\w+)", tutorial.read_text(), re.MULTILINE))
+    needed -= sys.stdlib_module_names | {"fedcore", "torch"}
+    assert needed >= {"matplotlib", "pandas"}
+    assert needed <= {re.match(r"[\w-]+", line)[0] for line in extras["sim"]} | {"numpy"}
+    assert needed <= locked("sim.txt")
 
 
 def test_what_is_locked_goes_in_first_by_its_hashes_and_alone():

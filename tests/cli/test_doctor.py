@@ -68,6 +68,25 @@ def test_a_version_that_does_not_fit(monkeypatch):
     assert (looked["found"], looked["way_out"]) == ("2.7.1", "pip install 'nvflare<2.10,>=2.9'")
 
 
+@pytest.mark.parametrize(
+    ("torch", "torchvision", "way_out"),
+    [
+        ("2.13.0+cpu", "0.28.0", "torchvision --index-url https://download.pytorch.org/whl/cpu"),
+        ("2.13.0", "0.28.0+cpu", "--force-reinstall --no-deps torchvision"),
+        ("2.13.0+cpu", "0.28.0+cpu", None),
+        ("2.13.0", "0.28.0", None),
+    ],
+)
+def test_torchvision_of_another_kind_than_torch(monkeypatch, torch, torchvision, way_out):
+    """It is installed, in a version that fits, and cannot be imported: torch lacks the operators of the other kind."""
+    real, given = doctor.version, {"torch": torch, "torchvision": torchvision, "fedlab": "1.3.0"}
+    monkeypatch.setattr(doctor, "version", lambda package: given.get(package) or real(package))
+    one = found("fedlab", status=int(way_out is not None))["fedlab", "torchvision of torch's kind"]
+    assert one["found"] == f"{torchvision} beside torch {torch}"
+    assert (one["way_out"] or "").endswith(way_out or "")
+    assert (one["way_out"] is None) == (way_out is None)
+
+
 def test_what_was_not_named_may_be_missing(monkeypatch):
     def version(package):
         if package == "numpy":

@@ -8,6 +8,7 @@ import pytest
 
 from fedcore.experiment.records import read_folder
 from fedcore.reports import write_report
+from tests.cli.command import invoke
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGINT is POSIX")
@@ -58,3 +59,41 @@ def wait_for_the_end_of_group(group, seconds=120):
         while time.monotonic() < deadline:
             os.killpg(group, 0)
             time.sleep(0.05)
+
+
+@pytest.mark.parametrize("words", [("run", "quickstart"), ("sweep", "quickstart")], ids=["run", "sweep"])
+@pytest.mark.parametrize("at", ["before the folder", "within it", "before a round"])
+def test_the_advice_is_of_what_is_there(tmp_path, monkeypatch, words, at):
+    """Ctrl-C comes before anything was written, or before the first round."""
+    folder = tmp_path / "run"
+
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    where = {
+        "before the folder": "fedcore.experiment.jobs.data.find",
+        "within it": "fedcore.experiment.run_folder.write_config",
+        "before a round": f"fedcore.experiment.{words[0]}.run_jobs",
+    }
+    monkeypatch.setattr(where[at], interrupted)
+    command = [*words, "--rounds", 1, "--seeds", 1, "--jobs", 0, "--set", "local.epochs=1", "--out", folder]
+    stopped = invoke(*command)
+    assert stopped.status == 130
+    assert "fedcore report" not in stopped.output
+    assert ("--resume" in stopped.output) == (at == "before a round" and words[0] == "run")
+    monkeypatch.undo()
+    again = ["run", folder, "--resume", "--jobs", 0] if "--resume" in stopped.output else command
+    done = invoke(*again)
+    assert done.status == 0, done.errors
+
+
+def test_a_logger_that_had_no_round_names_no_files(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedcore.experiment.run.run_jobs", interrupted)
+    stopped = invoke("run", "quickstart", "--out", tmp_path / "run", "--log", "tensorboard")
+    assert stopped.status == 130
+    assert "logged to" not in stopped.output

@@ -29,6 +29,14 @@ def test_parameters_of_torch_are_taken():
     assert from_arrays(x, [0, 1, 2], x, [0, 0, 0]).train_x.shape == (3, 2)
 
 
+@pytest.mark.parametrize(
+    "clients", [[20, 3, 20, 3, 7], np.array(["z", "a", "z", "a", "b"]), np.array(["z", "a", "z", "a", "b"], object)]
+)
+def test_a_client_for_each_example_makes_a_natural_partition(clients):
+    dataset = from_arrays(X[:5], Y[:5], X, Y, clients=clients)
+    assert [part.tolist() for part in dataset.parts] == [[1, 3], [4], [0, 2]]
+
+
 def test_parts_make_a_natural_partition():
     dataset = from_arrays(X, Y, X, Y, parts=[np.array([0, 3]), np.array([5])])
     assert [part.tolist() for part in dataset.parts] == [[0, 3], [5]]
@@ -46,6 +54,10 @@ def test_parts_make_a_natural_partition():
         ({"classes": 3}, RangeError, "train_y: expected 0 .. 2, got 0 .. 3"),
         ({"train_y": Y[1:]}, ShapeError, r"train_y: expected int64\[8\]"),
         ({"test_x": X[:, :1]}, ShapeError, "test_x: .* one example shape"),
+        ({"clients": np.zeros(7, int)}, ShapeError, "clients: expected one for each of 8 training examples, got"),
+        ({"clients": [1.5] * 8}, DtypeError, "clients: expected integers or strings, got 1.5"),
+        ({"clients": np.array(["a"] * 7 + [np.nan], object)}, DtypeError, "clients: expected integers .*, got nan"),
+        ({"clients": [0] * 8, "parts": []}, ArrayError, "clients: expected either parts or clients, got both"),
         ({"train_x": [[1.0], [1.0, 2.0]]}, ArrayError, "train_x: expected an array"),
         ({"train_x": torch.zeros(8, 2, 3, dtype=torch.bfloat16)}, ArrayError, "train_x: expected an array"),
         ({"train_x": torch.zeros(8, 2, 3, device="meta")}, ArrayError, "train_x: expected an array in CPU memory"),

@@ -77,7 +77,8 @@ def test_every_preset_is_valid(name):
         ("partition={name='iid', clients=3, seed=1}", "partition.seed: unknown key"),
         (
             "partition={name='natural', clients=3}",
-            "partition.name: expected data that says who holds what (synthetic, synthetic-iid), got 'digits'",
+            "partition.name: expected data with a client for each example (synthetic, synthetic-iid, or your own with "
+            "clients), got 'digits'",
         ),
         ("algorithms=['Mimc']", "algorithms.0.name: 'Mimc' is unknown; did you mean 'MimiC'?"),
         ("algorithms=[{name='MIFA', wai=false}]", "algorithms.0.wai: unknown key; did you mean 'wait'?"),

@@ -32,7 +32,8 @@ OddAndEven = mine.patterns:OddAndEven
 
 def fedcore(*words, path=(HOUSE,), folder="."):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path)), "COLUMNS": "200"}
-    command = [sys.executable, "-m", "fedcore", *map(str, words)]
+    # The installed command does not put the working folder on the path, as `python -m` does.
+    command = [sys.executable, "-P", "-m", "fedcore", *map(str, words)]
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
@@ -111,6 +112,15 @@ def test_by_entry_points(straight, tmp_path):
     listed = fedcore("list", path=path).stdout
     assert all(name in listed for name in NAMES.values())
     assert "two clouds of points" in fedcore("data", "list", path=path).stdout
+
+
+def test_modules_lie_beside_the_configuration(tmp_path):
+    """Nothing is on the path, and the working folder is another one: each process of the run finds them."""
+    shutil.copytree(HOUSE, tmp_path / "lab")
+    words = ("--rounds", 1, "--seeds", 1, "--jobs", 1, "--out", tmp_path / "run")
+    ended = fedcore("run", "lab/experiment.toml", *words, path=(), folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert [label for label, _ in figures(tmp_path / "run")] == ["FedAvg", "FedACG (lam=0.5)"]
 
 
 def test_a_report_of_a_folder_imports_nothing(straight, tmp_path):

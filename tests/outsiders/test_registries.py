@@ -1,19 +1,23 @@
 """What is said of names that stand for nothing, and what a saved server may have imported."""
 
 import importlib
+import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedcore import Server, Update, algorithms, data, local_rules, optimizers, participation, rates
+from fedcore import Server, Update, algorithms, data, local_rules, optimizers, participation, rates, registries
 from fedcore.algorithms import named
+from fedcore.cli import engine, imports
 from fedcore.data import partitions
-from fedcore.errors import CheckpointError, ConfigError, UnknownNameError
+from fedcore.errors import CheckpointError, ConfigError, RangeError, UnknownNameError
 from fedcore.experiment import load_preset
+from fedcore.experiment.datasets import load_and_partition
 from fedcore.local import nets
 from fedcore.registries import Registry, load_module
+from tests.cli.command import invoke
 
 HOUSE = Path(__file__).parent / "house"
 REGISTRIES = [
@@ -39,6 +43,24 @@ def house(monkeypatch):
         registry.clear()
         registry.update(rows)
     for name in [name for name in sys.modules if name.partition(".")[0] in ("mine", "registers")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    """A folder with a configuration and the modules that it names beside it, none of them on the path."""
+    shutil.copytree(HOUSE, tmp_path / "lab")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", str(HOUSE))])
+    monkeypatch.setattr(registries, "ADDED", [])  # the caches of the path are those of other folders
+    for module in (imports, engine):
+        monkeypatch.setattr(module, "ADDED", registries.ADDED)
+    yield tmp_path / "lab" / "experiment.toml"
+    forget_mine()
+
+
+def forget_mine():
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
         del sys.modules[name]
 
 
@@ -154,3 +176,94 @@ def test_a_rate_is_never_made_by_a_folders_word(house, tmp_path):
 class Halving:
     def __call__(self, round):
         return 0.5**round
+
+
+SMALL = ("--rounds", 1, "--seeds", 1, "--jobs", 0)
+
+
+@pytest.mark.parametrize("words", [("data", "show"), ("sweep", *SMALL), ("run", *SMALL)], ids=lambda words: words[0])
+def test_every_command_finds_modules_beside_its_file(lab, words):
+    done = invoke(*words, "lab/experiment.toml")
+    assert done.status == 0, done.errors
+
+
+def test_a_run_goes_on_with_the_folder_of_its_modules(lab, monkeypatch):
+    assert invoke("run", lab, *SMALL, "--out", "run").status == 0
+    assert imports.flags([]) == ["--import", f"{lab.parent}/"]
+    sys.path.remove(str(lab.parent))
+    registries.ADDED.clear()
+    forget_mine()
+    refused = invoke("run", "run", "--resume").errors
+    assert "or its folder with a / at the end, to --import" in refused
+    done = invoke("run", "run", "--resume", "--rounds", 2, "--jobs", 0, "--import", "lab/")
+    assert done.status == 0, done.errors
+
+
+def test_modules_lie_in_the_working_folder(lab, monkeypatch):
+    monkeypatch.chdir(lab.parent)
+    done = invoke(
+        "data",
+        "show",
+        "quickstart",
+        "--set",
+        "data={name='mine.data:clouds'}",
+        "--set",
+        "model={name='mine.models:line'}",
+    )
+    assert done.status == 0, done.errors
+
+
+def test_of_two_modules_with_one_name_none_is_taken(lab, tmp_path, monkeypatch):
+    """The other one would hide the one beside the file, and the run would be of what nobody meant."""
+    other = shutil.copytree(HOUSE, tmp_path / "other")
+    monkeypatch.syspath_prepend(str(other))
+    with pytest.raises(ConfigError, match=f"expected one module with the name 'mine', got two, {lab.parent}.*{other}"):
+        load_preset(lab)
+
+
+def test_a_folder_of_modules_is_there(lab):
+    assert "--import: expected a folder before the /, got 'nowhere/'" in invoke("list", "--import", "nowhere/").errors
+    with pytest.raises(UnknownNameError, match="expected a module's name before the colon"):
+        data.REGISTRY.find("lab/:clouds")
+
+
+CSV = """
+import numpy as np
+from pathlib import Path
+from fedcore.data import Source, from_arrays
+
+
+def load(path: str = "own.csv"):
+    table = np.genfromtxt(Path(__file__).parent / path, delimiter=",", names=True, dtype=None, encoding="utf-8")
+    x = np.stack([table["x0"], table["x1"], table["x2"]], axis=1)
+    clients = table["client"] if "client" in table.dtype.names else None
+    return from_arrays(x, table["label"], x, table["label"], clients=clients)
+
+
+own = Source(load, "a CSV file", shape=(3,), classes=2)
+"""
+
+
+def test_the_clients_of_a_csv_file_are_the_natural_partition(lab):
+    (lab.parent / "mine" / "csv.py").write_text(CSV)
+    whose = ["b", "a", "c", "a", "b", "a"]
+    rows = [f"{i},1.0,{i / 2},{i % 2},{client}" for i, client in enumerate(whose)]
+    (lab.parent / "mine" / "own.csv").write_text("\n".join(["x0,x1,x2,label,client", *rows]) + "\n")
+    (lab.parent / "mine" / "none.csv").write_text("x0,x1,x2,label\n1.0,2.0,3.0,1\n1.0,2.0,4.0,0\n")
+    text = lab.read_text().replace("mine.data:clouds", "mine.csv:own").replace("points = 120\n", "")
+    own = lab.with_name("own.toml")
+    own.write_text(text.replace('name = "iid"\nclients = 4', 'name = "natural"'))
+    experiment = load_preset(own)
+    assert experiment.partition.clients == 3
+    assert [part.tolist() for part in load_and_partition(experiment, 0)[1]] == [[1, 3, 5], [0, 4], [2]]
+    done = invoke("run", own, *SMALL, "--set", "rate.lr=0.2", "--out", "own")
+    assert done.status == 0, done.errors
+    assert "rate.lr 0.1 -> 0.2" in done.output
+    done = invoke("run", "own", "--resume", "--rounds", 2, "--jobs", 0)
+    assert done.status == 0, done.errors
+    with pytest.raises(RangeError, match="clients: expected the 3 of 'arrays', got 4"):
+        load_and_partition(load_preset(own, ["partition.clients=4"]), 0)
+    with pytest.raises(ConfigError, match=r"own.toml: data 'mine.csv:own': .*no.csv"):
+        load_preset(own, ["data.path=no.csv"])
+    with pytest.raises(ConfigError, match=r"expected a data set with a client for each example, got 'arrays' without"):
+        load_preset(own, ["data.path=none.csv"])

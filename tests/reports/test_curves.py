@@ -32,6 +32,18 @@ def test_losses_are_drawn_in_their_own_unit_and_far_apart_ones_on_a_logarithmic_
     assert (rounds, low, mean, high) == ([1, 3], [0.9, 0.7], [0.9, 0.7], [0.9, 0.7])
 
 
+def test_rounds_in_which_a_model_waits_are_crossed(tmp_path, record, drawn):
+    lines = record("A", 0, 0, [0.1, 0.1, 0.3, 0.5])
+    awaited = replace(lines, rounds=[replace(line, awaited=max(2 - line.round, 0)) for line in lines.rounds])
+    draw_curves([awaited, record("B", 1, 0, [0.1, 0.2])], tmp_path / "a.png")
+    (axes,) = drawn[-1].axes
+    (crosses,) = (line for line in axes.lines if line.get_marker() == "x")
+    assert list(crosses.get_xdata()) == [1, 2]
+    assert "crosses: the model stays, waiting for clients" in axes.texts[0].get_text().replace("\n", " ")
+    draw_curves([lines], tmp_path / "b.png")
+    assert "crosses" not in drawn[-1].axes[0].texts[0].get_text()
+
+
 def test_the_loss_has_no_dotted_lines(tmp_path, record, drawn):
     """The papers print accuracies."""
     paper = Comparison("P", accuracy={"A": 50.0})

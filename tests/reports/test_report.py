@@ -5,6 +5,9 @@ import pytest
 
 from fedcore.errors import MissingDataError
 from fedcore.experiment import load_preset
+from fedcore.experiment.loop import run_trial
+from fedcore.experiment.records import read_folder
+from fedcore.experiment.trial import trials
 from fedcore.reports import write_report
 from fedcore.reports.curves import draw_curves
 from fedcore.reports.report import shifts
@@ -47,6 +50,25 @@ def test_a_run_without_a_round_has_one_too(tmp_path, record):
 def test_a_folder_that_is_no_run(tmp_path):
     with pytest.raises(MissingDataError, match="expected records"):
         write_report(tmp_path)
+
+
+def test_a_report_shows_that_a_model_waited_for_clients(tmp_path):
+    methods = "algorithms=['MIFA', {name='MIFA', wait=false}]"
+    pattern = "participation={name='Bernoulli', p=0.6}"
+    for trial in trials(load_preset("quickstart", [methods, pattern, "rounds=10", "seeds=[0]", "local.epochs=1"])):
+        run_trial(trial, tmp_path)
+    waits, starts = read_folder(tmp_path)
+    there = [set().union(*(line.active for line in waits.rounds[: t + 1])) for t in range(10)]
+    assert [line.awaited for line in waits.rounds] == [30 - len(seen) for seen in there]
+    assert [line.gamma == 0 for line in waits.rounds] == [len(seen) < 30 for seen in there]
+    assert [line.awaited for line in starts.rounds] == [0] * 10
+    stayed = sum(len(seen) < 30 for seen in there)
+    assert 0 < stayed < 10
+    (told,) = write_report(tmp_path).summary.notes
+    note = f"MIFA: the model stayed as it was in {stayed} of 10 rounds, waiting for clients without any update so far"
+    assert told.startswith(note)
+    for name in ("table.md", "report.html"):
+        assert note in (tmp_path / name).read_text()
 
 
 def test_the_rounds_in_which_somebody_comes_or_goes():

@@ -52,6 +52,23 @@ def test_partial_records_are_noted(record):
     assert summary.rows[1].oscillation == Statistic(None, None)
 
 
+def waiting(record, *awaited):
+    lines = [replace(line, awaited=count) for line, count in zip(record.rounds, awaited, strict=True)]
+    return replace(record, rounds=lines)
+
+
+def test_rounds_in_which_a_model_waits_are_noted(record):
+    moving = record("A", 0, 0, [0.1] * 3)  # an older record has no such field
+    waited = [waiting(record("B", 1, 0, [0.1] * 3), 4, 1, 0), waiting(record("B", 1, 1, [0.1] * 3), 2, 0, 0)]
+    stuck = waiting(record("C", 2, 0, [0.1] * 3), 9, 8, 7)
+    assert summarise([moving, *waited, stuck]).notes == (
+        "B: the model stayed as it was in 1 to 2 of 3 rounds, waiting for clients without any update so far; "
+        "wait=false starts without them",
+        "C: the model stayed as it was in 3 of 3 rounds, waiting for clients without any update so far, and is still "
+        "waiting for 7; wait=false starts without them",
+    )
+
+
 def test_a_trial_without_rounds_has_no_figures(record):
     (row,) = summarise([record("A", 0, 0, [], rounds=3)]).rows
     assert (row.seeds, row.rounds, row.final) == ((), 0, Statistic(None, None))

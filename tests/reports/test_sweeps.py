@@ -11,8 +11,9 @@ from tests.reports.test_page import parsed
 
 @pytest.fixture
 def put(tmp_path, record):
-    def put(point, label, order, seed, accuracies, rounds=None, preset="p"):
+    def put(point, label, order, seed, accuracies, rounds=None, preset="p", awaited=None):
         made = record(label, order, seed, accuracies, rounds)
+        made = replace(made, rounds=[replace(line, awaited=awaited) for line in made.rounds])
         folder = tmp_path / preset / point
         (folder / "records").mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text("{}")
@@ -60,6 +61,19 @@ def test_each_algorithm_has_its_own_best_point(tmp_path, put):
         "uploads": "3",
         "seconds": "1.5",
     }
+
+
+def test_no_point_is_best_where_no_model_moved(tmp_path, put):
+    for point in ("lr=0.1", "lr=0.2"):
+        put(point, "FedAvg", 0, 0, [0.5] * 3)
+        put(point, "MIFA", 1, 0, [0.1] * 3, awaited=2)
+    best, stuck, waits = write_overview(tmp_path).reports["p"].summary.notes
+    assert best == "FedAvg: lr=0.1, the best of 2 points"
+    assert stuck == "MIFA: lr=0.1, but no point is best: no model moved at any"
+    assert waits.startswith("MIFA: the model stayed as it was in 3 of 3 rounds")
+    assert waits in (tmp_path / "overview.md").read_text()
+    put("lr=0.2", "MIFA", 1, 0, [0.2] * 3, awaited=0)
+    assert write_overview(tmp_path).reports["p"].summary.notes[1] == "MIFA: lr=0.2, the best of 2 points"
 
 
 def test_a_point_that_lacks_a_seed_of_another_one_is_not_complete(tmp_path, put):

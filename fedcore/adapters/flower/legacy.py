@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from logging import ERROR, WARNING
 from pathlib import Path
@@ -17,7 +18,13 @@ from flwr.server.strategy import FedAvg as FlowerFedAvg
 from fedcore.adapters import npy
 from fedcore.adapters.flower.metrics import MOST, plain_number, require_finite, within_medians
 from fedcore.adapters.open_server import load_server, newcomers, open_server
-from fedcore.adapters.order import beyond_plain_steps, require_rate_of_rounds, require_steps, steps_of
+from fedcore.adapters.order import (
+    beyond_plain_steps,
+    require_own_model,
+    require_rate_of_rounds,
+    require_steps,
+    steps_of,
+)
 from fedcore.adapters.refusals import refusal_line, refusals
 from fedcore.adapters.replies import add_reply
 from fedcore.algorithms import Algorithm, named
@@ -81,6 +88,7 @@ class LegacyStrategy(FlowerFedAvg):
         self._steps = steps
         self.server: Server | None = None
         self.reports: list[RoundReport] = []
+        self._returned: Parameters | None = None
         self._model = [npy.read(tensor) for tensor in self.initial_parameters.tensors]
         self._how: dict[str, Any] = {"algorithm": algorithm, "x0": self._model, "lr": lr, **(server or {})}
         self._client_sizes = self._how.pop("client_sizes", None)
@@ -99,7 +107,14 @@ class LegacyStrategy(FlowerFedAvg):
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """Flower's sample of clients, with the server's model and the method's coefficients."""
+        """Flower's sample of clients, with the server's model and the method's coefficients.
+
+        Raises:
+            ArrayError: ``parameters`` are another model than ``aggregate_fit`` returned.
+        """
+        if parameters and self._returned and parameters is not self._returned:
+            own, given = ([npy.read(one) for one in each.tensors] for each in (self._returned, parameters))
+            require_own_model(own, given)
         chosen = super().configure_fit(server_round, parameters, client_manager)
         clients = [_key(proxy) for proxy, _ in chosen]
         if self.server is None:
@@ -127,12 +142,22 @@ class LegacyStrategy(FlowerFedAvg):
         if line := refusal_line(round.report):
             log(WARNING if round.report.heard else ERROR, "aggregate_fit: %s", line)
         heard = set(round.report.heard)
-        usable = _usable([pair for pair in results if _key(pair[0]) in heard], "aggregate_fit", self._ratio)
+        counted = [pair for pair in results if _key(pair[0]) in heard]
+        if self.server.algorithm.keeps_rows and _are_alike(counted):
+            log(
+                WARNING,
+                "aggregate_fit: all %s results are the same model, as after secure aggregation: from a mean alone, "
+                "%s learns nothing about single clients and steps as FedAvg; take FedAvg",
+                len(counted),
+                type(self.server.algorithm).__name__,
+            )
+        usable = _usable(counted, "aggregate_fit", self._ratio)
         aggregate = self.fit_metrics_aggregation_fn
+        self._returned = self._parameters()
         if not aggregate or not usable:
-            return self._parameters(), {}
+            return self._returned, {}
         mean = _of_most(lambda some: aggregate([(result.num_examples, result.metrics) for _, result in some]), usable)
-        return self._parameters(), mean
+        return self._returned, mean
 
     def aggregate_evaluate(
         self,
@@ -239,6 +264,14 @@ def _of_most(mean: Callable[[list[tuple[ClientProxy, R]]], M], results: list[tup
 
 def _kind(value: object) -> type:
     return float if is_real(value) else type(value)
+
+
+def _are_alike(results: list[tuple[ClientProxy, FitRes]]) -> bool:
+    """Tell whether several clients sent one and the same model."""
+    with suppress(Exception):  # of an object that a client made
+        tensors = [result.parameters.tensors for _, result in results]
+        return len(tensors) > 1 and all(each == tensors[0] for each in tensors[1:])
+    return False
 
 
 def _key(proxy: ClientProxy) -> int | str:

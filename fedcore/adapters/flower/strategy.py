@@ -22,7 +22,7 @@ from fedcore.adapters.flower.pending import Asked, Failure, failure_of, request_
 from fedcore.adapters.flower.records import Wire
 from fedcore.adapters.flower.replies import Reader
 from fedcore.adapters.open_server import asked_at_most, newcomers, require_same_limits
-from fedcore.adapters.order import beyond_plain_steps, require_rate_of_rounds, require_steps
+from fedcore.adapters.order import beyond_plain_steps, require_own_model, require_rate_of_rounds, require_steps
 from fedcore.adapters.refusals import refusal_line, refusals, silence
 from fedcore.algorithms import Algorithm
 from fedcore.errors import CheckpointError, RangeError, RoundError, UnknownNameError
@@ -196,9 +196,15 @@ class ServerStrategy(FlowerFedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The messages of the round, of the server's model; ``arrays`` matters in the first round alone."""
+        """The messages of the round, of the server's model, which ``arrays`` is from the second round on.
+
+        Raises:
+            ArrayError: it is another model, as a wrapper makes one that adds noise to the aggregated model.
+        """
         if self.fraction_train == 0.0:
             return []
+        if self._written is not None and arrays is not self._written[1]:
+            require_own_model(self._written[1].to_numpy_ndarrays(), arrays.to_numpy_ndarrays())
         nodes = self._there(arrays, grid)
         k = max(int(len(nodes) * self.fraction_train), self.min_train_nodes)
         busy = {asked.node for asked in self._asked}

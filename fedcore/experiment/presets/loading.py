@@ -3,20 +3,25 @@
 import copy
 import json
 import re
+import sys
 import tomllib
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fedcore.errors import ConfigError, UnknownNameError
+from fedcore import data
+from fedcore.errors import ConfigError, FedcoreError, UnknownNameError
 from fedcore.experiment import presets
+from fedcore.experiment.datasets import load_once
 from fedcore.experiment.presets.variants import FULL, SCALES, at_scale
 from fedcore.experiment.schema.changes import Changes, changes, combined
 from fedcore.experiment.schema.experiment import Experiment
 from fedcore.experiment.schema.section import said, unknown_key
+from fedcore.registries import look_in
 
 OF_FAMILIES = {"data", "objective", "partition", "participation"}
 """The tables in which the presets of a family differ."""
@@ -29,7 +34,8 @@ def load_preset(
 
     Args:
         name_or_path: the name of a preset, or the path of a ``.toml`` or ``.json`` file. A file may stand on a preset
-            (``base``), and change what it says.
+            (``base``), and change what it says. The modules that a ``.toml`` file names (``module:Name``) may lie
+            beside it: its folder is then the last of ``sys.path``.
         overrides: ``"table.key=value"``. Values are TOML (``5``, ``0.1``, ``[0, 1]``, ``{p = 0.3}``); bare
             words are strings, and ``none`` takes a key out. They come last, and ``Experiment.changes`` tells of them.
         scale: "full" is the size that the file describes, "quick" what its table ``quick`` makes of it.
@@ -56,6 +62,11 @@ def load_preset(
     tables.setdefault("name", name.name if name.is_absolute() or ".." in name.parts else name.as_posix())
     for override in overrides:
         _apply(tables, override)
+    if where.endswith(".toml"):
+        _find_modules_beside(Path(where), tables)
+    if (clients := _natural_clients(where, tables)) is not None:
+        for each in (tables, whole):
+            each["partition"] = {"name": "natural", "clients": clients}
     changed = {re.split(r"[.=]", key.strip())[0].strip() for key in (*overrides, *_table(tables, "grid"))}
     if changed & OF_FAMILIES:  # then its value in the family is no longer what the preset says
         _table(tables, "pictures").pop("varied", None)
@@ -64,6 +75,55 @@ def load_preset(
         return experiment.model_copy(update={"changes": _changes(experiment, whole, titled)})
     except ValidationError as error:
         raise in_words(where, error) from None
+
+
+def _find_modules_beside(file: Path, tables: dict[str, Any]) -> None:
+    """Let the modules that a file's tables name be found in its folder.
+
+    Raises:
+        ConfigError: another module of the same name comes first.
+    """
+    folder = file.parent.resolve()
+    for name in dict.fromkeys(re.findall(r'"([A-Za-z_]\w*)[\w.]*:[A-Za-z_]', json.dumps(tables, default=str))):
+        beside = [folder / f"{name}.py", folder / name / "__init__.py", folder / name]
+        beside = [place.resolve() for place in beside if place.exists()]
+        if not beside:
+            continue
+        look_in(folder)
+        spec = sys.modules[name].__spec__ if name in sys.modules else find_spec(name)
+        found = (
+            []
+            if spec is None
+            else [place for place in (spec.origin, *(spec.submodule_search_locations or ())) if place]
+        )
+        if not any(Path(place).resolve() in beside for place in found):
+            raise ConfigError(
+                f"{file}: expected one module with the name {name!r}, got two, {beside[0]} and "
+                f"{', '.join(found) or 'one of the program'}: rename the first"
+            )
+
+
+def _natural_clients(where: str, tables: dict[str, Any]) -> int | None:
+    """The clients of data of one's own, where the partition is the data's and leaves their number out.
+
+    Cost: the data is loaded.
+    """
+    options, partition = (
+        {"name": named} if isinstance(named := tables.get(key), str) else dict(_table(tables, key))
+        for key in ("data", "partition")
+    )
+    name = options.pop("name", None)
+    if partition != {"name": "natural"} or not isinstance(name, str) or name in data.REGISTRY.own:
+        return None
+    try:
+        if data.REGISTRY.find(name).generated:
+            return None
+        dataset = load_once(name, tuple(options.items()))
+        return len(data.natural(dataset, 1) if dataset.parts is None else dataset.parts)  # the former refuses it
+    except UnknownNameError:
+        return None  # which is refused by its key later
+    except (FedcoreError, OSError, TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: data {name!r}: {error}") from error
 
 
 def in_words(where: str, error: ValidationError) -> ConfigError:

@@ -281,10 +281,16 @@ class Experiment(Section):
     @field_validator("partition")
     @classmethod
     def _data_says_who_holds_what(cls, partition: Partition, info: ValidationInfo) -> Partition:
-        if partition.name == "natural" and "data" in info.data and not info.data["data"].source.generated:
-            generated = ", ".join(name for name, source in data.REGISTRY.items() if source.generated)
+        """The data of one's own is asked when it is loaded."""
+        named = info.data.get("data")
+        if partition.name == "natural" and named and named.name in data.REGISTRY.own and not named.source.generated:
+            own = data.REGISTRY.own
+            generated = ", ".join(name for name, one in data.REGISTRY.items() if one.generated and name in own)
             raise problems(
-                {"name": f"expected data that says who holds what ({generated}), got {info.data['data'].name!r}"}
+                {
+                    "name": f"expected data with a client for each example ({generated}, or your own with clients), "
+                    f"got {named.name!r}"
+                }
             )
         return partition
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp import strategy as strategies
 from flwr.serverapp.strategy import FedAvg
 
 from fedcore import Server
@@ -76,6 +77,24 @@ def test_without_arguments_it_is_flower_s_fedavg(nodes):
         assert got.keys() == due.keys() == {1, 2, 3}
         for number in got:
             assert dict(got[number]) == pytest.approx(dict(due[number]))
+
+
+@pytest.mark.parametrize("kind", ["ServerSideFixed", "ClientSideFixed", "ServerSideAdaptive"])
+def test_noise_that_a_wrapper_adds_to_the_model_is_not_lost_in_silence(kind):
+    """Clients get the server's own model: without the noise, the next round would tell what it was to hide."""
+    wrapper = getattr(strategies, f"DifferentialPrivacy{kind}Clipping")
+    adaptive = {"clipped_count_stddev": 1.0} if kind.endswith("Adaptive") else {"clipping_norm": 1.0}
+    wrapped = wrapper(flower.FedAvg(poll=0.001), noise_multiplier=1.0, num_sampled_clients=3, **adaptive)
+    with pytest.raises(ArrayError, match=r"model: expected the one that the last round returned, got another.*noise"):
+        run(wrapped, 3)
+
+
+def test_clipping_without_noise_is_flower_s_own():
+    def clipped(strategy):
+        wrapper = strategies.DifferentialPrivacyServerSideFixedClipping
+        return run(wrapper(strategy, noise_multiplier=0.0, clipping_norm=0.1, num_sampled_clients=3), 3)
+
+    np.testing.assert_allclose(clipped(flower.FedAvg(poll=0.001)), clipped(FedAvg()), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["FedAvg", "LocalDescent", "FlexibleFedAvg", "MimiC"])

@@ -1,15 +1,18 @@
 """The older Strategy API: the same server under aggregate_fit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from flwr.common import Code, EvaluateRes, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
 from flwr.server.client_manager import SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
+from flwr.server.strategy import DifferentialPrivacyServerSideFixedClipping
 
 from fedcore import Server
 from fedcore.adapters import npy
 from fedcore.adapters.flower.legacy import LegacyStrategy
-from fedcore.errors import CheckpointError, RangeError
+from fedcore.errors import ArrayError, CheckpointError, RangeError
 
 MODEL = [np.ones((3, 2), np.float32), np.zeros(2, np.float32)]
 STEPS = 4
@@ -142,6 +145,46 @@ def test_a_bad_result_is_refused_and_a_new_client_arrives():
     asked = strategy.configure_fit(3, None, manager)
     strategy.aggregate_fit(3, [(proxy, proxy.fit(ins)) for proxy, ins in asked], [])
     assert set(strategy.server.clients) == {results[1][0].cid, *(proxy.cid for proxy, _ in asked)}
+
+
+def round_of_means(strategy, manager, parameters, t):
+    """A round after which each result is the cohort's mean, which is what Flower's secure aggregation makes of it."""
+    asked = strategy.configure_fit(t + 1, parameters, manager)
+    results = [(proxy, proxy.fit(ins)) for proxy, ins in asked]
+    models = [parameters_to_ndarrays(result.parameters) for _, result in results]
+    mean = ndarrays_to_parameters([np.mean(tensors, axis=0) for tensors in zip(*models, strict=True)])
+    return [(proxy, replace(result, parameters=mean)) for proxy, result in results]
+
+
+@pytest.mark.parametrize(
+    ("method", "warned"), [("FedAvg", 0), ("FedProx", 0), ("MIFA", 3), ("MimiC", 3), ("FedVARP", 3)]
+)
+def test_a_method_with_rows_says_that_results_are_means(method, warned, caplog):
+    """All rows are then alike, and the method is FedAvg."""
+    manager = SimpleClientManager()
+    for cid in "123":
+        manager.register(Proxy(cid))
+    strategy, plain = legacy(method), legacy("FedAvg")
+    parameters = {each: each.initialize_parameters(manager) for each in (strategy, plain)}
+    for t in range(3):
+        for each in parameters:
+            results = round_of_means(each, manager, parameters[each], t)
+            parameters[each], _ = each.aggregate_fit(t + 1, results, [])
+    assert caplog.text.count(f"from a mean alone, {method} learns nothing about single clients") == warned
+    if method != "FedProx":
+        np.testing.assert_allclose(strategy.server.x, plain.server.x, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_that_a_wrapper_has_changed_is_not_left_out_in_silence():
+    manager = SimpleClientManager()
+    for cid in "123":
+        manager.register(Proxy(cid))
+    wrapped = DifferentialPrivacyServerSideFixedClipping(legacy("FedAvg"), 1.0, 1.0, 3)
+    parameters = wrapped.initialize_parameters(manager)
+    results = [(proxy, proxy.fit(ins)) for proxy, ins in wrapped.configure_fit(1, parameters, manager)]
+    noisy, _ = wrapped.aggregate_fit(1, results, [])
+    with pytest.raises(ArrayError, match=r"model: expected the one that the last round returned, got another.*noise"):
+        wrapped.configure_fit(2, noisy, manager)
 
 
 def test_needs_a_model():

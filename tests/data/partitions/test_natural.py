@@ -15,5 +15,7 @@ def test_another_number_of_clients_is_refused():
 
 
 def test_a_data_set_that_says_nothing_is_refused():
-    with pytest.raises(RangeError, match="partition: expected a data set that says who holds what, got 'digits'"):
+    with pytest.raises(
+        RangeError, match="partition: expected a data set with a client for each example, got 'digits' without"
+    ):
         natural(load("digits"), 3)
