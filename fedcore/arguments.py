@@ -1,15 +1,17 @@
 """Checks of a caller's arguments: of a number, and of a list of arrays, in one wording."""
 
+import os
 from functools import lru_cache
 from numbers import Real
 from operator import index
+from pathlib import Path
 from reprlib import repr as short_repr
 from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.errors import ArrayError, DtypeError, FedcoreError, RangeError
+from fedcore.errors import ArrayError, DtypeError, FedcoreError, RangeError, StoreError
 from fedcore.float_mode import ieee
 
 LONGEST = 500
@@ -186,3 +188,35 @@ def numbers(name: str, values: Any, dtype: type) -> npt.NDArray[Any]:
         return np.array(values, dtype)
     except (TypeError, ValueError) as error:
         raise DtypeError(f"{name}: expected numbers: {error}") from None
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """A path with the home directory in the place of ``~``.
+
+    Raises:
+        RangeError: there is no such home directory.
+    """
+    found = os.path.expanduser(path)
+    if found.startswith("~"):
+        raise RangeError(f"path: expected a home directory for ~, got none for {found!r}: ./~ is a folder of this name")
+    return Path(found)
+
+
+def absolute(path: str | os.PathLike[str]) -> Path:
+    """An expanded path that stays the same when the working directory changes.
+
+    Raises:
+        RangeError: as ``expanded``.
+        StoreError: it is relative, and the working directory was deleted.
+    """
+    found = expanded(path)
+    try:
+        return found.absolute()
+    except FileNotFoundError:
+        raise StoreError(f"{found}: expected a working directory, got a deleted one: give an absolute path") from None
+
+
+def absolute_store(store: Any) -> Any:
+    """``Server``'s argument ``store`` with an ``absolute`` path, where it has one."""
+    is_file = isinstance(store, str) and store.startswith("mmap:") and store != "mmap:"
+    return f"mmap:{absolute(store.removeprefix('mmap:'))}" if is_file else store

@@ -2,9 +2,9 @@
 
 import os
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedcore.arguments import absolute
 from fedcore.errors import MissingDependencyError
 
 if TYPE_CHECKING:
@@ -47,4 +47,4 @@ def read_records(folder: str | os.PathLike[str]) -> "pandas.DataFrame":
         raise MissingDependencyError.of("read_records", ", ".join(missing), extra="pandas")
     from fedcore.experiment.frame import frame_of
 
-    return frame_of(Path(folder))
+    return frame_of(absolute(folder))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedcore.arguments import absolute
 from fedcore.atomic_file import draft_of
 from fedcore.errors import ArrayError, MissingDependencyError, StoreError, UnknownNameError
 from fedcore.libraries import Library, library_of
@@ -60,7 +61,7 @@ def write_model(tensors: Mapping[str, Any], path: str | os.PathLike[str]) -> Non
     ...     dict(np.load(f"{folder}/model.npz"))
     {'w': array([1., 2.], dtype=float32)}
     """
-    form, library, place = form_of(path), library_of(tensors.values()), Path(path)
+    form, library, place = form_of(path), library_of(tensors.values()), absolute(path)
     if library not in FORMS[form]:
         raise ArrayError(f"tensors: expected {' or '.join(FORMS[form])}'s for {form}, got {library}'s")
     if form == ".safetensors" and find_spec("safetensors") is None:

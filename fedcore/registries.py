@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from fedcore.arguments import absolute
 from fedcore.errors import UnknownNameError
 from fedcore.representation import Represented
 
@@ -165,7 +166,7 @@ def load_module(named: str, refusal: str = "") -> ModuleType | None:
         look_in(Path(named))
         return None
     try:
-        return _of_file(Path(named).resolve()) if named.endswith(".py") else import_module(named)
+        return _of_file(absolute(named).resolve()) if named.endswith(".py") else import_module(named)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if f"{named}.".startswith(f"{missing}.") and missing:

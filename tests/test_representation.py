@@ -130,6 +130,7 @@ def test_values_are_pickled():
 
 
 def test_a_server_in_memory_is_copied_and_one_in_files_is_not(tmp_path):
+    copy.deepcopy(server()).round([Update(0, X0, 1)])  # of one without a round
     made = server()
     made.round([Update(0, made.x + 1, 1)])
     copied = copy.deepcopy(made)

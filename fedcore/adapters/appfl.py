@@ -14,6 +14,7 @@ from fedcore.adapters.open_server import newcomers, open_server
 from fedcore.adapters.order import with_plain_steps
 from fedcore.adapters.refusals import refusal_line
 from fedcore.adapters.replies import add_reply
+from fedcore.arguments import absolute_store
 from fedcore.errors import DuplicateUpdateError, RangeError, UnknownClientError
 from fedcore.server import RoundReport, Server, Update
 
@@ -53,12 +54,13 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
         self.reports: list[RoundReport] = []
         self._steps, self._clients = options.pop("steps", None), list(options.pop("clients", []))
         self._sizes = options.pop("client_sizes", None)
-        self._options, self._logger = options, logger
+        self._options = options | {"store": absolute_store(options.get("store", "ram"))}
+        self._logger = logger
         self.client_sample_size: dict[Any, int] = {}  # which the base class fills
 
     def get_parameters(self, /, **told: Any) -> OrderedDict[str, torch.Tensor]:
         """The global model; before the first round the one that a run before this has left, if there is one."""
-        medium, _, path = str(self._options.get("store", "ram")).partition(":")
+        medium, _, path = self._options["store"].partition(":")
         if self.server is None and medium == "mmap" and Path(path).is_dir():
             self._open()
         return self._tensors()

@@ -16,7 +16,7 @@ from fedcore.adapters.order import with_plain_steps
 from fedcore.adapters.refusals import refusal_line, silence
 from fedcore.adapters.replies import add_reply
 from fedcore.algorithms import Algorithm
-from fedcore.arguments import integral, reason_of, shown, whole
+from fedcore.arguments import absolute_store, integral, reason_of, shown, whole
 from fedcore.errors import ArrayError, RoundError
 from fedcore.memory import to_host
 from fedcore.server import Round, RoundReport, Server, Update
@@ -72,7 +72,7 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
     ) -> None:
         super().__init__(model, global_round, sample_ratio, logger=logger)
         self._algorithm, self._steps, self._evaluate = with_plain_steps(algorithm, lr), steps, evaluate
-        self._options = {"lr": lr, "store": store, "steps": steps, **options}
+        self._options = {"lr": lr, "store": absolute_store(store), "steps": steps, **options}
         self.server: Server | None = None
         self.reports: list[RoundReport] = []
         self._round: Round | None = None

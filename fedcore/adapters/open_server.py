@@ -1,21 +1,20 @@
 """A server for a framework's job: a new one, or the one that an earlier job left on the disk."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fedcore.algorithms import Algorithm, named
+from fedcore.arguments import absolute, absolute_store
 from fedcore.clients import ClientId
 from fedcore.clients.registry import canonical
 from fedcore.errors import CheckpointError, UnknownClientError, UnknownNameError
 from fedcore.layout import Layout
 from fedcore.server import Server
-from fedcore.server.limits import Limits
+from fedcore.server.folder_checks import believed, server_state
+from fedcore.server.limits import LIMITS
 from fedcore.store import ClientStore
-
-LIMITS = ("max_steps", "max_examples", "max_examples_ratio", "max_lr", "max_norm", "max_norm_ratio", "own_rates")
-"""Arguments of ``Server`` that say what a client may claim and send."""
+from fedcore.store.info import state_of
 
 
 def check_limits(limits: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -30,41 +29,48 @@ def check_limits(limits: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(limits or {})
 
 
-def require_same_limits(server: Server, path: str | Path, options: Mapping[str, Any]) -> None:
-    """Refuse limits that a server on the disk does not have: it goes on with its own, and nobody would know.
-
-    Raises:
-        CheckpointError: one of ``options`` is another; the store is closed.
-    """
-    saved, usual = server.store.state["settings"]["limits"], asdict(Limits())  # a folder of before has not all
-    for name in LIMITS:
-        had = saved.get(name.removeprefix("max_"), usual[name.removeprefix("max_")])
-        if name in options and options[name] != had:
-            server.close()
-            raise CheckpointError(
-                f"{name}: expected {had!r}, with which the server in {path} was made, got {options[name]!r}:"
-                " leave it out, or start a new server from its model"
-            )
-
-
-def load_server(path: str | Path, algorithm: Algorithm | str, x0: Any, **options: Any) -> Server:
+def load_server(
+    path: str | Path, algorithm: Algorithm | str, x0: Any, *, steps: object = None, **options: Any
+) -> Server:
     """The server that was saved there, or that lies on a store, if it is of that algorithm and of a model like ``x0``.
 
     Args:
-        options: of ``Server``: rates, optimizer and on_report are said again, limits compared, and the others stay as
-            they were.
+        steps: as for ``open_server``.
+        options: of ``Server``: rates and limits that are others than the saved ones change, which is logged; the
+            optimizer has to be the saved one; what else is made with a server stays as it was.
 
     Raises:
         CheckpointError: it is not.
     """
-    said_again = {name: options[name] for name in ("lr", "server_lr", "optimizer") if options.get(name) is not None}
-    method = named(algorithm) if isinstance(algorithm, str) else algorithm
-    server = Server.load(path, algorithm=method, on_report=options.get("on_report"), **said_again)
-    if server.layout != Layout.of(x0):
-        server.close()
+    if saved_layout(path) != Layout.of(x0):
         raise CheckpointError(f"{path}: expected the store of a model like the job's, got other tensors or shapes")
-    require_same_limits(server, path, options)
+    again = {name: options[name] for name in ("lr", "server_lr", "optimizer") if options.get(name) is not None}
+    method = named(algorithm) if isinstance(algorithm, str) else algorithm
+    server = Server.load(path, algorithm=method, on_report=options.get("on_report"), **again, **limits_of(options))
+    allow_asked_steps(server, steps, options)
     return server
+
+
+def saved_layout(path: str | Path) -> Layout:
+    """The layout of the model of a server's folder, to be compared before a job changes anything there.
+
+    Raises:
+        StoreError, CheckpointError: there is no server.
+    """
+    with believed(path):
+        return Layout.from_state(server_state(path, state_of(absolute(path)))["settings"]["layout"])
+
+
+def limits_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The limits among the arguments of ``Server``."""
+    return {name: value for name, value in options.items() if name in LIMITS}
+
+
+def allow_asked_steps(server: Server, steps: object, options: Mapping[str, Any]) -> None:
+    """Raise the ``max_steps`` of an old server whose clients are asked for more, unless the job limits them itself."""
+    asked = asked_at_most(steps).get("max_steps", 0)
+    if "max_steps" not in options and asked > server._settings.limits.steps:
+        server.change(max_steps=asked)
 
 
 def asked_at_most(steps: object) -> dict[str, int]:
@@ -88,13 +94,14 @@ def open_server(
             they count from when they first answer (``newcomers``).
         store: "ram", or "mmap:PATH" for rounds that outlive the job.
         steps: the local steps that clients are asked for, if it is a number: the ``max_steps`` of a new server that is
-            told none.
+            told none, and at least that of an old one.
 
     Raises:
-        CheckpointError: the old server is of another algorithm, rate or model.
+        CheckpointError: the old server is of another algorithm or model.
         StoreError: the folder is something else, or another process has it.
     """
     ids = list(clients)
+    store = absolute_store(store)
     path = Path(store.removeprefix("mmap:"))
     if not store.startswith("mmap:") or not path.is_dir() or not any(path.iterdir()):
         return Server(algorithm, x0, ids, store=store, **asked_at_most(steps) | options)
@@ -103,7 +110,7 @@ def open_server(
     if never_began:  # the earlier job was killed between the store's making and the server's
         server = Server(algorithm, x0, store=ClientStore.open(path), **asked_at_most(steps) | options)
     else:
-        server = load_server(path, algorithm, x0, **options)
+        server = load_server(path, algorithm, x0, steps=steps, **options)
     server.arrive([client for client in ids if client not in server.clients])
     return server
 

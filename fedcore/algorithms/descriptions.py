@@ -120,6 +120,23 @@ def check_rate(what: str, rate: Any, saved: float | None, round: int) -> None:
         raise CheckpointError(f"{what}: expected {saved:g} in round {round}, as it was saved, got {given:g}")
 
 
+def is_same_rate(what: str, description: Mapping[str, Any] | None, given: Any, saved: float | None, round: int) -> bool:
+    """Tell whether a rate that is given is the one that was saved, as far as that can be told.
+
+    Args:
+        saved, round: as for ``check_rate``.
+    """
+    is_own = description is not None and description["name"] in REGISTRIES[what].own
+    if not is_own and (describe(what, given) or {})["name"] in REGISTRIES[what].own:
+        return False  # a rate of fedcore's, in the place of code of the caller's own, or of none
+    try:
+        revive(what, description, given)
+        check_rate(what, given, saved, round)
+    except CheckpointError:
+        return False
+    return True
+
+
 def _compare_own(what: str, saved: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Refuse another class, or other options of it, than was saved; a function tells neither."""
     if "class" not in saved:  # a function, or a folder of before this was looked at

@@ -3,10 +3,10 @@
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from fedcore.arguments import absolute
 from fedcore.callbacks.figures import Figures, of_record, of_report
 from fedcore.server import RoundReport
 
@@ -44,7 +44,7 @@ class Callback(ABC):
         from fedcore.experiment.records import read_folder
         from fedcore.experiment.run_folder import begun_runs
 
-        place = Path(folder)
+        place = absolute(folder)
         for run in begun_runs(place):
             below = run.relative_to(place).as_posix()
             for record in read_folder(run):

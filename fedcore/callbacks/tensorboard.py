@@ -3,9 +3,9 @@
 import os
 from collections.abc import Mapping
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
+from fedcore.arguments import absolute
 from fedcore.callbacks.callback import Callback
 from fedcore.callbacks.figures import Figures
 from fedcore.errors import MissingDependencyError
@@ -30,7 +30,7 @@ class TensorBoard(Callback):
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         if find_spec("tensorboard") is None:
             raise MissingDependencyError.of("TensorBoard", "tensorboard", extra="tensorboard")
-        self._folder = Path(folder)
+        self._folder = absolute(folder)
         self._writers: dict[str, Any] = {}
 
     def write(self, run: str, round: int, figures: Figures, about: Mapping[str, str]) -> None:

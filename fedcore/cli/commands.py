@@ -3,8 +3,7 @@
 Nothing is imported here that does the work, so that the help comes at once.
 """
 
-from pathlib import Path
-
+from fedcore.arguments import expanded
 from fedcore.cli import options
 from fedcore.cli.parser import Group, Parser, whole
 
@@ -65,7 +64,7 @@ def _run(group: Group) -> None:
     options.size(parser)
     options.changes(parser)
     words = "a new or empty folder; by default runs/PRESET-DATE-TIME"
-    parser.add_argument("--out", type=Path, metavar="DIR", help=words)
+    parser.add_argument("--out", type=expanded, metavar="DIR", help=words)
     words = (
         "go on with a run that was stopped, or is to have more: PRESET is its folder, --rounds and --seeds are what it "
         "is to have in all, --set 'algorithms=[...]' names algorithms beside its own; nothing else can change"
@@ -115,7 +114,7 @@ def _sweep(group: Group) -> None:
     options.size(parser)
     options.changes(parser)
     words = "the folder; by default runs/sweep-SCALE; it may hold a part of the sweep"
-    parser.add_argument("--out", type=Path, metavar="DIR", help=words)
+    parser.add_argument("--out", type=expanded, metavar="DIR", help=words)
     options.jobs(parser)
     options.device(parser)
     options.imports(parser)
@@ -166,7 +165,7 @@ def _data(group: Group) -> None:
     )
     options.preset(show)
     words = "also draw clients x classes as a picture, into this file"
-    show.add_argument("--out", type=Path, metavar="PNG", help=words)
+    show.add_argument("--out", type=expanded, metavar="PNG", help=words)
     words = "the trial's seed; by default the first of the experiment"
     show.add_argument("--seed", type=whole(0), metavar="N", help=words)
     options.changes(show)
@@ -192,7 +191,7 @@ def _report(group: Group) -> None:
         do="report.report",
     )
     words = "a folder that `fedcore run` or `sweep` wrote, finished or not"
-    parser.add_argument("folder", type=Path, metavar="DIR", help=words)
+    parser.add_argument("folder", type=expanded, metavar="DIR", help=words)
 
 
 def _doctor(group: Group) -> None:
@@ -281,10 +280,10 @@ def _store(group: Group) -> None:
         ),
     ):
         parser = store.command(name, words, do=f"store.{name}", simulates=False)
-        parser.add_argument("path", type=Path, metavar="PATH", help="the folder of a store, or a cluster's")
+        parser.add_argument("path", type=expanded, metavar="PATH", help="the folder of a store, or a cluster's")
         if name in ("info", "verify"):
             words = "the folders of a cluster's shards, one for each, where they do not lie beside the manifest"
-            parser.add_argument("--folders", nargs="+", type=Path, metavar="FOLDER", help=words)
+            parser.add_argument("--folders", nargs="+", type=expanded, metavar="FOLDER", help=words)
             options.json(parser)
     words = "give the lost commits up; without it, nothing is changed"
     parser.add_argument("--accept-loss", action="store_true", help=words)
@@ -313,9 +312,9 @@ def _export(store: Group) -> None:
         do="store.export",
         simulates=False,
     )
-    parser.add_argument("path", type=Path, metavar="STATE", help="the folder of a server, or of Server.save")
+    parser.add_argument("path", type=expanded, metavar="STATE", help="the folder of a server, or of Server.save")
     words = "the file: .safetensors, .pt, .pth or .npz"
-    parser.add_argument("file", type=Path, metavar="FILE", help=words)
+    parser.add_argument("file", type=expanded, metavar="FILE", help=words)
 
 
 def _depart(store: Group) -> None:
@@ -333,7 +332,7 @@ def _depart(store: Group) -> None:
         do="store.depart",
         simulates=False,
     )
-    parser.add_argument("path", type=Path, metavar="STATE", help="the folder of a server on an mmap store")
+    parser.add_argument("path", type=expanded, metavar="STATE", help="the folder of a server on an mmap store")
     parser.add_argument("client", metavar="ID", help="the client's id")
     words = "leave the other clients' shares as they are (where they have shares, they grow otherwise)"
     parser.add_argument("--include", action="store_true", help=words)
@@ -358,11 +357,13 @@ def _reshard(store: Group) -> None:
         do="cluster_store.reshard",
         simulates=False,
     )
-    parser.add_argument("path", type=Path, metavar="PATH", help="a cluster's manifest or folder, or a server's folder")
+    parser.add_argument(
+        "path", type=expanded, metavar="PATH", help="a cluster's manifest or folder, or a server's folder"
+    )
     parser.add_argument("--shards", type=whole(1), required=True, metavar="N", help="how many there will be")
     words = "put the new cluster there, and leave what is at PATH as it is"
-    parser.add_argument("--to", type=Path, metavar="FOLDER", help=words)
+    parser.add_argument("--to", type=expanded, metavar="FOLDER", help=words)
     words = "the new shards' folders, on a disk each, say; by default they are beside the manifest"
-    parser.add_argument("--folders", nargs="+", type=Path, metavar="FOLDER", help=words)
+    parser.add_argument("--folders", nargs="+", type=expanded, metavar="FOLDER", help=words)
     words = "the present shards' folders, where they do not lie beside the manifest"
-    parser.add_argument("--current-folders", nargs="+", type=Path, metavar="FOLDER", help=words)
+    parser.add_argument("--current-folders", nargs="+", type=expanded, metavar="FOLDER", help=words)

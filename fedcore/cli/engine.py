@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from fedcore.arguments import absolute
 from fedcore.errors import ConfigError
 from fedcore.ray_session import Session
 from fedcore.registries import ADDED
@@ -74,5 +74,5 @@ def found_anywhere(imports: Sequence[str]) -> list[str]:
     """The imports and the folders of modules, with whole paths: a worker's folder is another one."""
     folders = [f"{folder}/" for folder in ADDED]
     return folders + [
-        str(Path(name).resolve()) if name.endswith(".py") else name for name in imports if not name.endswith("/")
+        str(absolute(name).resolve()) if name.endswith(".py") else name for name in imports if not name.endswith("/")
     ]

@@ -18,7 +18,7 @@ from fedcore.errors import ConfigError
 from fedcore.experiment import load_preset, presets, run_experiment
 from fedcore.experiment.additions import gone_on_with
 from fedcore.experiment.records import started
-from fedcore.experiment.run_folder import CONFIG, clear_unfinished, default_folder
+from fedcore.experiment.run_folder import CONFIG, default_folder
 from fedcore.experiment.trial import trials
 from fedcore.tracing import trace
 
@@ -94,7 +94,6 @@ def run(
 def _how_to_go_on(folder: Path, imports: list[str]) -> str:
     """The advice after an interruption, by what the folder holds then."""
     if not (folder / CONFIG).is_file():
-        clear_unfinished(folder)
         return "nothing was written yet: the same command begins again"
     go_on = shlex.join(["fedcore", "run", str(folder), "--resume", *flags(imports)])
     if not any(map(started, (folder / "records").glob("*.jsonl"))):

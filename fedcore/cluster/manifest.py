@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from fedcore.arguments import is_whole
+from fedcore.arguments import expanded, is_whole
 from fedcore.cluster.ranges import BLOCK, Range
 from fedcore.cluster.shard import Place, shard_in
 from fedcore.errors import CheckpointError, LockedError, RangeError, StoreError
@@ -159,7 +159,7 @@ def folders_of(names: Sequence[str], folders: Sequence[str | os.PathLike[str]] |
         return tuple(names)
     if len(folders) != len(names):
         raise RangeError(f"folders: expected one for each of {len(names)} shards, got {len(folders)}")
-    return tuple(os.path.realpath(folder) for folder in folders)
+    return tuple(os.path.realpath(expanded(folder)) for folder in folders)
 
 
 def prepare(home: Path) -> None:

@@ -11,6 +11,7 @@ from uuid import uuid4
 import numpy as np
 
 from fedcore.algorithms.descriptions import revive
+from fedcore.arguments import absolute
 from fedcore.cluster.coordinator import common, least
 from fedcore.cluster.deleting import delete_shard
 from fedcore.cluster.intent import declare, finish
@@ -84,15 +85,16 @@ def reshard(
     ...     len(server.ranges)
     3
     """
-    found = manifest_at(Path(path))
+    path, to = absolute(path), None if to is None else absolute(to)
+    found = manifest_at(path)
     if found is None and to is None:
         raise RangeError(
             f"to: expected a folder for the cluster that is made of one server's, {path}, got None"
-            if Path(path).is_dir()
+            if path.is_dir()
             else f"path: expected a cluster's manifest or a server's folder, got {path}, where there is neither"
         )
     with ExitStack() as opened:
-        old = _cluster(*found, current_folders, opened) if found else _server(Path(path), opened)
+        old = _cluster(*found, current_folders, opened) if found else _server(path, opened)
         ranges = ranges_of(old.layout, shards)
         names = folders_of([f"shard-{k}-{uuid4().hex[:8]}" for k in range(shards)], folders)
         is_copy = found is not None and to is None and found[1].is_copy

@@ -7,13 +7,14 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 from uuid import uuid4
 
 import numpy as np
 
 from fedcore import server as plain
 from fedcore.algorithms import Algorithm
+from fedcore.arguments import absolute
 from fedcore.clients import ClientId
 from fedcore.cluster.coordinator import Coordinator
 from fedcore.cluster.gathered import Gathered
@@ -22,19 +23,22 @@ from fedcore.cluster.manifest import NAME, Manifest, alone_in, folders_of, older
 from fedcore.cluster.placement import Here, Placement
 from fedcore.cluster.ranges import cut, ranges_of, require_elementwise
 from fedcore.cluster.round import Round
-from fedcore.cluster.shard import Place, settings_of_shard
+from fedcore.cluster.shard import settings_of_shard
 from fedcore.cluster.view import ClusterView
 from fedcore.errors import FedcoreError, RangeError, RoundError, StoreError
+from fedcore.interrupts import uninterrupted
 from fedcore.layout import Layout
 from fedcore.optimizers import Optimizer
 from fedcore.rates import Rate
 from fedcore.server.beginning import first_settings, with_buffers_of
 from fedcore.server.broadcast import Broadcast, asked_of, broadcast_of
+from fedcore.server.changes import changes_of, require_own_rates, warn_of_changes
+from fedcore.server.limits import LIMITS, LimitOptions, Limits
 from fedcore.server.newcomers import Coming
-from fedcore.server.population import Sizes
+from fedcore.server.population import Sizes, arriving
 from fedcore.server.report import OnReport, RoundReport
 from fedcore.server.round_lock import RoundLock
-from fedcore.server.settings import Settings, said_again
+from fedcore.server.settings import Changes, Settings, said_again
 from fedcore.server.slices import Slices
 from fedcore.server.update import Update, as_vector, held_together
 from fedcore.store import Durability
@@ -102,7 +106,7 @@ class Server(ClusterView):
         ranges = ranges_of(layout, shards)
         x, own = _flat(x0, layout)
         settings = with_buffers_of(settings, x, signed)
-        home = None if path is None else Path(os.path.abspath(path))
+        home = None if path is None else absolute(path)
         if home is None and folders is not None:
             raise RangeError("folders: expected none without path=, the folder of the manifest, got some")
         named = None if home is None else folders_of([f"shard-{k}" for k in range(len(ranges))], folders)
@@ -111,7 +115,13 @@ class Server(ClusterView):
             prepare(home)
         listed = clients if isinstance(clients, int) else list(clients)
         given = said_again(settings.algorithm, settings.lr, settings.server_lr, settings.optimizer)
-        self._begin(settings, manifest, manifest.places(home, folders), home, durability, given, placement)
+        self._settings, self._manifest, self._home = settings, manifest, home
+        where, still = (
+            Here() if placement is None else placement,
+            partial(manifest.require_still, (home or Path()) / NAME),
+        )
+        self._coordinator = Coordinator(where, manifest.places(home, folders), durability, given, still)
+        self._round_lock = RoundLock()
         counters = layout.read_counters(x0)
         each = [
             (
@@ -130,26 +140,6 @@ class Server(ClusterView):
             self._coordinator.drop()
             raise
 
-    def _begin(
-        self,
-        settings: Settings,
-        manifest: Manifest,
-        places: Sequence[Place],
-        home: Path | None,
-        durability: Durability,
-        given: Mapping[str, Any],
-        placement: Placement | None,
-    ) -> None:
-        self._settings, self._manifest, self._home = settings, manifest, home
-        self._coordinator = Coordinator(
-            Here() if placement is None else placement,
-            places,
-            durability,
-            given,
-            partial(manifest.require_still, (home or Path()) / NAME),
-        )
-        self._round_lock = RoundLock()
-
     @classmethod
     def load(
         cls,
@@ -163,6 +153,7 @@ class Server(ClusterView):
         server_lr: float | Rate | None = None,
         optimizer: Optimizer | None = None,
         on_report: OnReport | None = None,
+        **limits: Unpack[LimitOptions],
     ) -> "Server":
         """The server of a manifest as its last finished round left it; its rounds go on as if nothing had happened.
 
@@ -170,7 +161,7 @@ class Server(ClusterView):
             path: the manifest, or its folder: what ``save`` wrote, or a server's own.
             folders: the shards' folders, one for each, where they do not lie beside the manifest.
             durability, placement, on_report: as for a new one.
-            algorithm, lr, server_lr, optimizer: to be given again where they are the caller's own code.
+            algorithm, lr, server_lr, optimizer, limits: as for ``fedcore.Server.load``.
 
         Raises:
             StoreError, CheckpointError, CorruptionError: as ``fedcore.Server.load``; or a shard lies elsewhere, and
@@ -180,7 +171,7 @@ class Server(ClusterView):
             LockedError: another process has a shard, for longer than 10 seconds.
         """
         given = said_again(algorithm, lr, server_lr, optimizer)
-        file = Path(os.path.abspath(path))
+        file = absolute(path)
         file = file / NAME if file.is_dir() else file
         manifest = Manifest.read(file)
         server = cls.__new__(cls)
@@ -197,6 +188,9 @@ class Server(ClusterView):
             server._manifest, server._home = manifest, file.parent
             server._coordinator, server._round_lock = coordinator, RoundLock()
             server._read_registry()
+            if options := changes_of(server._settings, told, given, limits):
+                server.change(**options)
+                warn_of_changes(file, server._settings.shown(options))
         except BaseException:
             coordinator.drop()
             raise
@@ -239,9 +233,7 @@ class Server(ClusterView):
     def arrive(self, clients: ClientId | Iterable[ClientId], *, client_sizes: int | Sizes | None = None) -> None:
         """A client comes, or many do: see ``fedcore.Server.arrive``."""
         self._between_rounds()
-        one = isinstance(clients, str | bytes) or not isinstance(clients, Iterable)
-        listed: list[Any] = [clients] if one else list(clients)  # type: ignore[arg-type]  # ids are not looked at yet
-        sizes: Any = [client_sizes] if one and isinstance(client_sizes, int | np.integer) else client_sizes
+        listed, sizes = arriving(clients, client_sizes)
         if listed:
             try:
                 self._coordinator.change("arrive", listed, sizes)
@@ -261,6 +253,21 @@ class Server(ClusterView):
             self._coordinator.change("depart", client, from_objective)
         finally:
             self._learn_clients()
+
+    def change(self, **options: Unpack[Changes]) -> None:
+        """Change rates and limits from the next round on: see ``fedcore.Server.change``.
+
+        A rate is a number or one of ``fedcore.rates``.
+        """
+        self._between_rounds()
+        changed, due = self._settings.changed(options), self.transactions + 1
+        require_own_rates(changed, options)
+        with uninterrupted():
+            try:
+                self._coordinator.change("change", dict(options))
+            finally:
+                if self.transactions == due:
+                    self._settings = changed
 
     def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
         """Start from rows that are not zero: see ``fedcore.Server.warm_start``; a gradient may come as ``Slices``."""
@@ -297,7 +304,7 @@ class Server(ClusterView):
         ``cluster.json.intent`` says.
         """
         self._between_rounds()
-        home = Path(os.path.abspath(path))
+        home = absolute(path)
         if self._home is not None and os.path.realpath(home) == os.path.realpath(self._home):
             raise StoreError(f"{home}: expected another folder than the server's own, got that: every round is there")
         home.mkdir(parents=True, exist_ok=True)
@@ -382,6 +389,7 @@ def _options(options: Mapping[str, Any]) -> tuple[Sizes | None, Sequence[str], d
             raise TypeError(f"Server() got an unexpected keyword argument {name!r}")
     others = (*_NOT_HERE, "lr", "on_report")
     said = {name: options.get(name, default) for name, default in defaults.items() if name not in others}
+    said["limits"] = Limits().changed({name: said.pop(name) for name in LIMITS})
     return said.pop("client_sizes"), said.pop("signed_buffers"), said
 
 

@@ -26,6 +26,7 @@ from fedcore.cluster.strand import Reply, Strand
 from fedcore.errors import CheckpointError, LockedError, StoreError
 from fedcore.memory import copied, freeze
 from fedcore.server.beginning import first_state, require_clients, require_finite, resumed_state
+from fedcore.server.changes import change
 from fedcore.server.folder_checks import believed, server_state
 from fedcore.server.newcomers import Coming
 from fedcore.server.population import Sizes
@@ -284,6 +285,11 @@ class Shard:
         """See ``Server.resize``."""
         self._state.abandon()
         self._state.repopulate(self._state.population.with_sizes(self._state.store.registry, client_sizes))
+
+    def change(self, options: Mapping[str, Any]) -> None:
+        """See ``Server.change``."""
+        self._state.abandon()
+        change(self._state, options)
 
     def depart(self, client: ClientId, from_objective: bool) -> None:
         """See ``Server.depart``."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
+from fedcore.arguments import absolute
 from fedcore.errors import MissingDataError, MissingDependencyError
 
 
@@ -30,11 +31,12 @@ def find(name: str, files: Sequence[str], address: str, *, md5: str | None = Non
     directory = os.environ.get("FEDCORE_DATA_DIR")
     if not directory:
         return _download(name, files, address, md5)
-    paths = [Path(directory, name, file) for file in files]
+    place = absolute(directory) / name
+    paths = [place / file for file in files]
     if missing := [file for file, path in zip(files, paths, strict=True) if not path.is_file()]:
         how = "put the files there, from" if md5 is None else "unpack there"
         raise MissingDataError(
-            f"{name}: expected {', '.join(missing)} in {Path(directory, name)}; {how} {address}, "
+            f"{name}: expected {', '.join(missing)} in {place}; {how} {address}, "
             "or unset FEDCORE_DATA_DIR to have it downloaded"
         )
     return paths

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedcore.arguments import absolute
 from fedcore.errors import MissingDataError
 from fedcore.experiment.additions import go_on, gone_on_with
 from fedcore.experiment.folder_lock import locked_run
@@ -53,6 +54,7 @@ def run_experiment(
         LockedError: somebody else runs trials in the folder, or in the sweep that it is a point of.
         KeyboardInterrupt: after the processes were stopped; the records hold every finished round.
     """
+    folder = absolute(folder)
     if resume and not (folder / CONFIG).exists():
         raise MissingDataError(
             f"{folder}: expected the folder of a run, found no {CONFIG} in it: begin one without resume"

@@ -56,18 +56,17 @@ def prepare(
         experiment: what will run.
         engine: who will do the work, which the build names; None for processes of this machine. The run may go on with
             another one.
-        in_sweep: whether other points' folders, reports, and what a killed call has begun, may lie in it already.
+        in_sweep: whether other folders and reports may lie in it already. What a killed call has begun may in any case.
 
     Raises:
         ConfigError: the folder cannot be made, or something is in it already.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not in_sweep and any(folder.iterdir()):
+        if not in_sweep and {file.name for file in folder.iterdir()} - {"records", BUILD}:
             raise ConfigError(f"output folder: expected a new or empty folder, got {folder}, which holds files")
-        if in_sweep:
-            _require_unfinished(folder)
-        (folder / "records").mkdir(exist_ok=in_sweep)
+        _require_unfinished(folder)
+        (folder / "records").mkdir(exist_ok=True)
         build = build_info() | {"engine": _named(engine), "device": _device(experiment)}
         with replacing(folder / BUILD) as file:
             file.write(json.dumps(build, indent=2) + "\n")

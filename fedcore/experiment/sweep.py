@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedcore.arguments import absolute
 from fedcore.errors import ConfigError
 from fedcore.experiment.additions import go_on, gone_on_with
 from fedcore.experiment.folder_lock import locked
@@ -77,6 +78,7 @@ def run_sweep(
         LockedError: somebody else runs trials of one of the presets in the folder; nothing was begun.
         KeyboardInterrupt: after the processes were stopped; the records hold every finished round.
     """
+    sweep = replace(sweep, folder=absolute(sweep.folder))
     find_data(_known(sweep)[0])
     for experiment in sweep.experiments if runner is None else ():
         find_device(experiment)

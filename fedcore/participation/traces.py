@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fedcore.arguments import due_in, inside, real
+from fedcore.arguments import absolute, due_in, inside, real
 from fedcore.errors import MissingDataError, RangeError, UnknownNameError
 from fedcore.float_mode import ieee
 from fedcore.typing import F64
@@ -115,7 +115,7 @@ def read_traces(source: str | Path) -> tuple[Law, ...]:
     """
     file: Traversable
     if isinstance(source, Path) or str(source).endswith(".csv"):
-        file = Path(source)
+        file = absolute(source)
     elif source in PACKAGED:
         file = resources.files("fedcore.participation") / PACKAGED[source]
     else:

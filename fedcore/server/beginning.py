@@ -12,9 +12,9 @@ from fedcore.errors import ArrayError, RangeError, ShapeError, UnknownNameError
 from fedcore.layout import Layout
 from fedcore.memory import to_host
 from fedcore.optimizers import Optimizer
-from fedcore.rates import Constant, Rate, as_rate
+from fedcore.rates import Rate
 from fedcore.server.buffers import SIGNED, never_negative
-from fedcore.server.folder_checks import LARGEST, require_plausible
+from fedcore.server.folder_checks import require_plausible
 from fedcore.server.limits import Limits
 from fedcore.server.population import Population, Sizes
 from fedcore.server.settings import Settings
@@ -36,27 +36,19 @@ def first_settings(
     fold: int | None,
     accumulate: Precision,
     diagnostics: bool,
-    max_steps: int,
-    max_examples: int,
-    max_examples_ratio: float | None,
-    max_lr: float,
-    max_norm: float | None,
-    max_norm_ratio: float | None,
-    own_rates: bool,
+    limits: Limits,
     device: str,
 ) -> Settings:
     """The settings of a new server; arguments and errors are those of ``Server``."""
     algorithm = named(algorithm) if isinstance(algorithm, str) else algorithm
     if not isinstance(algorithm, Algorithm):
         raise UnknownNameError(f"algorithm: expected an Algorithm or the name of one, got {algorithm!r}")
-    if isinstance(rate := as_rate(lr), Constant) and rate.value > LARGEST:
-        raise RangeError(f"lr: expected a rate that float32 holds, in (0, {LARGEST:.3g}], got {lr!r}")
     if layout.n_parameters < 1:
         raise ShapeError(f"x0: expected at least one parameter, got {layout.n_parameters}")
     return Settings.of(
         algorithm,
         layout,
-        lr=rate,
+        lr=lr,
         server_lr=server_lr,
         optimizer=optimizer,
         late_rounds=late_rounds,
@@ -64,7 +56,7 @@ def first_settings(
         fold=fold,
         accumulate=accumulate,
         diagnostics=diagnostics,
-        limits=Limits.of(max_steps, max_examples, max_lr, max_norm, max_norm_ratio, own_rates, max_examples_ratio),
+        limits=limits,
         device=device,
     )
 

@@ -13,12 +13,11 @@ from fedcore.arguments import is_whole
 from fedcore.errors import CheckpointError
 from fedcore.rates import rate_at
 from fedcore.server.norm_window import WINDOW
-from fedcore.server.settings import Settings
+from fedcore.server.settings import LARGEST, Settings
 from fedcore.store.committed_rows import CommittedRows
 from fedcore.store.session import Medium
 
 _WIDEST = 2**53
-LARGEST = float(np.finfo(np.float32).max)
 
 
 @contextmanager

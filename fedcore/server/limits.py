@@ -1,12 +1,29 @@
 """Limits of a client's claims and of the lengths of its vectors."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, TypedDict
 
 from fedcore.arguments import real, whole
 from fedcore.rates import as_rate, rate_at
 
 MEDIANS = 10
 """Times the median of what others claim, of steps, examples and a counter's growth, up to which a claim counts."""
+
+
+class LimitOptions(TypedDict, total=False):
+    """The arguments of ``Server`` that limit what a client may claim and send."""
+
+    max_steps: int
+    max_examples: int
+    max_examples_ratio: float | None
+    max_lr: float
+    max_norm: float | None
+    max_norm_ratio: float | None
+    own_rates: bool
+
+
+LIMITS = tuple(sorted(LimitOptions.__optional_keys__))
 
 
 @dataclass(frozen=True)
@@ -73,3 +90,7 @@ class Limits:
             bool(own_rates),
             None if examples_ratio is None else real("max_examples_ratio", examples_ratio, "[1, inf)"),
         )
+
+    def changed(self, options: Mapping[str, Any]) -> "Limits":
+        """The limits with others of ``Server``'s arguments, ``max_steps`` and so on; errors are those of ``of``."""
+        return self.of(**asdict(self) | {name.removeprefix("max_"): value for name, value in options.items()})

@@ -48,4 +48,5 @@ def report_of(
         awaited=prepared.awaited,
         seconds=seconds,
         bytes=bytes,
+        changed=dict(prepared.before.changed) or None,
     )

@@ -1,6 +1,6 @@
 """The clients as the objective sees them: their shares p^k of all examples, and when they came."""
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
 from typing import Any
@@ -188,6 +188,16 @@ class Population:
         else:
             sizes, arrived = _runs(vectors, "sizes"), _runs(vectors, "arrived")
         return cls(sizes, arrived, included, state["total"], _living(_merged(sizes)).shape[1])
+
+
+def arriving(
+    clients: ClientId | Iterable[ClientId], client_sizes: int | Sizes | None
+) -> tuple[list[ClientId], Sizes | None]:
+    """The arguments of ``Server.arrive`` as a list of clients, which nobody has looked at, and their sizes."""
+    one = isinstance(clients, str | bytes) or not isinstance(clients, Iterable)
+    listed: list[Any] = [clients] if one else list(clients)  # type: ignore[arg-type]  # ids are not looked at yet
+    sizes: Any = [client_sizes] if one and isinstance(client_sizes, int | np.integer) else client_sizes
+    return listed, sizes
 
 
 def checked_sizes(clients: Sequence[ClientId], client_sizes: Sizes | None, *, sized: bool) -> list[int] | None:

@@ -1,10 +1,10 @@
 """The report of a round."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import Logger
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,7 @@ class RoundReport(Represented):
         awaited: how many clients were never heard, for which x waits (MIFA); 0 where it does not.
         seconds: time spent in the server, the clients' own not counted.
         bytes: what the clients sent.
+        changed: the options that ``Server.change`` or ``Server.load`` changed before the round; None for none.
     """
 
     round: int
@@ -55,6 +56,7 @@ class RoundReport(Represented):
     awaited: int = 0
     seconds: float = 0.0
     bytes: int = 0
+    changed: Mapping[str, Any] | None = None
 
 
 OnReport = Callable[[RoundReport], object]

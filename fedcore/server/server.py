@@ -3,14 +3,13 @@
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Self
-
-import numpy as np
+from typing import Any, Literal, Self, Unpack
 
 from fedcore import devices
 from fedcore.aggregation.sum import Precision
 from fedcore.algorithms import Algorithm
 from fedcore.clients import ClientId
+from fedcore.interrupts import uninterrupted
 from fedcore.layout import Layout
 from fedcore.memory import empty, freeze
 from fedcore.optimizers import Optimizer
@@ -25,13 +24,16 @@ from fedcore.server.beginning import (
 )
 from fedcore.server.broadcast import Broadcast, broadcast
 from fedcore.server.buffers import SIGNED
+from fedcore.server.changes import change, change_on_loading
+from fedcore.server.folder_checks import believed
+from fedcore.server.limits import LimitOptions, Limits
 from fedcore.server.newcomers import Coming
-from fedcore.server.population import Sizes
+from fedcore.server.population import Sizes, arriving
 from fedcore.server.report import OnReport, RoundReport
 from fedcore.server.round import Round
 from fedcore.server.round_lock import RoundLock
 from fedcore.server.server_store import new_rows, saved_rows
-from fedcore.server.settings import said_again
+from fedcore.server.settings import Changes, said_again
 from fedcore.server.state import State
 from fedcore.server.update import Update, held_together
 from fedcore.server.view import ServerView
@@ -149,13 +151,7 @@ class Server(ServerView):
             fold=fold,
             accumulate=accumulate,
             diagnostics=diagnostics,
-            max_steps=max_steps,
-            max_examples=max_examples,
-            max_examples_ratio=max_examples_ratio,
-            max_lr=max_lr,
-            max_norm=max_norm,
-            max_norm_ratio=max_norm_ratio,
-            own_rates=own_rates,
+            limits=Limits.of(max_steps, max_examples, max_lr, max_norm, max_norm_ratio, own_rates, max_examples_ratio),
             device=device,
         )
         x = layout.flatten(x0, empty(layout.n, device=device))
@@ -201,6 +197,7 @@ class Server(ServerView):
         optimizer: Optimizer | None = None,
         hot_rows: int | None = None,
         on_report: OnReport | None = None,
+        **limits: Unpack[LimitOptions],
     ) -> "Server":
         """The server of a folder as its last finished round left it; its rounds go on as if nothing had happened.
 
@@ -212,8 +209,9 @@ class Server(ServerView):
             device: where it goes on, with the same bits; None is the writer's.
             durability: of an mmap store; see ``ClientStore``. None is "round".
             undoable: as for a new server; None is the writer's, where it goes on in the folder.
-            algorithm, lr, server_lr, optimizer: to be given again where they are the caller's own code.
-            hot_rows, on_report: as for a new server.
+            algorithm, optimizer: to be given again where they are the caller's own code.
+            lr, server_lr: likewise; or others than the saved ones: then they change, as by ``change``, with a warning.
+            hot_rows, on_report, limits (``max_norm``, ...): as for a new server; others than the saved limits change.
 
         Raises:
             DeviceError: there is no such device: another one can be given.
@@ -226,7 +224,9 @@ class Server(ServerView):
         given = said_again(algorithm, lr, server_lr, optimizer)
         device = None if device is None else devices.named(device)
         with saved_rows(path, medium, durability, device, hot_rows, undoable) as (rows, said, device):
-            state = resumed_state(rows, said, given, device)
+            with believed(path.path or "store" if isinstance(path, ClientStore) else path):
+                state = resumed_state(rows, said, given, device)
+            change_on_loading(state, said["settings"], given, limits)
             server = cls.__new__(cls)
             server._settings = state.settings
             server._start(state, on_report)
@@ -272,9 +272,7 @@ class Server(ServerView):
         Cost: one commit; on average it does not depend on how many clients there are.
         """
         self._between_rounds()
-        one = isinstance(clients, str | bytes) or not isinstance(clients, Iterable)
-        listed: list[Any] = [clients] if one else list(clients)  # type: ignore[arg-type]  # ids are not looked at yet
-        sizes: Any = [client_sizes] if one and isinstance(client_sizes, int | np.integer) else client_sizes
+        listed, sizes = arriving(clients, client_sizes)
         if listed:
             self._state.arrive(listed, sizes)
 
@@ -310,6 +308,26 @@ class Server(ServerView):
         """
         self._between_rounds()
         self._state.depart(client, from_objective)
+
+    def change(self, **options: Unpack[Changes]) -> None:
+        """Change rates and limits from the next round on; the report of that round has them as ``changed``.
+
+        Call it before ``broadcast``. With another lr, late replies of the rounds before are refused.
+
+        Args:
+            options: lr, server_lr, max_steps, max_examples, max_examples_ratio, max_lr, max_norm, max_norm_ratio or
+                own_rates, as for a new server.
+
+        Raises:
+            RoundError, UnknownNameError: a round is open; it is another option, which stays as it was made.
+            RangeError: as for a new server; or server_lr would begin or end the averaging of models.
+        """
+        self._between_rounds()
+        with uninterrupted():
+            try:
+                change(self._state, options)
+            finally:
+                self._settings = self._state.settings
 
     def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
         """Start from rows that are not zero: c_i = the client's mean gradient at x_0, over some minibatches.

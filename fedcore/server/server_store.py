@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedcore import devices
+from fedcore.arguments import absolute, absolute_store
 from fedcore.clients import ClientId
 from fedcore.errors import RangeError, ShapeError, UnknownNameError
 from fedcore.server.folder_checks import believed, server_state
@@ -45,6 +46,7 @@ def new_rows(
             raise RangeError("undoable: expected False beside a ClientStore that was made without it, got True")
         yield on_device(store, device, hot_rows)
         return
+    store = absolute_store(store)
     medium, _, path = str(store).partition(":")  # a Path alone is told what it should be
     if store not in ("ram", "cuda") and (medium != "mmap" or not path):
         raise UnknownNameError.of("store", store, ["ram", "cuda", "mmap:PATH"])
@@ -102,21 +104,19 @@ def saved_rows(
 
     Raises:
         StoreError, LockedError, CorruptionError: as ``ClientStore.open``.
-        CheckpointError: it is a store without a server, or none can be made of what it says.
+        CheckpointError: it is a store without a server.
         RangeError: something is said of a store that was given, which is as it is.
     """
     if isinstance(path, ClientStore):
         rows, where = _given(path, medium, durability, undoable), path.path or "store"
     else:
-        rows, device = _opened(path, medium, durability, device, undoable)
-        where = Path(path)
+        where = absolute(path)
+        rows, device = _opened(where, medium, durability, device, undoable)
     try:
         with believed(where):
             state = server_state(where, rows.state)
             device = _device_of(state) if device is None else device
-        there = on_device(rows, device, hot_rows)
-        with believed(where):
-            yield there, state, device
+        yield on_device(rows, device, hot_rows), state, device
     except BaseException:
         if rows is not path:
             rows.close()
@@ -138,7 +138,7 @@ def _given(rows: ClientStore, medium: str | None, durability: Durability | None,
 
 
 def _opened(
-    path: str | os.PathLike[str],
+    path: Path,
     medium: Literal["ram", "mmap", "cuda"] | None,
     durability: Durability | None,
     device: str | None,
@@ -147,7 +147,7 @@ def _opened(
     """The store of a folder, and the device as far as it is known."""
     with believed(path):
         if medium is None or (medium == "cuda" and device is None) or (medium == "mmap" and undoable is None):
-            before = server_state(path, state_of(Path(path)))
+            before = server_state(path, state_of(path))
             device = _device_of(before) if device is None else device
             if medium is None:
                 medium = "ram" if before["medium"] == "cuda" and device == devices.CPU else before["medium"]

@@ -1,23 +1,34 @@
 """The settings of a server, which stay the same over its rounds."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, get_args
+
+import numpy as np
 
 from fedcore import devices
 from fedcore.aggregation.sum import Precision
 from fedcore.algorithms import Algorithm, check_table
 from fedcore.algorithms.descriptions import check_rate, describe, next_rate, revive
 from fedcore.arguments import whole
-from fedcore.errors import RangeError, UnknownNameError
+from fedcore.errors import CheckpointError, RangeError, UnknownNameError
 from fedcore.layout import Layout
 from fedcore.optimizers import Optimizer
-from fedcore.rates import Rate, as_rate
-from fedcore.server.limits import Limits
+from fedcore.rates import Constant, Rate, as_rate
+from fedcore.server.limits import LIMITS, LimitOptions, Limits
 
 FOLD, FOLD_BYTES = 8, 1 << 20
 """Updates that are folded in one pass: so many, or as many as weigh so much."""
+LARGEST = float(np.finfo(np.float32).max)
+RATES = ("lr", "server_lr")
+
+
+class Changes(LimitOptions, total=False):
+    """The arguments of ``Server`` that ``Server.change`` takes."""
+
+    lr: float | Rate
+    server_lr: float | Rate | None
 
 
 @dataclass(frozen=True)
@@ -90,8 +101,6 @@ class Settings:
         """
         check_table(algorithm)
         _check_counts(1 if fold is None else fold, late_rounds, history_rounds)
-        if server_lr is not None and not algorithm.takes_server_rate:
-            raise RangeError(f"server_lr: expected None, since {algorithm} has no server rate, got one: leave it out")
         _check_precision(accumulate, algorithm, device)
         settings = cls(
             algorithm=algorithm,
@@ -107,12 +116,56 @@ class Settings:
             limits=limits,
             device=device,
         )
-        if limits.norm is not None and algorithm.second_vector is not None and settings.averages_models:
+        settings._require_fitting()
+        return settings
+
+    def changed(self, options: Mapping[str, Any]) -> "Settings":
+        """The settings with other rates and limits: see ``Server.change``.
+
+        Raises:
+            UnknownNameError, RangeError: as ``Server.change``.
+        """
+        rates: dict[str, Any] = {name: options[name] for name in RATES if name in options}
+        limits = {name: value for name, value in options.items() if name not in rates}
+        for name in limits:
+            if name not in LIMITS:
+                raise UnknownNameError.of("option", name, (*RATES, *LIMITS))
+        for name, rate in rates.items():
+            rates[name] = None if rate is None and name == "server_lr" else as_rate(rate)
+        changed = replace(self, limits=self.limits.changed(limits), **rates)
+        if changed.averages_models != self.averages_models:
+            due = "None, since this server averages models" if self.averages_models else "a rate, since it has one"
+            got = changed.shown(["server_lr"])["server_lr"]
+            raise RangeError(f"server_lr: expected {due}, got {got!r}: make a new server from its tensors()")
+        changed._require_fitting()
+        return changed
+
+    def shown(self, names: Iterable[str]) -> dict[str, Any]:
+        """Some rates and limits as a report shows them, and as JSON holds them: other rates by their repr."""
+        values = {
+            name: getattr(self, name) if name in RATES else getattr(self.limits, name.removeprefix("max_"))
+            for name in names
+        }
+        values = {name: value.value if isinstance(value, Constant) else value for name, value in values.items()}
+        return {name: repr(value)[:200] if callable(value) else value for name, value in values.items()}
+
+    def _require_fitting(self) -> None:
+        """Refuse rates and limits that do not fit the method, or float32.
+
+        Raises:
+            RangeError: they do not.
+        """
+        if self.server_lr is not None and not self.algorithm.takes_server_rate:
+            raise RangeError(
+                f"server_lr: expected None, since {self.algorithm} has no server rate, got one: leave it out"
+            )
+        if isinstance(self.lr, Constant) and self.lr.value > LARGEST:
+            raise RangeError(f"lr: expected a rate that float32 holds, in (0, {LARGEST:.3g}], got {self.lr.value!r}")
+        if self.limits.norm is not None and self.algorithm.second_vector is not None and self.averages_models:
             raise RangeError(
                 "max_norm: expected None, since models are averaged and second vectors are none, got "
-                f"{limits.norm:g}: give a server_lr, or max_norm_ratio, which measures each by its own kind"
+                f"{self.limits.norm:g}: give a server_lr, or max_norm_ratio, which measures each by its own kind"
             )
-        return settings
 
     def to_state(self, round: int = 0) -> dict[str, Any]:
         """The settings as JSON can hold them; what is the caller's own code is only named, and told by its options.
@@ -142,21 +195,21 @@ class Settings:
         """The settings that ``to_state`` described.
 
         Args:
-            given: what the caller says again: "algorithm", "lr", "server_lr" and "optimizer", each None or itself.
-
+            given: what the caller says again: "algorithm", "lr", "server_lr" and "optimizer", each None or itself. A
+                rate counts only where the saved one is the caller's own code: ``changes_of`` finds other ones.
             device: where the server goes on, wherever it was.
 
         Raises:
             CheckpointError: one is needed and missing, or is not what was saved.
             AlgorithmError: the table of a method that is given contradicts itself.
         """
-        own = {what: revive(what, state[what], given[what]) for what in given}
+        own: dict[str, Any] = {
+            what: _saved_rate(what, state, given[what]) if what in RATES else revive(what, state[what], given[what])
+            for what in given
+        }
         check_table(own["algorithm"])
         _check_counts(state["fold"], state["late_rounds"], state["history_rounds"])
         _check_precision(state["accumulate"], own["algorithm"], device)
-        next_rates = state.get("next_rates", {})
-        for what in ("lr", "server_lr"):
-            check_rate(what, own[what], next_rates.get(what), next_rates.get("round", 0))
         return cls(
             layout=Layout.from_state(state["layout"]),
             fold=state["fold"],
@@ -189,6 +242,20 @@ def said_again(
         "server_lr": None if server_lr is None else as_rate(server_lr),
         "optimizer": optimizer,
     }
+
+
+def _saved_rate(what: str, state: Mapping[str, Any], given: Rate | None) -> Rate | None:
+    """The rate that was saved, or the one that is given where nobody can make the saved one again."""
+    try:
+        rate: Rate | None = revive(what, state[what], None)
+    except CheckpointError:
+        if given is None:
+            raise
+        return given
+    if given is None:
+        next_rates = state.get("next_rates", {})
+        check_rate(what, rate, next_rates.get(what), next_rates.get("round", 0))
+    return rate
 
 
 def _check_counts(fold: object, late_rounds: object, history_rounds: object) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,7 +47,8 @@ class Snapshot(NamedTuple):
         population: the clients' shares and arrivals.
         norms: of the replies heard lately, where a limit asks for them, and what they claimed of examples and steps.
         gamma: the last one, for a round without clients.
-        transactions: rounds finished, arrivals, departures, resizings and warm starts.
+        transactions: rounds finished, arrivals, departures, resizings, changes of options and warm starts.
+        changed: the options that were changed since the last round, as JSON holds them.
     """
 
     x: F32
@@ -58,14 +58,15 @@ class Snapshot(NamedTuple):
     moments: tuple[F32, ...]
     counters: Counters
     population: Population
-    norms: Mapping[str, Vector] = MappingProxyType({})
-    past: Mapping[int, F32] = MappingProxyType({})
+    norms: Mapping[str, Vector] = {}
+    past: Mapping[int, F32] = {}
     history: History = History()
     round_number: int = 0
     gamma: float = 0.0
     ahead: F32 | None = None
     transactions: int = 0
     exact_total: ExactSum | None = None
+    changed: Mapping[str, Any] = {}
 
     @property
     def sent(self) -> F32:
@@ -136,6 +137,7 @@ class Snapshot(NamedTuple):
             "gamma": self.gamma,
             "references": sorted(self.history.references.items()),
             "population": self.population.to_state(),
+            "changed": dict(self.changed),
         }
 
     @classmethod
@@ -171,6 +173,7 @@ class Snapshot(NamedTuple):
             gamma=float(numbers["gamma"]),
             ahead=vectors.get("ahead"),
             transactions=count_of(numbers),
+            changed=dict(numbers.get("changed", {})),
         )
 
 

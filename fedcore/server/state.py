@@ -241,7 +241,7 @@ class State:
                 changes["history"] = self._bounded(history, total, number, heard.clients)
                 if changes["exact_total"] is not None and len(changes["history"]) < len(history):
                     kernels.read_exact(changes["exact_total"], changes["total"])
-        after = now._replace(**changes)
+        after = now._replace(changed={}, **changes)
         return PreparedStep(now, result, cohort, after, step, v_square, gamma, awaited, most_steps=believed[-1])
 
     def accept(self, prepared: PreparedStep) -> None:
@@ -303,12 +303,13 @@ class State:
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """Changes to the store that count together at the block's end, by ``_become``, or not at all."""
-        commits = self.store.commits
+        commits, settings = self.store.commits, self.settings
         with uninterrupted():
             try:
                 yield
             except BaseException:
                 if self.store.commits == commits:
+                    self.settings = settings
                     self.store.rollback()
                 raise
 
@@ -353,6 +354,12 @@ class State:
             ids = list(map(canonical, clients))
             numbers = self.store.add_all(ids)
             self.repopulate(now.population.with_clients(numbers, ids, sizes, now.round_number))
+
+    def change(self, settings: Settings, after: Snapshot) -> None:
+        """Let other settings count from the next round on, and a snapshot that names what changed."""
+        with self._changing():
+            self.settings = settings
+            self._become(after, after.round_number)
 
     def repopulate(self, population: Population) -> None:
         """Let another population count from the next round on."""

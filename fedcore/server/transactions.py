@@ -11,7 +11,7 @@ from fedcore.store.committed_rows import CommittedRows
 
 class Transactions(NamedTuple):
     """Two of a server's transactions, by number: what it was made with is 0, and each round, arrival, departure,
-    resizing and warm start is one more; one that is taken back does not count.
+    resizing, change of options and warm start is one more; one that is taken back does not count.
 
     Attributes:
         last: the last that the folder holds.
@@ -58,6 +58,9 @@ def last_change(rows: CommittedRows) -> str | None:
         if came:
             who = "1 client" if abs(came) == 1 else f"{abs(came):,} clients"
             said.append(f"the {'arrival' if came > 0 else 'departure'} of {who}")
+        was, now = (state["numbers"].get("changed", {}) for state in (kept.state, rows.state))
+        if options := [name for name, value in now.items() if name not in was or was[name] != value]:
+            said.append(f"a change of {', '.join(options)}")
         had, have = (state["numbers"]["population"]["total"] for state in (kept.state, rows.state))
     if said:
         return " and ".join(said)

@@ -97,7 +97,8 @@ class ServerView(SettingsView):
 
     @property
     def transactions(self) -> int:
-        """The number of its transactions: rounds finished, arrivals, departures and resizings, and a warm start.
+        """The number of its transactions: rounds finished, arrivals, departures, resizings, changes of options, and a
+        warm start.
 
         Servers that hold parts of one model compare it; see ``fedcore.server.transactions``.
         """

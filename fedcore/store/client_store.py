@@ -3,11 +3,10 @@
 import json
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from fedcore.arguments import whole
+from fedcore.arguments import absolute, whole
 from fedcore.clients.registry import ClientId, Registry
 from fedcore.errors import RangeError, StoreError
 from fedcore.store.content import Content
@@ -89,9 +88,10 @@ class ClientStore(StagedRows):
             return
         if path is None:
             raise RangeError("path: expected a folder for medium='mmap', got None")
-        with replacing(Path(path), form, registry, existing=False):
+        place = absolute(path)
+        with replacing(place, form, registry, existing=False):
             pass
-        folder = Folder(Path(path), readonly=False, durable=durability != "none", undoable=undoable)
+        folder = Folder(place, readonly=False, durable=durability != "none", undoable=undoable)
         self._begin(Content(form, registry, folder), durability, resident_rows)
 
     @classmethod
@@ -128,7 +128,7 @@ class ClientStore(StagedRows):
         device = require_names(medium, durability)
         require_files(undoable, medium, readonly=readonly)
         store = cls.__new__(cls)
-        place, readonly, durable = Path(path), readonly or medium != "mmap", durability != "none"
+        place, readonly, durable = absolute(path), readonly or medium != "mmap", durability != "none"
 
         def read() -> Content:
             folder = Folder(place, readonly=readonly, durable=durable, undoable=undoable)
@@ -282,7 +282,7 @@ class ClientStore(StagedRows):
         """
         self._session.require_whole()
         self._session.require_files()
-        self._content.save(Path(path), vectors, _text(state))
+        self._content.save(absolute(path), vectors, _text(state))
 
     def compact(self) -> None:
         """Move the highest rows to free slots and give back what is behind the last, in memory or on the disk.

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from weakref import finalize
 
 from fedcore import devices
-from fedcore.errors import LockedError, RangeError, StoreError, UnknownNameError
+from fedcore.errors import RangeError, StoreError, UnknownNameError
 from fedcore.store.commits import Commits
 from fedcore.store.content import Content
 from fedcore.store.files.read_ahead import DiskThread
@@ -161,7 +161,7 @@ class Session:
         """Leave the folder as it was committed last; whether it is this process's."""
         try:
             self.commits.require_right()
-        except LockedError:
+        except StoreError:
             if self.commits.is_behind:
                 raise
             return False  # nothing is lost, and the files are somebody else's

@@ -6,6 +6,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from fedcore.arguments import absolute
 from fedcore.errors import ConfigError, FedcoreError
 from fedcore.tracing.trace import TIMELINE, Trace
 
@@ -28,7 +29,7 @@ def profile() -> None:
     if asked != "1" and not asked.endswith(".json"):
         raise ConfigError(f"{VARIABLE}: expected 1, or the path of a .json file to be written, got {asked!r}")
     if not _is_of_multiprocessing():
-        path = None if asked == "1" else Path(asked).absolute()
+        path = None if asked == "1" else absolute(asked)
         atexit.register(_report, Trace(TIMELINE if path else 0).__enter__(), path, os.getpid())
 
 

@@ -3,12 +3,11 @@
 import os
 import threading
 from collections.abc import Iterable
-from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
-from fedcore.arguments import whole
+from fedcore.arguments import absolute, whole
 from fedcore.pickling import Unpicklable
 from fedcore.representation import Represented
 from fedcore.tracing import chrome
@@ -98,7 +97,7 @@ class Trace(Represented, Unpicklable):
         """
         parts = self._recording.parts()
         facts = {"seconds": self.seconds, "spans left out": sum(part.left_out for part in parts)}
-        chrome.write(Path(path), parts, facts)
+        chrome.write(absolute(path), parts, facts)
 
     def recorded(self) -> Recorded:
         """The recording of this process so far, which another one's open traces can ``absorb``."""

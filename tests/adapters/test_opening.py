@@ -19,6 +19,19 @@ def test_a_job_killed_before_its_server_began_is_begun_anew(tmp_path):
     again.close()
 
 
+def test_an_old_server_takes_as_many_steps_as_a_job_asks_for(tmp_path):
+    store = f"mmap:{tmp_path / 'rows'}"
+    changed = []
+    for how in ({"steps": 5}, {"steps": 9}, {"steps": 3}, {"steps": 20, "max_steps": 7}):
+        server = open_server("MIFA", X0, ["a"], store=store, lr=0.1, **how)
+        with server.open_round() as opened:
+            opened.add("a", {"w": X0["w"] - 1}, steps=how["steps"])
+        changed.append(opened.report.changed)
+        server.close()
+    assert changed == [None, {"max_steps": 9}, None, {"max_steps": 7}]
+    assert opened.report.refused == (("a", "steps: expected an integer in 1..7, got 20"),)
+
+
 def test_newcomers_are_those_who_are_new_once_and_whose_size_is_known():
     server = open_server("FedAvg", X0, ["a"], lr=0.1)
     assert newcomers(server, ["b", "a", "c", "b", "\ud800", True, -1, None], None) == ["b", "c"]

@@ -11,7 +11,7 @@ from fedcore import ClientStore, Server, cluster, optimizers
 from fedcore.cluster import coordinator, manifest
 from fedcore.cluster.intent import INTENT
 from fedcore.cluster.shard import Shard
-from fedcore.errors import CheckpointError, ClusterError, LockedError, RangeError, StoreError
+from fedcore.errors import CheckpointError, ClusterError, LockedError, RangeError, StoreError, UnknownNameError
 from fedcore.store.files.locks import WriterLock
 from tests.cluster.pairs import N, made, n, one_round, same
 from tests.cluster.processes import Processes
@@ -288,6 +288,35 @@ def test_a_shard_is_lost_behind_a_change_of_clients(tmp_path, losing):
             assert "cora" in server.clients
         assert losing.at == []
         same(one, many, opened_again=True)
+
+
+def test_options_change_in_all_shards_or_in_none(tmp_path, losing):
+    one = made("MIFA", X0)
+    with made("MIFA", X0, shards=2, path=tmp_path / "run", placement=losing) as many:
+        for server in (one, many):
+            one_round(server)
+            server.change(lr=0.05, max_norm_ratio=50.0)
+            one_round(server)
+        losing.at = ["change"]
+        with pytest.raises(ClusterError, match="nothing has changed"):
+            many.change(lr=7.0)
+        with pytest.raises(RangeError, match=r"lr: expected a number or one of fedcore\.rates, got <function"):
+            many.change(lr=lambda t: 0.1)
+        for server in (one, many):
+            one_round(server)
+        same(one, many, opened_again=True)
+    with cluster.Server.load(tmp_path / "run", lr=0.02, max_norm_ratio=None) as many:
+        one.change(lr=0.02, max_norm_ratio=None)
+        reports = []
+        for server in (one, many):
+            with server.open_round() as opened:
+                opened.add(0, X0 + 1, steps=1)
+            reports.append(opened.report.changed)
+        assert reports == [{"lr": 0.02, "max_norm_ratio": None}] * 2
+        same(one, many, opened_again=True)
+    with pytest.raises(UnknownNameError, match="max_nrom"):
+        cluster.Server.load(tmp_path / "run", max_nrom=1)
+    cluster.Server.load(tmp_path / "run").close()  # nobody holds it
 
 
 def test_a_shard_is_lost_while_all_are_opened(tmp_path, losing):

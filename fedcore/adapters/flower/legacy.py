@@ -28,7 +28,7 @@ from fedcore.adapters.order import (
 from fedcore.adapters.refusals import refusal_line, refusals
 from fedcore.adapters.replies import add_reply
 from fedcore.algorithms import Algorithm, named
-from fedcore.arguments import is_real, reason_of, shown, whole
+from fedcore.arguments import absolute_store, is_real, reason_of, shown, whole
 from fedcore.errors import ArrayError, DuplicateUpdateError, RangeError, UnknownClientError
 from fedcore.server import Broadcast, Round, RoundReport, Server, Update
 from fedcore.server.limits import MEDIANS
@@ -66,7 +66,7 @@ class LegacyStrategy(FlowerFedAvg):
 
     Raises:
         RangeError: there are no initial parameters; or the method's clients do what this API cannot tell them.
-        CheckpointError: there is a server to go on with, of another algorithm, rate or model.
+        CheckpointError: there is a server to go on with, of another algorithm or model.
     """
 
     def __init__(
@@ -93,9 +93,10 @@ class LegacyStrategy(FlowerFedAvg):
         self._how: dict[str, Any] = {"algorithm": algorithm, "x0": self._model, "lr": lr, **(server or {})}
         self._client_sizes = self._how.pop("client_sizes", None)
         self._ratio: float | None = self._how.get("max_examples_ratio", MEDIANS)
-        medium, _, path = self._how.get("store", "ram").partition(":")
+        self._how["store"] = absolute_store(self._how.get("store", "ram"))
+        medium, _, path = self._how["store"].partition(":")
         if resume is not None:
-            self.server = load_server(resume, **self._how)
+            self.server = load_server(resume, steps=steps, **self._how)
         elif medium == "mmap" and Path(path).is_dir() and any(Path(path).iterdir()):
             self.server = open_server(clients=[], steps=steps, **self._how)
 

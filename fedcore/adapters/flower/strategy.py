@@ -21,10 +21,17 @@ from fedcore.adapters.flower.metrics import Collected, Refused
 from fedcore.adapters.flower.pending import Asked, Failure, failure_of, request_of
 from fedcore.adapters.flower.records import Wire
 from fedcore.adapters.flower.replies import Reader
-from fedcore.adapters.open_server import asked_at_most, newcomers, require_same_limits
+from fedcore.adapters.open_server import (
+    allow_asked_steps,
+    asked_at_most,
+    limits_of,
+    newcomers,
+    saved_layout,
+)
 from fedcore.adapters.order import beyond_plain_steps, require_own_model, require_rate_of_rounds, require_steps
 from fedcore.adapters.refusals import refusal_line, refusals, silence
 from fedcore.algorithms import Algorithm
+from fedcore.arguments import absolute, absolute_store
 from fedcore.errors import CheckpointError, RangeError, RoundError, UnknownNameError
 from fedcore.layout import Layout
 from fedcore.optimizers import Optimizer
@@ -114,7 +121,8 @@ class ServerStrategy(FlowerFedAvg):
         self._rates: dict[str, Any] = {"lr": lr, "server_lr": server_lr, "optimizer": optimizer}
         self._settings: dict[str, Any] = {"late_rounds": late_rounds, **of_server}
         self._ratio: float | None = self._settings.get("max_examples_ratio", MEDIANS)
-        self._store, self._resume, self._client_sizes, self._late_rounds = store, resume, client_sizes, late_rounds
+        self._store, self._resume = absolute_store(store), None if resume is None else absolute(resume)
+        self._client_sizes, self._late_rounds = client_sizes, late_rounds
         self._seed, self._poll, self._steps = seed, poll, steps
         self._server: Server | None = None
         self._asked: list[Asked] = []
@@ -366,10 +374,11 @@ class ServerStrategy(FlowerFedAvg):
         folder = self._resume or (path if medium == "mmap" and Path(path).exists() else None)
         if folder is None or self._server is not None:
             return
-        told = self._settings.get("on_report")
-        loaded = Server.load(folder, algorithm=self.algorithm, on_report=told, **self._rates)
-        due, got = loaded.layout, Layout.of(self._wire.read(initial))
+        due, got = saved_layout(folder), Layout.of(self._wire.read(initial))
         if (due.slices, due.counters) != (got.slices, got.counters):
             raise CheckpointError(f"{folder}: expected a server of the model that is given, got one of another model")
-        require_same_limits(loaded, folder, self._settings)
+        told = self._settings.get("on_report")
+        limits = ({"own_rates": True} if self._rates["lr"] is None else {}) | limits_of(self._settings)
+        loaded = Server.load(folder, algorithm=self.algorithm, on_report=told, **self._rates, **limits)
+        allow_asked_steps(loaded, self._steps, self._settings)
         self._server = loaded

@@ -19,7 +19,7 @@ from fedcore.adapters.order import with_plain_steps
 from fedcore.adapters.refusals import refusal_line
 from fedcore.adapters.replies import takes_reply
 from fedcore.algorithms import Algorithm
-from fedcore.arguments import reason_of
+from fedcore.arguments import absolute_store, reason_of
 from fedcore.errors import ArrayError, RoundError
 from fedcore.libraries import own_class
 from fedcore.memory import to_host
@@ -69,7 +69,7 @@ class Method(Postprocessor, SumAggregator):
             with_plain_steps(algorithm, lr),
             list(users),
             lr,
-            options,
+            options | {"store": absolute_store(options.get("store", "ram"))},
         )
         self._steps = steps
         self.server: Server | None = None

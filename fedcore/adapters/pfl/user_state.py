@@ -11,6 +11,7 @@ from pfl.exception import UserNotFoundError
 from pfl.internal.ops.selector import get_default_framework_module
 from pfl.stats import MappedVectorStatistics
 
+from fedcore.arguments import absolute
 from fedcore.errors import CheckpointError, DtypeError
 from fedcore.kernels import Codes, quantise
 from fedcore.layout import Layout
@@ -41,7 +42,7 @@ class ClientStoreUserState(AbstractUserStateStorage):
     def __init__(
         self, path: str | Path | None = None, *, codec: Codec = "f32", durability: Durability = "checkpoint"
     ) -> None:
-        self._path = None if path is None else Path(path)
+        self._path = None if path is None else absolute(path)
         self._codec, self._durability = codec, durability
         self._tables: dict[str, tuple[ClientStore, Layout]] = {}
         try:

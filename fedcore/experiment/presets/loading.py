@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from fedcore import data
+from fedcore.arguments import expanded
 from fedcore.errors import ConfigError, FedcoreError, UnknownNameError
 from fedcore.experiment import presets
 from fedcore.experiment.datasets import load_once
@@ -53,7 +54,7 @@ def load_preset(
     where = str(name_or_path)
     if scale not in SCALES:
         raise UnknownNameError.of("scale", scale, SCALES)
-    whole, titled = _of_file(Path(where)) if where.endswith((".toml", ".json")) else (presets.read(where), where)
+    whole, titled = _of_file(expanded(where)) if where.endswith((".toml", ".json")) else (presets.read(where), where)
     tables = at_scale(copy.deepcopy(whole), scale)
     if tables is None:
         raise ConfigError(f"{where}: expected a table 'quick' with what the small scale changes, found none")

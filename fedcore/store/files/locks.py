@@ -109,11 +109,13 @@ class WriterLock(_Held):
 
         Raises:
             LockedError: somebody may have.
+            StoreError: the folder was moved or deleted.
         """
         try:
             file = os.stat(self._path, follow_symlinks=False)
             got = "the file of another" if not self.is_of(file) else self._who()
         except OSError as error:
+            disk.require_folder(self._path.parent)
             got = f"none ({error.strerror})"
         if got is not None:
             raise LockedError(

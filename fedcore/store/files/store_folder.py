@@ -230,12 +230,14 @@ class Folder:
     @property
     def bytes(self) -> int:
         """The bytes that the files take of the disk."""
+        disk.require_folder(self.path)
         with disk.explained("looking at", self.path):
             return sum(512 * entry.stat().st_blocks for entry in self.path.iterdir() if entry.is_file())
 
     def pin_again(self) -> None:
         """Note this process, which was forked from a reader, as a reader of its own."""
         if self._pin is not None:
+            disk.require_folder(self.path)
             inherited, self._pin = self._pin, ReaderPin(self.path)
             inherited.close()
 

@@ -30,6 +30,15 @@ def explained(doing: str, path: Path) -> Iterator[None]:
         raise StoreError(f"{path}: {doing} failed: {error.strerror or error}") from error
 
 
+def require_folder(folder: Path) -> None:
+    """Raise a StoreError if the folder of an open store is not where it was opened."""
+    if not os.path.isdir(folder):
+        raise StoreError(
+            f"{folder}: expected the folder of an open store, got none there: it was moved or deleted; move it back, "
+            "or close the store and open the folder where it is now"
+        )
+
+
 def is_writable(folder: Path) -> bool:
     """Tell whether this process may make files in a folder."""
     return os.access(folder, os.W_OK, effective_ids=True)

@@ -88,13 +88,15 @@ def test_a_client_that_never_sent_a_model_that_counts_is_none(example, algorithm
     assert any(np.abs(array).max() > 0 for array in agent.aggregator.server.tensors(library="numpy").values())
 
 
-def test_a_later_run_goes_on_where_the_store_is(example, tmp_path):
-    store = f"mmap:{tmp_path / 'rows'}"
-    first = example.make_agent("MimiC", tmp_path / "a", rounds=2, store=store)
+def test_a_later_run_goes_on_where_the_store_is(example, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    first = example.make_agent("MimiC", tmp_path / "a", rounds=2, store="mmap:rows")
+    monkeypatch.chdir("/")
     example.run(first)
     left = first.aggregator.server.x.copy()
     first.aggregator.server.close()
-    again = example.make_agent("MimiC", tmp_path / "b", rounds=1, store=store)
+    again = example.make_agent("MimiC", tmp_path / "b", rounds=1, store="mmap:~/rows")
     model = again.get_parameters(init_model=False)
     np.testing.assert_array_equal(np.concatenate([tensor.numpy().reshape(-1) for tensor in model.values()]), left)
     example.run(again)

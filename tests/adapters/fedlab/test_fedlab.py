@@ -73,11 +73,15 @@ def test_methods_that_fedlab_has_not_equal_the_server_by_itself(name):
     np.testing.assert_array_equal(handler.model_parameters.numpy(), server.x)
 
 
-def test_a_run_goes_on_where_an_earlier_one_stopped(tmp_path):
+def test_a_run_goes_on_where_an_earlier_one_stopped(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     straight = simulate(ServerHandler(net(), 4, 1.0, "MIFA", lr=LR, steps=2))
-    first = simulate(ServerHandler(net(), 2, 1.0, "MIFA", lr=LR, steps=2, store=f"mmap:{tmp_path}/rows"))
+    handler = ServerHandler(net(), 2, 1.0, "MIFA", lr=LR, steps=2, store="mmap:rows")
+    monkeypatch.chdir("/")
+    first = simulate(handler)
     first.server.close()
-    second = simulate(ServerHandler(net(), 4, 1.0, "MIFA", lr=LR, steps=2, store=f"mmap:{tmp_path}/rows"))
+    second = simulate(ServerHandler(net(), 4, 1.0, "MIFA", lr=LR, steps=2, store="mmap:~/rows"))
     assert len(second.reports) == 2
     np.testing.assert_array_equal(second.server.x, straight.server.x)
     second.server.close()

@@ -11,8 +11,8 @@ from flwr.server.client_proxy import ClientProxy
 from fedcore import Server
 from fedcore.adapters import flower
 from fedcore.adapters.flower.legacy import LegacyStrategy
-from fedcore.errors import CheckpointError, UnknownNameError
-from tests.adapters.flower.federation import METHODS, NODES, initial_arrays, make_app, make_data, make_strategy, run
+from fedcore.errors import UnknownNameError
+from tests.adapters.flower.federation import METHODS, NODES, make_app, make_data, make_strategy, run
 from tests.adapters.flower.federation import simulate as simulated
 from tests.adapters.flower.local_grid import LocalGrid
 
@@ -65,7 +65,7 @@ def test_a_length_in_numbers():
     assert "of at most 50 (max_norm)" in reason
 
 
-def test_a_later_run_has_the_limits_of_the_first_or_is_refused_by_name(tmp_path):
+def test_a_later_run_has_the_limits_of_the_first_or_its_own(tmp_path, caplog):
     store = f"mmap:{tmp_path / 'state'}"
     first, _ = run("MIFA", make_grid()[0], 1, store=store, max_norm_ratio=30)
     first.server.close()
@@ -73,8 +73,10 @@ def test_a_later_run_has_the_limits_of_the_first_or_is_refused_by_name(tmp_path)
         again, _ = run("MIFA", make_grid()[0], 2 + len(how), store=store, **how)
         assert [[node for node, _ in report.refused] for report in again.reports] == [[NODES[LIAR]]]
         again.server.close()
-    with pytest.raises(CheckpointError, match=r"max_norm_ratio: expected 30.*got 5.*leave it out"):
-        make_strategy("MIFA", store=store, max_norm_ratio=5).start(make_grid()[0], initial_arrays(), 5)
+    changed, _ = run("MIFA", make_grid()[0], 4, store=store, max_norm_ratio=None, lr=0.05)
+    assert [report.changed for report in changed.reports] == [{"lr": 0.05, "max_norm_ratio": None}]
+    assert changed.reports[0].refused == ()
+    assert "changed these options of the saved one: lr=0.05, max_norm_ratio=None" in caplog.text
     with pytest.raises(UnknownNameError, match="max_norm"):
         make_strategy("MIFA", max_nrom=5)
 

@@ -89,6 +89,20 @@ def test_from_a_saved_copy_and_nothing_left_to_do(tmp_path):
         assert again.arrays[name].data == array.data
 
 
+def test_a_changed_working_directory_changes_no_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    strategy = make_strategy("MIFA", store="mmap:state")
+    monkeypatch.chdir("/")
+    strategy.start(make_grid(), initial_arrays(), 1)
+    strategy.server.save("~/copy")
+    strategy.server.close()
+    for how in ({"store": "mmap:~/state"}, {"resume": "~/copy"}):
+        strategy, _ = run("MIFA", make_grid(), 2, **how)
+        assert [report.round for report in strategy.reports] == [1]
+        strategy.server.close()
+
+
 def test_refuses_to_go_on_with_another_model_or_method(tmp_path):
     strategy, _ = run("MIFA", make_grid(), 1)
     strategy.server.save(tmp_path / "copy")

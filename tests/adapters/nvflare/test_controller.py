@@ -142,15 +142,17 @@ def test_a_second_job_goes_on_with_the_controls_of_the_first(tmp_path, name):
         np.testing.assert_array_equal(found.store.read(site), whole.server.store.read(site))
 
 
-def test_a_store_of_another_model_or_rate_is_refused(tmp_path):
+def test_a_store_of_another_model_is_refused_and_another_rate_counts(tmp_path):
     store = f"mmap:{tmp_path / 'rows'}"
     LocalController(sites(), x0(), "MIFA", lr=0.1, num_rounds=1, store=store).run()
-    for change in ({"lr": 0.2}, {"algorithm": "MimiC"}):
-        with pytest.raises(errors.CheckpointError, match=next(iter(change))):
-            LocalController(sites(), x0(), **{"algorithm": "MIFA", "lr": 0.1, "store": store, **change}).run()
+    with pytest.raises(errors.CheckpointError, match="algorithm"):
+        LocalController(sites(), x0(), "MimiC", lr=0.2, store=store).run()
     other = {"w": np.zeros(3, np.float32)}
     with pytest.raises(errors.CheckpointError, match="other tensors"):
-        LocalController(sites(), other, "MIFA", lr=0.1, store=store).run()
+        LocalController(sites(), other, "MIFA", lr=0.2, store=store).run()
+    job = LocalController(sites(), x0(), "MIFA", lr=0.2, num_rounds=2, store=store, limits={"max_steps": 50})
+    job.run()
+    assert [report.changed for report in job.reports] == [{"lr": 0.2, "max_steps": 50}]  # of this job alone
 
 
 def test_a_client_that_joins_later_arrives():

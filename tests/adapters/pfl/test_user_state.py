@@ -79,12 +79,15 @@ def test_codecs(codec, error):
     require_same(storage.load_state("0"), state(0), rtol=error, atol=error)
 
 
-def test_states_outlive_the_process(tmp_path):
-    with_states = ClientStoreUserState(tmp_path)
+def test_states_outlive_the_process(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    monkeypatch.chdir(tmp_path.parent)
+    with_states = ClientStoreUserState(tmp_path.name)
+    monkeypatch.chdir("/")
     with_states.save_state(state(1), "u", "c")
     with_states.checkpoint()
     with_states.close()
-    again = ClientStoreUserState(tmp_path)
+    again = ClientStoreUserState(f"~/{tmp_path.name}")
     require_same(again.load_state("u", "c"), state(1))
     again.save_state(state(2), "v", "c")
     again.close()

@@ -1,0 +1,113 @@
+"""Rates and limits that change between rounds, or where a server is loaded: recorded, and as if they had been so."""
+
+import numpy as np
+import pytest
+
+from fedcore import ClientStore, Server, Update, algorithms, rates
+from fedcore.errors import RangeError, RoundError, StoreError, UnknownNameError
+from fedcore.server.transactions import go_back, last_change
+from tests.server.rounds import METHODS, everything, go_on, made
+
+X0 = np.zeros(2, np.float32)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_changed_rate_is_that_of_a_server_made_with_such_a_schedule(method, tmp_path):
+    """Between rounds, and by ``load`` of what was saved, with the same bits."""
+    straight = made(method, lr=lambda t: 0.1 if t < 3 else 0.05)
+    changed = made(method, lr=0.1)
+    go_on(changed, 3)
+    changed.save(tmp_path / "s")
+    changed.change(lr=0.05)
+    loaded = Server.load(tmp_path / "s", lr=0.05)
+    go_on(straight, 6)
+    for server in (changed, loaded):
+        go_on(server, 3)
+        np.testing.assert_array_equal(server.x, straight.x)
+        assert everything(server)[1:3] == everything(straight)[1:3]
+
+
+def test_the_folder_and_the_next_report_have_what_was_changed(tmp_path, caplog):
+    options = dict(clients=2, lr=0.1, max_steps=9, store=f"mmap:{tmp_path / 's'}")
+    Server(algorithms.named("MIFA", wait=False), X0, **options).close()
+    with Server.load(tmp_path / "s") as server:
+        server.change(lr=np.float32(0.5), max_norm=3)
+        server.change(max_norm=4, server_lr=rates.Exponential(0.5, 0.9))
+        assert server.transactions == 2
+    due = {"lr": 0.5, "max_norm": 4.0, "server_lr": repr(rates.Exponential(0.5, 0.9))}
+    with Server.load(tmp_path / "s") as server:  # as after a crash
+        assert server.broadcast([0]).lr == 0.5
+        report = server.round([Update(0, X0 + 9, 1), Update(1, X0 + 1, 9)])
+        assert report.changed == due
+        assert report.refused[0][1].endswith("(max_norm), got 25.4558")
+        assert report.gamma == 0.5
+        assert server.round([]).changed is None
+    assert "changed these options" not in caplog.text
+    with Server.load(tmp_path / "s", lr=0.5, max_norm=4) as server:
+        assert server.transactions == 4  # nothing is another
+    with Server.load(tmp_path / "s", max_norm=None, max_steps=8) as server:
+        assert server.round([Update(0, X0 + 9, 1), Update(1, X0 + 1, 9)]).changed == {"max_norm": None, "max_steps": 8}
+    assert "the loaded server changed these options of the saved one: max_norm=None, max_steps=8" in caplog.text
+
+
+def test_a_change_is_taken_back(tmp_path):
+    with Server("MIFA", X0, clients=2, lr=0.1, store=f"mmap:{tmp_path / 's'}", undoable=True) as server:
+        server.change(lr=0.2)
+        server.change(lr=0.3, own_rates=True)
+    with ClientStore.open(tmp_path / "s", undoable=True) as rows:
+        assert last_change(rows) == "a change of lr, own_rates"
+        assert go_back(rows, 1)
+    with Server.load(tmp_path / "s") as server:
+        assert server.broadcast([0]).lr == pytest.approx(0.2)
+        assert server.round([Update(0, X0, 1, lr=5.0)]).changed == {"lr": 0.2}
+
+
+def test_a_change_that_fails_changes_nothing(tmp_path, monkeypatch):
+    with Server("MIFA", X0, clients=2, lr=0.1, store=f"mmap:{tmp_path / 's'}") as server:
+
+        def full(*_):
+            raise StoreError("full")
+
+        monkeypatch.setattr(ClientStore, "commit", full)
+        with pytest.raises(StoreError, match="full"):
+            server.change(lr=0.2)
+        monkeypatch.undo()
+        assert (server.broadcast([0]).lr, server.transactions) == (0.1, 0)
+        assert server.round([]).changed is None
+        with server.open_round(), pytest.raises(RoundError):
+            server.change(lr=0.2)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        (dict(lr=0), RangeError, "rate: expected"),
+        (dict(lr=None), RangeError, "rate: expected"),
+        (dict(lr=1e39), RangeError, "lr: expected a rate that float32 holds"),
+        (dict(max_steps=0), RangeError, r"max_steps: expected an integer in 1\.\."),
+        (dict(server_lr=0.5), RangeError, "server_lr: expected None, since this server averages models, got 0.5"),
+        (dict(max_nrom=1), UnknownNameError, "option: 'max_nrom' is unknown; did you mean 'max_norm'"),
+        (dict(fold=1), UnknownNameError, "option: 'fold' is unknown"),
+    ],
+)
+def test_other_options_are_refused_by_name(options, error, match, tmp_path):
+    server = Server("FedAvg", X0, clients=2, lr=0.1)
+    with pytest.raises(error, match=match):
+        server.change(**options)
+    assert server.transactions == 0
+    server.save(tmp_path / "s")
+    if options.get("lr", 1) is not None and "fold" not in options:
+        with pytest.raises(error, match=match):
+            Server.load(tmp_path / "s", medium="mmap", **options)
+    Server.load(tmp_path / "s", medium="mmap").close()  # nobody holds it
+
+
+def test_late_replies_at_the_rate_of_before_are_refused():
+    server = Server("MIFA", X0, clients=2, lr=0.1, late_rounds=2)
+    server.round([])
+    server.change(max_steps=5)
+    assert server.round([Update(0, X0 + 1, 1, round=0)]).heard == (0,)
+    server.change(lr=0.2)
+    report = server.round([Update(0, X0 + 1, 1, round=1), Update(1, X0 + 1, 1, round=2)])
+    assert report.refused == ((0, "round: expected 2, the open one, got 1"),)
+    assert report.heard == (1,)
