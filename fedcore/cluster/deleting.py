@@ -26,8 +26,10 @@ def delete_shard(cluster: str, folder: str, shard: int | None) -> bool:
     path = Path(folder)
     try:
         sweep(path)
-        if os.path.lexists(path) and is_own_folder(path) and _is_of(cluster, shard, path):
-            remove(path)
+        if os.path.lexists(path):
+            found = os.lstat(path)
+            if is_own_folder(path) and _is_of(cluster, shard, path):
+                remove(path, found)
     except FedcoreError:
         return not os.path.lexists(path)
     return True

@@ -170,11 +170,19 @@ def prepare(home: Path) -> None:
     """
     if (home / NAME).exists():
         raise StoreError(f"{home / NAME}: expected none yet, got one: Server.load goes on with it")
-    try:
-        home.mkdir(parents=True, exist_ok=True)
+    made_folder(home)
+    with disk.explained("making a cluster", home):
         disk.sync_path(home.parent)
-    except OSError as error:
-        raise StoreError(f"{home}: making a cluster failed: {error.strerror or error}") from error
+
+
+def made_folder(home: Path) -> None:
+    """Make a manifest's folder, where none is there.
+
+    Raises:
+        StoreError: it cannot be made.
+    """
+    with disk.explained("making a cluster", home):
+        home.mkdir(parents=True, exist_ok=True)
 
 
 def older_copy(home: Path) -> Manifest | None:

@@ -19,7 +19,7 @@ from fedcore.clients import ClientId
 from fedcore.cluster.coordinator import Coordinator
 from fedcore.cluster.gathered import Gathered
 from fedcore.cluster.intent import declare, finish
-from fedcore.cluster.manifest import NAME, Manifest, alone_in, folders_of, older_copy, prepare
+from fedcore.cluster.manifest import NAME, Manifest, alone_in, folders_of, made_folder, older_copy, prepare
 from fedcore.cluster.placement import Here, Placement
 from fedcore.cluster.ranges import cut, ranges_of, require_elementwise
 from fedcore.cluster.round import Round
@@ -307,7 +307,7 @@ class Server(ClusterView):
         home = absolute(path)
         if self._home is not None and os.path.realpath(home) == os.path.realpath(self._home):
             raise StoreError(f"{home}: expected another folder than the server's own, got that: every round is there")
-        home.mkdir(parents=True, exist_ok=True)
+        made_folder(home)
         with alone_in(home):
             finish(home, self._forget)
             before = older_copy(home)

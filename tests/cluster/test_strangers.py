@@ -4,15 +4,17 @@ import json
 import os
 import shutil
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedcore import cluster
+from fedcore import ClientStore, cluster
 from fedcore.cluster.intent import INTENT
 from fedcore.cluster.manifest import NAME
 from fedcore.errors import CheckpointError, FedcoreError, StoreError
 from tests.cluster.pairs import made, n, one_round
+from tests.store.meanwhile import OPENING, meanwhile
 
 X0 = np.linspace(-1, 1, n, dtype=np.float32)
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
@@ -119,6 +121,39 @@ def test_a_manifest_opens_nothing_outside_its_folder(victim, shared, name):
     with pytest.raises((StoreError, CheckpointError)):
         cluster.reshard(shared, 3)
     assert tree(victim) == before
+
+
+@pytest.mark.parametrize("way", ["folder", "link"])
+def test_a_folder_that_takes_a_shard_s_place_meanwhile_stays(tmp_path, shared, way):
+    thesis, opened, places = tmp_path / "thesis", [], []
+    ClientStore(2, 4, medium="mmap", path=thesis).close()
+
+    def swap(folder):
+        if (
+            folder == str(shared) and f"{older}/" in str(opened[-1:]) and not places
+        ):  # it is found to be the copy's shard
+            older.rename(shared / "aside")
+            places.append(thesis.rename(older) if way == "folder" else thesis)
+            if way == "link":
+                older.symlink_to(thesis)
+
+    with made("MIFA", X0, shards=1, path=tmp_path / "mine") as server:
+        server.save(shared)
+        before, older = tree(thesis), next(shared.glob("shard-0-*"))
+        with meanwhile({OPENING: opened.append, "os.scandir": swap}), suppress(FedcoreError):
+            server.save(shared)
+    assert tree(places[0]) == before
+    assert b"to be deleted" not in (places[0] / "lock").read_bytes()
+
+
+@pytest.mark.parametrize("make", [Path.touch, os.mkfifo, lambda path: path.symlink_to("nowhere")])
+def test_a_save_to_what_is_no_folder_is_rejected(tmp_path, make):
+    make(tmp_path / "taken")
+    with made("MIFA", X0, shards=2) as server:
+        with pytest.raises(StoreError, match="taken: making a cluster failed: File exists"):
+            server.save(tmp_path / "taken")
+        with pytest.raises(StoreError, match="taken"):
+            made("MIFA", X0, shards=2, path=tmp_path / "taken" / "run")
 
 
 def test_the_caller_may_name_what_lies_elsewhere(victim, shared):

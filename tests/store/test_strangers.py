@@ -1,5 +1,6 @@
 """A folder from a stranger: no link is followed, and nothing that is not provably the store's is written or deleted."""
 
+import fcntl
 import os
 import resource
 import shutil
@@ -17,6 +18,7 @@ from fedcore.store import recovery
 from fedcore.store.files import atomic_folder
 from fedcore.store.info import state_of
 from tests.store.contents import content, write
+from tests.store.meanwhile import OPENED, OPENING, meanwhile, on_linux
 from tests.store.users import as_user, opened_to_all
 
 N = 30
@@ -151,6 +153,62 @@ def test_a_journal_is_rejected_when_a_fork_opens_the_index_again(folder):
             os._exit(1)
         assert os.waitpid(process, 0)[1] == 0
         (folder / "index.sqlite-journal").unlink()
+
+
+@on_linux
+def test_a_journal_that_appears_while_the_index_is_opened_is_not_played_back(folder):
+    victim, journal = folder.with_name("thesis.txt"), folder / "index.sqlite-journal"
+    victim.write_text("years of work")
+    hot = hot_journal(folder / "index.sqlite", victim)
+    with meanwhile({OPENED: lambda _: journal.write_bytes(hot)}), ClientStore.open(folder) as store:
+        write(store, "b", content(N, 2))
+        store.commit(1)
+    assert victim.read_text() == "years of work"
+    journal.unlink()
+    with ClientStore.open(folder) as store:
+        np.testing.assert_array_equal(store.read("b"), content(N, 2))
+
+
+@on_linux
+@pytest.mark.parametrize("back", [True, False], ids=["swapped back", "swapped"])
+def test_an_index_that_is_swapped_while_it_is_opened_plays_back_no_journal(folder, back):
+    victim, index = folder.with_name("thesis.txt"), folder / "index.sqlite"
+    journal, aside, other = folder / "index.sqlite-journal", folder / "aside", folder / "other"
+    victim.write_text("years of work")
+    hot = hot_journal(index, victim)
+
+    def swap(_):
+        shutil.copy(index, other)
+        index.rename(aside)
+        other.rename(index)
+
+    def put(_):
+        if back:
+            aside.rename(index)
+        journal.write_bytes(hot)
+
+    with meanwhile({OPENING: swap, OPENED: put}), pytest.raises(errors.StoreError, match="in its place"):
+        ClientStore.open(folder)
+    assert victim.read_text() == "years of work"
+
+
+@on_linux
+def test_the_lock_of_an_index_ends_with_its_last_connection(folder):
+    def locked():
+        fd = os.open(folder / "index.sqlite", os.O_RDWR)
+        try:
+            asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0x40000001, 1, 0)
+            return fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked)[:2] != struct.pack("h", fcntl.F_UNLCK)
+        finally:
+            os.close(fd)
+
+    before = len(os.listdir("/proc/self/fd"))
+    first, second = ClientStore.open(folder), ClientStore.open(folder, readonly=True)
+    first.close()
+    assert locked()
+    second.close()
+    assert not locked()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_pipe_is_refused_and_not_waited_for(folder):

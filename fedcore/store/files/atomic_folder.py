@@ -27,6 +27,7 @@ from fedcore.store.files.inventory import (
     is_disposable,
     is_own_folder,
     require_own,
+    require_same,
     strangers,
 )
 from fedcore.store.files.locks import WriterLock
@@ -135,29 +136,33 @@ def _draft(path: Path, existing: bool) -> Iterator[tuple[Path, WriterLock]]:
             raise
 
 
-def remove(path: Path) -> None:
+def remove(path: Path, found: os.stat_result | None = None) -> None:
     """Delete the store at ``path``, with what drafts of it were left, and nothing that is not its own.
 
     A folder without a store stays, unless its lock file says that it is the rest of one. So does a link, and a folder
     of another user.
 
+    Args:
+        found: the folder that was looked at; another one in its place stays.
+
     Raises:
-        StoreError: it cannot be deleted.
+        StoreError: it cannot be deleted, or another folder is in its place.
         LockedError: it is open for writing.
     """
     with disk.explained("deleting a store", path):
         sweep(path)
         if os.path.lexists(path) and is_own_folder(path):
-            _delete_unlocked(path)
+            _delete_unlocked(path, found or os.lstat(path))
 
 
-def _delete_unlocked(path: Path) -> None:
+def _delete_unlocked(path: Path, found: os.stat_result) -> None:
     """Delete a store's own entries, unless a process writes to it or it is no store."""
     if not (_is_store(path) or (path.is_dir() and is_disposable(path))):
         return
+    require_same(path, found, os.lstat(path))
     lock = WriterLock(path, disposable=True)
     try:
-        delete(path)
+        delete(path, found)
     finally:
         lock.close()
 
@@ -219,7 +224,7 @@ def sweep(path: Path) -> None:
     """Delete the drafts of processes that have died over them."""
     for left in drafts_of(path):
         with suppress(StoreError):  # its process lives, or it is not this user's to delete
-            _delete_unlocked(left)
+            _delete_unlocked(left, os.lstat(left))
 
 
 def _put_in_place(place: Path, lock: WriterLock, path: Path, old: WriterLock | None) -> None:

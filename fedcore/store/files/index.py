@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from fedcore.errors import CorruptionError, LockedError, StoreError
 from fedcore.store.files import previous, stored_ids
 from fedcore.store.files import system_calls as disk
+from fedcore.store.files.connecting import Access, connect
 from fedcore.store.files.index_digests import client_digests, listed_digests, row_digests, total
 from fedcore.store.files.index_head import Head
 from fedcore.store.files.inventory import require_no_journal
@@ -55,7 +56,7 @@ class Index:
         StoreError: the file is no index, or newer.
     """
 
-    def __init__(self, path: Path, *, durable: bool, access: Literal["rw", "ro", "immutable"]) -> None:
+    def __init__(self, path: Path, *, durable: bool, access: Access) -> None:
         self.path = path
         self.in_doubt = False  # whether a transaction failed in a way that leaves open if it happened
         self._durable, self._access = durable, access
@@ -279,14 +280,7 @@ class Index:
             self._shared = None
         if self._shared is None:
             require_no_journal(self.path)
-            mode = "immutable=1" if self._access == "immutable" else f"mode={self._access}"
-            connection = sqlite3.connect(
-                f"{self.path.absolute().as_uri()}?{mode}",
-                uri=True,
-                isolation_level=None,
-                timeout=60,
-                check_same_thread=False,
-            )
+            connection = connect(self.path, self._access)
             try:
                 connection.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'OFF'}")
                 if self._access != "immutable" and connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):

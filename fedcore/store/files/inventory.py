@@ -103,13 +103,20 @@ def drafts_of(path: Path) -> list[Path]:
     return [folder for folder in named if _is_left(folder)]
 
 
-def delete(folder: Path) -> None:
+def delete(folder: Path, found: os.stat_result | None = None) -> None:
     """Delete a store's own entries, its index first and its lock last, and then the folder if nothing else is in it.
 
     Whoever comes upon a part of it can tell by the index that it is no store any more, and by the lock that nobody is
     at it. Links are not followed. Nothing is done where there is no folder.
+
+    Args:
+        found: the folder that was looked at; another one in its place stays.
+
+    Raises:
+        StoreError: another folder is in its place.
     """
     with suppress(FileNotFoundError), _opened(folder) as fd:
+        require_same(folder, found, os.fstat(fd))
         with suppress(FileNotFoundError):
             with _opened(READERS, fd) as readers:
                 _unlink(readers, [name for name in os.listdir(readers) if is_note(name)])
@@ -119,6 +126,12 @@ def delete(folder: Path) -> None:
         _unlink(fd, [INDEX, *names, LOCK])
     with suppress(OSError):  # something else is in it
         folder.rmdir()
+
+
+def require_same(folder: Path, found: os.stat_result | None, opened: os.stat_result) -> None:
+    """Raise a StoreError if somebody has put another folder in the place of the one that was looked at."""
+    if found is not None and not os.path.samestat(found, opened):
+        raise StoreError(f"{folder}: expected the folder that was there, got another in its place: it stays")
 
 
 def _unlink(folder: int, names: list[str]) -> None:
