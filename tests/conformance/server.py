@@ -1,0 +1,32 @@
+"""``fedcore.Server`` beside the same loop in torch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import fedcore
+from tests.conformance import aggregate
+from tests.conformance.cases import Case
+
+NAME = "torch loop: `Server`"
+PACKAGE, EXTRA = "torch", "torch"
+
+DEVIATES = {**aggregate.DEVIATES, "a reply twice": "once", "a late reply": "in its round"}
+WRONG = aggregate.WRONG
+CANNOT: dict[str, str] = {}
+theirs = aggregate.theirs
+
+
+def ours(case: Case) -> Mapping[str, Any]:
+    """Run a round of FedAvg."""
+    server = fedcore.Server("FedAvg", case.x0, sorted({one.client for one in case.replies}), lr=0.1)
+    if any(one.is_late for one in case.replies):
+        with server.open_round():
+            pass  # the round that the late reply answers
+    with server.open_round() as opened:
+        for one in case.replies:
+            name = "examples" if isinstance(one.examples, int) else "weight"
+            claims = {} if one.examples is None else {name: one.examples}
+            started = {"round": 0} if one.is_late else {}
+            sent = {"model" if case.kind == "model" else "delta": one.sent}
+            opened.add(one.client, steps=1, **sent, **claims, **started)
+    return server.tensors()
