@@ -25,7 +25,7 @@ GROUP := $(BIN)/pip freeze -q --exclude-editable > $(VENV)/.there && $(BIN)/pip 
 # names another place for it in PYTHONPYCACHEPREFIX.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart tutorials test test-device test-level test-deployment test-appfl test-endurance lint format sanitize aarch64-check bench bench-gate gpu-check wheel-check wheels \
+.PHONY: help quickstart tutorials test test-device test-level test-deployment test-appfl test-newest conformance test-endurance lint format sanitize aarch64-check bench bench-gate gpu-check wheel-check wheels \
 	wheels-check wheels-emulated sdist-check workflows bench-commits mutants sbom lock docs docs-serve clean
 help:
 	@sed -n 's/^## //p' Makefile
@@ -61,6 +61,19 @@ test-appfl: $(SIMULATOR)
 	test -x build/appfl/bin/python || $(PYTHON) -m venv build/appfl
 	$(BIN)/pip --python build/appfl/bin/python install -q -c constraints.txt -e ".[appfl]" pytest hypothesis
 	build/appfl/bin/python -m pytest tests/adapters/appfl
+
+## make conformance   the averages of the frameworks beside fedcore's, into docs/conformance.md: an environment of each, in
+##                    build/conformance (minutes each, once); ENVIRONMENTS="--python appfl=PATH" names others
+conformance: $(INSTALLED)
+	$(BIN)/python -m tests.conformance.table $(ENVIRONMENTS)
+
+## make test-newest    the adapters' tests against the newest flwr, nvflare, pfl, fedlab and appfl on the index, each in an
+##                     environment of its own (half an hour); test-newest-flower, say, is one of them
+test-newest: $(addprefix test-newest-,flower nvflare pfl fedlab appfl)
+test-newest-%:
+	test -x build/newest/$*/bin/python || $(PYTHON) -m venv build/newest/$*
+	build/newest/$*/bin/pip install -q -U -e ".[$*,sim]" pytest hypothesis ml_dtypes
+	build/newest/$*/bin/python -m pytest -W default tests/adapters/$*
 
 ## make test-endurance the long forms of tests of which `make test` runs short ones: kills, storms, losses of power (hours);
 ##                    ROOMS="tests/cluster tests/store" says which

@@ -21,7 +21,8 @@ class Net(torch.nn.Linear):
 
 def make_agent(algorithm, folder, rounds=ROUNDS, clients=3, **options):
     """APPFL's agent around fedcore's aggregator."""
-    told = {"algorithm": algorithm, "lr": LR, "steps": STEPS, "model_path": __file__, "model_name": "Net", **options}
+    told = {"algorithm": algorithm, "lr": LR, "steps": STEPS, "model_path": __file__, "model_name": "Net"}
+    told |= {"client_weights_mode": "sample_size", **options}
     server = {
         "optimize_memory": False,  # else the agent collects garbage after every reply
         "num_clients": clients,

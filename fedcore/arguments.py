@@ -1,5 +1,6 @@
 """Checks of a caller's arguments: of a number, and of a list of arrays, in one wording."""
 
+import math
 import os
 from functools import lru_cache
 from numbers import Real
@@ -103,7 +104,9 @@ def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
 
 def integral(value: object) -> Any:
     """A float that is an integer as that, as a message may carry a count; anything else as it is."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    if not is_real(value) or is_whole(value) or not math.isfinite(value) or value != int(value):
+        return value
+    return int(value)
 
 
 def due_in(interval: str) -> str:

@@ -12,11 +12,22 @@ from fedcore import kernels
 from fedcore.arguments import numbers, real
 from fedcore.errors import ArrayError, DtypeError, FedcoreError, RangeError, ShapeError
 from fedcore.float_mode import ieee
-from fedcore.libraries import tensor_over
+from fedcore.layout import (
+    COUNTERS,
+    DUE,
+    FLOATS,
+    INTEGERS,
+    Kind,
+    kind_of_integers,
+    named_tensors,
+    names_apart,
+    nested,
+    tree_of,
+)
+from fedcore.libraries import as_array, as_tensor, dtype_name, has_infinities, library_of, require_dense, tensor_over
 from fedcore.memory import LINE, empty
 from fedcore.native import ON_REFERENCE
 
-FLOATS = ("float32", "float64", "float16", "bfloat16")
 Named = Mapping[str, Any]
 
 
@@ -26,29 +37,33 @@ class Due(NamedTuple):
     like: Any
     dtype: str
     shape: tuple[int, ...]
-    is_float: bool
+    kind: Kind
+    """"parameter" for whatever is averaged."""
     has_c_export: bool
 
 
 @ieee
-def aggregate(state_dicts: Iterable[Named], weights: Any = None) -> dict[str, Any]:
+def aggregate(models: Iterable[Any], weights: Any = None) -> Any:
     """The weighted average of models, sum_i w_i x_i / sum_i w_i, in one pass over their tensors.
 
-    Float tensors (parameters and BatchNorm statistics) are averaged and keep their dtype; tensors of integers and of
-    truth values keep theirs too, and their largest value counts. What all models agree on stays as it is, bit for bit.
+    Float tensors (parameters and BatchNorm statistics) are averaged. Of counters (integer scalars of 32 or 64 bits, and
+    ``num_batches_tracked``) the largest counts. Other integers, bools and float tensors with infinities (masks) are
+    constants: all models have the same. What all models agree on stays as it is, bit for bit.
 
     Args:
-        state_dicts: k mappings of the same names to torch tensors or NumPy arrays in CPU memory, each tensor of one
-            shape and dtype in all of them: float32, float64, float16, bfloat16, an integer or bool. Read-only. A
-            tensor that is not contiguous is copied first.
+        models: k models of the same tensors and shapes, in any form that ``Layout.of`` takes, in CPU memory: float32,
+            float64, float16, bfloat16, integers or bool. Floats may differ in dtype: they are cast to the first
+            model's. Read-only. A tensor that is not contiguous is copied first.
         weights: k finite numbers >= 0, numbers of examples say, not all zero; None for equal ones.
 
     Returns:
-        The average by name, in the order of the first mapping: new torch tensors where it has such, else new arrays.
+        The average in the first model's library, dtypes and nesting: a mapping by name, a list, a tree; of one array an
+        array. Its tensors are new.
 
     Raises:
-        ArrayError, ShapeError, DtypeError: names, a shape or a dtype differ, or a tensor is not in CPU memory or not
-            finite; the message names the client, by its place in the list, and the tensor.
+        ArrayError, ShapeError, DtypeError, RangeError: names or a shape differ, a tensor is sparse, not in CPU memory
+            or not finite, or a constant differs; the message names the client, by its place in the list, and the
+            tensor.
         RangeError, ShapeError, DtypeError: there is no model, or the weights are not what is said above.
 
     Determinism: products and sums are float64, one client after another, rounded once: the same bits on every ISA
@@ -59,24 +74,52 @@ def aggregate(state_dicts: Iterable[Named], weights: Any = None) -> dict[str, An
     >>> aggregate([{"w": np.float32([1, 2]), "n": np.array(3)}, {"w": np.float32([3, 6]), "n": np.array(5)}], [3, 1])
     {'w': array([1.5, 3. ], dtype=float32), 'n': array(5)}
     """
-    models = list(state_dicts)
-    if not models:
-        raise RangeError("state_dicts: expected at least one, got none")
-    shares = _shares(weights, len(models))
-    plan = {name: _due(name, leaf) for name, leaf in _mapping(0, models[0]).items()}
-    floats = {name: due for name, due in plan.items() if due.is_float}
+    given = list(models)
+    if not given:
+        raise RangeError("models: expected at least one, got none")
+    shares = _shares(weights, len(given))
+    tree = tree_of(given[0])
+    models = given if tree is None and isinstance(given[0], Mapping) else [*itertools.starmap(_named, enumerate(given))]
+    plan = {name: _due(name, leaf) for name, leaf in _named(0, models[0]).items()}
+    outs, rows, finite = _average(models, given, plan, shares)
+    if not finite:
+        masks = [name for name in outs if has_infinities(_named(0, models[0])[name])]
+        plan |= {name: plan[name]._replace(kind="constant") for name in masks}
+        if masks:
+            outs, rows, finite = _average(models, given, plan, shares)
+    if not finite:
+        for client, row in enumerate(rows):  # all are, where float64s add up to what is past their range
+            _require_finite(client, dict(zip(outs, row, strict=True)))
+    outs |= {name: _kept(name, due, models) for name, due in plan.items() if due.kind != "parameter"}
+    result = {name: outs[name] for name in plan}
+    if tree is not None:
+        return nested(tree, result)
+    is_array = not isinstance(given[0], Mapping) and not hasattr(given[0], "named_parameters")
+    return result["x"] if is_array else result
+
+
+def _average(
+    models: Sequence[Any], given: Sequence[Any], plan: Mapping[str, Due], shares: npt.NDArray[np.float64]
+) -> tuple[dict[str, Any], list[list[Any]], bool]:
+    """The averages of the float tensors, the models' tensors as they were read, and whether all averages are finite."""
+    floats = {name: due for name, due in plan.items() if due.kind == "parameter"}
     outs, memory = _new(floats)
     rows = _as_they_lie(models, plan)
     if rows is None or not _sum_plain(rows, shares, outs):  # one is to be refused by name, or copied
-        for client, model in enumerate(models):
-            _check(client, _mapping(client, model), plan)
-        rows = [[_row(model[name], due) for name, due in floats.items()] for model in models]
+        rows = []
+        for client, one in enumerate(given):
+            model = _named(client, one)
+            _check(client, model, plan)
+            rows.append([_row(f"client {client}, {name}", model[name], due) for name, due in floats.items()])
         _sum(rows, shares, outs)
     # What is not finite makes a sum that is not, whatever its weight: 0 times it is a NaN.
-    if not _are_finite(outs, floats, memory):
-        for client, row in enumerate(rows):  # all are, where float64s add up to what is past their range
-            _require_finite(client, dict(zip(floats, row, strict=True)))
-    return {name: outs[name] if due.is_float else _largest(name, models) for name, due in plan.items()}
+    finite = _are_finite(outs, floats, memory)
+    return {name: _as_first(out, floats[name]) for name, out in outs.items()}, rows, finite
+
+
+def _as_first(out: Any, due: Due) -> Any:
+    library = library_of([due.like])
+    return as_tensor(out, due.dtype, library) if library == "jax" else out
 
 
 def _shares(weights: Any, k: int) -> npt.NDArray[np.float64]:
@@ -92,36 +135,46 @@ def _shares(weights: Any, k: int) -> npt.NDArray[np.float64]:
     return np.asarray(given / given.sum())
 
 
-def _mapping(client: int, model: object) -> Named:
-    if not isinstance(model, Mapping):
-        raise ArrayError(f"client {client}: expected a mapping of tensors by name, got {type(model).__name__}")
-    return model
+def _named(client: int, model: Any) -> Named:
+    return named_tensors(model, f"client {client}")
 
 
 def _due(name: str, leaf: Any) -> Due:
     if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
-        raise ArrayError(f"client 0, {name}: expected a tensor, got {type(leaf).__name__}")
-    dtype = str(leaf.dtype).removeprefix("torch.")
-    if dtype not in FLOATS and not dtype.startswith(("int", "uint", "bool")):
-        raise DtypeError(f"client 0, {name}: expected {', '.join(FLOATS)}, an integer dtype or bool, got {leaf.dtype}")
-    return Due(leaf, dtype, tuple(leaf.shape), dtype in FLOATS, hasattr(type(leaf), "__dlpack_c_exchange_api__"))
+        raise ArrayError(f"client 0, {name}: expected an array, got {type(leaf).__name__}")
+    dtype = dtype_name(leaf)
+    require_dense(f"client 0, {name}", leaf)
+    if dtype in INTEGERS:
+        kind = kind_of_integers(name, dtype, leaf.shape, COUNTERS)
+    elif dtype == "bool":
+        kind = "constant"
+    elif dtype not in FLOATS:
+        raise DtypeError(f"client 0, {name}: expected {DUE}, got {leaf.dtype}")
+    else:
+        kind = "parameter"
+    return Due(leaf, dtype, tuple(leaf.shape), kind, hasattr(type(leaf), "__dlpack_c_exchange_api__"))
 
 
 def _check(client: int, model: Named, plan: Mapping[str, Due]) -> None:
     if model.keys() != plan.keys():
-        missing = [name for name in plan if name not in model]
-        extra = [name for name in model if name not in plan]
-        raise ArrayError(f"client {client}: expected the tensors of client 0; missing {missing}, unexpected {extra}")
+        due_names, got = names_apart(list(plan), list(model))
+        raise ArrayError(f"client {client}: expected {due_names}, got {got}")
     for name, due in plan.items():
-        leaf, like = model[name], due.like
-        if type(leaf) is not type(like) or leaf.dtype != like.dtype:
-            dtype = str(getattr(leaf, "dtype", type(leaf).__name__)).removeprefix("torch.")
-            if dtype != due.dtype:
-                raise DtypeError(f"client {client}, {name}: expected {due.dtype}, as client 0 has, got {dtype}")
-        if leaf.shape != due.shape:
-            raise ShapeError(f"client {client}, {name}: expected shape {due.shape}, got {tuple(leaf.shape)}")
-        if not getattr(leaf, "is_cpu", True):
-            raise ArrayError(f"client {client}, {name}: expected a tensor in CPU memory, got one on {leaf.device}")
+        _check_tensor(client, name, model[name], due)
+
+
+def _check_tensor(client: int, name: str, leaf: Any, due: Due) -> None:
+    if type(leaf) is not type(due.like) or leaf.dtype != due.like.dtype:
+        if not hasattr(leaf, "dtype"):
+            raise ArrayError(f"client {client}, {name}: expected an array, got {type(leaf).__name__}")
+        dtype = dtype_name(leaf)
+        if dtype != due.dtype and not {dtype, due.dtype} <= set(FLOATS):
+            raise DtypeError(f"client {client}, {name}: expected {due.dtype}, as client 0 has, got {dtype}")
+    require_dense(f"client {client}, {name}", leaf)
+    if tuple(leaf.shape) != due.shape:
+        raise ShapeError(f"client {client}, {name}: expected shape {due.shape}, got {tuple(leaf.shape)}")
+    if not getattr(leaf, "is_cpu", True):
+        raise ArrayError(f"client {client}, {name}: expected a tensor in CPU memory, got one on {leaf.device}")
 
 
 def _as_they_lie(models: Sequence[Any], plan: Mapping[str, Due]) -> list[list[Any]] | None:
@@ -129,8 +182,8 @@ def _as_they_lie(models: Sequence[Any], plan: Mapping[str, Due]) -> list[list[An
 
     The native kernel sees for itself whether dtypes, places and strides are, for a tenth of what Python would take.
     """
-    floats = {name: due for name, due in plan.items() if due.is_float}
-    others = {name: due for name, due in plan.items() if not due.is_float}
+    floats = {name: due for name, due in plan.items() if due.kind == "parameter"}
+    others = {name: due for name, due in plan.items() if due.kind != "parameter"}
     if ON_REFERENCE or not all(due.has_c_export or isinstance(due.like, np.ndarray) for due in floats.values()):
         return None
     shapes, rows = [due.shape for due in floats.values()], []
@@ -142,8 +195,8 @@ def _as_they_lie(models: Sequence[Any], plan: Mapping[str, Due]) -> list[list[An
             return None
         if [getattr(tensor, "shape", None) for tensor in rows[-1]] != shapes:
             return None
-        if others:
-            _check(client, {name: model[name] for name in others}, others)
+        for name, due in others.items():
+            _check_tensor(client, name, model[name], due)
     return rows
 
 
@@ -162,8 +215,10 @@ def _sum(rows: list[list[Any]], shares: npt.NDArray[np.float64], outs: Named) ->
             kernels.weighted_sum_segments(rows, shares, list(outs.values()), accumulate="float64")
 
 
-def _row(leaf: Any, due: Due) -> Any:
-    """The tensor as the kernels read it."""
+def _row(name: str, leaf: Any, due: Due) -> Any:
+    """The tensor as the kernels read it, in the dtype of the first model's."""
+    if dtype_name(leaf) != due.dtype or library_of([leaf]) != library_of([due.like]):
+        leaf = as_tensor(as_array(name, leaf), due.dtype, "numpy" if library_of([due.like]) == "numpy" else "torch")
     if isinstance(leaf, np.ndarray):
         return leaf if leaf.flags.c_contiguous else np.ascontiguousarray(leaf)
     if not hasattr(leaf, "requires_grad"):
@@ -211,8 +266,13 @@ def _is_finite(tensor: Any) -> bool:
     return bool((tensor.isfinite() if hasattr(tensor, "isfinite") else np.isfinite(tensor)).all())
 
 
-def _largest(name: str, models: Sequence[Named]) -> Any:
-    leaves = [model[name] for model in models]
-    arrays = [np.from_dlpack(leaf) if hasattr(leaf, "new_tensor") else np.asarray(leaf) for leaf in leaves]
-    largest = np.array(np.maximum.reduce(arrays), arrays[0].dtype)
-    return leaves[0].new_tensor(largest) if hasattr(leaves[0], "new_tensor") else largest
+def _kept(name: str, due: Due, models: Sequence[Named]) -> Any:
+    """The largest of a counter; the first of a constant, which all have."""
+    arrays = [as_array(f"client {client}, {name}", model[name]) for client, model in enumerate(models)]
+    first = arrays[0]
+    for client, array in enumerate(arrays if due.kind == "constant" else ()):
+        if not np.array_equal(array, first, equal_nan=first.dtype.kind == "f"):
+            due_values = f"the values of client 0, since {due.dtype} is not averaged here"
+            raise RangeError(f"client {client}, {name}: expected {due_values}, got others")
+    largest = np.array(np.maximum.reduce(arrays) if due.kind == "counter" else first)
+    return as_tensor(largest, due.dtype, library_of([due.like]))

@@ -58,10 +58,6 @@ class UnknownClientError(FedcoreError, KeyError):
     __str__ = Exception.__str__  # KeyError would print the message's repr
 
 
-class DuplicateUpdateError(FedcoreError, ValueError):
-    """A client's update came a second time in one round."""
-
-
 class RoundError(FedcoreError, RuntimeError):
     """A round is used out of order: closed, or opened while another is open."""
 

@@ -1,8 +1,9 @@
 """Named tensors as one flat float32 vector and back: the only place that knows where a tensor lies in it.
 
-A flat vector holds the *parameters* first and the *float buffers* (BatchNorm statistics) behind them; integer
-*counters* stay outside it, because averaging them would turn them into floats. Corrections and per-client rows
-cover the parameters only, so they have ``n_parameters`` elements where a model has ``n``.
+A flat vector holds the *parameters* first and the *float buffers* (BatchNorm statistics) behind them. Outside it are
+*counters*, which count steps and are integers, and *constants*, which no method averages: other integers (packed
+weights, codes), bools, and buffers that are not finite (masks of -inf). Corrections and per-client rows cover the
+parameters only, so they have ``n_parameters`` elements where a model has ``n``.
 """
 
 import math
@@ -25,10 +26,13 @@ from fedcore.libraries import (
     copy_there,
     dtype_name,
     flat_there,
+    has_infinities,
     here,
     is_own_class,
     library_of,
     own_class,
+    read_leaf,
+    require_dense,
     write_there,
 )
 from fedcore.memory import to_host
@@ -36,19 +40,24 @@ from fedcore.native import core
 from fedcore.representation import Represented
 
 Vector = npt.NDArray[np.float32]
-Kind = Literal["parameter", "buffer", "counter"]
+Kind = Literal["parameter", "buffer", "counter", "constant"]
+Tree = Any
+"""The nesting of a model: a tensor's name, or a list or mapping of trees, as JSON holds them."""
 
-FLOATS = ("float32", *NARROW)
+FLOATS = ("float32", "float64", *NARROW)
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
-DUE = "float32, bfloat16, float16 or an integer dtype"
+DUE = "float32, float64, bfloat16, float16, an integer dtype or bool"
 
 BUFFERS = ("*running_mean", "*running_var")
 """The names by which a bare mapping's float buffers are told from its parameters."""
 
+COUNTERS = ("*num_batches_tracked",)
+"""The names of counters that are no scalars of 32 or 64 bits."""
+
 
 @dataclass(frozen=True)
 class Slice:
-    """One named tensor: its kind, shape and dtype's name, and [start, stop) in the flat vector (none of a counter)."""
+    """One named tensor: its kind, shape and dtype's name, and [start, stop) in the flat vector, if it is in it."""
 
     name: str
     kind: Kind
@@ -65,20 +74,29 @@ class Layout(Represented):
         n: elements of the flat vector.
         n_parameters: its first elements, those that are parameters: the width of a client's row.
         slices: the tensors of the flat vector, in its order.
-        counters: the integer tensors, which lie outside it.
+        counters: the tensors that count steps, which lie outside it.
+        constants: the tensors that stay as they are in the first model; a reply that differs there is rejected.
         narrow: the tensors of the flat vector whose dtype does not hold every float32.
         aliases: further names of tied parameters, which a ``state_dict`` lists and the vector holds once.
-        library: what the model's tensors are of, "numpy" or "torch". Layouts that differ in it alone are equal.
+        library: what the model's tensors are of: "numpy", "torch" or "jax".
+        tree: the model's nesting, where it is more than a mapping of tensors; else None. Layouts that differ in library
+            or tree alone are equal.
     """
 
     def __init__(
-        self, tensors: Iterable[Slice], aliases: Mapping[str, str] | None = None, library: Library = "numpy"
+        self,
+        tensors: Iterable[Slice],
+        aliases: Mapping[str, str] | None = None,
+        library: Library = "numpy",
+        tree: Tree = None,
     ) -> None:
         listed = list(tensors)
         self.slices: tuple[Slice, ...] = ()
         self.counters = tuple(piece for piece in listed if piece.kind == "counter")
+        self.constants = tuple(piece for piece in listed if piece.kind == "constant")
+        self.outside = self.counters + self.constants
         self.aliases = dict(aliases or {})
-        self.library = library
+        self.library, self.tree = library, tree
         start = 0
         for kind in ("parameter", "buffer"):
             for piece in listed:
@@ -91,18 +109,21 @@ class Layout(Represented):
         self.n = start
         self.narrow = tuple(piece for piece in self.slices if piece.dtype in NARROW)
         self._shapes = [piece.shape for piece in self.slices]
-        self._all = {piece.name: piece for piece in self.slices + self.counters}
+        self._all = {piece.name: piece for piece in self.slices + self.outside}
 
     @classmethod
-    def of(cls, x: Any, *, buffers: Sequence[str] = BUFFERS) -> "Layout":
+    def of(cls, x: Any, *, buffers: Sequence[str] = BUFFERS, counters: Sequence[str] = COUNTERS) -> "Layout":
         """The layout of a model.
 
         Args:
             x: an ``nn.Module``, a ``state_dict`` or other mapping of arrays, a sequence of arrays (named "0",
-                "1", ...), or one array (named "x"). NumPy arrays or CPU torch tensors; float32, bfloat16, float16, or
-                an integer dtype for counters.
+                "1", ...), a nested tree of these (named "layers.0.w"), or one array (named "x"). Arrays of NumPy, torch
+                or JAX in CPU memory, or objects with DLPack's methods: float32; float64, bfloat16 and float16, which
+                the server holds as float32; integers and bools.
             buffers: patterns of the names that are float buffers, for a mapping that cannot say so itself. A
                 module knows its own.
+            counters: patterns of the names of integer tensors that count steps. A scalar of 32 or 64 bits does in any
+                case; every other integer tensor is a constant.
 
         Raises:
             DtypeError: a tensor is of another dtype.
@@ -122,29 +143,32 @@ class Layout(Represented):
             for name, tensor in x.named_parameters(remove_duplicate=False):
                 if first[id(tensor)] != name:
                     aliases[name] = first[id(tensor)]
-        tensors, named = [], _named(x)
+        tensors, named = [], named_tensors(x)
         for name, leaf in named.items():
             dtype = _dtype(name, leaf)
             is_buffer = name in buffer_names or (
                 name not in parameters and any(fnmatch(name, pattern) for pattern in buffers)
             )
             if dtype in INTEGERS:
-                kind: Kind = "counter"
+                kind = kind_of_integers(name, dtype, leaf.shape, counters)
+            elif dtype == "bool" or (dtype in FLOATS and name not in parameters and has_infinities(leaf)):
+                kind = "constant"
             elif dtype in FLOATS:
                 kind = "buffer" if is_buffer else "parameter"
             else:
                 raise DtypeError(f"{name}: expected {DUE}, got {leaf.dtype}")
+            require_dense(name, leaf)
             tensors.append(Slice(name, kind, tuple(leaf.shape), dtype))
-        return cls(tensors, aliases, library_of(named.values()))
+        return cls(tensors, aliases, library_of(named.values()), tree_of(x))
 
     def __eq__(self, other: object) -> bool:
         """Tell whether the tensors and their places are the same."""
         if not isinstance(other, Layout):
             return NotImplemented
-        return (self.slices, self.counters, self.aliases) == (other.slices, other.counters, other.aliases)
+        return (self.slices, self.outside, self.aliases) == (other.slices, other.outside, other.aliases)
 
     def __hash__(self) -> int:
-        return hash((self.slices, self.counters))
+        return hash((self.slices, self.outside))
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -152,18 +176,19 @@ class Layout(Represented):
             "n_parameters": self.n_parameters,
             "tensors": len(self.slices),
             "counters": len(self.counters),
+            "constants": len(self.constants),
             "library": self.library,
         }
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
-        for piece in (*self.slices, *self.counters):
+        for piece in (*self.slices, *self.outside):
             yield piece.name, piece.kind, f"{piece.dtype}{list(piece.shape)}"
 
     def to_state(self) -> dict[str, Any]:
         """The layout as JSON can hold it."""
-        listed = self.slices + self.counters
+        listed = self.slices + self.outside
         pieces = [[piece.name, piece.kind, list(piece.shape), piece.dtype] for piece in listed]
-        return {"tensors": pieces, "aliases": self.aliases, "library": self.library}
+        return {"tensors": pieces, "aliases": self.aliases, "library": self.library, "tree": self.tree}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "Layout":
@@ -174,7 +199,7 @@ class Layout(Represented):
         """
         pieces = [Slice(name, kind, tuple(shape), dtype) for name, kind, shape, dtype in state["tensors"]]
         for piece in pieces:
-            due = INTEGERS if piece.kind == "counter" else FLOATS
+            due = {"counter": INTEGERS, "constant": (*INTEGERS, *FLOATS, "bool")}.get(piece.kind, FLOATS)
             if piece.kind not in get_args(Kind) or piece.dtype not in due:
                 raise DtypeError(f"{piece.name}: expected a tensor that a layout has, got {piece.kind} {piece.dtype}")
             if any(type(length) is not int or length < 0 for length in piece.shape):
@@ -182,7 +207,10 @@ class Layout(Represented):
         library = state.get("library", "numpy")  # older folders do not say
         if library not in get_args(Library):
             raise UnknownNameError.of("library", library, get_args(Library))
-        return cls(pieces, state["aliases"], library)
+        tree = state.get("tree")
+        if tree is not None and sorted(_leaves(tree)) != sorted(piece.name for piece in pieces):
+            raise ArrayError("tree: expected each tensor once, got others")
+        return cls(pieces, state["aliases"], library, tree)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -239,7 +267,7 @@ class Layout(Represented):
         if isinstance(x, Mapping) and x.keys() == self._all.keys():
             plain = core.read_plain_tensors([x[piece.name] for piece in self.slices], self._shapes)
             if plain is not None:  # nearly always
-                for piece in self.counters:
+                for piece in self.outside:
                     _check_tensor(piece, x[piece.name])
                 return plain
         named = self._check(x)
@@ -248,7 +276,8 @@ class Layout(Represented):
             if device != devices.CPU and devices.of(named[piece.name]) == device:
                 pieces.append(flat_there(piece.name, named[piece.name]))
                 continue
-            tensor = _array(piece, named[piece.name]).reshape(-1)
+            with np.errstate(over="ignore"):
+                tensor = np.asarray(_array(piece, named[piece.name]), np.float32).reshape(-1)
             pieces.append(tensor if tensor.flags.aligned and tensor.flags.c_contiguous else tensor.copy())
         return pieces
 
@@ -267,10 +296,18 @@ class Layout(Represented):
             raise ShapeError(f"flat: expected float32[{self.n}], got shape {flat.shape}")
         return {piece.name: flat[piece.start : piece.stop].reshape(piece.shape) for piece in self.slices}
 
-    def read_counters(self, x: Any) -> dict[str, npt.NDArray[np.integer[Any]]]:
-        """Copies of a model's integer counters, in their own dtypes."""
-        named = self._check(x) if self.counters else {}
-        return {piece.name: _array(piece, here(named[piece.name])).copy() for piece in self.counters}
+    def first_not_finite(self, flat: Any) -> str | None:
+        """The name of the first tensor of a flat vector, or of ``pieces``, with a number that is not finite."""
+        for index, piece in enumerate(self.slices):
+            part = flat[index] if isinstance(flat, list) else flat[piece.start : piece.stop]
+            if not np.isfinite(as_array(piece.name, here(part))).all():
+                return piece.name
+        return None
+
+    def read_counters(self, x: Any) -> dict[str, npt.NDArray[Any]]:
+        """Copies of a model's counters and constants, in their own dtypes, bfloat16 and float16 as float32."""
+        named = self._check(x) if self.outside else {}
+        return {piece.name: _array(piece, here(named[piece.name])).copy() for piece in self.outside}
 
     def tensors(
         self,
@@ -279,19 +316,21 @@ class Layout(Represented):
         library: Library | None = None,
         *,
         copy: bool = True,
-    ) -> dict[str, Any]:
-        """A model by name, aliases included, in its own dtypes: floats of 16 bits are rounded to the nearest.
+    ) -> Any:
+        """A model as it was given first: by name (aliases included), or as a list or tree, in its own dtypes.
+
+        Floats of 16 bits are rounded to the nearest.
 
         Args:
             flat: float32[n].
-            counters: the integers, by name.
-            library: "numpy", where bfloat16 stays float32 unless ml_dtypes is imported, or "torch"; None for the
+            counters: the tensors outside it, by name.
+            library: "numpy", where bfloat16 stays float32 unless ml_dtypes is imported, "torch" or "jax"; None for the
                 model's own.
             copy: False gives NumPy's float32 arrays as views of ``flat``; what is of another dtype is copied.
 
         Raises:
             UnknownNameError: there is no such library.
-            MissingDependencyError: torch is asked for and not installed.
+            MissingDependencyError: torch or JAX is asked for and not installed.
         """
         flat = to_host(flat)
         library = self.library if library is None else library
@@ -299,9 +338,10 @@ class Layout(Represented):
             raise UnknownNameError.of("library", library, get_args(Library))
         arrays = self.unflatten(flat.copy() if copy and library == "numpy" else flat)
         named = {piece.name: as_tensor(arrays[piece.name], piece.dtype, library) for piece in self.slices}
-        for piece in self.counters:
+        for piece in self.outside:
             named[piece.name] = as_tensor(counters[piece.name].copy(), piece.dtype, library)
-        return named | {alias: named[name] for alias, name in self.aliases.items()}
+        named |= {alias: named[name] for alias, name in self.aliases.items()}
+        return named if self.tree is None else nested(self.tree, named)
 
     def load_into(self, model: Any, flat: Vector, counters: Mapping[str, npt.NDArray[Any]]) -> None:
         """Copy a flat vector and counters into a model's tensors, in place, each in its own dtype.
@@ -313,37 +353,35 @@ class Layout(Represented):
         Raises:
             ArrayError, ShapeError, DtypeError: it is not such a model, and is as it was; or a tensor is read-only.
         """
-        named, there = self._check(model, any_float=True), devices.of(flat)
+        named, there = self._check(model, to_read=False), devices.of(flat)
         if there != devices.CPU and all(devices.of(named[name]) == there for name in self.names):
             for piece in self.slices:  # on the device, not by way of the host
                 copy_there(piece.name, named[piece.name], flat[piece.start : piece.stop])
         else:
             for name, array in self.unflatten(to_host(flat)).items():
                 copy_into(name, named[name], array)
-        for piece in self.counters:
+        for piece in self.outside:
             copy_into(piece.name, named[piece.name], counters[piece.name])
 
-    def _check(self, x: Any, *, any_float: bool = False) -> dict[str, Any]:
+    def _check(self, x: Any, *, to_read: bool = True) -> dict[str, Any]:
         """The model's tensors by name, each with the shape and kind of dtype that the layout says."""
-        named = {name: leaf for name, leaf in _named(x).items() if name not in self.aliases}
+        named = {name: leaf for name, leaf in named_tensors(x).items() if name not in self.aliases}
         if named.keys() != self._all.keys():
-            missing = [name for name in self._all if name not in named]
-            extra = [name for name in named if name not in self._all]
-            due = f"model: expected the tensors {list(self._all)}"
-            raise ArrayError(f"{due}; missing {missing}, unexpected {extra}")
-        if not any_float:  # of tensors that are only read
+            due, got = names_apart(list(self._all), list(named))
+            raise ArrayError(f"model: expected {due}, got {got}")
+        if to_read:
             named = {name: own_class(name, leaf) for name, leaf in named.items()}
         for name, leaf in named.items():
-            _check_tensor(self._all[name], leaf, any_float=any_float)
+            _check_tensor(self._all[name], leaf)
         return named
 
 
-def _check_tensor(piece: Slice, leaf: Any, *, any_float: bool = False) -> None:
+def _check_tensor(piece: Slice, leaf: Any) -> None:
     """Refuse a tensor of another shape or kind of dtype than a layout says."""
     name, dtype = piece.name, _dtype(piece.name, leaf)
-    as_due = dtype == piece.dtype or (dtype == "float32" and piece.dtype in NARROW)
-    if not as_due and not (any_float and piece.kind != "counter" and dtype in (*FLOATS, "float64")):
+    if dtype != piece.dtype and not (piece.dtype in FLOATS and dtype in FLOATS):
         raise DtypeError(f"{name}: expected {piece.dtype}, got {dtype}")
+    require_dense(name, leaf)
     try:
         shape = tuple(leaf.shape)
     except RuntimeError:  # a nested tensor has none
@@ -360,18 +398,100 @@ def _array(piece: Slice, leaf: Any) -> npt.NDArray[Any]:
     return array
 
 
-def _named(x: Any) -> dict[str, Any]:
+def named_tensors(x: Any, what: str = "model") -> dict[str, Any]:
+    """A model's tensors by name; ``what`` begins messages.
+
+    Raises:
+        ArrayError: it is no model.
+    """
     if hasattr(x, "named_parameters"):
         # Not state_dict(): it names a tied parameter twice, and detaches what a view must stay attached to.
         persistent = x.state_dict().keys()
         return dict(x.named_parameters()) | {k: v for k, v in x.named_buffers() if k in persistent}
-    if isinstance(x, Mapping):
-        return {str(name): leaf for name, leaf in x.items()}
+    if isinstance(x, Mapping) or _is_list(x):
+        named: dict[str, Any] = {}
+        for name, leaf in _items(x):
+            leaves = {name: read_leaf(leaf)}
+            if isinstance(leaf, Mapping) or _is_list(leaf):
+                leaves = {f"{name}.{rest}": one for rest, one in named_tensors(leaf, what).items()}
+            if twice := leaves.keys() & named.keys():
+                raise ArrayError(
+                    f"{what}: expected each name once, got {min(twice)!r} twice: names are compared as str"
+                )
+            named |= leaves
+        return named
+    x = read_leaf(x)
     if hasattr(x, "shape"):
         return {"x": x}
-    if isinstance(x, Sequence) and not isinstance(x, str | bytes):
-        return {str(index): leaf for index, leaf in enumerate(x)}
-    raise ArrayError(f"model: expected a module, a mapping or sequence of arrays, or an array, got {type(x).__name__}")
+    raise ArrayError(f"{what}: expected a module, a mapping or sequence of arrays, or an array, got {type(x).__name__}")
+
+
+def _items(x: Any) -> Iterable[tuple[str, Any]]:
+    pairs = x.items() if isinstance(x, Mapping) else enumerate(x)
+    return ((str(name), leaf) for name, leaf in pairs)
+
+
+def _is_list(x: Any) -> bool:
+    if not isinstance(x, Sequence) or isinstance(x, str | bytes | bytearray | memoryview):
+        return False  # before its shape is read: a nested tensor has none, and torch raises
+    return not hasattr(x, "shape") and not hasattr(x, "__dlpack__")
+
+
+def tree_of(x: Any, at: str = "") -> Tree:
+    """The nesting of a model; None of a module, an array, and a mapping of arrays, which names say all of."""
+    if hasattr(x, "named_parameters") or not (isinstance(x, Mapping) or _is_list(x)):
+        return None
+    if not at and isinstance(x, Mapping) and all(hasattr(leaf, "dtype") for leaf in x.values()):
+        return None
+    items = [(name, leaf, f"{at}{name}") for name, leaf in _items(x)]
+    inner = [tree_of(leaf, f"{path}.") for _, leaf, path in items]
+    nests = [isinstance(leaf, Mapping) or _is_list(leaf) for _, leaf, _ in items]
+    if not at and isinstance(x, Mapping) and not any(nests):
+        return None
+    trees = [tree if nest else path for tree, nest, (_, _, path) in zip(inner, nests, items, strict=True)]
+    return {name: tree for (name, _, _), tree in zip(items, trees, strict=True)} if isinstance(x, Mapping) else trees
+
+
+def _leaves(tree: Tree) -> Iterator[str]:
+    if isinstance(tree, str):
+        yield tree
+        return
+    for part in tree.values() if isinstance(tree, Mapping) else tree:
+        yield from _leaves(part)
+
+
+def nested(tree: Tree, named: Mapping[str, Any]) -> Any:
+    """Tensors by name in the nesting of ``tree``."""
+    if isinstance(tree, str):
+        return named[tree]
+    if isinstance(tree, Mapping):
+        return {name: nested(part, named) for name, part in tree.items()}
+    return [nested(part, named) for part in tree]
+
+
+def kind_of_integers(name: str, dtype: str, shape: Sequence[int], counters: Sequence[str] = COUNTERS) -> Kind:
+    """Tell a counter from a constant."""
+    is_wide_scalar = len(shape) == 0 and dtype.endswith(("32", "64"))
+    return "counter" if is_wide_scalar or any(fnmatch(name, pattern) for pattern in counters) else "constant"
+
+
+def names_apart(due: Sequence[str], got: Sequence[str]) -> tuple[str, str]:
+    """The two halves of a message about names: what is due, what came, and the part by which they differ, if it is one.
+
+    Together they have at most 450 characters.
+    """
+    hint = ""
+    for part in ("module.", "_orig_mod.", "model.", ".default"):
+        for those, others, fix in ((due, got, "remove it from"), (got, due, "add it to")):
+            if {name.replace(part, "") for name in others} == set(those):
+                hint = f": the names differ by {part!r}, {fix} the client's"
+    missing, extra = [n for n in due if n not in set(got)], [n for n in got if n not in set(due)]
+    parts = [
+        f"{what} {len(names)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+        for what, names in (("missing", missing), ("unexpected", extra))
+        if names
+    ]
+    return f"{len(due)} tensor{'s' * (len(due) != 1)} by name", f"{len(got)}; {'; '.join(parts)}"[:320] + hint
 
 
 def _dtype(name: str, leaf: Any) -> str:

@@ -13,14 +13,42 @@ from fedcore import devices
 from fedcore.errors import ArrayError, MissingDependencyError, ShapeError
 from fedcore.native import core
 
-Library = Literal["numpy", "torch"]
+Library = Literal["numpy", "torch", "jax"]
 NARROW = {"bfloat16": "bf16", "float16": "f16"}
 """Float dtypes that do not hold every float32, and the codec of each."""
 
 
 def library_of(leaves: Iterable[Any]) -> Library:
-    """Torch if one of the tensors is torch's, else NumPy."""
-    return "torch" if any(type(leaf).__module__.partition(".")[0] == "torch" for leaf in leaves) else "numpy"
+    """Torch or JAX if one of the tensors is theirs, else NumPy."""
+    modules = {type(leaf).__module__.partition(".")[0] for leaf in leaves}
+    return "torch" if "torch" in modules else "jax" if modules & {"jax", "jaxlib"} else "numpy"
+
+
+def read_leaf(leaf: Any) -> Any:
+    """A tensor; of an object that has DLPack's methods alone, the array that it exports."""
+    if hasattr(leaf, "dtype") or not hasattr(leaf, "__dlpack__"):
+        return leaf
+    torch = sys.modules.get("torch")
+    return np.from_dlpack(leaf) if torch is None else torch.from_dlpack(leaf)
+
+
+def require_dense(name: str, leaf: Any) -> None:
+    """Reject a sparse tensor.
+
+    Raises:
+        ArrayError: it is one.
+    """
+    if hasattr(leaf, "is_sparse") and (leaf.is_sparse or "strided" not in str(leaf.layout)):
+        layout = str(leaf.layout).removeprefix("torch.")
+        raise ArrayError(f"{name}: expected a dense tensor, got {layout}: call to_dense()")
+
+
+def has_infinities(leaf: Any) -> bool:
+    """Tell whether a float tensor has infinities, and no NaN."""
+    if library_of([leaf]) == "torch":
+        return leaf.layout == _torch().strided and bool(leaf.isinf().any()) and not bool(leaf.isnan().any())
+    array = np.asarray(leaf) if devices.of(leaf) == devices.CPU else None
+    return array is not None and bool(np.isinf(array).any()) and not bool(np.isnan(array).any())
 
 
 def own_class(name: str, leaf: Any) -> Any:
@@ -72,7 +100,8 @@ def as_array(name: str, leaf: Any) -> npt.NDArray[Any]:
     if not isinstance(leaf, np.ndarray):
         try:
             leaf = leaf.detach() if hasattr(leaf, "detach") else leaf
-            leaf = leaf.float() if narrow and hasattr(leaf, "float") else leaf
+            if narrow:
+                leaf = leaf.float() if hasattr(leaf, "float") else leaf.astype("float32")
             leaf = np.from_dlpack(leaf) if hasattr(leaf, "__dlpack__") else np.asarray(leaf)
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise ArrayError(f"{name}: expected an array in CPU memory: {error}") from None
@@ -86,11 +115,13 @@ def as_tensor(array: npt.NDArray[Any], dtype: str, library: Library) -> Any:
     NumPy has a bfloat16 where ml_dtypes is imported; else one stays in float32.
 
     Raises:
-        MissingDependencyError: torch is not installed.
+        MissingDependencyError: torch or JAX is not installed.
     """
     if library == "numpy":
         has_dtype = dtype != "bfloat16" or "ml_dtypes" in sys.modules
         return array.astype(dtype, copy=False) if has_dtype else array
+    if library == "jax":
+        return _module("jax.numpy", "jax").asarray(array, dtype)
     torch = _torch()
     return torch.from_numpy(np.array(array)).to(getattr(torch, dtype))
 
@@ -98,7 +129,7 @@ def as_tensor(array: npt.NDArray[Any], dtype: str, library: Library) -> Any:
 def tensor_over(memory: npt.NDArray[np.uint8], like: Any) -> Any:
     """A tensor like another, of its library, dtype and shape, in some memory: a view, whatever its numbers are."""
     name, shape = dtype_name(like), tuple(like.shape)
-    if library_of([like]) == "numpy":
+    if library_of([like]) != "torch":
         return memory.view(like.dtype).reshape(shape)
     tensor = _torch().from_numpy(memory.view("int16" if name == "bfloat16" else name).reshape(shape))
     return tensor.view(like.dtype) if name == "bfloat16" else tensor
@@ -171,8 +202,12 @@ def copy_into(name: str, leaf: Any, array: npt.NDArray[Any]) -> None:
 
 
 def _torch() -> Any:
+    return _module("torch", "torch")
+
+
+def _module(name: str, package: str) -> Any:
     try:
-        return import_module("torch")
+        return import_module(name)
     except ModuleNotFoundError:
-        words = 'take tensors(library="numpy")'
-        raise MissingDependencyError.of("tensors", "torch", extra="torch", instead=words) from None
+        words = f'need {package}: install it, or take tensors(library="numpy")'
+        raise MissingDependencyError(f"tensors: {words}") from None

@@ -1,7 +1,6 @@
 """Models in files that other programs read: safetensors, torch's, NumPy's; each is imported when it is needed."""
 
 import os
-from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 from fedcore.arguments import absolute
 from fedcore.atomic_file import draft_of
 from fedcore.errors import ArrayError, MissingDependencyError, StoreError, UnknownNameError
+from fedcore.layout import named_tensors
 from fedcore.libraries import Library, library_of
 
 FORMS: dict[str, tuple[Library, ...]] = {
@@ -35,12 +35,12 @@ def form_of(path: str | os.PathLike[str]) -> str:
     return form
 
 
-def write_model(tensors: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+def write_model(tensors: Any, path: str | os.PathLike[str]) -> None:
     """Write a model by name into a file, at once: another that was there stays until this one is whole and durable.
 
     Args:
-        tensors: what ``Server.tensors()`` gives: NumPy's arrays or torch's tensors, which stay as they are. Tied ones
-            are written once for each name.
+        tensors: what ``Server.tensors()`` gives: NumPy's arrays or torch's tensors, which stay as they are; those of
+            lists and trees are named "0" and "layers.0.w". Tied ones are written once for each name.
         path: its ending says the form: .safetensors (needs safetensors), .pt or .pth (torch's, a ``state_dict`` that
             ``torch.load(path, weights_only=True)`` reads), .npz (NumPy's).
 
@@ -61,6 +61,7 @@ def write_model(tensors: Mapping[str, Any], path: str | os.PathLike[str]) -> Non
     ...     dict(np.load(f"{folder}/model.npz"))
     {'w': array([1., 2.], dtype=float32)}
     """
+    tensors = named_tensors(tensors)
     form, library, place = form_of(path), library_of(tensors.values()), absolute(path)
     if library not in FORMS[form]:
         raise ArrayError(f"tensors: expected {' or '.join(FORMS[form])}'s for {form}, got {library}'s")

@@ -173,7 +173,7 @@ def read_plain_updates(
     """Clients, ys, steps, examples and lr * steps, if each update is of that type and what nearly all are; else None.
 
     That is: a float32 vector of n elements, of NumPy or torch, as a model of the open round, from one draw of a
-    registered client that sent no other, without a control.
+    registered client that sent no other, without a control or a weight. Examples that a client does not give are NaN.
     """
     if not all(isinstance_exactly(update, type) and _is_plain(update) for update in updates):
         return None
@@ -184,7 +184,7 @@ def read_plain_updates(
     if -1 in numbers or len({*numbers}) != len(numbers):
         return None
     steps = [_whole(update.steps, max_steps) for update in updates]
-    examples = [_whole(update.examples, max_examples) for update in updates]
+    examples = [math.nan if u.examples is None else _whole(u.examples, max_examples) for u in updates]
     rates = [_rate(update.lr, lr, own_rates, max_lr) for update in updates]
     with np.errstate(all="ignore"):
         distances = np.array(rates, np.float64) * np.array(steps, np.float64)
@@ -206,6 +206,7 @@ def _is_plain(update: Any) -> bool:
         and update.round is None
         and update.delta is None
         and update.gradient is None
+        and update.weight is None
     )
 
 

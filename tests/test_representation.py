@@ -14,7 +14,7 @@ from fedcore.errors import FedcoreError, PicklingError
 from fedcore.experiment import load_preset
 from fedcore.topology import Topology
 
-X0 = {"w": np.zeros((20, 30), np.float32), "seen": np.int64([3])}
+X0 = {"w": np.zeros((20, 30), np.float32), "seen": np.array(3)}
 
 
 def server(**options):
@@ -37,7 +37,7 @@ def test_each_on_one_line():
     report = opened.finish()
     assert repr(opened) == f"Round(is_open=False, report={report!r})"
     assert repr(report).startswith("RoundReport(round=0, heard=(0,), refused=(), steps=1, norms=float64[1], ")
-    assert repr(made.layout) == "Layout(n=600, n_parameters=600, tensors=1, counters=1, library='numpy')"
+    assert repr(made.layout) == "Layout(n=600, n_parameters=600, tensors=1, counters=1, constants=0, library='numpy')"
     assert repr(made.clients) == "Clients(count=10, first=(0, 1, 2, 3, 4, 5))"
     assert repr(Registry(["a"])) == "Registry(count=1, first=('a',))"
     assert repr(made.store) == "ReadRows(clients=10, rows=1, n=600, codec='f32', medium='ram', round=0)"

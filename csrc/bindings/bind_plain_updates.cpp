@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -14,7 +15,21 @@ namespace fedcore::bindings {
 namespace {
 
 // The fields of fedcore.Update, in their order, which a test holds to it.
-enum Field { kClient, kModel, kSteps, kExamples, kLr, kControl, kCount, kRound, kDelta, kGradient, kKeep, kFields };
+enum Field {
+    kClient,
+    kModel,
+    kSteps,
+    kExamples,
+    kLr,
+    kControl,
+    kCount,
+    kRound,
+    kDelta,
+    kGradient,
+    kKeep,
+    kWeight,
+    kFields
+};
 
 // A plain int within 1..most; else 0.
 double whole(PyObject* object, double most) {
@@ -64,7 +79,7 @@ bool are_different(std::vector<std::int64_t>& numbers) {
 // A list of updates read at once, if each is what nearly all are: a model as a float32 vector of n elements, NumPy's or
 // torch's, from one draw of a registered client that sent no other, in the open round, without a control. Anything else
 // gives None, and Python reads them one by one, with the errors. It only saves time: on a small model that reading is
-// most of a round.
+// most of a round. Examples that a client does not give are NaN.
 py::object read_plain_updates(const py::object& updates, const py::handle& type, const Registered& index,
                               std::int64_t n, double lr, double max_steps, double max_examples, bool own_rates,
                               double max_lr) {
@@ -85,11 +100,13 @@ py::object read_plain_updates(const py::object& updates, const py::handle& type,
         if (reinterpret_cast<PyObject*>(Py_TYPE(update)) != type.ptr() || PyTuple_GET_SIZE(update) != kFields)
             return py::none();
         const auto field = [update](Field which) { return PyTuple_GET_ITEM(update, which); };
-        const double done = whole(field(kSteps), max_steps), held = whole(field(kExamples), max_examples);
+        const bool counted = field(kExamples) != Py_None;
+        const double done = whole(field(kSteps), max_steps);
+        const double held = counted ? whole(field(kExamples), max_examples) : 1;
         const double rate_used = rate(field(kLr), lr, own_rates, max_lr);
         const bool plain = done > 0 && held > 0 && rate_used > 0 && std::isfinite(1 / (rate_used * done)) &&
                            whole(field(kCount), 1) == 1 && field(kControl) == Py_None && field(kRound) == Py_None &&
-                           field(kDelta) == Py_None && field(kGradient) == Py_None;
+                           field(kDelta) == Py_None && field(kGradient) == Py_None && field(kWeight) == Py_None;
         if (!plain) return py::none();
         py::object model = plain_model(field(kModel), n);
         if (!model) return py::none();
@@ -101,7 +118,7 @@ py::object read_plain_updates(const py::object& updates, const py::handle& type,
         clients.push_back(py::reinterpret_borrow<py::object>(field(kClient)));
         ys.push_back(std::move(model));
         step[i] = done;
-        example[i] = held;
+        example[i] = counted ? held : std::numeric_limits<double>::quiet_NaN();
         distance[i] = rate_used * done;
     }
     if (!are_different(numbers)) return py::none();

@@ -14,8 +14,8 @@ from fedcore.adapters.open_server import newcomers, open_server
 from fedcore.adapters.order import with_plain_steps
 from fedcore.adapters.refusals import refusal_line
 from fedcore.adapters.replies import add_reply
-from fedcore.arguments import absolute_store
-from fedcore.errors import DuplicateUpdateError, RangeError, UnknownClientError
+from fedcore.arguments import absolute_store, integral
+from fedcore.errors import RangeError
 from fedcore.server import RoundReport, Server, Update
 
 
@@ -24,8 +24,9 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
 
     The file that ``aggregator_path`` names holds one line, ``from fedcore.adapters.appfl import Aggregator``. A reply
     that cannot be believed is left out, by client and reason in ``reports`` and in the agent's log, and the round goes
-    on. A client counts as many examples as it told by ``set_sample_size``, else one; its reply is the model, whole, and
-    may come with its number of local steps, ``steps`` among the metadata of ``global_update``.
+    on. As in APPFL, all clients weigh the same; with ``client_weights_mode="sample_size"`` a client weighs as many
+    examples as ``set_sample_size`` gave, and one without is rejected where others have some. A client's reply is the
+    model, whole, and may come with its number of local steps, ``steps`` among the metadata of ``global_update``.
 
     Args:
         aggregator_configs: the agent's ``aggregator_kwargs``. ``model_path``, ``model_name``, ``model_kwargs``: as in
@@ -54,6 +55,7 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
         self.reports: list[RoundReport] = []
         self._steps, self._clients = options.pop("steps", None), list(options.pop("clients", []))
         self._sizes = options.pop("client_sizes", None)
+        self._weighs = options.pop("client_weights_mode", "equal") == "sample_size"
         self._options = options | {"store": absolute_store(options.get("store", "ram"))}
         self._logger = logger
         self.client_sample_size: dict[Any, int] = {}  # which the base class fills
@@ -83,10 +85,7 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
         server = self._open()
         with server.open_round(newcomers=newcomers(server, local_models, self._sizes)) as round:
             for client, model in local_models.items():
-                try:
-                    add_reply(round, client, partial(self._read, client, model, told))
-                except (UnknownClientError, DuplicateUpdateError) as error:
-                    round.refuse(client, str(error))
+                add_reply(round, client, partial(self._read, client, model, told))
         assert round.report is not None
         self.reports.append(round.report)
         line = refusal_line(round.report)
@@ -98,7 +97,7 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
         if client in told.get("_chunk_idx", {}):
             raise RangeError("model: expected a whole one, got a chunk")
         steps = told.get("steps", {}).get(client, self._steps or 1)
-        examples = self.client_sample_size.get(client, 1)
+        examples = integral(self.client_sample_size.get(client)) if self._weighs else None
         return Update(client, model, steps, examples, keep=True)
 
     def _open(self) -> Server:

@@ -152,7 +152,7 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
             if line := refusal_line(report):
                 self._LOGGER.warning(line)
             self.round = self.server.round_number
-            self.set_model(torch.from_numpy(np.array(to_host(self.server.x))))
+            self.set_model(torch.from_numpy(np.array(to_host(self.server.x))).to(self.model_parameters.dtype))
 
     def setup_optim(self) -> None:
         """Do nothing: the method's options are arguments of ``__init__``."""
@@ -163,10 +163,10 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
 
     def _start(self) -> Server:
         if self.server is None:
-            x0 = self.model_parameters.numpy()
+            x0 = self.model_parameters.float().numpy()
             self.server = open_server(self._algorithm, x0, range(self.num_clients), **self._options)
             self.round = self.server.round_number
-            self.set_model(torch.from_numpy(np.array(to_host(self.server.x))))
+            self.set_model(torch.from_numpy(np.array(to_host(self.server.x))).to(self.model_parameters.dtype))
         return self.server
 
     def _update(self, payload: Any, sender: "Sender | None") -> Update:
@@ -187,9 +187,10 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
             claims = np.asarray(rest[0])
             if claims.dtype.kind not in "iuf" or claims.size != 3:
                 raise ValueError(f"got {claims.dtype}[{claims.size}]")
-            client, steps, examples = (_whole(number) for number in claims.reshape(-1).tolist())
+            client, steps = (_whole(number) for number in claims.reshape(-1).tolist()[:2])
+            examples = integral(claims.reshape(-1).tolist()[2])
         except Exception as error:  # whatever the class of what came says
-            due = "three integers (client, steps, examples)"
+            due = "three numbers (client, steps, examples)"
             raise ArrayError(f"claims: expected {due}, got {type(rest[0]).__name__}: {shown(error)}") from None
         return Update(client if sender is None else sender.id_of(client), y, steps, examples)
 

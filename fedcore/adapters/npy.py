@@ -26,7 +26,7 @@ HEADER = re.compile(
 )
 DTYPES = {
     np.dtype(name).str.encode(): np.dtype(name)
-    for name in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")
+    for name in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?")
 }
 BFLOAT16 = (b"<V2", b"|V2")  # what ``numpy.save`` makes of ml_dtypes' bfloat16
 
@@ -43,7 +43,7 @@ def read(data: bytes, *, bfloat16: bool = False) -> npt.NDArray[Any]:
 
     Raises:
         ArrayError: the bytes do not begin as ``numpy.save`` writes them in version 1.0.
-        DtypeError: the elements are not little-endian floats or integers of 1 to 8 bytes.
+        DtypeError: the elements are not little-endian floats or integers of 1 to 8 bytes, or bools.
         ShapeError: there are more than 32 dimensions, or the bytes are not as many as the shape says.
 
     Cost: reads the header, at most 1,034 bytes; allocates no array.
@@ -61,7 +61,7 @@ def read(data: bytes, *, bfloat16: bool = False) -> npt.NDArray[Any]:
     descr, order, shape = _parse(data[start : start + length])
     dtype = np.dtype(np.uint16) if bfloat16 and descr in BFLOAT16 else DTYPES.get(descr)
     if dtype is None:
-        raise DtypeError(f"npy: expected a little-endian float or integer, got {descr.decode()!r}")
+        raise DtypeError(f"npy: expected a little-endian float, integer or bool, got {descr.decode()!r}")
     bytes_due, bytes_come = math.prod(shape) * dtype.itemsize, len(data) - start - length
     if bytes_come != bytes_due:
         raise ShapeError(f"npy: expected {bytes_due} bytes of {dtype}{list(shape)}, got {bytes_come}")

@@ -15,6 +15,8 @@ Counters = dict[str, npt.NDArray[np.integer[Any]]]
 """Integer buffers of a model, such as BatchNorm's counts of batches, by name."""
 
 NONE: F64 = np.empty(0)
+NO_COUNT, COUNTED, WEIGHTED = 0, 1, 2
+"""Where the examples of a reply are from: nowhere (1 stands in), the client, or the server's own weight."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,6 +41,14 @@ class Replies:
     counters: Sequence[Counters]
     controls: list[Any]
     """floating[n_parameters], the second vectors; None where there are none, and once folded."""
+    sources: npt.NDArray[np.int8]
+    """``NO_COUNT``, ``COUNTED`` or ``WEIGHTED``."""
+    starts: npt.NDArray[np.int64]
+    """The round whose model each client started from."""
+    digests: list[str | None]
+    """Of the vectors, where rounds are audited."""
+    factors: F64
+    """What all of a reply's vectors are multiplied by: 1, or less if it was clipped."""
     weights: F64 = field(default_factory=lambda: NONE)
     """w_i, once the method has weighed the claims."""
     squares: F64 = field(default_factory=lambda: NONE)
@@ -57,6 +67,10 @@ class Replies:
             has_buffers=np.empty(0, np.bool_),
             counters=[],
             controls=[],
+            sources=np.empty(0, np.int8),
+            starts=np.empty(0, np.int64),
+            digests=[],
+            factors=NONE,
         )
 
     @classmethod
@@ -88,14 +102,18 @@ class Replies:
         order = np.argsort(numbers)
         return Replies(**{one.name: _chosen(getattr(self, one.name), order, order.tolist()) for one in fields(self)})
 
+    def clip(self, factors: F64) -> None:
+        """Scale the replies by some factors, float64[k]."""
+        self.factors, self.scales = factors, self.scales * factors
+
     def count(self, squares: F64) -> None:
         """Count the replies, which are folded: their vectors are let go.
 
         Args:
-            squares: float64[k], |h_i|^2.
+            squares: float64[k], |h_i|^2 before clipping.
         """
         nothing = [None] * len(self)
-        self.vectors, self.bases, self.controls, self.squares = nothing, nothing, nothing, squares
+        self.vectors, self.bases, self.controls, self.squares = nothing, nothing, nothing, squares * self.factors**2
 
     def longest(self) -> str:
         """The client whose update is the longest, as the end of a message; empty if none was heard."""

@@ -195,7 +195,7 @@ class Sum:
         assert self._spare_changes is not None
         if self._algorithm.second_vector is None:
             return self._exchange(self._changes, self._spare_changes, replies, np.ones(k), CHANGE)
-        none, minus, ones = [None] * k, -np.ones(k), np.ones(k)
+        none, minus, ones = [None] * k, -replies.factors, np.ones(k)
         if not self._algorithm.keeps_rows:
             return self._add(self._changes, none, replies.controls, minus, ones, self._spare_changes)
         old, new = self._rows(replies)
@@ -292,7 +292,7 @@ class Sum:
         room = self._opened.whole.room(span.stop - span.start, len(replies))
         if self._has_buffers:
             chosen = replies.chosen(which)
-            folded = self._accumulate(chosen, span, np.ones(len(chosen)))
+            folded = self._accumulate(chosen, span, chosen.factors)
             squares[which] = folded.here
             if room is not None:
                 room[:] = 0

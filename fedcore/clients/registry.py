@@ -310,7 +310,9 @@ class Registry(Represented):
     def _unknown(self, client: object) -> UnknownClientError:
         whole = self._index.whole
         due = f"0..{whole - 1}" if whole == self.capacity and whole > 0 else f"{len(self)} are registered"
-        return UnknownClientError(f"client: expected a registered id ({due}), got {shown(client)}")
+        other: Any = int(client) if isinstance(client, str) and client.isdecimal() else str(client)
+        hint = f": {other!r} is registered, but not {shown(client)}, which is of another type" if other in self else ""
+        return UnknownClientError(f"client: expected a registered id ({due}), got {shown(client)}{hint}")
 
 
 def canonical(client: object) -> ClientId:

@@ -43,14 +43,14 @@ def cut(layout: Layout, span: Range, *, counters: bool) -> Layout:
     """The layout of a range: the tensors in it, flat, as far as they are in it.
 
     Args:
-        counters: whether the shard keeps the integer counters.
+        counters: whether the shard keeps the counters and constants.
     """
     pieces = []
     for piece in layout.slices:
         start, stop = max(piece.start, span.start), min(piece.stop, span.stop)
         if start < stop:
             pieces.append(Slice(piece.name, piece.kind, (stop - start,), piece.dtype))
-    kept = [replace(piece) for piece in layout.counters] if counters else []
+    kept = [replace(piece) for piece in layout.outside] if counters else []
     return Layout([*pieces, *kept], library="numpy")
 
 

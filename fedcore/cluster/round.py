@@ -18,7 +18,7 @@ from fedcore.native import core
 from fedcore.server.call_guard import one_call
 from fedcore.server.report import OnReport, RoundReport, tell
 from fedcore.server.round import LOGGER
-from fedcore.server.round_face import RoundFace
+from fedcore.server.round_face import SECOND, RoundFace
 from fedcore.server.settings import Settings
 from fedcore.server.slices import Slices
 from fedcore.server.update import Kind, Update, as_vector, bytes_of, read_counters, read_vector
@@ -82,11 +82,14 @@ class Round(RoundFace):
         return empty(self._settings.layout.n)
 
     @one_call
-    def add_update(self, update: Update) -> None:
+    def add_update(self, update: Update) -> bool:
         """Fold one client's update in: ``add`` for an Update."""
         began = time.perf_counter()
         self._require_open()
-        client = self._check(update, self._registry, self._number)
+        client = self._check(update, self._registry)
+        if self._is_second(client):
+            self._refused.append((client, SECOND))
+            return False
         kind, y = update.sent
         for name, vector in ((kind, y), ("control", update.control)):
             if isinstance(vector, Slices):
@@ -99,6 +102,7 @@ class Round(RoundFace):
             fixed = fixed and frozen
         self._hold(said, slices, lasts=self._may_hold or update.keep or fixed)
         self._seconds += time.perf_counter() - began
+        return client in self._known
 
     def add_slices(
         self,
@@ -106,14 +110,15 @@ class Round(RoundFace):
         slices: Sequence[Any],
         *,
         steps: int,
-        examples: int = 1,
+        examples: float | None = None,
         lr: float | None = None,
         controls: Sequence[Any] | None = None,
         count: int = 1,
         round: int | None = None,
         kind: Kind = "model",
         digests: Sequence[str] | None = None,
-    ) -> None:
+        weight: float | None = None,
+    ) -> bool:
         """Fold one client's update in, of which each shard is given its slice: ``add`` of ``Slices``.
 
         Args:
@@ -131,7 +136,8 @@ class Round(RoundFace):
         """
         control = None if controls is None else Slices(controls)
         vector: Any = {kind: Slices(slices, digests)}
-        self.add_update(Update(client, None, steps, examples, lr, control, count, round, keep=True)._replace(**vector))
+        vector |= {"keep": True, "weight": weight}
+        return self.add_update(Update(client, None, steps, examples, lr, control, count, round)._replace(**vector))
 
     def add_partial(self, *_: Any, **__: Any) -> None:
         """Refuse a partial sum: only a server of one piece takes those in.

@@ -44,8 +44,16 @@ from fedcore.server.update import Update, as_vector, held_together
 from fedcore.store import Durability
 from fedcore.typing import F32
 
-_NOT_HERE = ("store", "device", "hot_rows", "undoable")
-"""Arguments of ``fedcore.Server`` that a cluster has others for, or none."""
+_ON_CPUS = "its shards are on CPUs"
+_NOT_HERE = {
+    "store": "path= and folders= say where rows lie",
+    "device": _ON_CPUS,
+    "hot_rows": _ON_CPUS,
+    "undoable": _ON_CPUS,
+    "audit": "its shards see slices",
+    "weights": "give the weight of each update, add(weight=)",
+}
+"""Arguments of ``fedcore.Server`` that a cluster does not take, and why, or what it takes instead."""
 
 
 class Server(ClusterView):
@@ -60,7 +68,8 @@ class Server(ClusterView):
         codec, durability: of the rows: see ``ClientStore``.
         placement: where the shards run; None for threads of this process.
         on_report: as for ``fedcore.Server``; it is called here, and not at the shards.
-        options: others of ``fedcore.Server``'s arguments, but ``store``, ``device``, ``hot_rows`` and ``undoable``.
+        options: others of ``fedcore.Server``'s arguments, but ``store``, ``device``, ``hot_rows``, ``undoable``,
+            ``audit`` and ``weights``.
 
     A round, an arrival, a departure and a warm start happened when the last shard's transaction is durable. After a
     crash of anyone, ``load`` has the shards that are ahead take theirs back.
@@ -383,7 +392,7 @@ def _options(options: Mapping[str, Any]) -> tuple[Sizes | None, Sequence[str], d
     defaults = {name: one.default for name, one in known.items() if one.kind is inspect.Parameter.KEYWORD_ONLY}
     for name in options:
         if name in _NOT_HERE:
-            instead = "path= and folders= say where rows lie" if name == "store" else "its shards are on CPUs"
+            instead = _NOT_HERE[name]
             raise RangeError(f"{name}: expected none for a cluster, got {options[name]!r}: {instead}; leave it out")
         if name not in defaults:
             raise TypeError(f"Server() got an unexpected keyword argument {name!r}")

@@ -186,7 +186,7 @@ class Shard:
         """
         p, folder = settings.layout.n_parameters, self._place.folder
         x = x if own else copied(x)
-        require_finite(x)
+        require_finite(x, settings.layout)
         freeze(x)
         if folder is None:
             self._rows = ClientStore(clients, p, codec=codec)

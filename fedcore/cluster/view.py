@@ -107,7 +107,7 @@ class ClusterView(SettingsView):
         whole: npt.NDArray[np.float64] = self._whole("total")
         return whole
 
-    def tensors(self, *, library: Library | None = None, sent: bool = False) -> dict[str, Any]:
+    def tensors(self, *, library: Library | None = None, sent: bool = False) -> Any:
         """The model by name, as it came: see ``fedcore.Server.tensors``."""
         x = self._whole("vector", "sent" if sent else "x")
         return self.layout.tensors(x, self._first("counters"), library)

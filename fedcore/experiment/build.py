@@ -66,7 +66,7 @@ class TrialParts:
         """The bytes that the clients of the last round were sent beside the broadcast."""
         return self.engine.bytes_more if isinstance(self.engine, KeepingClients) else 0
 
-    def model(self) -> dict[str, Any]:
+    def model(self) -> Any:
         """The server's model by name, torch's tensors."""
         assert isinstance(self.server, Server), "nodes have a model each"
         return self.server.tensors()

@@ -97,15 +97,15 @@ class Network(Represented, Unpicklable):
         if not isinstance(models, list | tuple) or not models:
             raise ArrayError(f"models: expected a list or tuple of at least one, got {type(models).__name__}")
         self.layout = Layout.of(models[0])
-        for piece in self.layout.narrow:
-            raise DtypeError(f"models[0], {piece.name}: expected float32 or an integer dtype, got {piece.dtype}")
         if self.layout.n_parameters < 1:
             raise ShapeError(f"models[0]: expected at least one parameter, got {self.layout.n_parameters}")
         self.W, self.zeta = mixing_matrix(W, len(models))
         self.W.flags.writeable = False
         self.q = _weights(q, len(models))
         self._lr, self.on_report = as_rate(lr), on_report
-        self._limits = Limits.of(max_steps, 2**53, max_lr, own_rates=own_rates)
+        self._limits = Limits.of(
+            {"max_steps": max_steps, "max_examples": 2**53, "max_lr": max_lr, "own_rates": own_rates}
+        )
         flat = [self.layout.flatten(model, empty(self.layout.n)) for model in models]
         for node, finite in enumerate(kernels.all_finite(flat)):
             if not finite:
@@ -215,12 +215,13 @@ class Network(Represented, Unpicklable):
         if (
             layout.n != self.layout.n
             or not is_whole(number, 0, 2**63)
-            or counters.keys() != {piece.name for piece in layout.counters}
+            or counters.keys() != {piece.name for piece in layout.outside}
         ):
             raise RangeError(f"layout, counters, round: expected those of {self.layout.n} elements, got others")
         if not np.allclose(vectors["q"], self.q, rtol=1e-9, atol=0):
             raise RangeError(f"q: expected weights with the sum 1, got {vectors['q'].sum():g}")
-        self.layout, self.q, self._limits = layout, vectors["q"], Limits(**state["limits"])  # q not scaled once more
+        self.layout, self._limits = layout, Limits.saved(state["limits"])
+        self.q = vectors["q"]  # not scaled once more
         self.q.flags.writeable = False
         self._state = Models(models, counters, number)
 
@@ -239,7 +240,7 @@ class Network(Represented, Unpicklable):
         total: F32 = kernels.weighted_sum(self._state.models, self.q.astype(np.float32), out, accumulate="float64")
         return total
 
-    def tensors(self, node: int | None = None, *, library: Library | None = None) -> dict[str, Any]:
+    def tensors(self, node: int | None = None, *, library: Library | None = None) -> Any:
         """One node's model by name, or the output if ``node`` is None, as copies; counters keep their integer types.
 
         Args:

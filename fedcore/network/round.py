@@ -15,7 +15,6 @@ from fedcore.aggregation.sum import LONGEST
 from fedcore.arguments import due_whole, is_whole, reason_of, shown
 from fedcore.errors import (
     DivergedError,
-    DuplicateUpdateError,
     FedcoreError,
     RangeError,
     RoundError,
@@ -30,9 +29,13 @@ from fedcore.network.report import NetworkReport
 from fedcore.rates import Rate
 from fedcore.representation import Represented
 from fedcore.server import Update
+from fedcore.server.buffers import settle_counters
 from fedcore.server.claims import SentRates, check_claims
+from fedcore.server.judge import NOT_FINITE
 from fedcore.server.limits import Limits
 from fedcore.server.report import OnReport, tell, warn_if_unheard
+from fedcore.server.round_face import SECOND
+from fedcore.server.rounded_model import as_sent
 from fedcore.server.update import bytes_of, in_float32, read_counters, read_vector
 from fedcore.topology.topology import second_eigenvalue
 from fedcore.typing import F32, F64
@@ -125,22 +128,25 @@ class NetworkRound(Represented):
         round: int | None = None,
         delta: Any = None,
         gradient: Any = None,
-    ) -> None:
+    ) -> bool:
         """Take one node's model after its local steps in; the arguments are those of ``Update``.
 
-        What a node sent (the vector, steps, lr, round) is refused into the report if it is wrong, and the round goes
-        on. A node that was refused may try again. A difference or a gradient is measured from the node's own model.
+        What a node sent (the vector, steps, lr, round) is rejected into the report if it is wrong, and the round goes
+        on; so is a second update of a node. A node that was rejected may try again. A difference or a gradient is
+        measured from the node's own model.
+
+        Returns:
+            Whether the update is accepted.
 
         Raises:
             RoundError: the round is closed.
             UnknownClientError: there is no such node.
-            DuplicateUpdateError: this round has an update of the node already.
             RangeError: more than one of model, delta and gradient is given.
         """
-        self.add_update(Update(node, model, steps, lr=lr, round=round, delta=delta, gradient=gradient))
+        return self.add_update(Update(node, model, steps, lr=lr, round=round, delta=delta, gradient=gradient))
 
     @ieee
-    def add_update(self, update: Update) -> None:
+    def add_update(self, update: Update) -> bool:
         """Take one node's model in: ``add`` for an Update, whose count must be 1; its examples say nothing here.
 
         Raises:
@@ -151,11 +157,14 @@ class NetworkRound(Represented):
             self._require_open()
             node = self._check_caller(update)
             try:
+                if known := node in self._heard:
+                    raise RangeError(SECOND)
                 self._bytes += self._take(update, node)
             except FedcoreError as error:
                 self._refused.append((node, reason_of(error)))
                 self._bytes += bytes_of(update.sent[1])
             self._seconds += time.perf_counter() - began
+            return not known and node in self._heard
 
     @ieee
     def finish(self) -> NetworkReport:
@@ -217,10 +226,6 @@ class NetworkRound(Represented):
         if not is_whole(update.client, 0, p - 1):
             raise UnknownClientError(f"node: expected {due_whole(0, p - 1)}, got {shown(update.client)}")
         node = int(update.client)
-        if node in self._heard:
-            raise DuplicateUpdateError(
-                f"node: {node} has an update in round {self._state.round_number} already; each sends one a round"
-            )
         update.check_one()
         if not is_whole(update.count, 1, 1):
             raise RangeError(f"count: expected 1, since every node is one, got {update.count!r}")
@@ -239,23 +244,23 @@ class NetworkRound(Represented):
         number = self._state.round_number
         update = check_claims(update, self._limits, range(number, number + 1))
         distance = self._rates.read(update, number) * int(update.steps)
-        counters = read_counters(update, self._layout)
+        sent = read_counters(update, self._layout)
+        counters = settle_counters(self._layout, sent, self._state.counters, kind)
         x, staged, p = self._state.models[node], self._state.spare(node), self._layout.n_parameters
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found below
             if kind == "model":
                 np.copyto(staged, y)
             elif kind == "delta":
-                kernels.combine([x, y], [1.0, 1.0], staged)
+                kernels.combine([as_sent(self._layout, x), y], [1.0, 1.0], staged)
             else:
-                kernels.combine([x[:p], y], [1.0, -distance], staged[:p])
+                kernels.combine([as_sent(self._layout, x)[:p], y], [1.0, -distance], staged[:p])
                 staged[p:] = x[p:]
         (square,) = kernels.accumulate(
             self._sum, [x[:p]], [staged[:p]], np.ones(1), self._q[node : node + 1], out=self._spare_sum
         )
         if not math.sqrt(square) < LONGEST or not kernels.all_finite([staged[p:]])[0]:
-            raise RangeError(
-                "update: expected finite numbers, got a NaN, an infinity, or an update past float32's range"
-            )
+            name = self._layout.first_not_finite(staged)
+            raise RangeError(f"{NOT_FINITE}, in {name}" if name else NOT_FINITE)
         if (share := self._shares[node]) != 1:
             kernels.combine([staged[:p], x[:p]], [share, 1 - share], staged[:p])
         self._sum, self._spare_sum = self._spare_sum, self._sum

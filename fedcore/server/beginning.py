@@ -8,7 +8,7 @@ from fedcore import devices, kernels
 from fedcore.aggregation import Counters, Whole
 from fedcore.aggregation.sum import Precision
 from fedcore.algorithms import Algorithm, named
-from fedcore.errors import ArrayError, RangeError, ShapeError, UnknownNameError
+from fedcore.errors import ArrayError, CheckpointError, RangeError, ShapeError, UnknownNameError
 from fedcore.layout import Layout
 from fedcore.memory import to_host
 from fedcore.optimizers import Optimizer
@@ -20,6 +20,7 @@ from fedcore.server.population import Population, Sizes
 from fedcore.server.settings import Settings
 from fedcore.server.snapshot import Snapshot, moved, vectors_of
 from fedcore.server.state import State
+from fedcore.server.weighing import Weights, require_weighing
 from fedcore.store import ClientStore
 from fedcore.typing import F32
 
@@ -64,6 +65,20 @@ def first_settings(
 def with_buffers_of(settings: Settings, x: F32, signed: Sequence[str]) -> Settings:
     """The settings, with the buffers that are not to become negative; x is float32[n], the first model."""
     return replace(settings, nonnegative=never_negative(settings.layout, to_host(x), signed))
+
+
+def with_weights(settings: Settings, weights: Weights | None) -> Settings:
+    """The settings of a server with those ``weights``.
+
+    Raises:
+        RangeError: the method does not weigh by examples.
+        CheckpointError: the server had weights when it was saved, and they are not given again.
+    """
+    if weights is None and settings.own_weights:
+        raise CheckpointError("weights: expected those of the saved server again, got None: pass weights=")
+    if weights is not None:
+        require_weighing(settings.algorithm, "weights")
+    return replace(settings, own_weights=weights is not None)
 
 
 def first_state(
@@ -137,11 +152,12 @@ def require_clients(rows: ClientStore, clients: object) -> None:
         raise RangeError("clients: expected at least one, got none")
 
 
-def require_finite(x: F32) -> None:
+def require_finite(x: F32, layout: Layout) -> None:
     """Refuse a first model, or a slice of one, in which there is a number that is none.
 
     Raises:
-        ArrayError: there is.
+        ArrayError: there is; it names the tensor.
     """
     if not kernels.all_finite([x])[0]:
-        raise ArrayError("x0: expected finite numbers, got a NaN or an infinity")
+        name = layout.first_not_finite(x)
+        raise ArrayError(f"x0, {name}: expected finite numbers, got a NaN or an infinity: a mask of -inf is a buffer")

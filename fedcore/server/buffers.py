@@ -1,4 +1,4 @@
-"""Checks of a reply's float buffers and counters, of which one lie would stay for ever."""
+"""Checks of a reply's float buffers, counters and constants, of which one lie would stay for ever."""
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
@@ -14,13 +14,16 @@ from fedcore.layout import Layout
 from fedcore.libraries import dtype_name
 from fedcore.memory import Recycled, copy_into, to_host
 from fedcore.server.limits import MEDIANS
-from fedcore.server.update import in_float32
+from fedcore.server.update import Kind, in_float32
 from fedcore.typing import F32
 
-Counters = Mapping[str, npt.NDArray[np.integer[Any]]]
+Counters = Mapping[str, npt.NDArray[Any]]
 
 SIGNED = ("*mean",)
 """Names of buffers that may become negative, though the first ones are not."""
+
+MOST_GROWTH = 2**53
+"""The most that a counter grows by in a round."""
 
 EXACT = 1e-6
 """How far x + (y - x) may be from y, relative to x."""
@@ -109,25 +112,45 @@ class Buffers:
                 copy_into(x[piece.start : piece.stop], here)  # on a device; elsewhere it is there already
 
 
-def check_counters(sent: Counters, now: Counters, steps: int) -> None:
-    """Refuse counters that grew by more than so many steps.
+def settle_counters(layout: Layout, sent: Counters, now: Counters, kind: Kind) -> dict[str, npt.NDArray[Any]]:
+    """The counters of a reply, those of a difference added to the server's; constants are only checked.
+
+    Args:
+        sent: of the reply; none of a flat vector.
+        now: the server's.
+        kind: what the reply is.
 
     Raises:
-        RangeError: one did.
+        RangeError: a constant differs from the server's, or a counter grew past every count.
     """
-    for name, counter in sent.items():
-        grown = np.asarray(counter > now[name])
-        if grown.any():  # in Python's integers: in their own, the difference may be none
-            before, after = now[name][grown].astype(object), counter[grown].astype(object)
-            if (after > before + steps).any():
-                i = int(np.argmax(after - before))
-                raise RangeError(
-                    f"{name}: expected at most {before.flat[i]} + {steps}, one a step, got {after.flat[i]}"
-                )
+    for piece in layout.constants:
+        if piece.name in sent and not _is_constant(sent[piece.name], now[piece.name], kind):
+            raise RangeError(
+                f"{piece.name}: expected the server's values, since {piece.dtype} is not averaged here, got others"
+            )
+    counters = {}
+    for name in [piece.name for piece in layout.counters if piece.name in sent]:
+        now_flat, sent_flat = (one[name].reshape(-1).astype(object) for one in (now, sent))  # Python's do not overflow
+        after = now_flat + sent_flat if kind == "delta" else sent_flat
+        most = np.minimum(now_flat + MOST_GROWTH, np.iinfo(now[name].dtype).max)
+        if (after > most).any():
+            raise RangeError(f"{name}: expected a count of at most {most.max()}, got {after.max()}")
+        after = np.maximum(after, now_flat)
+        counters[name] = after.astype(now[name].dtype).reshape(now[name].shape)
+    return counters
+
+
+def _is_constant(sent: npt.NDArray[Any], now: npt.NDArray[Any], kind: Kind) -> bool:
+    """Tell whether a reply leaves a constant as it is: equal, or in a difference zero (a NaN where inf - inf is)."""
+    if np.array_equal(sent, now, equal_nan=sent.dtype.kind == "f"):
+        return True
+    if kind != "delta":
+        return False
+    return not np.any(np.where(np.isfinite(now), sent, 0)) and bool(np.isnan(sent[~np.isfinite(now)]).all())
 
 
 def grown(now: Counters, sent: Sequence[Counters]) -> dict[str, npt.NDArray[np.integer[Any]]]:
-    """Counters after a round, in their own integer types: each as the largest of those that ``check_counters`` let in.
+    """Counters after a round, in their own integer types: each as the largest of those that were sent.
 
     It grows by 10 times the median of what the cohort's grew by at most (of an even number the lower of the two in the
     middle; those that did not grow say nothing), so that one that claims ever so many steps takes it nowhere.
@@ -138,7 +161,7 @@ def grown(now: Counters, sent: Sequence[Counters]) -> dict[str, npt.NDArray[np.i
 def _grown(now: npt.NDArray[np.integer[Any]], sent: Sequence[npt.NDArray[np.integer[Any]]]) -> Any:
     if not sent:
         return now
-    wide = np.uint64 if now.dtype == np.uint64 else np.int64  # differences fit, for they are no more than steps
+    wide = np.uint64 if now.dtype == np.uint64 else np.int64  # differences fit: see MOST_GROWTH
     before = now.astype(wide)
     by = np.sort(np.maximum(np.stack(sent).astype(wide), before) - before, axis=0)
     still = (by == 0).sum(axis=0)

@@ -24,7 +24,9 @@ def check_claims(update: Update, limits: Limits, rounds: range) -> Update:
         RangeError: one cannot.
     """
     steps = whole("steps", update.steps, 1, limits.steps)
-    examples = whole("examples", update.examples, 1, limits.examples)
+    examples = None
+    if update.examples is not None:
+        examples = real("examples", update.examples, f"(0, {limits.examples}]")
     if update.round is not None and not is_whole(update.round, rounds[0], rounds[-1]):
         earlier = f", or one since {rounds[0]}" if len(rounds) > 1 else ""
         raise RangeError(f"round: expected {rounds[-1]}, the open one{earlier}, got {shown(update.round)}")

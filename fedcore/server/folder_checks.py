@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from fedcore.arguments import is_whole
 from fedcore.errors import CheckpointError
+from fedcore.libraries import NARROW
 from fedcore.rates import rate_at
 from fedcore.server.norm_window import WINDOW
 from fedcore.server.settings import LARGEST, Settings
@@ -98,12 +99,21 @@ def require_plausible(
             raise ValueError(said % "the words of an exact sum, or one vector of floats")
         if dtype is not None and (vector.dtype != dtype or vector.shape != (length,)):
             raise ValueError(said % f"{np.dtype(dtype)}[{length}]")
-        if kind == "counter" and vector.dtype.kind not in "iu":
-            raise ValueError(said % "an integer")
         if kind == "population" and (vector.dtype != np.int64 or vector.shape[:-1] != (2,)):
             raise ValueError(said % "int64[2, m]")
         if kind == "norms" and not _is_window(vector, np.float64 if entry in ("steps", "examples") else np.float32):
             raise ValueError(said % f"float[{WINDOW}] > 0, NaN behind the last")
+    outside = {piece.name: piece for piece in settings.layout.outside}
+    held = {name.removeprefix("counter/"): vector for name, vector in vectors.items() if name.startswith("counter/")}
+    if held.keys() != outside.keys():
+        raise ValueError(f"counters: expected {sorted(outside)}, got {sorted(held)}")
+    for name, piece in outside.items():
+        as_held = np.dtype("float32" if piece.dtype in NARROW else piece.dtype)
+        if held[name].dtype != as_held or held[name].size != math.prod(piece.shape):
+            raise ValueError(f"counter/{name}: expected {as_held}{list(piece.shape)}, got {held[name].dtype}")
+    for client, start in numbers.get("starts", []):
+        if not is_whole(start, 0, _WIDEST) or not isinstance(client, int | str):
+            raise ValueError(f"starts: expected pairs of a client and a round, got {client!r}, {start!r}")
     words = {"total/high", "total/low"} if settings.is_exact else {"total"}
     if {name for name in vectors if name.partition("/")[0] == "total"} != (
         words if settings.algorithm.keeps_total else set()

@@ -7,7 +7,6 @@ from fedcore.algorithms import Cohort
 from fedcore.rates import rate_at
 from fedcore.server.claim_window import ClaimWindow
 from fedcore.server.judge import FEW
-from fedcore.server.limits import MEDIANS
 from fedcore.server.settings import Settings
 from fedcore.server.snapshot import Snapshot
 from fedcore.typing import F64
@@ -18,22 +17,24 @@ _NONE: F64 = np.empty(0)
 def believed_steps(settings: Settings, heard: Replies, lately: ClaimWindow) -> tuple[F64, F64, int | None]:
     """The cohort's K_i, eta_i K_i, and the steps that the longest claims were counted with; None where all count.
 
-    Of K_i none counts for more than 10 times a median: that of the last 1,000 replies, or that of the cohort's draws
-    where it is larger and they are 8 or more, or the first of all. So one draw of S adds at most 10 / S of a usual
-    step to a mean of them, however many it claims. Where gamma does not depend on them, all count as they are.
+    With ``max_steps_ratio`` no K_i counts for more than so many times a median: that of the last 1,000 replies, or that
+    of the cohort's draws where it is larger and they are 8 or more, or the first of all. So one draw of S adds at most
+    ratio / S of a usual step to a mean of them, however many it claims. Where gamma does not depend on them, all count
+    as they are.
 
     Args:
         lately: the K that counted lately, to which the cohort's are added.
     """
     steps, counts, eta_steps = heard.claims.steps, heard.claims.counts, heard.eta_steps
-    if settings.server_lr is not None or settings.averages_models or not len(heard):
+    ratio = settings.limits.steps_ratio
+    if ratio is None or settings.server_lr is not None or settings.averages_models or not len(heard):
         return steps, eta_steps, None
     if lately.agree(steps):
         lately.add(steps)
         return steps, eta_steps, None
     most = lately.most(_NONE) if len(lately) else 0.0
     if counts.sum() >= FEW or not len(lately):
-        most = max(most, MEDIANS * _median(steps, counts))
+        most = max(most, ratio * _median(steps, counts))
     believed = np.minimum(steps, most)
     lately.add(believed)
     if (believed == steps).all():

@@ -36,6 +36,8 @@ class Verdict:
     """bool[k], those that are to be judged with the next: always the last ones that were not refused."""
     examples: F64
     """float64[k], how many examples each counts with."""
+    factors: F64
+    """float64[k], what each is multiplied by: 1, or less to clip it."""
     refused: dict[int, str] = field(default_factory=dict)
     """The reasons of those that do not count."""
 
@@ -52,6 +54,9 @@ class Judge:
     With ``norm_ratio`` a reply may be so many times as long as the median of the norms that counted before it. While
     fewer than ``FEW`` ever did, replies wait until there are so many, or the round ends, and are judged by the median
     of all of them: else the first reply of all would be believed whatever it is, and the others be refused.
+
+    ``limits.clips`` scales a reply down, as a whole, until none of its norms is past the median of those. What is
+    remembered is its norm before that: else the median could only fall.
 
     Where weights follow claims of examples, a claim counts up to ``examples_ratio`` times the median of those before it
     (``ClaimWindow``). While fewer than ``FEW`` are known, replies wait in the same way, but only from the first that
@@ -105,7 +110,7 @@ class Judge:
                 self._examples.add(claims)
             return None
         k = len(lengths.parameters)
-        verdict = Verdict(np.ones(k, np.bool_), np.zeros(k, np.bool_), claims.copy())
+        verdict = Verdict(np.ones(k, np.bool_), np.zeros(k, np.bool_), claims.copy(), np.ones(k))
         for column in columns:
             for i in np.flatnonzero(~np.isfinite(column)).tolist():
                 verdict.refuse(i, NOT_FINITE)
@@ -114,7 +119,8 @@ class Judge:
             norms = {name: _norms(squares) for name, squares in lengths._asdict().items() if squares is not None}
             self._judge_by_number(norms, verdict)
         self._judge_by_others(norms, claims, verdict, last=last)
-        return None if verdict.accepted.all() and (verdict.examples == claims).all() else verdict
+        as_sent = (verdict.examples == claims) & (verdict.factors == 1)
+        return None if (verdict.accepted & as_sent).all() else verdict
 
     def _judge_by_number(self, norms: Columns, verdict: Verdict) -> None:
         if (most := self._limits.norm) is None:
@@ -141,7 +147,7 @@ class Judge:
             self._examples.add(claims[verdict.accepted])
 
     def _may_decide(self, claims: F64 | None, waiting: int) -> bool:
-        if self._limits.norm_ratio is not None and len(self._norms["parameters"]) + waiting < FEW:
+        if self._limits.judges_by_medians and len(self._norms["parameters"]) + waiting < FEW:
             return False
         if self._examples is None or claims is None:
             return True
@@ -155,11 +161,11 @@ class Judge:
         """
         if not which:
             return
-        if (ratio := self._limits.norm_ratio) is not None:
+        if self._limits.judges_by_medians:
             beside = () if len(self._norms["parameters"]) >= FEW else which
             medians = {name: self._norms[name].median([column[i] for i in beside]) for name, column in norms.items()}
             for i in which:
-                self._judge_by_medians(ratio, norms, medians, i, verdict)
+                self._judge_by_medians(norms, medians, i, verdict)
         if self._examples is not None and claims is not None:
             own = claims[which]
             most = self._examples.most(own[:0] if len(self._examples) >= FEW else own)
@@ -167,17 +173,17 @@ class Judge:
             verdict.examples[stays] = np.minimum(claims[stays], most)
             self._examples.add(verdict.examples[stays])
 
-    def _judge_by_medians(
-        self, ratio: float, norms: Columns, medians: Mapping[str, float | None], i: int, verdict: Verdict
-    ) -> None:
+    def _judge_by_medians(self, norms: Columns, medians: Mapping[str, float | None], i: int, verdict: Verdict) -> None:
         for name, median in medians.items():
-            of = "the median of those heard"
+            norm, ratio, of = norms[name][i], self._limits.norm_ratio, "the median of those heard"
             if median is None and name == "buffers" and (square := self._buffers()) > 0:
                 median = math.sqrt(square)
                 of = "theirs in x, which none heard changed"
-            if median is not None and norms[name][i] > _as_float32(ratio * median):
+            if ratio is not None and median is not None and norm > _as_float32(ratio * median):
                 most = f"{ratio:g} x {median:g}, {of} (max_norm_ratio)"
-                verdict.refuse(i, f"{self._due(name)} of at most {most}, got {norms[name][i]:g}")
+                verdict.refuse(i, f"{self._due(name)} of at most {most}, got {norm:g}")
+            if self._limits.clips and norm > _as_float32(median or 0.0):  # no median: most of them are zeros
+                verdict.factors[i] = min(verdict.factors[i], (median or 0.0) / norm)
         if verdict.accepted[i]:
             for name, column in norms.items():
                 self._norms[name].add(column[i])

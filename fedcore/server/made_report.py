@@ -41,6 +41,8 @@ def report_of(
         steps=int(core.column_sum(0.0, claims.steps, claims.counts)),
         # |h_i| as a gradient, whatever the units that were folded
         norms=norms / heard.eta_steps if settings.averages_models else norms,
+        weights=weights,
+        factors=heard.factors,
         diversity=diversity,
         staleness=stale,
         correction_norm=found.correction_norm,

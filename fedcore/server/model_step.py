@@ -13,6 +13,7 @@ from fedcore.errors import AlgorithmError, DivergedError
 from fedcore.kernels import ExactSum
 from fedcore.memory import Recycled, copied, empty, freeze
 from fedcore.server.buffers import Buffers
+from fedcore.server.rounded_model import as_sent
 from fedcore.server.settings import Settings
 from fedcore.server.snapshot import Snapshot
 from fedcore.typing import F32, F64
@@ -92,15 +93,21 @@ class ModelStep:
         if ahead is not None:
             x_square += kernels.squared_norms([ahead])[0]
         v_square = float(self._whole.add(Squares(np.array(squares), room))[0][0])
-        if not self._whole.agree(math.isfinite(x_square)):
+        past = self._past_dtype(x if ahead is None else ahead) if gamma else None
+        if not self._whole.agree(math.isfinite(x_square) and past is None):
             raise DivergedError(
                 f"round {now.round_number}: the step gamma = {gamma:g} along v, |v| = {v_square**0.5:g}, would make "
-                f"x infinite or NaN; x stays, lower the rates{heard.longest()}"
+                f"{past or 'x'} infinite or NaN; x stays, lower the rates{heard.longest()}"
             )
         freeze(x)
         made: dict[str, Any] = {"x": x if gamma else now.x, "ahead": ahead, "moments": moments}
         kept = {"momentum": self.spare_v, "total": self.spare_total, "exact_total": self.spare_exact}
         return made | kept, v_square
+
+    def _past_dtype(self, x: F32) -> str | None:
+        """The name of a tensor that clients could not be sent, for a number would become infinite in its dtype."""
+        sent = as_sent(self._settings.layout, x)
+        return None if sent is x or kernels.all_finite([sent])[0] else self._settings.layout.first_not_finite(sent)
 
     def _follow(self, now: Snapshot, result: Result, form: Linear, to: ExactSum) -> None:
         """T' as integers, and what it reads as.

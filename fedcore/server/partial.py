@@ -45,7 +45,7 @@ class Partial(Represented):
         high, low: int64[n], the words of ``kernels.ExactSum``: sum_i w_i h_i, and of x - y_i over the float buffers.
         clients: those whose updates are in it.
         steps, examples, counts, eta_steps, weights, squares, has_buffers: float64[k], their claims, the lengths
-            eta_i K_i, w_i and |h_i|^2, and whether they sent buffers.
+            eta_i K_i, w_i and |h_i|^2, and whether they sent buffers. Examples are 0 where clients give no number.
         refused: (client, reason) of those whose updates are not.
         received: the bytes that the clients sent.
     """

@@ -1,10 +1,11 @@
 """A partial sum as a round takes it, or why it cannot be believed."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
-from fedcore.aggregation import Aggregator, Replies, Sum, longest_term
+from fedcore.aggregation import COUNTED, NO_COUNT, WEIGHTED, Aggregator, Replies, Sum, longest_term
 from fedcore.algorithms import Claims
 from fedcore.arguments import bounded, reason_of, shown
 from fedcore.clients import ClientId
@@ -45,12 +46,14 @@ class Partials:
         partial: Partial | bytes,
         own: set[ClientId] | None,
         known: set[ClientId],
+        settle: Callable[[Replies], str | None],
     ) -> tuple[Replies, list[tuple[ClientId, str]]] | str:
         """Take a partial sum in; returns its replies and what it has refused, or why it is refused itself.
 
         Args:
             own: the clients that it may name; None for all.
             known: those that were heard already.
+            settle: the reason why replies with or without examples do not fit the round's others; None if they do.
         """
         assert isinstance(aggregator, Sum)
         try:
@@ -65,6 +68,8 @@ class Partials:
             self._weighing.weigh(replies)
             if not np.array_equal(replies.weights, given.weights):
                 raise RangeError("weights: expected those that the method gives such claims, got others")
+            if (reason := settle(replies)) is not None:
+                return reason
             if not aggregator.join(given.sum, replies):
                 raise RangeError("high: expected what an exact sum holds beside the others, got more")
         except FedcoreError as error:
@@ -86,6 +91,8 @@ class Partials:
         words, heard = aggregator.words(), Replies.joined(folded)
         heard = heard.ordered(self._state.store.registry.numbers(heard.clients))
         claims = heard.claims
+        if (heard.sources == WEIGHTED).any():
+            raise RangeError("weight: expected None for updates of a partial sum, got a number: weigh by examples")
         return Partial(
             round=self._state.snapshot.round_number,
             made_under=self.made_under,
@@ -93,7 +100,7 @@ class Partials:
             low=words.low,
             clients=tuple(heard.clients),
             steps=claims.steps.copy(),
-            examples=claims.examples.copy(),
+            examples=np.where(heard.sources == NO_COUNT, 0.0, claims.examples),
             counts=claims.counts.copy(),
             eta_steps=heard.eta_steps.copy(),
             weights=heard.weights.copy(),
@@ -137,7 +144,12 @@ def replies_of(partial: Partial, settings: Settings, now: Snapshot, store: Clien
         raise RangeError("clients: expected each once, got one twice")
     limits, own = settings.asked, settings.limits.own_rates
     _require_whole("steps", partial.steps, limits.steps)
-    _require_whole("examples", partial.examples, limits.examples)
+    sources = np.where(partial.examples == 0, NO_COUNT, COUNTED).astype(np.int8)
+    examples = np.where(sources == NO_COUNT, 1.0, partial.examples)
+    if not ((examples > 0) & (examples <= limits.examples)).all():
+        raise RangeError(f"examples: expected numbers in (0, {limits.examples}], got others")
+    if len(set(sources.tolist())) > 1:
+        raise RangeError("examples: expected numbers of all clients or of none, got them of some")
     _require_whole("counts", partial.counts, 1 if settings.algorithm.hears_once else 2**31)
     if not np.isin(partial.has_buffers, (0, 1)).all():
         raise RangeError("has_buffers: expected zeros and ones, got others")
@@ -151,11 +163,15 @@ def replies_of(partial: Partial, settings: Settings, now: Snapshot, store: Clien
         vectors=[None] * k,
         bases=[None] * k,
         scales=np.zeros(k),
-        claims=Claims(partial.steps, partial.examples, partial.counts),
+        claims=Claims(partial.steps, examples, partial.counts),
         eta_steps=partial.eta_steps,
         has_buffers=partial.has_buffers > 0,
         counters=[{}] * k,
         controls=[None] * k,
+        sources=sources,
+        starts=np.full(k, partial.round),
+        digests=[None] * k,
+        factors=np.ones(k),
         weights=partial.weights,
         squares=partial.squares,
     )

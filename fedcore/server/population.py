@@ -138,17 +138,15 @@ class Population:
         total = self.total + sum(sizes) - int(_of(self.sizes, numbers, 0).sum())
         return replace(self, sizes=_with(self.sizes, numbers, sizes), total=total)
 
-    def bound(self, registry: Registry, clients: Sequence[ClientId], claims: F64) -> F64:
-        """The claims of clients about their examples, none of them more than n_k where that is known; float64[k]."""
-        if not self.sizes:
-            return claims
-        return np.minimum(claims, _of(self.sizes, registry.numbers(clients), 0))
+    def examples(self, registry: Registry, clients: Sequence[ClientId]) -> F64:
+        """n_k, float64[k], of a population that has sizes."""
+        return _of(self.sizes, registry.numbers(clients), 0).astype(np.float64)
 
     def shares(self, registry: Registry, clients: Sequence[ClientId]) -> F64 | None:
         """p^k = n_k / n, float64[k]; None where no sizes are known."""
         if not self.sizes:
             return None
-        return _of(self.sizes, registry.numbers(clients), 0).astype(np.float64) / self.total
+        return self.examples(registry, clients) / self.total
 
     def ages(self, registry: Registry, clients: Sequence[ClientId], round: int) -> F64 | None:
         """Rounds since each client's arrival (1 in its first), float64[k]; infinite for those of the start, or None for

@@ -26,6 +26,8 @@ class RoundReport(Represented):
         refused: (client, reason) of the updates that do not.
         steps: the local steps of the clients heard, added up.
         norms: float64[len(heard)], |h_i|, the lengths of the clients' mean gradients.
+        weights: float64[len(heard)], w_i, by which the method weighed them, before it divides by their sum.
+        factors: float64[len(heard)], by which ``limits="open"`` scaled each update down; 1 where it did not.
         diversity: sum q_i |h_i|^2 / |sum q_i h_i|^2 with q_i = w_i / W, and h_i = x - y_i where models are averaged:
             the weighted gradient diversity (Haddadpour and Mahdavi 2019, eq. 7). None for an empty cohort, for a mean
             of zero, and for methods that sum h_i - r_i (MIFA, MimiC) and so never form the mean, unless
@@ -49,6 +51,8 @@ class RoundReport(Represented):
     refused: tuple[tuple[ClientId, str], ...] = ()
     steps: int = 0
     norms: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    weights: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    factors: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     diversity: float | None = None
     staleness: float | None = None
     correction_norm: float | None = None
@@ -103,8 +107,7 @@ def warn_if_lowered(round: int, lowered: Sequence[Lowered], most_steps: int | No
     """Log a warning of claims of examples or steps that did not count in full, which nothing else would tell."""
     if most_steps is not None:
         logger.warning(
-            "round %d counted at most %d steps of a client in gamma, 10 times the median, and some claim more: "
-            "max_steps says how many they may be, server_lr what gamma is",
+            "round %d counted at most %d steps of a client in gamma (max_steps_ratio), and some claim more",
             round,
             most_steps,
         )
@@ -114,8 +117,8 @@ def warn_if_lowered(round: int, lowered: Sequence[Lowered], most_steps: int | No
         )
         others = f", and {len(lowered) - KINDS_TOLD} others" if len(lowered) > KINDS_TOLD else ""
         logger.warning(
-            "round %d counted fewer examples than were claimed: %s%s; at most those that Server(client_sizes=) says, "
-            "or else max_examples_ratio times the median of the claims heard",
+            "round %d counted fewer examples than were claimed: %s%s; at most those of client_sizes, or else "
+            "max_examples_ratio times the median of the claims accepted",
             round,
             told,
             others,

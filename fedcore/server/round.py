@@ -2,35 +2,37 @@
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock, RLock
 from typing import Any
 
-from fedcore.aggregation import Lengths, Replies, combined_square
+from fedcore.aggregation import NO_COUNT, Lengths, Replies, combined_square
 from fedcore.arguments import reason_of
 from fedcore.clients import ClientId
 from fedcore.errors import FedcoreError, RoundError, StoreError
 from fedcore.float_mode import ieee
 from fedcore.interrupts import uninterrupted
+from fedcore.server.audit import record
 from fedcore.server.call_guard import one_call
 from fedcore.server.diagnostics import Diagnosis, staleness
-from fedcore.server.judge import Judge, Verdict
+from fedcore.server.judge import NOT_FINITE, Judge, Verdict
 from fedcore.server.made_report import report_of
 from fedcore.server.newcomers import Coming
 from fedcore.server.partial import Partial
 from fedcore.server.partial_reader import Partials
 from fedcore.server.report import OnReport, RoundReport, tell, warn_if_lowered, warn_if_unheard
-from fedcore.server.round_face import RoundFace
+from fedcore.server.round_face import SECOND, RoundFace
 from fedcore.server.settings import Settings
 from fedcore.server.state import State
 from fedcore.server.update import Update, bytes_of, lasting
 from fedcore.server.update_reader import UpdateReader
-from fedcore.server.weighing import Weighing
+from fedcore.server.weighing import Weighing, Weights
 from fedcore.typing import F32, Bools
 
 LOGGER = logging.getLogger("fedcore.server")
-COUNTED = (
+NO_EXAMPLES = "examples: expected a number, as other clients of the round gave one, got None"
+IN_PARTIAL = (
     "client: expected one update a round, got one of a client that an edge's partial sum has counted already: "
     "add_partial(clients=) holds an edge to its own clients"
 )
@@ -58,13 +60,14 @@ class Round(RoundFace):
         on_report: OnReport | None = None,
         logger: logging.Logger = LOGGER,
         reader: type[UpdateReader] = UpdateReader,
+        weights: Weights | None = None,
     ) -> None:
         self.report: RoundReport | None = None
         self.is_open = True
         self._on_report = on_report
         self._settings, self._state, self._fold_at, self._may_hold = settings, state, fold, may_hold
         self._logger = logger
-        self._reader, self._weighing = reader(settings, state), Weighing(settings, state)
+        self._reader, self._weighing = reader(settings, state, weights), Weighing(settings, state)
         self._partials = Partials(settings, state, self._weighing)
         self._turn, self._inside, self._is_ending = RLock(), Lock(), False
         self._held: list[Replies] = []
@@ -73,19 +76,22 @@ class Round(RoundFace):
         self._known: set[ClientId] = set()  # held or heard
         self._summed: set[ClientId] = set()  # of partial sums
         self._refused: list[tuple[ClientId, str]] = []
+        self._has_examples = False  # whether a reply of the round has a number of examples, or a weight
         self._most_steps: int | None = None
         self._bytes, self._seconds = 0, 0.0
 
     @ieee
     def begin(self, newcomers: Coming) -> None:
-        """Begin a round for ``Server.open_round``, once it is the only one."""
+        """Begin a round for ``Server.open_round``, once it is the only one; or begin its sums anew."""
+        self._newcomers = newcomers if isinstance(newcomers, Mapping) else list(newcomers)
         try:
-            self._aggregator = self._state.begin(newcomers)
+            self._aggregator = self._state.begin(self._newcomers)
             settings = self._settings
             unit = "|x - y|" if settings.averages_models else "|x - y| / (eta K)"
-            by_claims = settings.algorithm.weighs_claims and not self._state.population.is_sized
-            limits, heard = settings.limits, self._state.snapshot.norms
-            examples = self._state.claimed.of("examples", limits.examples_ratio, heard) if by_claims else None
+            self._by_claims = settings.algorithm.weighs_claims and not self._state.population.is_sized
+            limits, heard, ratio = settings.limits, self._state.snapshot.norms, settings.limits.examples_ratio
+            capped = self._by_claims and ratio is not None
+            examples = self._state.claimed.of("examples", ratio, heard) if capped else None
             buffers, whole = self._state.snapshot.x[settings.layout.n_parameters :], self._state.whole
             self._judge = Judge(limits, unit, heard, examples, lambda: combined_square(whole, [buffers], [1.0]))
         except BaseException:
@@ -120,20 +126,28 @@ class Round(RoundFace):
             self._abort()
             raise
 
-    def add_update(self, update: Update) -> None:
+    def add_update(self, update: Update) -> bool:
         """Fold one client's update in: ``add`` for an Update."""
-        self.add_together([update])
+        return self.add_together([update])[0]
 
     @ieee
     @one_call
-    def add_together(self, updates: Sequence[Update]) -> None:
-        """Fold the updates of some clients in, each client's once: in one pass where they may be held."""
+    def add_together(self, updates: Sequence[Update]) -> list[bool]:
+        """Fold the updates of some clients in, each client's once: in one pass where they may be held.
+
+        Returns:
+            Which of them are accepted, as far as is known.
+        """
         began = time.perf_counter()
         self._require_open()
         read = [self._read(update) for update in updates]
         reasons = self._state.whole.refusals([reason for _, _, _, reason in read])
         at_once = False
+        taken = []
         for update, (client, reply, fixed, _), reason in zip(updates, read, reasons, strict=True):
+            if reply is not None and reason is None:
+                reason = self._settle_examples(reply)
+            taken.append(reply is not None and reason is None)
             if reply is None or reason is not None:
                 self._refused.append((client, str(reason)))
                 self._bytes += bytes_of(update.sent[1])
@@ -145,12 +159,31 @@ class Round(RoundFace):
         if at_once or len(self._held) >= self._fold_at:
             self._fold_held()
         self._seconds += time.perf_counter() - began
+        return [new and client in self._known for new, (client, *_) in zip(taken, read, strict=True)]
+
+    def _settle_examples(self, replies: Replies) -> str | None:
+        """The reason why replies without examples do not count; those of the round go if these ones have examples."""
+        if not self._by_claims or (replies.sources != NO_COUNT).all() == self._has_examples:
+            return None
+        if self._has_examples:
+            return NO_EXAMPLES
+        self._has_examples = True
+        before = [*self._held, *self._folded, *([self._undecided] if self._undecided is not None else [])]
+        if dropped := [client for part in before for client in part.clients]:
+            self._refused += [(client, NO_EXAMPLES) for client in dropped]
+            self._known.difference_update(dropped)
+            self._summed.difference_update(dropped)
+            self._held, self._folded, self._undecided = [], [], None
+            self.begin(self._newcomers)
+        return None
 
     def _read(self, update: Update) -> tuple[ClientId, Replies | None, bool, str | None]:
         """An update's client, the reply that it is, whether nobody can change that; or why it is none."""
-        client = self._check(update, self._state.store.registry, self._state.snapshot.round_number)
+        client = self._check(update, self._state.store.registry)
         if client in self._summed:  # no error, which would end the round: an edge may lie about who is in its sum
-            return client, None, False, COUNTED
+            return client, None, False, IN_PARTIAL
+        if self._is_second(client):
+            return client, None, False, SECOND
         try:
             return (client, *self._reader.read(update, client), None)
         except FedcoreError as error:
@@ -180,7 +213,7 @@ class Round(RoundFace):
         self._partials.require()
         own = None if clients is None else {self._state.store.registry.check(client) for client in clients}
         self._fold_held()
-        joined = self._partials.join(self._aggregator, partial, own, self._known | self._summed)
+        joined = self._partials.join(self._aggregator, partial, own, self._known | self._summed, self._settle_examples)
         if isinstance(joined, str):
             self._refused.append((sender, joined))
             return
@@ -260,6 +293,12 @@ class Round(RoundFace):
         batch = self._reader.read_all(updates) if not self._held else None
         if batch is None or not (self._known | self._summed).isdisjoint(batch.clients):
             return False
+        if self._by_claims:  # as those before, all with examples or all without; else one by one
+            given = batch.sources != NO_COUNT
+            have = {bool(given.all()), bool(given.any())}
+            if len(have | ({self._has_examples} if self._known or self._summed else have)) > 1:
+                return False
+            self._has_examples = have.pop()
         self._known.update(batch.clients)
         self._bytes += batch.vectors[0].nbytes * len(batch)
         self._fold([batch])
@@ -304,7 +343,10 @@ class Round(RoundFace):
                 seen = Diagnosis(self._settings, self._state.store, prepared, heard, offset, self._state.whole)
                 found = seen.measure()
                 stale = staleness(self._settings, self._state.store, prepared.before.round_number, heard)
-                self._state.accept(prepared)
+                document = None
+                if self._settings.audit:
+                    document = record(self._settings, prepared, heard, self._refused)
+                self._state.accept(prepared, document)
                 self.is_open = False
                 seconds = self._seconds + time.perf_counter()
                 self._most_steps = prepared.most_steps
@@ -362,6 +404,7 @@ class Round(RoundFace):
             if verdict is None:
                 return None
             self._weighing.count_examples(replies, verdict.examples)
+            replies.clip(verdict.factors)
             self._weighing.weigh(replies)
             return verdict.accepted
 
@@ -384,6 +427,8 @@ class Round(RoundFace):
     def _leave_out(self, replies: Replies, verdict: Verdict) -> None:
         """Refuse what does not count, and keep what is undecided: a copy, unless nobody can change it."""
         for i, reason in sorted(verdict.refused.items()):
+            if reason == NOT_FINITE and (name := self._settings.layout.first_not_finite(replies.vectors[i])):
+                reason = f"{reason}, in {name}"
             self._known.discard(replies.clients[i])
             self._refused.append((replies.clients[i], reason))
         if verdict.undecided.any():

@@ -20,7 +20,7 @@ class SavedModel(NamedTuple):
     Attributes:
         layout: the places of its tensors in x.
         x: float32[n].
-        counters: the integer counters by name.
+        counters: the tensors outside x, by name.
         round_number: how many rounds had been finished.
     """
 
@@ -29,7 +29,7 @@ class SavedModel(NamedTuple):
     counters: dict[str, npt.NDArray[Any]]
     round_number: int
 
-    def tensors(self, library: Library | None = None) -> dict[str, Any]:
+    def tensors(self, library: Library | None = None) -> Any:
         """The model by name, in its own dtypes: see ``Server.tensors``."""
         return self.layout.tensors(self.x, self.counters, library)
 
@@ -61,7 +61,7 @@ def read_model(path: str | os.PathLike[str]) -> SavedModel:
         if x is None or x.dtype != np.float32 or x.shape != (layout.n,):
             raise ValueError(f"x: expected float32[{layout.n}], got {'none' if x is None else f'{x.dtype}{x.shape}'}")
         counters = {}
-        for piece in layout.counters:
+        for piece in layout.outside:
             counter = store.vector(f"counter/{piece.name}")
             if counter is None or counter.size != int(np.prod(piece.shape)):
                 raise ValueError(f"counter {piece.name}: expected {piece.shape}, got {counter!r:.100}")

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Self, Unpack
 
@@ -14,6 +15,7 @@ from fedcore.layout import Layout
 from fedcore.memory import empty, freeze
 from fedcore.optimizers import Optimizer
 from fedcore.rates import Rate
+from fedcore.server.audit import checked
 from fedcore.server.beginning import (
     first_settings,
     first_state,
@@ -21,6 +23,7 @@ from fedcore.server.beginning import (
     require_finite,
     resumed_state,
     with_buffers_of,
+    with_weights,
 )
 from fedcore.server.broadcast import Broadcast, broadcast
 from fedcore.server.buffers import SIGNED
@@ -37,6 +40,7 @@ from fedcore.server.settings import Changes, said_again
 from fedcore.server.state import State
 from fedcore.server.update import Update, held_together
 from fedcore.server.view import ServerView
+from fedcore.server.weighing import Weights
 from fedcore.store import ClientStore, Durability
 
 
@@ -50,16 +54,16 @@ class Server(ServerView):
             they come later (``arrive``, ``open_round``). May be left out where ``store`` is a ClientStore, which knows.
         lr: eta, the rate of the clients' local steps: a number, or a function of the round.
         server_lr: gamma: a number, or a function of the round. None averages the clients' models (FedAvg), or uses
-            the cohort's mean of eta_i K_i (methods in gradient units; in a round without clients the last gamma). No
-            K_i counts for more than 10 times the median of the last 1,000 heard, or of the cohort's draws: a liar among
-            S of these adds at most 10 / S of a usual step.
+            the cohort's mean of eta_i K_i (methods in gradient units; in a round without clients the last gamma).
         store: "ram", "mmap:PATH" (a new folder; ``Server.load`` goes on with an old one), "cuda" (all rows in the
             memory of ``device``), or a ClientStore with rows of ``n_parameters`` elements, which a codec rounds
             stochastically by the round and the client alone.
         optimizer: one of ``fedcore.optimizers``, which turns the method's direction into the step's.
         client_sizes: n_k, the examples of every client, by id or in the order of the ids, for the methods that weigh by
-            p^k = n_k / n. Who claims more is counted with n_k. Without them a claim counts up to ``max_examples_ratio``
-            times the median of those heard (the last 1,000; the first wait for each other if they are further apart).
+            p^k = n_k / n. A client that claims more, or gives no number, is counted with n_k.
+        weights: weights >= 0 in the place of n_i, for methods that weigh by examples: by client; or a function of one
+            client's ``fedcore.algorithms.Claims``, such as ``lambda claims: np.sqrt(claims.examples)``. They are not
+            saved: ``load`` takes them again.
         late_rounds: how many rounds late a reply may be and still count, measured against the x that it started from.
         history_rounds: MimiC keeps the directions of so many rounds that rows refer to, and folds those of others into
             their rows (r - v[t] in place of r and v[t]): fewer take less memory, and rewrite more rows.
@@ -70,8 +74,10 @@ class Server(ServerView):
             integers on a grid of 2^-60: the same bits for replies in any order, a total without drift, and a client
             that departs leaves nothing in it. Nobody's update may then be longer than 2^39, nor than 2^50 / N.
         diagnostics: whether reports have ``diversity`` and ``correction_norm`` also where that takes a reading of rows.
-        max_steps, max_examples, max_examples_ratio, max_lr, max_norm, max_norm_ratio, own_rates: what a client may
-            claim and send: see ``fedcore.server.limits.Limits``. Its rate is the one that was sent, unless
+        limits: "open" for a federation that strangers can join: updates longer than the median of the last 1,000 are
+            scaled down to it, and claims of examples and steps count up to 2 medians. None for no such limit.
+        max_steps, max_steps_ratio, max_examples, max_examples_ratio, max_lr, max_norm, max_norm_ratio, own_rates: what
+            a client may claim and send: see ``fedcore.server.limits.Limits``. Its rate is the one that was sent, unless
             ``own_rates`` is True.
         signed_buffers: patterns of the names of float buffers that may become negative. Of others, such as variances,
             one that is not negative in ``x0``, nor zero throughout, may not: an update in which it is is refused.
@@ -83,11 +89,13 @@ class Server(ServerView):
         undoable: whether the folder of an mmap store keeps what the last round, arrival, departure or warm start
             replaced, so that it can be taken back where no server holds the folder (``ClientStore.undo``, ``fedcore
             store undo PATH``). ``load`` goes on with it.
+        audit: whether each round leaves a document in its transaction: the digest and weight of each update, the
+            rejections, the options, and the digests of x before and after; see ``audit_log``.
         on_report: called with the RoundReport of each round after it counted, in the thread that finished it. What it
             raises is logged and undoes nothing; it may read the server, and is no part of what is saved.
 
     Attributes:
-        on_report: as given; another one may take its place between rounds.
+        on_report, weights: as given; others may take their place between rounds.
 
     Raises:
         UnknownNameError, RangeError, UnknownClientError, ShapeError, DtypeError, ArrayError: an argument is not what is
@@ -120,14 +128,17 @@ class Server(ServerView):
         store: str | ClientStore = "ram",
         optimizer: Optimizer | None = None,
         client_sizes: Sizes | None = None,
+        weights: Weights | None = None,
         late_rounds: int = 0,
         history_rounds: int = 64,
         fold: int | None = None,
         accumulate: Precision = "float32",
         diagnostics: bool = False,
+        limits: Literal["open"] | None = None,
         max_steps: int = 10**6,
+        max_steps_ratio: float | None = None,
         max_examples: int = 10**9,
-        max_examples_ratio: float | None = 10,
+        max_examples_ratio: float | None = None,
         max_lr: float = 100.0,
         max_norm: float | None = None,
         max_norm_ratio: float | None = None,
@@ -136,6 +147,7 @@ class Server(ServerView):
         device: str = devices.CPU,
         hot_rows: int | None = None,
         undoable: bool = False,
+        audit: bool = False,
         on_report: OnReport | None = None,
     ) -> None:
         device = devices.named(device)
@@ -151,19 +163,33 @@ class Server(ServerView):
             fold=fold,
             accumulate=accumulate,
             diagnostics=diagnostics,
-            limits=Limits.of(max_steps, max_examples, max_lr, max_norm, max_norm_ratio, own_rates, max_examples_ratio),
+            limits=Limits.of(
+                {
+                    "limits": limits,
+                    "max_steps": max_steps,
+                    "max_steps_ratio": max_steps_ratio,
+                    "max_examples": max_examples,
+                    "max_examples_ratio": max_examples_ratio,
+                    "max_lr": max_lr,
+                    "max_norm": max_norm,
+                    "max_norm_ratio": max_norm_ratio,
+                    "own_rates": own_rates,
+                }
+            ),
             device=device,
         )
         x = layout.flatten(x0, empty(layout.n, device=device))
-        require_finite(x)
+        require_finite(x, layout)
         freeze(x)
         self._settings = with_buffers_of(self._settings, x, signed_buffers)
+        self._settings = replace(with_weights(self._settings, weights), audit=bool(audit))
         with new_rows(store, clients, layout.n_parameters, device, hot_rows, undoable) as rows:
             require_clients(rows, clients)
-            self._start(first_state(self._settings, x, layout.read_counters(x0), client_sizes, rows), on_report)
+            state = first_state(self._settings, x, layout.read_counters(x0), client_sizes, rows)
+            self._start(state, on_report, weights)
 
-    def _start(self, state: State, on_report: OnReport | None) -> None:
-        self._state, self.on_report = state, on_report
+    def _start(self, state: State, on_report: OnReport | None, weights: Weights | None) -> None:
+        self._state, self.on_report, self.weights = state, on_report, weights
         self._round_lock = RoundLock()
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -196,6 +222,7 @@ class Server(ServerView):
         server_lr: float | Rate | None = None,
         optimizer: Optimizer | None = None,
         hot_rows: int | None = None,
+        weights: Weights | None = None,
         on_report: OnReport | None = None,
         **limits: Unpack[LimitOptions],
     ) -> "Server":
@@ -209,7 +236,8 @@ class Server(ServerView):
             device: where it goes on, with the same bits; None is the writer's.
             durability: of an mmap store; see ``ClientStore``. None is "round".
             undoable: as for a new server; None is the writer's, where it goes on in the folder.
-            algorithm, optimizer: to be given again where they are the caller's own code.
+            algorithm, optimizer: to be given again where they are the caller's own code; ``weights`` where the saved
+                server had some.
             lr, server_lr: likewise; or others than the saved ones: then they change, as by ``change``, with a warning.
             hot_rows, on_report, limits (``max_norm``, ...): as for a new server; others than the saved limits change.
 
@@ -228,9 +256,21 @@ class Server(ServerView):
                 state = resumed_state(rows, said, given, device)
             change_on_loading(state, said["settings"], given, limits)
             server = cls.__new__(cls)
-            server._settings = state.settings
-            server._start(state, on_report)
+            state.settings = server._settings = with_weights(state.settings, weights)
+            server._start(state, on_report, weights)
         return server
+
+    def audit_log(self) -> list[dict[str, Any]]:
+        """The documents of all rounds of a server with ``audit=True``, the first one first.
+
+        Each has the digest of the one before, as ``previous``. Digests are BLAKE2b-256: of vectors as little-endian
+        float32 in the layout's order, whatever came; of documents as their JSON text.
+
+        Raises:
+            CorruptionError: a document was changed, or is missing.
+        """
+        snapshot = self._state.snapshot
+        return checked(self._state.store.documents(), snapshot.audited, snapshot.round_number)
 
     def close(self) -> None:
         """Give up a round that is open, and close the store, one that was given too: its folder can be opened again.
@@ -315,8 +355,8 @@ class Server(ServerView):
         Call it before ``broadcast``. With another lr, late replies of the rounds before are refused.
 
         Args:
-            options: lr, server_lr, max_steps, max_examples, max_examples_ratio, max_lr, max_norm, max_norm_ratio or
-                own_rates, as for a new server.
+            options: lr, server_lr, limits, max_steps, max_steps_ratio, max_examples, max_examples_ratio, max_lr,
+                max_norm, max_norm_ratio or own_rates, as for a new server.
 
         Raises:
             RoundError, UnknownNameError: a round is open; it is another option, which stays as it was made.
@@ -394,6 +434,7 @@ class Server(ServerView):
     def _open(self, fold: int, *, may_hold: bool, newcomers: Coming = (), kind: type[Round] = Round) -> Round:
         self._state.store.prefetch(())  # raises where the store is closed
         make = partial(kind, self._settings, self._state, fold=fold, may_hold=may_hold, on_report=self.on_report)
+        make = partial(make, weights=self.weights)
         opened = self._round_lock.open(self.round_number, make)
         opened.begin(newcomers)
         return opened

@@ -1,7 +1,7 @@
 """The settings of a server, which stay the same over its rounds."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, get_args
 
@@ -49,6 +49,10 @@ class Settings:
     device: str
     nonnegative: tuple[str, ...] = ()
     """The float buffers that a reply may not make negative."""
+    audit: bool = False
+    """Whether each round leaves a document."""
+    own_weights: bool = False
+    """Whether ``Server(weights=)`` weighs the clients."""
 
     @cached_property
     def asked(self) -> Limits:
@@ -186,8 +190,10 @@ class Settings:
             "late_rounds": self.late_rounds,
             "history_rounds": self.history_rounds,
             "diagnostics": self.diagnostics,
-            "limits": asdict(self.limits),
+            "limits": self.limits.to_state(),
             "nonnegative": list(self.nonnegative),
+            "own_weights": self.own_weights,
+            "audit": self.audit,
         }
 
     @classmethod
@@ -218,9 +224,10 @@ class Settings:
             history_rounds=state["history_rounds"],
             # Older folders have it under another name, or not at all.
             diagnostics=state.get("diagnostics", state.get("correction_norms", False)),
-            # Every folder has these; the others came later.
-            limits=Limits(**{name: state["limits"][name] for name in ("steps", "examples", "lr")} | state["limits"]),
+            limits=Limits.saved(state["limits"]),
             nonnegative=tuple(state.get("nonnegative", ())),
+            own_weights=state.get("own_weights", False) is True,
+            audit=state.get("audit", False) is True,
             device=device,
             **own,
         )

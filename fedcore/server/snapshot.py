@@ -10,7 +10,7 @@ import numpy.typing as npt
 from fedcore import devices, kernels
 from fedcore.aggregation import Counters
 from fedcore.algorithms import Algorithm
-from fedcore.clients import Registry
+from fedcore.clients import ClientId, Registry
 from fedcore.kernels import ExactSum
 from fedcore.memory import copied, freeze, zeros
 from fedcore.optimizers import Optimizer
@@ -38,6 +38,7 @@ class Snapshot(NamedTuple):
         ahead: float32[n], what clients are sent in the place of x by methods that look ahead; else None.
         x_prev: float32[n], x_{t-1}; x_{-1} = x_0.
         past: x by round, of the rounds whose late replies still count.
+        starts: the round in which each client's last counted reply started, by client, of those rounds.
         momentum: float32[n_parameters], v of the last round, which is g in the papers.
         total: float64[n_parameters], T; None where the method keeps none.
         exact_total: T as integers, where sums are exact: ``total`` is then what it reads as. Their memory likewise.
@@ -49,6 +50,7 @@ class Snapshot(NamedTuple):
         gamma: the last one, for a round without clients.
         transactions: rounds finished, arrivals, departures, resizings, changes of options and warm starts.
         changed: the options that were changed since the last round, as JSON holds them.
+        audited: the digest of the last round's document; None where there is none.
     """
 
     x: F32
@@ -60,6 +62,7 @@ class Snapshot(NamedTuple):
     population: Population
     norms: Mapping[str, Vector] = {}
     past: Mapping[int, F32] = {}
+    starts: Mapping[ClientId, int] = {}
     history: History = History()
     round_number: int = 0
     gamma: float = 0.0
@@ -67,6 +70,7 @@ class Snapshot(NamedTuple):
     transactions: int = 0
     exact_total: ExactSum | None = None
     changed: Mapping[str, Any] = {}
+    audited: str | None = None
 
     @property
     def sent(self) -> F32:
@@ -138,6 +142,8 @@ class Snapshot(NamedTuple):
             "references": sorted(self.history.references.items()),
             "population": self.population.to_state(),
             "changed": dict(self.changed),
+            "starts": list(self.starts.items()),
+            "audited": self.audited,
         }
 
     @classmethod
@@ -174,6 +180,8 @@ class Snapshot(NamedTuple):
             ahead=vectors.get("ahead"),
             transactions=count_of(numbers),
             changed=dict(numbers.get("changed", {})),
+            audited=numbers.get("audited"),
+            starts={client: int(t) for client, t in numbers.get("starts", [])},
         )
 
 

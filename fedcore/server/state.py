@@ -30,13 +30,13 @@ from fedcore.interrupts import uninterrupted
 from fedcore.kernels import ExactSum
 from fedcore.memory import Recycled, empty, freeze, zeros
 from fedcore.server.asked_square import AskedSquare
+from fedcore.server.audit import digest_of_text
 from fedcore.server.awaited_clients import AwaitedClients
 from fedcore.server.buffers import Buffers, grown
 from fedcore.server.claim_window import ClaimWindows
 from fedcore.server.download import Download
 from fedcore.server.gamma import believed_steps, farthest_gamma, step_length
 from fedcore.server.history import History, fold_history
-from fedcore.server.limits import MEDIANS
 from fedcore.server.model_step import ModelStep
 from fedcore.server.newcomers import Coming, Newcomers
 from fedcore.server.population import Population, Sizes, checked_sizes
@@ -206,7 +206,7 @@ class State:
         """
         algorithm, now = self.settings.algorithm, self.snapshot
         population, number = self.newcomers.settle(heard.clients, now), now.round_number
-        steps = self.claimed.of("steps", MEDIANS, now.norms)
+        steps = self.claimed.of("steps", self.settings.limits.steps_ratio, now.norms)
         believed = believed_steps(self.settings, heard, steps)
         asked = AskedSquare(lambda: combined_square(self.whole, [result.A], [1.0]))
         cohort = self.cohort(heard, population, result, believed, asked)
@@ -215,7 +215,15 @@ class State:
         late = self.settings.late_rounds
         # x of every round, whether it moved or not: a client may have started from it.
         past = {t: x for t, x in {**now.past, number: now.sent}.items() if t > number - late} if late else {}
-        changes: dict[str, Any] = {"round_number": number + 1, "past": past, "norms": norms, "population": population}
+        counted = {**now.starts, **dict(zip(heard.clients, heard.starts.tolist(), strict=True))} if late else {}
+        starts = {client: t for client, t in counted.items() if t > number - late}
+        changes: dict[str, Any] = {
+            "round_number": number + 1,
+            "past": past,
+            "starts": starts,
+            "norms": norms,
+            "population": population,
+        }
         waits = not moves and algorithm.keeps_rows and asked.answer(algorithm.moves, replace(cohort, rows=cohort.N))
         awaited = cohort.N - cohort.rows if waits else 0
         step, v_square, gamma = None, 0.0, 0.0
@@ -244,13 +252,14 @@ class State:
         after = now._replace(changed={}, **changes)
         return PreparedStep(now, result, cohort, after, step, v_square, gamma, awaited, most_steps=believed[-1])
 
-    def accept(self, prepared: PreparedStep) -> None:
-        """Make everything that the round changed count.
+    def accept(self, prepared: PreparedStep, document: str | None = None) -> None:
+        """Make everything that the round changed count, and keep its document.
 
         Raises:
             StoreError: the store could not keep the round; nothing was changed.
         """
-        self._become(prepared.after, prepared.before.round_number)
+        after = prepared.after if document is None else prepared.after._replace(audited=digest_of_text(document))
+        self._become(after, prepared.before.round_number, document)
         self.newcomers.forget()  # those that are left are no newcomers
 
     def _bounded(
@@ -266,7 +275,7 @@ class State:
             )
         return history.folded(surplus)
 
-    def _become(self, after: Snapshot, round: int) -> None:
+    def _become(self, after: Snapshot, round: int, document: str | None = None) -> None:
         """Let the store keep the rows of the round and the snapshot, and then believe it.
 
         What the store has accepted is believed whatever comes after it.
@@ -280,7 +289,7 @@ class State:
             )  # the other stays v[t]; now, since after the commit nothing may fail
         self.whole.ready()
         try:
-            self.keep(after, round)
+            self.keep(after, round, document)
             self._adopt(before, after, spare_v)
         except BaseException:
             if self.store.commits != commits:
@@ -313,12 +322,12 @@ class State:
                     self.store.rollback()
                 raise
 
-    def keep(self, after: Snapshot, round: int) -> None:
+    def keep(self, after: Snapshot, round: int, document: str | None = None) -> None:
         """Commit the staged rows and who came or went, and on a disk the snapshot with them."""
         if self.store.medium == "mmap":
-            self.store.commit(round, self._vectors(after), self.to_state(after))
-        elif self.settings.algorithm.keeps_rows or self.store.is_ahead:
-            self.store.commit(round)
+            self.store.commit(round, self._vectors(after), self.to_state(after), document=document)
+        elif self.settings.algorithm.keeps_rows or self.store.is_ahead or document is not None:
+            self.store.commit(round, document=document)
 
     def _vectors(self, snapshot: Snapshot) -> dict[str, Any]:
         """The snapshot's vectors as the store takes them: in host memory, or where it has them already."""

@@ -13,7 +13,7 @@ from fedcore.arguments import reason_of
 from fedcore.clients import ClientId
 from fedcore.errors import ArrayError, DtypeError, FedcoreError, RangeError, ShapeError
 from fedcore.layout import Layout
-from fedcore.libraries import dtype_name, is_own_class, own_class
+from fedcore.libraries import dtype_name, is_own_class, own_class, read_leaf
 from fedcore.memory import copied, empty, to_host
 from fedcore.native import core
 from fedcore.representation import shown
@@ -33,7 +33,9 @@ class Update(NamedTuple):
         model: y, the client's model after its local steps: float32[n] in CPU memory or on the server's device, or a
             model that the server's layout fits. Or, in its place, exactly one of ``delta`` and ``gradient``.
         steps: K_i, the local steps that the client really did; 0, which nobody did, is refused.
-        examples: n_i, its number of examples.
+        examples: n_i, its number of examples, or another positive measure of its data; None if it gives none. In a
+            round in which no client gives a number all weigh the same; if some give one, the updates without are
+            rejected (methods that weigh by examples).
         lr: eta_i, the rate of its steps, or their mean where the rate changes from step to step; None for the rate that
             was broadcast. Another one needs ``Server(own_rates=True)``.
         control: float32[n_parameters], the second vector of the methods that ask for one: the mean of the client's
@@ -46,12 +48,14 @@ class Update(NamedTuple):
         keep: the caller promises not to change the vectors until the round is finished, so that the round may hold them
             and fold several in one pass. ``bytes``, arrays over ``bytes``, and what ``Round.buffer`` lent are held
             without the promise; any other buffer is folded at once and may then be used again.
+        weight: >= 0, the caller's weight of this update in the place of n_i, for methods that weigh by examples; None
+            for n_i. No limit of claims applies to it.
     """
 
     client: ClientId
     model: Any = None
     steps: int = 0
-    examples: int = 1
+    examples: float | None = None
     lr: float | None = None
     control: Any = None
     count: int = 1  # type: ignore[assignment]  # in the place of tuple.count, which nobody misses
@@ -59,6 +63,7 @@ class Update(NamedTuple):
     delta: Any = None
     gradient: Any = None
     keep: bool = False
+    weight: float | None = None
 
     def __repr__(self) -> str:
         usual = self._field_defaults
@@ -152,7 +157,7 @@ def as_vector(name: str, y: Any, n: int, shape: tuple[int, ...] | None = None, *
     """
     if isinstance(y, bytes | bytearray | memoryview):
         return _from_buffer(name, y, n)
-    y = own_class(name, y)
+    y = read_leaf(own_class(name, y))
     if not hasattr(y, "__dlpack__"):
         return None
     dtype = dtype_name(y)
@@ -195,10 +200,10 @@ def _in_float32_there(y: Any, n: int, device: str) -> Any:
 
 
 @reads_sent
-def read_counters(update: Update, layout: Layout) -> dict[str, npt.NDArray[np.integer[Any]]]:
-    """An update's integer counters; none from a flat vector, a difference or a gradient, which say nothing of them."""
+def read_counters(update: Update, layout: Layout) -> dict[str, npt.NDArray[Any]]:
+    """An update's counters and constants as they were sent; none from a flat vector or a gradient, which have none."""
     kind, y = update.sent
-    if not layout.counters or kind != "model" or isinstance(y, bytes | bytearray | memoryview):
+    if not layout.outside or kind == "gradient" or isinstance(y, bytes | bytearray | memoryview):
         return {}
     return {} if hasattr(y, "__dlpack__") else layout.read_counters(y)
 

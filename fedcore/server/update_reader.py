@@ -5,27 +5,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedcore.aggregation import Counters, Replies
+from fedcore.aggregation import COUNTED, NO_COUNT, WEIGHTED, Counters, Replies
 from fedcore.algorithms import Claims
 from fedcore.clients import ClientId
 from fedcore.errors import DtypeError, RangeError
 from fedcore.native import core
-from fedcore.server.buffers import check_counters
+from fedcore.server.audit import digest_of_numbers
+from fedcore.server.buffers import settle_counters
 from fedcore.server.claims import SentRates, check_claims, check_distance
 from fedcore.server.rounded_model import as_sent
 from fedcore.server.settings import Settings
 from fedcore.server.state import State
 from fedcore.server.update import Update, as_vector, read_counters, read_vector
+from fedcore.server.weighing import Weights, weight_of
 from fedcore.typing import F32
 
 NO_COUNTERS: Counters = {}
 
 
 class UpdateReader:
-    """Reads the updates of a server's open round, without folding any of them in."""
+    """Reads the updates of a server's open round, without folding any of them in; weights are ``Server``'s."""
 
-    def __init__(self, settings: Settings, state: State) -> None:
-        self._settings, self._state = settings, state
+    def __init__(self, settings: Settings, state: State, weights: Weights | None = None) -> None:
+        self._settings, self._state, self._weights = settings, state, weights
         self._rates = SentRates(settings.lr, settings.limits)
         self._starts: dict[int, F32] = {}
         self._lr = self._rates.sent(state.snapshot.round_number)
@@ -40,7 +42,12 @@ class UpdateReader:
         kind = update.sent[0]
         y, fixed = self._read_vector(update)
         update = check_claims(update, settings.asked, range(min(self._state.snapshot.past, default=number), number + 1))
+        if self._weights is not None and update.weight is None:
+            update = update._replace(weight=weight_of(self._weights, update, client))
         started = number if update.round is None else update.round
+        if started != number and (last := self._state.snapshot.starts.get(client, -1)) >= started:
+            due = f"expected one after {last}, where the client's last counted reply started"
+            raise RangeError(f"round: {due}, got {started}: a reply counts once")
         distance = check_distance(self._rates.read(update, started), update.steps, update.lr)
         # h in units of x where models are averaged, else in units of a gradient.
         scale = 1.0 if settings.averages_models else 1 / distance
@@ -52,31 +59,35 @@ class UpdateReader:
             raise RangeError(f"round: expected {number}, since the controls of {started} are gone, got {started}")
         if kind != "gradient":
             self._state.buffers.check(y, self._start_of(started) if kind == "delta" else None)
-        counters = self._read_counters(update)
-        # Where models are averaged, clients need not know how many steps they did.
-        most = update.steps if settings.counts_steps else settings.asked.steps
-        check_counters(counters, self._state.snapshot.counters, most)
+        counters = settle_counters(settings.layout, self._read_counters(update), self._state.snapshot.counters, kind)
         control = self._read_control(update.control)
         if self._state.upload is not None:  # the fold comes later, when another stream may be the library's current one
             core.await_arrays([*(y if isinstance(y, list) else [y]), *([] if control is None else [control])])
         fixed = fixed or self._state.lent.lent(y)
+        size, source = _size_of(update)
         reply = Replies(
             clients=[client],
             vectors=[y],
             bases=[self._start_of(started) if kind == "model" else None],
             scales=np.array([-distance * scale if kind == "gradient" else scale]),
-            claims=Claims(_column(update.steps), _column(update.examples), _column(update.count)),
+            claims=Claims(_column(update.steps), _column(size), _column(update.count)),
             eta_steps=np.array([distance]),
             has_buffers=np.array([kind != "gradient"]),
             counters=[counters],
             controls=[control],
+            sources=np.array([source], np.int8),
+            starts=np.array([started]),
+            digests=[digest_of_numbers(y) if settings.audit else None],
+            factors=np.ones(1),
         )
         return reply, fixed and (control is None or core.are_immutable([control]))
 
     def read_all(self, updates: list[Update]) -> Replies | None:
         """The updates as columns, if all are what nearly all are: flat float32 models, once each; else None."""
         settings, limits = self._settings, self._settings.asked
-        if settings.algorithm.second_vector is not None or settings.layout.counters or not updates:
+        if settings.algorithm.second_vector is not None or settings.layout.outside or not updates:
+            return None
+        if self._weights is not None or settings.audit:
             return None
         index, of_steps, of_lr = self._state.store.registry.index, limits.steps, (limits.own_rates, limits.lr)
         read = core.read_plain_updates(
@@ -85,18 +96,22 @@ class UpdateReader:
         if read is None or not self._state.buffers.allow(read[1]):
             return None
         clients, ys, steps, examples, distances = read
-        k = len(clients)
-        ones = np.ones(k)
+        k, number = len(clients), self._state.snapshot.round_number
+        ones, given = np.ones(k), ~np.isnan(examples)
         return Replies(
             clients=clients,
             vectors=ys,
-            bases=[self._start_of(self._state.snapshot.round_number)] * k,
+            bases=[self._start_of(number)] * k,
             scales=ones if settings.averages_models else 1 / distances,
-            claims=Claims(steps, examples, ones, None, None, clients),
+            claims=Claims(steps, np.where(given, examples, 1.0), ones, None, None, clients),
             eta_steps=distances,
             has_buffers=ones > 0,
             counters=[NO_COUNTERS] * k,
             controls=[None] * k,
+            sources=given.astype(np.int8),
+            starts=np.full(k, number),
+            digests=[None] * k,
+            factors=ones,
         )
 
     def _start_of(self, round: int) -> Any:
@@ -125,6 +140,13 @@ class UpdateReader:
             got = "None" if control is None else type(control).__name__
             raise DtypeError(f"control: expected float32[{n}], the client's second vector, got {got}")
         return vector
+
+
+def _size_of(update: Update) -> tuple[float, int]:
+    """The examples that an update counts with, unless a limit lowers them, and where they are from."""
+    if update.weight is not None:
+        return float(update.weight), WEIGHTED
+    return (1.0, NO_COUNT) if update.examples is None else (update.examples, COUNTED)
 
 
 def _column(number: Any) -> npt.NDArray[np.float64]:

@@ -122,7 +122,7 @@ class ServerView(SettingsView):
     def _in_files(self) -> bool:
         return self._state.store.medium == "mmap"
 
-    def tensors(self, *, library: Library | None = None, copy: bool = True, sent: bool = False) -> dict[str, Any]:
+    def tensors(self, *, library: Library | None = None, copy: bool = True, sent: bool = False) -> Any:
         """The model by name, as it came: in its library and its dtypes, counters in their own integer types.
 
         Args:

@@ -155,7 +155,12 @@ class ClientStore(StagedRows):
         self._commits, self._residency = self._session.commits, self._session.residency
 
     def commit(
-        self, round: int, vectors: Mapping[str, Any] | None = None, state: Mapping[str, Any] | None = None
+        self,
+        round: int,
+        vectors: Mapping[str, Any] | None = None,
+        state: Mapping[str, Any] | None = None,
+        *,
+        document: str | None = None,
     ) -> None:
         """Make every staged row its client's row, written in ``round``; their old slots become free.
 
@@ -164,6 +169,7 @@ class ClientStore(StagedRows):
             vectors: arrays of numbers by name, all that there are from now on; None leaves them as they are. They are
                 copied, except what ``vector`` returned, which stays where it is.
             state: what JSON can hold; None leaves it as it is.
+            document: a text that stays with this round for good: ``documents`` has those of all rounds.
 
         Raises:
             RangeError, DtypeError: an argument is not what is said above; nothing has changed.
@@ -174,8 +180,12 @@ class ClientStore(StagedRows):
             writes them to the disk, waits for it, and then for the index.
         """
         self._session.require_right()
-        self._commits.commit(whole("round", round, 0, 2**63 - 1), vectors, _text(state))
+        self._commits.commit(whole("round", round, 0, 2**63 - 1), vectors, _text(state), document)
         self._session.after_commit()
+
+    def documents(self) -> list[tuple[int, str]]:
+        """The documents of the commits, (round, text) in the order of the rounds."""
+        return self._commits.documents()
 
     def checkpoint(self) -> None:
         """Make everything that was committed safe, where durability="checkpoint"; elsewhere it is already."""
@@ -282,7 +292,7 @@ class ClientStore(StagedRows):
         """
         self._session.require_whole()
         self._session.require_files()
-        self._content.save(absolute(path), vectors, _text(state))
+        self._content.save(absolute(path), vectors, _text(state), self.documents())
 
     def compact(self) -> None:
         """Move the highest rows to free slots and give back what is behind the last, in memory or on the disk.

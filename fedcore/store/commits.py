@@ -51,6 +51,7 @@ class Commits:
         self._changed: dict[int, tuple[int, int, int]] = {}
         self._listed: dict[int, StoredId] = {}
         self._unlisted: set[int] = set()
+        self._documents: dict[int, str] = {}
         self._published: set[Place] = places(content.vectors.table)
         if self._folder is not None and not self._folder.readonly:
             self._reclaim()  # the slots that were free when it was opened
@@ -131,14 +132,30 @@ class Commits:
             self._steps_back[-1]()  # twice is as once
             self._steps_back.pop()
 
-    def commit(self, round: int, vectors: Mapping[str, Any] | None, state: str | None) -> None:
-        """Make what is staged count, together with the vectors and the state (None: as they were)."""
+    def commit(
+        self, round: int, vectors: Mapping[str, Any] | None, state: str | None, document: str | None = None
+    ) -> None:
+        """Make what is staged count, together with the vectors, the state (None: as they were) and a document."""
         content, rows = self._content, self._content.rows
         seals = None if self._folder is None else rows.seals()
         entries = rows.proposed(round, seals)
         table, taken = (content.vectors.table, []) if vectors is None else content.vectors.propose(vectors)
-        self._change(entries, table, taken, round, state or content.state, published=self._every_commit)
+        kept, count = dict(self._documents), self.count
+        if document is not None:
+            self._documents = {number: text for number, text in kept.items() if number < round} | {round: document}
+        try:
+            self._change(entries, table, taken, round, state or content.state, published=self._every_commit)
+        except BaseException:
+            if self.count == count:
+                self._documents = kept
+            raise
         self._reclaim()
+
+    def documents(self) -> list[tuple[int, str]]:
+        """The documents of the commits, by round, ascending."""
+        told = {} if self._folder is None else dict(self._folder.index.documents())
+        first = min(self._documents, default=_EVERYTHING)
+        return sorted(({number: text for number, text in told.items() if number < first} | self._documents).items())
 
     def publish(self) -> None:
         """Bring the folder up to the last commit, and to the clients that there are."""
@@ -291,7 +308,8 @@ class Commits:
         folder = self._folder
         assert folder is not None
         head = replace(folder.head, vectors=table, round=round, state=state)
-        folder.publish(head, entries, sorted(self._listed.items()), sorted(self._unlisted), before)
+        documents = sorted(self._documents.items())
+        folder.publish(head, entries, sorted(self._listed.items()), sorted(self._unlisted), before, documents)
 
     def _has(self, due: int, error: BaseException) -> bool:
         """Tell whether the folder has the commit that an error has left; where only a new opening tells, it breaks."""
@@ -319,6 +337,7 @@ class Commits:
             self._changed.clear()
             self._listed.clear()
             self._unlisted.clear()
+            self._documents.clear()
         elif self._folder is not None:
             self._changed.update((number, (slot, round, seal)) for number, slot, round, seal in before.table().tolist())
         self._dropped.clear()

@@ -1,6 +1,6 @@
 """The content of a store: rows, vectors, clients, and the round and state that go with them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -154,12 +154,19 @@ class Content:
         self.vectors.accept(self.vectors.after(*self.vectors.propose(vectors), lambda _: 0))
         return entries
 
-    def save(self, path: Path, vectors: Mapping[str, Any] | None, state: str | None) -> None:
+    def save(
+        self,
+        path: Path,
+        vectors: Mapping[str, Any] | None,
+        state: str | None,
+        documents: Sequence[tuple[int, str]] = (),
+    ) -> None:
         """Write a named copy to a folder, without the slots that are free.
 
         Args:
             path: the folder: new, empty, or an older copy.
             vectors, state: in place of the content's own, where they are not None.
+            documents: the caller's, by number.
         """
         if self.folder is not None and path.resolve() == self.folder.path.resolve():
             raise StoreError(
@@ -170,7 +177,7 @@ class Content:
             entries = self.copy_to(copy, vectors)
             state = self.state if state is None else state
             head = replace(folder.head, round=self.round, state=state, vectors=copy.vectors.table)
-            folder.publish(head, entries, (), ())
+            folder.publish(head, entries, (), (), None, documents)
 
     def _take_over(self, folder: Folder, rows: RowEntries) -> None:
         head, previous = folder.head, folder.previous

@@ -175,7 +175,12 @@ class DeviceRows(ClientStore):
         super().rollback()
 
     def commit(
-        self, round: int, vectors: Mapping[str, Any] | None = None, state: Mapping[str, Any] | None = None
+        self,
+        round: int,
+        vectors: Mapping[str, Any] | None = None,
+        state: Mapping[str, Any] | None = None,
+        *,
+        document: str | None = None,
     ) -> None:
         """``ClientStore.commit``, once the staged rows are back from the device.
 
@@ -187,7 +192,7 @@ class DeviceRows(ClientStore):
         self._wait()
         commits = self.commits
         try:
-            super().commit(round, vectors, state)
+            super().commit(round, vectors, state, document=document)
         finally:
             if self.commits != commits:
                 with uninterrupted():

@@ -51,6 +51,7 @@ ALLOWED = {
     ("layout", "libraries"),
     ("model_files", "atomic_file"),
     ("model_files", "arguments"),
+    ("model_files", "layout"),
     ("model_files", "libraries"),
     ("layout", "memory"),
     ("layout", "representation"),

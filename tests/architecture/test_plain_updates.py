@@ -42,6 +42,7 @@ def test_a_field_out_of_the_plain_is_seen_by_both(field):
         "delta": Y,
         "gradient": Y,
         "keep": True,  # says nothing here
+        "weight": 1.0,
     }
     for read, index in READERS:
         assert read([Update(**PLAIN)], Update, index, *LIMITS) is not None

@@ -23,8 +23,7 @@ ROOT = Path(fedcore.layout.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 ERRORS = {name for name, kind in vars(errors).items() if isinstance(kind, type)}
 OF_A_STATE = {
-    *("CheckpointError", "ClusterError", "ConfigError", "CorruptionError", "DivergedError", "DuplicateUpdateError"),
-    *("LockedError",),
+    *("CheckpointError", "ClusterError", "ConfigError", "CorruptionError", "DivergedError", "LockedError"),
     *("MissingDataError", "MissingDependencyError", "RoundError", "StoreError"),
 }
 FORWARDED = re.compile(r"^(\S+: )*<[^<>]+(<.*>)?[^<>]*>([;:] .*| \(.*\))?$", re.S)

@@ -63,8 +63,9 @@ def same(one, many, clients=None, *, opened_again=False):
 
 
 def told(report):
-    """A report, but how long it took."""
-    fields = vars(replace(report, seconds=0.0))
+    """A report, but how long it took, and in which tensor a number is not finite: shards do not tell."""
+    refused = tuple((client, reason.partition(", in ")[0]) for client, reason in report.refused)
+    fields = vars(replace(report, seconds=0.0, refused=refused))
     return {name: value.tobytes() if isinstance(value, np.ndarray) else value for name, value in fields.items()}
 
 

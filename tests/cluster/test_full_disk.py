@@ -64,7 +64,8 @@ ACTS = {
 
 @pytest.mark.parametrize(("what", "shard"), [("round", 0), ("round", 1), ("arrive", 1), ("depart", 0)])
 def test_a_change_at_each_call(tmp_path, monkeypatch, what, shard):
-    one, many = made("MIFA", X0), made("MIFA", X0, shards=2, path=tmp_path / "run")
+    options = {"max_steps_ratio": 10}  # one more vector to write
+    one, many = made("MIFA", X0, **options), made("MIFA", X0, shards=2, path=tmp_path / "run", **options)
     for server in (one, many):
         one_round(server)
     refused = set()

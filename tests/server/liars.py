@@ -71,7 +71,12 @@ BOUNDS = {
 RESTS = {"MBSTORM": 0.35, "SCAFFOLD": 0.35, "SCAFFOLDM": 0.9}
 """How far a client that stays where it is holds the others back where its examples are no weight: one of ten does by a
 tenth, and most where its standing still is remembered as a correction, and that in a momentum."""
-OPTIONS = {"long": {"max_norm_ratio": 10.0}}
+OPTIONS = {
+    "long": {"max_norm_ratio": 10.0},
+    "examples": {"max_examples_ratio": 10},
+    "steps": {"max_steps_ratio": 10},
+    "steps and counter": {"max_steps_ratio": 10},
+}
 
 
 def made(method):

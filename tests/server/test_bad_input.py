@@ -97,7 +97,7 @@ def test_a_round_that_is_left_leaves_everything_as_before(name, way):
         (dict(model={"x": torch.zeros(5, device="meta")}), "x: expected an array in CPU memory"),
         (
             dict(model={"w": np.zeros(5, np.float32)}),
-            r"model: expected the tensors \['x'\]; missing \['x'\], unexpected \['w'\]",
+            r"model: expected 1 tensor by name, got 1; missing 1 \(x\); unexpected 1 \(w\)",
         ),
         (dict(model=None), "model: expected a module, a mapping"),
         (dict(model=np.float32([0, 0, np.nan, 0, 0])), "update: expected finite numbers"),
@@ -107,7 +107,7 @@ def test_a_round_that_is_left_leaves_everything_as_before(name, way):
         (dict(steps=10**18), r"steps: .* got 1000000000000000000"),
         (dict(steps=2.5), r"steps: .* got 2.5"),
         (dict(steps=True), r"steps: .* got True"),
-        (dict(examples=0), r"examples: expected an integer in 1\.\.1000000000, got 0"),
+        (dict(examples=0), r"examples: expected a number in \(0, 1000000000\], got 0"),
         (dict(examples=10**18), "examples: .* got 1000000000000000000"),
         (dict(examples="many"), "examples: .* got 'many'"),
         (dict(lr=float("nan")), r"lr: expected a number in \(0, 100\], got nan"),
@@ -169,8 +169,6 @@ def test_the_callers_mistakes_raise(name):
     y = server.x.copy()
     with server.open_round() as round:
         round.add(0, y, steps=1, keep=True)
-        with pytest.raises(errors.DuplicateUpdateError, match="client: 0 has an update in round 3 already"):
-            round.add(0, y, steps=1)
         for unknown in (N, -1, "0", 1.0, True, None):
             with pytest.raises(errors.UnknownClientError, match=r"client: expected .* got"):
                 round.add(unknown, y, steps=1)
@@ -208,9 +206,9 @@ def test_an_empty_cohort_is_recorded_counts_and_moves_nothing(name):
     ("change", "error", "message"),
     [
         (dict(algorithm="MIMIC"), errors.UnknownNameError, "algorithm: 'MIMIC' is unknown; did you mean 'MimiC'"),
-        (dict(x0=np.zeros(3)), errors.DtypeError, "x: expected float32, .* or an integer dtype, got float64"),
+        (dict(x0=np.zeros(3, np.complex64)), errors.DtypeError, "x: expected float32, .* or bool, got complex64"),
         (dict(x0=np.zeros(0, np.float32)), errors.ShapeError, "x0: expected at least one parameter"),
-        (dict(x0=np.float32([np.nan])), errors.ArrayError, "x0: expected finite numbers"),
+        (dict(x0=np.float32([np.nan])), errors.ArrayError, "x0, x: expected finite numbers"),
         (dict(clients=0), errors.RangeError, "clients: expected at least one, got none"),
         (dict(clients=-1), errors.RangeError, "clients: expected an integer in 0..2\\*\\*62, got -1"),
         (dict(clients=["a", "a"]), errors.RangeError, "each once, got 'a'"),
@@ -348,9 +346,9 @@ def test_an_interrupt_while_a_round_is_committed_waits_until_it_is(name, monkeyp
     server, untouched = warm(name), warm(name)
     keep = server._state.keep
 
-    def interrupted_keep(after, round):
+    def interrupted_keep(*commit):
         signal.raise_signal(signal.SIGINT)
-        return keep(after, round)
+        return keep(*commit)
 
     update = Update(1, server.x - np.float32(2), steps=2)
     with monkeypatch.context() as patch:
@@ -372,7 +370,7 @@ def test_a_huge_update_cannot_end_the_round_of_others(kind):
     report = server.round(
         [
             Update(0, **{kind: huge}, steps=1, examples=10),
-            Update(1, np.float32([1, 2, 3, 4]), steps=1),
+            Update(1, np.float32([1, 2, 3, 4]), steps=1, examples=1),
             Update(2, **{kind: huge_buffer}, steps=1, examples=10),
         ]
     )

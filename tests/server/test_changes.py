@@ -65,7 +65,7 @@ def test_a_change_is_taken_back(tmp_path):
 def test_a_change_that_fails_changes_nothing(tmp_path, monkeypatch):
     with Server("MIFA", X0, clients=2, lr=0.1, store=f"mmap:{tmp_path / 's'}") as server:
 
-        def full(*_):
+        def full(*_, **__):
             raise StoreError("full")
 
         monkeypatch.setattr(ClientStore, "commit", full)

@@ -11,7 +11,7 @@ GRADIENT_UNITS = ["MIFA", "MimiC", "FedAvgM", "FedAvgMVR", "SCAFFOLD"]
 
 def server_of(method="MIFA", clients=10, **options):
     algorithm = algorithms.MIFA(wait=False) if method == "MIFA" else method
-    return Server(algorithm, np.zeros(n, np.float32), clients, **dict(lr=0.1) | options)
+    return Server(algorithm, np.zeros(n, np.float32), clients, **dict(lr=0.1, max_steps_ratio=10) | options)
 
 
 def step(server, client, **more):
@@ -166,7 +166,7 @@ def test_where_the_method_does_not_say_so_they_are_at_most_max_steps():
 @pytest.mark.parametrize("S", [1, 2, 3])
 def test_a_liar_of_a_small_cohort_is_held_against_those_heard_before(S, caplog):
     """A cohort of one knows no median of its own; ten rounds of before do, also where the rate has changed since."""
-    server = Server("MimiC", np.zeros(3, np.float32), 10, lr=lambda t: 0.1 if t < 10 else 5.0)
+    server = Server("MimiC", np.zeros(3, np.float32), 10, lr=lambda t: 0.1 if t < 10 else 5.0, max_steps_ratio=10)
     for _ in range(10):
         server.round([Update(i, server.x + 1, 5) for i in range(S)])
     assert not caplog.records
@@ -177,7 +177,7 @@ def test_a_liar_of_a_small_cohort_is_held_against_those_heard_before(S, caplog):
 
 
 def test_a_cohort_that_does_more_steps_than_those_before_is_believed(caplog):
-    server = Server("MimiC", np.zeros(3, np.float32), 10, lr=0.1)
+    server = Server("MimiC", np.zeros(3, np.float32), 10, lr=0.1, max_steps_ratio=10)
     for _ in range(100):
         server.round([Update(i, server.x + 1, 1) for i in range(10)])
     report = server.round([Update(i, server.x + 1, 50 if i else 10**6) for i in range(10)])
@@ -187,14 +187,14 @@ def test_a_cohort_that_does_more_steps_than_those_before_is_believed(caplog):
 
 @pytest.mark.parametrize(("fewer", "more", "median"), [(4, 4, 1), (4, 5, 2), (5, 4, 1)])
 def test_a_client_alone_is_held_against_the_lower_median_of_those_heard_before(fewer, more, median):
-    server = Server("MimiC", np.zeros(3, np.float32), 10, lr=0.1)
+    server = Server("MimiC", np.zeros(3, np.float32), 10, lr=0.1, max_steps_ratio=10)
     for steps in [1] * fewer + [2] * more:
         server.round([Update(0, server.x + 1, steps)])
     assert server.round([Update(0, server.x + 1, 1000)]).gamma == pytest.approx(0.1 * 10 * median)
 
 
 def test_own_rates_that_grow_are_not_taken_for_steps(caplog):
-    server = Server("MimiC", np.zeros(3, np.float32), 10, lr=1.0, own_rates=True)
+    server = Server("MimiC", np.zeros(3, np.float32), 10, lr=1.0, own_rates=True, max_steps_ratio=10)
     for t in range(30):
         lr = 1e-7 * 2.0**t
         assert server.round([Update(i, server.x + 1, 5, lr=lr) for i in range(4)]).gamma == pytest.approx(5 * lr)
@@ -202,13 +202,13 @@ def test_own_rates_that_grow_are_not_taken_for_steps(caplog):
 
 
 def test_the_median_of_steps_is_that_of_the_draws():
-    server = Server("FedAvgM", np.zeros(3, np.float32), 10, lr=0.1)
+    server = Server("FedAvgM", np.zeros(3, np.float32), 10, lr=0.1, max_steps_ratio=10)
     draws = [Update(0, server.x + 1, 5, count=8), *(Update(i, server.x + 1, 10**6) for i in (1, 2))]
     assert server.round(draws).gamma == pytest.approx(0.1 * (8 * 5 + 2 * 50) / 10)
 
 
 def test_steps_that_an_aborted_round_heard_are_forgotten():
-    server, without = (Server("MimiC", np.zeros(3, np.float32), 10, lr=0.1) for _ in range(2))
+    server, without = (Server("MimiC", np.zeros(3, np.float32), 10, lr=0.1, max_steps_ratio=10) for _ in range(2))
     for t in range(3):
         opened = server.open_round()
         opened.add(0, server.x + 1, steps=1000)

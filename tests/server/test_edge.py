@@ -58,7 +58,7 @@ def test_edges_that_heard_nobody_change_nothing():
     server, straight = (Server("FedAvg", np.zeros(N, np.float32), CLIENTS, lr=0.1, accumulate="exact") for _ in "ab")
     edges = [Edge("FedAvg", np.zeros(N, np.float32), own, lr=0.1) for own in OWN]
     sent = [update(server.x, 5, client) for client in OWN[0]]
-    bad = Update(1, np.full(N, np.nan, np.float32), steps=1)
+    bad = Update(1, np.full(N, np.nan, np.float32), steps=1, examples=1)
     due = straight.round([*sent, bad])
     with server.open_round() as round:
         for edge, own in zip(edges, (sent, [bad], []), strict=True):
@@ -135,7 +135,7 @@ def test_what_is_the_upper_servers_is_refused_by_name():
     with pytest.raises(errors.RangeError, match="expected a method that adds h alone"):
         Edge("MIFA", x0, [0], lr=0.1)
     with pytest.raises(errors.RangeError, match="expected a layout without integer counters, got steps"):
-        Edge("FedAvg", {"w": x0, "steps": np.zeros(1, np.int64)}, [0], lr=0.1)
+        Edge("FedAvg", {"w": x0, "steps": np.array(0)}, [0], lr=0.1)
     edge = Edge("FedAvg", x0, [0], lr=0.1)
     with pytest.raises(errors.ArrayError, match="x: expected finite"):
         edge.open_round(np.full(N, np.nan, np.float32), round=0)

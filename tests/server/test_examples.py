@@ -30,7 +30,7 @@ METHODS = {"FedAvg": algorithms.FedAvg, "FedProx": algorithms.FedProx, "one's ow
 
 
 def server_of(method="FedAvg", **options):
-    return Server(METHODS[method](), np.zeros(n, np.float32), N, **dict(lr=0.1) | options)
+    return Server(METHODS[method](), np.zeros(n, np.float32), N, **dict(lr=0.1, max_examples_ratio=10) | options)
 
 
 def replies(server, claims, t=0):
@@ -158,7 +158,7 @@ def test_a_claim_counts_up_to_what_the_server_knows(deliver, caplog):
 
 @pytest.mark.parametrize("method", ["MIFA", "FedAvgM"])
 def test_where_weights_do_not_follow_claims_nothing_waits_or_is_remembered(method):
-    server = Server(method, np.zeros(n, np.float32), N, lr=0.1)
+    server = Server(method, np.zeros(n, np.float32), N, lr=0.1, max_examples_ratio=10)
     with server.open_round() as round:
         for update in replies(server, [1, 10**9]):
             round.add_update(update)

@@ -49,7 +49,7 @@ def test_mimic_with_late_replies_departures_and_returns_keeps_its_sum(codec, his
         "MimiC", np.zeros(70, np.float32), store=store, lr=0.1, late_rounds=3, history_rounds=history_rounds
     )
     rng = np.random.default_rng(0)
-    sent = {}
+    sent, last = {}, {}
     for t in range(60):
         sent[t] = server.x.copy()
         gone = t % 10 in (4, 5)
@@ -63,7 +63,7 @@ def test_mimic_with_late_replies_departures_and_returns_keeps_its_sum(codec, his
         updates = []
         for i in np.flatnonzero(rng.random(5) < 0.5).tolist():
             if not (gone and i == 3):
-                started = int(rng.integers(max(0, t - 3), t + 1))
+                last[i] = started = int(rng.integers(max(0, t - 3, last.get(i, -1) + 1), t + 1))
                 updates.append(Update(i, sent[started] * np.float32(0.9) + np.float32(i), 1, round=started))
         report = server.round(updates)
         assert report.refused == ()

@@ -67,7 +67,7 @@ def test_a_signal_at_any_line(tmp_path, method, medium, operation, stride):
 def test_a_signal_waits_until_a_change_that_failed_is_taken_back(operation):
     """A change that is stopped is taken back; nothing would take back what the way back itself leaves half-done."""
 
-    def fails(*_):
+    def fails(*_, **__):
         raise StoreError("no space left")
 
     before = seen(a_server("MIFA", "ram"))

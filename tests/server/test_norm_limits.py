@@ -253,13 +253,12 @@ def test_who_was_refused_may_try_again_and_who_waits_may_not(bad):
     with server.open_round() as round:
         round.add(0, bad * good, steps=1)
         if bad == 1000:
-            with pytest.raises(errors.DuplicateUpdateError, match="client: 0 has an update in round 0 already"):
-                round.add(0, good, steps=1)
+            assert not round.add(0, good, steps=1)
         for client in range(1, 9):
             round.add(client, good, steps=1)
         round.add(0, good, steps=1)
     assert round.report.heard == (*range(1, 9), 0)
-    assert [client for client, _ in round.report.refused] == [0]
+    assert [client for client, _ in round.report.refused] == ([0, 0] if bad == 1000 else [0])
 
 
 def test_late_replies_are_measured_from_where_they_started():
@@ -356,7 +355,7 @@ def test_the_oldest_norms_are_forgotten():
 def test_without_the_ratio_no_norm_is_remembered():
     server = server_of("MIFA", max_norm_ratio=None, max_norm=1e9)
     server.round(honest(server, range(3), np.random.default_rng(0)))
-    assert server._state.snapshot.norms.keys() == {"steps"}
+    assert not server._state.snapshot.norms
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ def test_the_page_is_read():
 @pytest.mark.parametrize("method", METHODS)
 def test_late_replies_count_for_the_methods_that_the_page_names(method):
     server = made(method, late_rounds=1)
-    go_on(server, 2)
+    go_on(server, 1)
+    server.round([])
     control = np.ones(n, np.float32) if server.algorithm.second_vector else None
     report = server.round([Update(0, server.x + np.float32(1), 1, round=1, control=control)])
     taken = type(server.algorithm).__name__ not in NOT_LATE

@@ -12,7 +12,6 @@ from fedcore.adapters.flower.metrics import MOST, Refused, only_record, within_m
 from fedcore.adapters.flower.pending import failure_of, request_of
 from fedcore.adapters.refusals import refusals
 from fedcore.arguments import integral, reason_of, whole
-from fedcore.server.limits import MEDIANS
 
 Sizes: TypeAlias = Mapping[int, int] | Callable[[int], int] | None
 EXAMPLES = "num-examples"
@@ -23,7 +22,7 @@ def ask_sizes(
     nodes: Iterable[int],
     known: Sizes,
     config_key: str,
-    ratio: float | None = MEDIANS,
+    ratio: float | None = None,
     heard: Sequence[int] = (),
 ) -> dict[int, int]:
     """n_k of the nodes: as is known, or as they answer to a query; without those that give no integer in 1..10^9.

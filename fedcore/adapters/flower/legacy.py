@@ -17,7 +17,7 @@ from flwr.server.strategy import FedAvg as FlowerFedAvg
 
 from fedcore.adapters import npy
 from fedcore.adapters.flower.metrics import MOST, plain_number, require_finite, within_medians
-from fedcore.adapters.open_server import load_server, newcomers, open_server
+from fedcore.adapters.open_server import limits_of, load_server, newcomers, open_server
 from fedcore.adapters.order import (
     beyond_plain_steps,
     require_own_model,
@@ -29,9 +29,10 @@ from fedcore.adapters.refusals import refusal_line, refusals
 from fedcore.adapters.replies import add_reply
 from fedcore.algorithms import Algorithm, named
 from fedcore.arguments import absolute_store, is_real, reason_of, shown, whole
-from fedcore.errors import ArrayError, DuplicateUpdateError, RangeError, UnknownClientError
+from fedcore.errors import ArrayError, RangeError
+from fedcore.layout import named_tensors
 from fedcore.server import Broadcast, Round, RoundReport, Server, Update
-from fedcore.server.limits import MEDIANS
+from fedcore.server.limits import Limits
 
 PREFIX = "fedcore."
 """What the config and metrics of fedcore's methods begin with: the fields of ``order.FIELDS``, steps; as `.npy` bytes
@@ -92,7 +93,7 @@ class LegacyStrategy(FlowerFedAvg):
         self._model = [npy.read(tensor) for tensor in self.initial_parameters.tensors]
         self._how: dict[str, Any] = {"algorithm": algorithm, "x0": self._model, "lr": lr, **(server or {})}
         self._client_sizes = self._how.pop("client_sizes", None)
-        self._ratio: float | None = self._how.get("max_examples_ratio", MEDIANS)
+        self._ratio = Limits.of(limits_of(self._how)).examples_ratio
         self._how["store"] = absolute_store(self._how.get("store", "ram"))
         medium, _, path = self._how["store"].partition(":")
         if resume is not None:
@@ -172,10 +173,7 @@ class LegacyStrategy(FlowerFedAvg):
         return _of_most(lambda some: mean(server_round, some, failures), usable)
 
     def _add(self, round: Round, client: int | str, result: FitRes) -> None:
-        try:
-            add_reply(round, client, lambda: self._read(client, result))
-        except (UnknownClientError, DuplicateUpdateError) as error:
-            round.refuse(client, str(error))
+        add_reply(round, client, lambda: self._read(client, result))
 
     def _read(self, client: int | str, result: FitRes) -> Update:
         assert self.server is not None
@@ -195,7 +193,7 @@ class LegacyStrategy(FlowerFedAvg):
 
     def _parameters(self) -> Parameters:
         assert self.server is not None
-        tensors = self.server.tensors(library="numpy", copy=False, sent=True)
+        tensors = named_tensors(self.server.tensors(library="numpy", copy=False, sent=True))
         return Parameters([npy.write(tensors[str(i)]) for i in range(len(self._model))], "numpy.ndarray")
 
 

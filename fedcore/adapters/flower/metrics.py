@@ -12,7 +12,6 @@ from flwr.common.logger import log
 from fedcore.arguments import integral, reason_of, shown, whole
 from fedcore.errors import ArrayError, RangeError
 from fedcore.server.claim_window import median
-from fedcore.server.limits import MEDIANS
 
 MOST = 10**9
 """Examples that a reply may claim where it weighs nothing but means."""
@@ -47,7 +46,7 @@ def only_record(content: RecordDict) -> MetricRecord:
 
 
 def within_medians(
-    claims: Mapping[Node, int], where: str, ratio: float | None = MEDIANS, heard: Sequence[int] = ()
+    claims: Mapping[Node, int], where: str, ratio: float | None = None, heard: Sequence[int] = ()
 ) -> dict[Node, int]:
     """Numbers of examples by node, none of them more than ``ratio`` times the median of all, which the log says.
 
@@ -64,7 +63,11 @@ def within_medians(
     for node, claim in claims.items():
         if claim > most:
             told = where, node, most, claim, ratio
-            log(WARNING, "%s: node %s counts with %d examples instead of %d: %g x the median", *told)
+            log(
+                WARNING,
+                "%s: node %s counts with %d of %d examples: max_examples_ratio is %g",
+                *told,
+            )
     return {node: min(claim, most) for node, claim in claims.items()}
 
 
@@ -89,13 +92,13 @@ class Collected:
             self._refused.append((node, reason_of(error)))
 
     def usual(
-        self, weight: str, where: str, ratio: float | None = MEDIANS, nodes: Iterable[int] | None = None
+        self, weight: str, where: str, ratio: float | None = None, nodes: Iterable[int] | None = None
     ) -> tuple[list[RecordDict], Refused]:
         """The replies whose metrics can be averaged, and the nodes and reasons of the others.
 
         Those are left out that have no record or more than one, no number of examples, a number that is not finite or
-        past float32's range, or other names and lengths than most. A claim of examples weighs up to ``ratio`` times
-        the median. Any other number is believed, and moves the mean by its share of the examples.
+        past float32's range, or other names and lengths than most. With a ratio a claim of examples weighs up to so
+        many times the median. Any other number is believed, and moves the mean by its share of the examples.
 
         Args:
             weight: the metric that says how many examples a client used; that of a claim too large is lowered.

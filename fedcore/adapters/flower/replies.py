@@ -12,7 +12,7 @@ from fedcore.adapters.flower.records import CONTROL, Wire, read_vector
 from fedcore.adapters.order import steps_of
 from fedcore.adapters.replies import add_reply
 from fedcore.arguments import integral
-from fedcore.errors import ArrayError, DuplicateUpdateError, UnknownClientError
+from fedcore.errors import ArrayError
 from fedcore.server import Round, Server, Update
 from fedcore.typing import F32
 
@@ -38,10 +38,7 @@ class Reader:
 
     def add(self, round: Round, asked: Asked, reply: Message) -> None:
         """Fold a reply in, or reject it."""
-        try:
-            add_reply(round, asked.node, lambda: self._read(asked, reply))
-        except (UnknownClientError, DuplicateUpdateError) as error:
-            round.refuse(asked.node, str(error))
+        add_reply(round, asked.node, lambda: self._read(asked, reply))
 
     def _read(self, asked: Asked, reply: Message) -> Update:
         content = reply.content
@@ -58,12 +55,18 @@ class Reader:
             asked.node,
             model,
             steps=steps_of(done.get("steps"), metrics, self._steps, self._server, by="answer by Task.reply"),
-            examples=integral(metrics.get(self._weight)),
+            examples=self._count(metrics),
             lr=done.get("lr"),
             control=read_vector(CONTROL, controls[CONTROL]) if CONTROL in controls else None,
             count=asked.count,
             round=asked.round,
         )
+
+    def _count(self, metrics: Mapping[str, Any]) -> Any:
+        """The weight of a reply; Flower's own strategy stops where it is missing."""
+        if self._weight not in metrics:
+            raise ArrayError(f"metrics: expected {self._weight!r}, the reply's weight, got none: see weighted_by_key")
+        return integral(metrics.get(self._weight))
 
 
 def _moved(y: Any, residue: F32) -> Any:

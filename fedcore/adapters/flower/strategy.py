@@ -38,7 +38,7 @@ from fedcore.optimizers import Optimizer
 from fedcore.rates import Rate
 from fedcore.sampling import without_replacement
 from fedcore.server import RoundReport, Server
-from fedcore.server.limits import MEDIANS
+from fedcore.server.limits import Limits
 
 UNKNOWN = 1.0
 """The rate of a server that is told none: the norms of its reports are then lengths of models, for each step."""
@@ -120,7 +120,7 @@ class ServerStrategy(FlowerFedAvg):
         self.left_out: Refused = []
         self._rates: dict[str, Any] = {"lr": lr, "server_lr": server_lr, "optimizer": optimizer}
         self._settings: dict[str, Any] = {"late_rounds": late_rounds, **of_server}
-        self._ratio: float | None = self._settings.get("max_examples_ratio", MEDIANS)
+        self._ratio = Limits.of(limits_of(self._settings)).examples_ratio
         self._store, self._resume = absolute_store(store), None if resume is None else absolute(resume)
         self._client_sizes, self._late_rounds = client_sizes, late_rounds
         self._seed, self._poll, self._steps = seed, poll, steps
@@ -160,11 +160,12 @@ class ServerStrategy(FlowerFedAvg):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        **more: Any,
     ) -> Result:
         """Run rounds up to ``num_rounds``, those before a resumed server was stopped counted in.
 
-        The arguments are those of Flower's strategies. ``timeout`` is a round's deadline. The keys of the result are
-        the rounds' own numbers, also after a resumption.
+        The arguments are those of Flower's strategies, those of later versions too (``more``). ``timeout`` is a round's
+        deadline. The keys of the result are the rounds' own numbers, also after a resumption.
 
         Raises:
             CheckpointError: there is a server to go on with, of another model or method.
@@ -178,7 +179,7 @@ class ServerStrategy(FlowerFedAvg):
         streaming = grid if isinstance(grid, StreamingGrid) else StreamingGrid(grid, poll=self._poll)
         arrays = self._write_model() if self._server else initial_arrays
         result = super().start(
-            streaming, arrays, max(num_rounds - first, 0), timeout, train_config, evaluate_config, evaluate
+            streaming, arrays, max(num_rounds - first, 0), timeout, train_config, evaluate_config, evaluate, **more
         )
         if num_rounds <= first:
             result.arrays = arrays
@@ -375,7 +376,7 @@ class ServerStrategy(FlowerFedAvg):
         if folder is None or self._server is not None:
             return
         due, got = saved_layout(folder), Layout.of(self._wire.read(initial))
-        if (due.slices, due.counters) != (got.slices, got.counters):
+        if (due.slices, due.outside) != (got.slices, got.outside):
             raise CheckpointError(f"{folder}: expected a server of the model that is given, got one of another model")
         told = self._settings.get("on_report")
         limits = ({"own_rates": True} if self._rates["lr"] is None else {}) | limits_of(self._settings)

@@ -80,7 +80,7 @@ def _at(task: Task, module: nn.Module, x: npt.NDArray[np.float32]) -> FlatModel:
     model.layout.flatten(task.tensors)  # refuses a module of other tensors
     model.load(x)
     buffers = dict(module.named_buffers())
-    for piece in model.layout.counters:
+    for piece in model.layout.outside:
         buffers[piece.name].copy_(torch.from_numpy(task.tensors[piece.name].copy()))
     module.train()
     return model

@@ -13,16 +13,16 @@ from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedcore.adapters.nvflare.wire import update_of
+from fedcore.adapters.nvflare.wire import mean_metrics, update_of
 from fedcore.adapters.open_server import check_limits, newcomers, open_server
 from fedcore.adapters.order import with_plain_steps
 from fedcore.adapters.refusals import refusal_line
-from fedcore.adapters.replies import takes_reply
+from fedcore.adapters.replies import add_reply
 from fedcore.aggregation.sum import Precision
 from fedcore.algorithms import Algorithm
 from fedcore.arguments import reason_of
-from fedcore.errors import ArrayError, DuplicateUpdateError, RoundError, UnknownClientError
-from fedcore.server import Round, RoundReport, Server
+from fedcore.errors import ArrayError, RoundError
+from fedcore.server import Round, RoundReport, Server, Update
 
 
 class Aggregator(ModelAggregator):
@@ -36,8 +36,7 @@ class Aggregator(ModelAggregator):
         algorithm: one of ``fedcore.algorithms``, or its name.
         lr: eta, the rate of the clients' steps, which only methods in gradient units use.
         server_lr, optimizer: as for ``fedcore.Server``.
-        limits: those of ``fedcore.Server`` by name: max_steps, max_examples, max_lr, max_norm, max_norm_ratio,
-            own_rates.
+        limits: those of ``fedcore.Server`` by name, such as {"limits": "open"} or {"max_norm": 10.0}.
         accumulate: as for ``fedcore.Server``: with "exact" no order of the answers shows.
         on_report: as for ``fedcore.Server``; in a job's configuration an object of a class that can be imported there.
         store: "ram", or "mmap:PATH" so that a later job goes on after the last finished round: with the rows, and with
@@ -77,6 +76,7 @@ class Aggregator(ModelAggregator):
         self.server: Server | None = None
         self.reports: list[RoundReport] = []
         self._round: Round | None = None
+        self._metrics: dict[Any, tuple[Any, Mapping[str, Any]]] = {}
 
     def reset_stats(self) -> None:
         """Open a round; one that was never finished is forgotten."""
@@ -108,7 +108,9 @@ class Aggregator(ModelAggregator):
         if line := refusal_line(report):
             self._warn(line)
         meta = {"nr_aggregated": len(report.heard)}
-        return FLModel(params_type=ParamsType.FULL, params=self.server.tensors(library="numpy"), meta=meta)
+        metrics = mean_metrics([self._metrics[name] for name in report.heard if name in self._metrics])
+        self._metrics = {}
+        return FLModel(params_type=ParamsType.FULL, params=self.server.tensors(), metrics=metrics, meta=meta)
 
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
         """Take a result of ScatterAndGather, as ``accept_model`` does, by the name that NVFlare authenticated."""
@@ -119,11 +121,16 @@ class Aggregator(ModelAggregator):
         if self._round is None:
             self.reset_stats()
         assert self._round is not None
-        try:
-            return takes_reply(self._round, name, lambda: update_of(name, read()))
-        except (UnknownClientError, DuplicateUpdateError) as error:
-            self._warn(f"{name}: {error}")
-            return False
+        counts_steps = self.server is not None and self.server._settings.counts_steps
+
+        def update() -> Update:
+            model = read()
+            found = update_of(name, model, counts_steps=counts_steps)
+            if isinstance(model.metrics, Mapping) and name not in self._metrics:
+                self._metrics[name] = found.examples or 1, model.metrics
+            return found
+
+        return add_reply(self._round, name, update)
 
     def _start(self) -> Server:
         weights = self.model if self.model is not None else self._job_s_weights()
@@ -140,9 +147,7 @@ class Aggregator(ModelAggregator):
             **check_limits(self.limits),
         )
         if server.round_number:
-            weights.update(
-                server.tensors(library="numpy")
-            )  # in place: it is the workflow's own model, and about to be sent
+            weights.update(server.tensors())  # in place: it is the workflow's own model, and about to be sent
         return server
 
     def _job_s_weights(self) -> dict[str, Any]:

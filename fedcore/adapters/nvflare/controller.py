@@ -17,7 +17,7 @@ from fedcore.adapters.nvflare.wire import knows_the_order, model_of, update_of
 from fedcore.adapters.open_server import check_limits, newcomers, open_server
 from fedcore.adapters.order import beyond_plain_steps, require_rate_of_rounds
 from fedcore.adapters.refusals import refusal_line, silence
-from fedcore.adapters.replies import takes_reply
+from fedcore.adapters.replies import add_reply
 from fedcore.aggregation.sum import Precision
 from fedcore.algorithms import Algorithm
 from fedcore.arguments import reason_of, shown
@@ -124,7 +124,7 @@ class Controller(ModelController):
                 if silent := [name for name in names if name not in answered]:
                     self.info(f"round {opened.report.round}: {silence(silent)}")
                 self._tell(opened.report)
-                self.save_model(FLModel(params=server.tensors(library="numpy"), current_round=server.round_number))
+                self.save_model(FLModel(params=server.tensors(), current_round=server.round_number))
         finally:
             if server.store.medium == "mmap":
                 server.close()  # so that another job may open it
@@ -168,7 +168,7 @@ class Controller(ModelController):
         name = model.meta["client_name"]  # NVFlare's own, of whom the task was given to
         answered.add(name)
         try:
-            return takes_reply(opened, name, lambda: self._read(name, model))
+            return add_reply(opened, name, lambda: self._read(name, model))
         except FedcoreError as error:
             self.warning(f"{name}: {error}")
             return False
@@ -179,7 +179,7 @@ class Controller(ModelController):
         if (more := beyond_plain_steps(method)) and not knows_the_order(model):
             due = f"steps: expected those of fedcore's reply, since {type(method).__name__} is a method {more}"
             raise RangeError(f"{due}, got an answer of a client that has not looked at them")
-        return update_of(name, model)
+        return update_of(name, model, counts_steps=True)
 
     def _process_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         """Take a result as NVFlare does; reject by the client's name one that NVFlare cannot read or hand on."""

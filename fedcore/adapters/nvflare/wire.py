@@ -1,12 +1,14 @@
 """The fields that an FLModel carries beside its parameters, to a client and back; a client's script imports this."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
+from fedcore.arguments import integral, is_real, is_whole
 from fedcore.assignment import VECTORS, Assignment
 from fedcore.clients import ClientId
 from fedcore.errors import ArrayError
@@ -50,14 +52,20 @@ def order(model: FLModel) -> Order:
 
 
 def reply(
-    params: Any, *, steps: int, examples: int = 1, lr: float | None = None, control: F32 | None = None, **more: Any
+    params: Any,
+    *,
+    steps: int,
+    examples: float | None = None,
+    lr: float | None = None,
+    control: F32 | None = None,
+    **more: Any,
 ) -> FLModel:
     """Make the message that a client sends back.
 
     Args:
         params: its model after the local steps, by name.
         steps: K_i, those steps.
-        examples: n_i, its number of examples.
+        examples: n_i, its number of examples; None weighs it by its steps, as NVFlare does.
         lr: the rate of its steps, if it is not the one that it was told.
         control: float32[n_parameters], the mean of its raw gradients, where ``Order.second`` is set.
         more: ``metrics``, say, and FLModel's other arguments.
@@ -73,7 +81,7 @@ def model_of(server: Server, sent: Broadcast, client: ClientId | None) -> FLMode
     """
     assignment = sent.of(sent.ids[0] if client is None else client)
     told = {**assignment.numbers(), **assignment.vectors()}
-    return FLModel(params=server.tensors(library="numpy", sent=True), current_round=sent.round, meta={KEY: told})
+    return FLModel(params=server.tensors(sent=True), current_round=sent.round, meta={KEY: told})
 
 
 def knows_the_order(model: FLModel) -> bool:
@@ -81,16 +89,50 @@ def knows_the_order(model: FLModel) -> bool:
     return isinstance(model.meta, Mapping) and isinstance(model.meta.get(KEY), Mapping)
 
 
-def update_of(client: ClientId, model: FLModel) -> Update:
-    """A reply as a round takes it; what it says is checked there and not here."""
+def update_of(client: ClientId, model: FLModel, *, counts_steps: bool) -> Update:
+    """A reply as a round takes it; what it says is checked there and not here.
+
+    Its weight is the examples of fedcore's own reply, else ``NUM_STEPS_CURRENT_ROUND``, else 1, as NVFlare has it.
+
+    Args:
+        counts_steps: whether the method needs the steps; else a site may leave them out, or give a fraction.
+    """
     meta = model.meta if isinstance(model.meta, Mapping) else {}
     said = meta.get(KEY)
     said = said if isinstance(said, Mapping) else {}
+    steps = integral(meta.get(FLMetaKey.NUM_STEPS_CURRENT_ROUND))
+    examples = said.get("examples")
+    if examples is None:
+        examples = 1 if steps is None else steps
+    if not counts_steps and (steps is None or (is_real(steps) and not is_whole(steps))):
+        steps = 1
     return Update(
         client,
-        steps=meta.get(FLMetaKey.NUM_STEPS_CURRENT_ROUND),  # type: ignore[arg-type]
-        examples=said.get("examples", 1),
+        steps=steps,
+        examples=integral(examples),
         lr=said.get("lr"),
         control=said.get("control"),
-        **{"delta" if model.params_type == ParamsType.DIFF else "model": model.params},
+        **{"delta" if model.params_type == ParamsType.DIFF else "model": _read(model.params)},
     )
+
+
+def _read(params: Any) -> Any:
+    """The parameters; of NVFlare's references to tensors on a disk the tensors, one after another."""
+    if not isinstance(params, Mapping):
+        return params
+    return {name: leaf.materialize() if hasattr(leaf, "materialize") else leaf for name, leaf in params.items()}
+
+
+def mean_metrics(found: Sequence[tuple[Any, Mapping[str, Any]]]) -> dict[str, float] | None:
+    """The mean of the sites' metrics as NVFlare makes it: of each over the sites that have it, by their weights.
+
+    Args:
+        found: the weight and the metrics of each site that counts. What is no finite number is left out.
+    """
+    sums: dict[str, tuple[float, float]] = {}
+    for weight, metrics in found:
+        for name, value in metrics.items():
+            if isinstance(name, str) and is_real(value) and math.isfinite(value):
+                total, weights = sums.get(name, (0.0, 0.0))
+                sums[name] = total + float(weight) * float(value), weights + float(weight)
+    return {name: total / weights for name, (total, weights) in sums.items()} or None

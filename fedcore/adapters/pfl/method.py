@@ -17,9 +17,9 @@ from fedcore import kernels
 from fedcore.adapters.open_server import open_server
 from fedcore.adapters.order import with_plain_steps
 from fedcore.adapters.refusals import refusal_line
-from fedcore.adapters.replies import takes_reply
+from fedcore.adapters.replies import add_reply
 from fedcore.algorithms import Algorithm
-from fedcore.arguments import absolute_store, reason_of
+from fedcore.arguments import absolute_store, integral, reason_of
 from fedcore.errors import ArrayError, RoundError
 from fedcore.libraries import own_class
 from fedcore.memory import to_host
@@ -81,9 +81,9 @@ class Method(Postprocessor, SumAggregator):
     def postprocess_one_user(self, *, stats: Any, user_context: UserContext) -> tuple[Any, Metrics]:
         """Fold the user's update in, or reject it by the user's id."""
         steps = self._steps(user_context) if callable(self._steps) else self._steps
-        user, examples = user_context.user_id, user_context.num_datapoints
-        try:
-            update = Update(user, steps=steps, examples=examples, delta=_mean(stats))
+        user = user_context.user_id
+        try:  # pfl weighs a user by what its strategies made the statistics' weight: 1, or the number of datapoints
+            update = Update(user, steps=steps, examples=integral(stats.weight), delta=_mean(stats))
             shapes = _shapes(update)
             if self.server is None:
                 update = deepcopy(update)  # pfl may use the tensors' memory again
@@ -109,7 +109,7 @@ class Method(Postprocessor, SumAggregator):
     def _add(self, server: Server, update: Update) -> bool:
         if self._round is None:
             self._round = server.open_round()
-        return takes_reply(self._round, update.client, lambda: update)
+        return add_reply(self._round, update.client, lambda: update)
 
     def accumulate(self, *, accumulated: Any, user_stats: Any) -> Any:
         """Keep the tensors' names alone: the sum is the round's."""

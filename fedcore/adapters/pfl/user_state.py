@@ -15,6 +15,7 @@ from fedcore.arguments import absolute
 from fedcore.errors import CheckpointError, DtypeError
 from fedcore.kernels import Codes, quantise
 from fedcore.layout import Layout
+from fedcore.libraries import dtype_name
 from fedcore.store import ClientStore, Durability
 from fedcore.store.files.atomic_folder import remove
 from fedcore.store.row_format import Codec
@@ -72,6 +73,9 @@ class ClientStoreUserState(AbstractUserStateStorage):
         try:
             row = store.stage(user_id)
             whole = np.empty(store.n, np.float32) if isinstance(row, Codes) else row
+            for piece in layout.slices:  # the state comes back as it was saved
+                if piece.name in tensors and (dtype := dtype_name(tensors[piece.name])) != piece.dtype:
+                    raise DtypeError(f"{piece.name}: expected {piece.dtype}, as the first state has, got {dtype}")
             layout.flatten(tensors, out=whole[: layout.n])
             whole[layout.n :], whole[-1] = 0, getattr(state, "weight", 1.0)
             if isinstance(row, Codes):
@@ -117,7 +121,7 @@ class ClientStoreUserState(AbstractUserStateStorage):
         folder = _folder(key)
         if folder not in self._tables:
             layout = Layout.of(tensors, buffers=())
-            for piece in (*layout.counters, *layout.narrow):
+            for piece in (*layout.outside, *layout.narrow):
                 raise DtypeError(f"{piece.name}: expected float32, got {piece.dtype}")
             n = -(-layout.n // BLOCK) * BLOCK + 1
             if self._path is None:

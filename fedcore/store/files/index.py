@@ -29,6 +29,7 @@ _TABLES = (
     "(number INTEGER PRIMARY KEY, slot INTEGER NOT NULL, round INTEGER NOT NULL, seal INTEGER NOT NULL)",
     stored_ids.TABLE,
 )
+_DOCUMENTS = "CREATE TABLE documents(number INTEGER PRIMARY KEY, content TEXT NOT NULL)"
 KEEPS_PREVIOUS = 3
 """The first format whose index can keep the commit before the last."""
 _SCHEMA = "SELECT sql, type FROM sqlite_master ORDER BY sql"
@@ -184,6 +185,7 @@ class Index:
         clients: Sequence[tuple[int, StoredId]],
         gone: Sequence[int],
         replaced: tuple[Head, RowEntries] | None = None,
+        documents: Sequence[tuple[int, str]] = (),
     ) -> Head:
         """One transaction; returns the head that it wrote.
 
@@ -194,6 +196,7 @@ class Index:
             gone: numbers whose ids go.
             replaced: the head as it was, and the entries of the same numbers as they were, to be kept as the commit
                 before; None to keep nothing of it.
+            documents: the caller's, by number, ascending; those of the first one's number or more are replaced.
 
         Raises:
             LockedError: another process has committed since ``load``, or since this one did; nothing has changed.
@@ -216,6 +219,11 @@ class Index:
                 connection.executemany("DELETE FROM rows WHERE number = ?", table[table[:, 1] == 0, :1].tolist())
                 stored_ids.write(connection, clients)
                 stored_ids.delete(connection, gone)
+                if documents:
+                    if not _has_documents(connection):
+                        connection.execute(_DOCUMENTS)
+                    connection.execute("DELETE FROM documents WHERE number >= ?", (documents[0][0],))
+                    connection.executemany("INSERT INTO documents VALUES(?, ?)", documents)
                 kept = None if replaced is None else Previous.of(*replaced, before, [n for n, _ in clients] + [*gone])
                 seal = previous.write(connection, kept, self.previous)
                 head = replace(head, rows_sum=rows_sum, clients_sum=clients_sum % 2**64, previous=seal)
@@ -238,6 +246,13 @@ class Index:
         self._digests[rows.numbers] = digests
         self.previous = kept
         return head
+
+    def documents(self) -> list[tuple[int, str]]:
+        """The caller's documents, by number, ascending."""
+        with self._reading() as connection:
+            if not _has_documents(connection):
+                return []
+            return [(int(number), str(text)) for number, text in connection.execute("SELECT * FROM documents")]
 
     def has(self, sequence: int) -> bool:
         """Tell whether the file holds this process's own transaction of that number."""
@@ -329,8 +344,13 @@ def _version_of(path: Path, connection: sqlite3.Connection) -> int:
 def _require_tables(connection: sqlite3.Connection, version: int) -> None:
     """Refuse a file that holds anything but the index's tables: a view can compute without end, a trigger can write."""
     found = [row[0] if row[1] == "table" else f"{row[1]} {row[0]}" for row in connection.execute(_SCHEMA)]
+    found = [sql for sql in found if sql != _DOCUMENTS]
     if found != sorted((*_TABLES, previous.TABLE) if version >= KEEPS_PREVIOUS else _TABLES):
         raise CorruptionError(f"schema: expected the tables of an index, got {', '.join(map(str, found))[:200]}")
+
+
+def _has_documents(connection: sqlite3.Connection) -> bool:
+    return connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'documents'").fetchone() is not None
 
 
 def _head(connection: sqlite3.Connection) -> Head:

@@ -155,11 +155,12 @@ class Folder:
         clients: Sequence[tuple[int, StoredId]],
         gone: Sequence[int],
         replaced: RowEntries | None = None,
+        documents: Sequence[tuple[int, str]] = (),
     ) -> None:
         """Make the slots durable, and then the index, in one transaction, say what they are.
 
         Args:
-            head, rows, clients, gone: as for ``Index.write``.
+            head, rows, clients, gone, documents: as for ``Index.write``.
             replaced: the rows' entries as they were, which are kept with the present head; None to keep nothing of it.
 
         Raises:
@@ -174,7 +175,9 @@ class Folder:
                 self._sync_failed = True
                 raise
         kept = None if replaced is None else (self.head, replaced)
-        self.head = self.index.write(replace(head, sequence=self.head.sequence + 1), rows, clients, gone, kept)
+        self.head = self.index.write(
+            replace(head, sequence=self.head.sequence + 1), rows, clients, gone, kept, documents
+        )
         self.previous = self.index.previous
         if self._durable:  # else the power could take the index, and leave the mark
             self.rows.mark(self.head.sequence)

@@ -191,7 +191,7 @@ NO_CLAIMS = [
 def test_claims_that_are_no_claims_are_refused_and_answer_for_nobody(claims, caplog):
     handler, sampled, x = a_third_of_ten()
     assert not handler.load([x + 5, claims])
-    assert "claims: expected three integers" in caplog.text
+    assert "claims: expected three numbers" in caplog.text
     for client in sampled:
         handler.load([x - 0.1, claim(client)])
     assert handler.reports[0].heard == tuple(sampled)

@@ -31,7 +31,7 @@ def run_in(dtype, targets, rounds=5, method="MIFA"):
 
     grid = LocalGrid({node: (app_of(target), {}) for node, target in enumerate(targets, 1)})
     strategy = make_strategy(method)
-    start = {"w": Array(WEIGHT.astype(dtype)), "steps": Array(np.array([7], np.int32))}
+    start = {"w": Array(WEIGHT.astype(dtype)), "steps": Array(np.array(7, np.int32))}
     result = strategy.start(grid, ArrayRecord(start), rounds)
 
     oracle = Server(strategy.algorithm, WEIGHT.astype(dtype).astype(np.float32), range(len(targets)), lr=0.1)
@@ -52,7 +52,7 @@ def test_a_model_in_another_float_dtype(dtype):
     apart = float(ml_dtypes.finfo(dtype).eps) if np.dtype(dtype).itemsize == 2 else 1e-6
     np.testing.assert_allclose(strategy.server.x, oracle.x, rtol=apart, atol=apart)
     assert result.arrays["w"].dtype == np.dtype(dtype).name
-    assert result.arrays["steps"].numpy().tolist() == [12]
+    assert result.arrays["steps"].numpy().tolist() == 12
     assert result.arrays["steps"].numpy().dtype == np.int32
     values = result.arrays["w"].numpy()
     values = values.view(dtype) if values.dtype.kind == "V" else values

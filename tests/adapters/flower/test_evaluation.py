@@ -105,11 +105,11 @@ def test_a_claim_of_examples_weighs_up_to_10_medians_in_a_mean_too(kind, caplog)
             spoil(node, reply)
 
         grid.spoil = both
-    strategy, result = run("MIFA", grid, 1, fraction_evaluate=1.0)
+    strategy, result = run("MIFA", grid, 1, fraction_evaluate=1.0, max_examples_ratio=10)
     found = result.evaluate_metrics_clientapp if kind == "evaluate" else result.train_metrics_clientapp
     assert found[1]["accuracy"] == pytest.approx(claimed_mean(10**9))
     assert strategy.left_out == []
-    [line] = [record.message for record in caplog.records if "10 x the median" in record.message]
+    [line] = [record.message for record in caplog.records if "max_examples_ratio is 10" in record.message]
     assert f"node {BAD} counts with " in line
 
 
@@ -196,9 +196,9 @@ def test_a_wrong_answer_to_the_query_is_named(caplog):
 
 
 def test_an_answer_to_the_query_counts_up_to_10_times_the_median(caplog):
-    strategy, _ = run("FlexibleFedAvg", make_grid("query", say(num_examples=10**9)), 1)
+    strategy, _ = run("FlexibleFedAvg", make_grid("query", say(num_examples=10**9)), 1, max_examples_ratio=10)
     honest, _ = run("FlexibleFedAvg", make_grid("query", lambda content: None), 1)
     others = sorted(honest.server.client_sizes)
     assert max(strategy.server.client_sizes) <= 10 * others[-1]
-    [line] = [record.message for record in caplog.records if "10 x the median" in record.message]
+    [line] = [record.message for record in caplog.records if "max_examples_ratio is 10" in record.message]
     assert line.startswith(f"query: node {BAD} counts with ")

@@ -161,3 +161,17 @@ def test_a_refusal_for_want_of_steps_names_the_way_out(how, reason):
     run(strategy, 2)
     for report in strategy.reports:
         assert report.refused[0][1].endswith(reason)
+
+
+def test_arguments_of_a_later_flower_reach_it():
+    class Later(FedAvg):
+        def start(self, *told, should_stop=None, **more):
+            self.given = should_stop
+            return super().start(*told, **more)
+
+    class Strategy(flower.FedAvg, Later):
+        """Of fedcore's strategy in that version."""
+
+    strategy = Strategy(fraction_evaluate=0.0)
+    strategy.start(LocalGrid({}), ArrayRecord([np.zeros(1, np.float32)]), 0, should_stop="a function")
+    assert strategy.given == "a function"

@@ -101,5 +101,5 @@ def test_one_liar_of_ten_clients_of_the_older_api_moves_the_result_by_its_bound_
         asked = strategy.configure_fit(t + 1, None, manager)
         results = sorted(((proxy, proxy.fit(ins)) for proxy, ins in asked), key=lambda pair: pair[0].cid)
         strategy.aggregate_fit(t + 1, results, [])
-    tensors = dict(zip(SENT, strategy.server.tensors().values(), strict=True))
+    tensors = dict(zip(SENT, strategy.server.tensors(), strict=True))
     assert_bounded(method, kind, tensors, strategy.reports, names)

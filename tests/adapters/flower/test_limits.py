@@ -111,7 +111,7 @@ def test_a_client_of_the_older_api_that_scales_its_update_is_refused_by_name(met
         with server.open_round() as opened:
             for proxy, _ in asked:
                 step = np.float32(0.1 * int(proxy.cid) * (1000 if proxy.cid == "1" else 1))
-                tensors = [array - step for array in server.tensors().values()]
+                tensors = [array - step for array in server.tensors()]
                 says = FitRes(Status(Code.OK, ""), ndarrays_to_parameters(tensors), 5, {"fedcore.steps": 2})
                 results.append((proxy, says))
                 if proxy.cid != "1":

@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
+import torch
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
 
 from fedcore import Server, Update, errors
-from fedcore.adapters.nvflare import Aggregator
+from fedcore.adapters.nvflare import Aggregator, reply
 
 NAMES = ["site-1", "site-2", "site-3"]
 
@@ -61,7 +62,7 @@ def test_a_lying_client_is_refused_by_name_and_the_round_goes_on():
     aggregator.aggregate_model()
     [report] = aggregator.reports
     assert report.heard == ("site-1",)
-    assert {name for name, _ in report.refused} == {"site-2", "site-3", "nan", "shape"}
+    assert {name for name, _ in report.refused} == {"site-2", "site-3", "nan", "shape", "stranger", "site-1"}
 
 
 def test_a_later_job_goes_on_from_the_last_finished_round(tmp_path):
@@ -125,10 +126,74 @@ def test_a_site_that_scales_its_update_is_refused_by_name_and_the_others_result_
                 if client == "site-1":
                     model.params = {key: np.float32(1000) * array for key, array in model.params.items()}
                 else:
-                    opened.add(client, model.params, steps=5)
+                    opened.add(client, model.params, steps=5, examples=5)
                 aggregator.accept_model(model)
         aggregator.aggregate_model()
     assert [[client for client, _ in report.refused] for report in aggregator.reports] == [["site-1"]] * 3
     np.testing.assert_array_equal(aggregator.server.x, server.x)
     with pytest.raises(errors.UnknownNameError, match="limits: 'norm' is unknown"):
         Aggregator(name, limits={"norm": 3})
+
+
+def sites(*replies):
+    """The model after a round of FedAvg over sites that send these FLModels."""
+    names = [f"site-{i}" for i in range(len(replies))]
+    aggregator = Aggregator("FedAvg", model=dict.fromkeys(replies[0].params, np.zeros(1, np.float32)), clients=names)
+    aggregator.reset_stats()
+    for name, model in zip(names, replies, strict=True):
+        model.meta["client_name"] = name
+        aggregator.accept_model(model)
+    return aggregator.aggregate_model(), aggregator.reports[0]
+
+
+def site(value, steps=None, **more):
+    meta = {} if steps is None else {"NUM_STEPS_CURRENT_ROUND": steps}
+    return FLModel(params={"w": np.float32([value])}, meta=meta, **more)
+
+
+@pytest.mark.parametrize("of", [int, float, np.int64, np.float32, lambda number: number / 40], ids=str)
+def test_sites_weigh_by_their_steps_as_in_nvflare(of):
+    result, report = sites(site(0, of(20)), site(1, of(100)))
+    assert result.params["w"] == pytest.approx(100 / 120)
+    assert report.weights.tolist() == [of(20), of(100)]
+
+
+def test_a_site_without_steps_weighs_one_as_in_nvflare():
+    result, _ = sites(site(0), site(1, 3))
+    assert result.params["w"] == pytest.approx(0.75)
+
+
+def test_examples_of_fedcore_s_reply_come_before_steps():
+    replies = [reply({"w": np.float32([k])}, steps=7, examples=n) for k, n in ((0, 10), (1, 30))]
+    assert sites(*replies)[0].params["w"] == pytest.approx(0.75)
+
+
+def test_the_metrics_of_the_sites_are_averaged_by_their_weights():
+    bad = site(np.nan, 50, metrics={"loss": 9.0})
+    result, _ = sites(site(0, 1, metrics={"loss": 1.0, "name": "x"}), site(1, 3, metrics={"loss": 2.0, "f1": 0.5}), bad)
+    assert result.metrics == {"loss": pytest.approx(1.75), "f1": 0.5}
+
+
+class OnDisk:
+    """NVFlare's reference to a tensor in a file."""
+
+    def __init__(self, value):
+        self._value = value
+
+    def materialize(self):
+        if self._value is None:
+            raise FileNotFoundError("gone")
+        return torch.tensor([self._value], dtype=torch.bfloat16)
+
+
+def test_torch_models_on_a_disk_are_read_whole_before_anything_counts_and_answered_in_kind():
+    x0 = {name: torch.zeros(1, dtype=torch.bfloat16) for name in "ab"}
+    aggregator = Aggregator("FedAvg", model=x0, clients=["x", "y", "z"])
+    aggregator.reset_stats()
+    for name, a, b in (("x", 1.0, 2.0), ("y", 100.0, None), ("z", 3.0, 6.0)):
+        meta = {"client_name": name, "NUM_STEPS_CURRENT_ROUND": 1}
+        accepted = aggregator.accept_model(FLModel(params={"a": OnDisk(a), "b": OnDisk(b)}, meta=meta))
+        assert accepted == (name != "y")
+    params = aggregator.aggregate_model().params
+    assert {name: tensor.dtype for name, tensor in params.items()} == dict.fromkeys("ab", torch.bfloat16)
+    assert (params["a"].item(), params["b"].item()) == (2, 4)

@@ -223,7 +223,7 @@ def test_a_site_answers_for_itself_once_and_while_it_is_asked():
     late = lie()(FLModel(params=x0()))
     late.meta["client_name"] = "b"
     assert held[0](late) is False
-    assert any("has an update in round 0 already" in line for line in controller.warnings)
+    assert [client for client, _ in controller.reports[0].refused] == ["a"]
     assert any("b: round: expected an open one" in line for line in controller.warnings)
 
 

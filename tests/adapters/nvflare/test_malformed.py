@@ -62,13 +62,15 @@ def assert_as_without_liars(server, reports, algorithm, clients):
     """The server is, bit for bit, one that never had a malformed result."""
     due = Server(algorithm, x0(), clients, lr=LR)
     assert len(reports) == ROUNDS
-    for report in reports:
+    for number, report in enumerate(reports):
+        sent_in_round = results(number)
         assert_only_the_valid_count(report, HONEST, LIARS)
         new = [name for name in (*HONEST, *LIARS) if name not in due.clients]
         with due.open_round(newcomers=new) as opened:
             for name in report.heard:
                 sent = model_of(name)
-                opened.add(name, sent.params, steps=5, control=sent.meta["fedcore"]["control"])
+                steps = FLModelUtils.from_shareable(sent_in_round[name]).meta["NUM_STEPS_CURRENT_ROUND"]  # 1.0, say
+                opened.add(name, sent.params, steps=int(steps), control=sent.meta["fedcore"]["control"])
     np.testing.assert_array_equal(server.x, due.x)
     for name in HONEST:
         np.testing.assert_array_equal(server.store.read(name), due.store.read(name))
@@ -86,7 +88,7 @@ def test_results_that_are_no_models_are_rejected_by_name_in_scatter_and_gather()
 
 
 def test_models_that_are_none_are_rejected_by_name_where_the_workflow_makes_them():
-    aggregator = Aggregator("FedAvg", model=x0(), clients=[*HONEST, *LIARS])
+    aggregator = Aggregator("MIFA", model=x0(), clients=[*HONEST, *LIARS])  # which needs steps
     aggregator.reset_stats()
     for name in HONEST:
         sent = model_of(name)

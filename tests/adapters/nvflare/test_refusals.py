@@ -29,7 +29,7 @@ LIES = {
     "names": (lie(params=lambda p: {f"x{k}": v for k, v in p.items()}), "model"),
     "missing": (lie(params=lambda p: dict(list(p.items())[1:])), "model"),
     "shape": (lie(params=lambda p: {k: v.reshape(-1)[:-1] for k, v in p.items()}), "0.weight"),
-    "dtype": (lie(params=lambda p: {k: v.astype(np.float64) for k, v in p.items()}), "0.weight"),
+    "dtype": (lie(params=lambda p: {k: v.astype(np.complex64) for k, v in p.items()}), "0.weight"),
     "text": (lie(params=lambda p: dict.fromkeys(p, "weights")), "0.weight"),
     "no-steps": (lambda got: FLModel(params=got.params), "steps"),
     "junk-meta": (lambda got: FLModel(params=got.params, meta={"NUM_STEPS_CURRENT_ROUND": [], "fedcore": 7}), "steps"),

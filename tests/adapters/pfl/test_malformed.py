@@ -3,7 +3,6 @@
 import asyncio
 
 import numpy as np
-import pytest
 import torch
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.common_types import Population
@@ -14,7 +13,7 @@ from pfl.data.sampling import get_user_sampler
 from pfl.metrics import Metrics
 from pfl.stats import MappedVectorStatistics
 
-from fedcore import Server, errors
+from fedcore import Server
 from fedcore.adapters.pfl import Method
 from tests.adapters.malformed import HostileDict, assert_only_the_valid_count, malformed
 
@@ -105,12 +104,12 @@ def test_a_backend_goes_on_with_the_users_that_can_be_read():
     assert set(method.server.layout.names) == {*SHAPES}
 
 
-def test_a_user_that_nobody_knows_or_that_comes_twice_is_the_caller_s_fault():
+def test_a_user_that_nobody_knows_or_that_comes_twice_is_rejected():
     method = Method("MIFA", HONEST, lr=0.1, steps=5)
     for user in HONEST:
         method.postprocess_one_user(stats=MappedVectorStatistics(delta_of(user)), user_context=UserContext(5, 0, user))
-    for user, error in ((HONEST[0], errors.DuplicateUpdateError), ("nobody", errors.UnknownClientError)):
-        with pytest.raises(error):
-            method.postprocess_one_user(
-                stats=MappedVectorStatistics(delta_of(user)), user_context=UserContext(5, 0, user)
-            )
+    for user in (HONEST[0], "nobody"):
+        method.postprocess_one_user(stats=MappedVectorStatistics(delta_of(user)), user_context=UserContext(5, 0, user))
+    method.postprocess_server(stats=None, central_context=None, aggregate_metrics=None)
+    assert method.reports[0].heard == tuple(HONEST)
+    assert [user for user, _ in method.reports[0].refused] == [HONEST[0], "nobody"]

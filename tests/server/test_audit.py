@@ -1,0 +1,128 @@
+"""Documents of rounds: what they say, that they count with the round's transaction, and that a change is seen."""
+
+import json
+import sqlite3
+from hashlib import blake2b
+
+import numpy as np
+import pytest
+import torch
+
+from fedcore import ClientStore, Server, Update, cluster
+from fedcore.errors import CorruptionError, RangeError
+from fedcore.store.files import system_calls
+
+X0 = np.zeros(3, np.float32)
+
+
+def digest(array):
+    return blake2b(np.asarray(array, "<f4").tobytes(), digest_size=32).hexdigest()
+
+
+def play(server, value=1.0):
+    y = server.x + np.float32(value)
+    report = server.round([Update(0, y, 2, 30), Update(1, {"x": y}, 1, 10), Update(2, X0 * np.nan, 1, 5)])
+    assert report.heard == (0, 1)
+    return y
+
+
+def test_a_document_says_who_sent_what_and_what_it_did():
+    server = Server("FedAvg", X0, 3, lr=0.1, audit=True)
+    y = play(server)
+    server.change(lr=0.2)
+    play(server)
+    first, second = server.audit_log()
+    assert (first["round"], second["round"]) == (0, 1)
+    assert first["x_before"] == digest(X0)
+    assert first["x_after"] == second["x_before"] == digest(y)
+    assert second["x_after"] == digest(server.x)
+    assert [(u["client"], u["digest"], u["weight"]) for u in first["updates"]] == [
+        (0, digest(y), 30),
+        (1, digest(y), 10),
+    ]
+    assert first["rejected"][0]["client"] == 2
+    assert first["options"]["algorithm"]["name"] == "FedAvg"
+    assert second["changed"] == {"lr": 0.2}
+    assert first["previous"] is None
+    assert second["previous"] == blake2b(json.dumps(first, sort_keys=True).encode(), digest_size=32).hexdigest()
+    assert Server("FedAvg", X0, 3, lr=0.1).audit_log() == []
+
+
+@pytest.mark.parametrize("of", [torch.float32, torch.float64, torch.bfloat16, "numpy", "bytes", "named"])
+def test_the_digest_is_that_of_the_numbers_whatever_their_form(of):
+    server = Server("FedAvg", {"a": X0, "b": X0}, 1, lr=0.1, audit=True)
+    flat = np.arange(6, dtype=np.float32)
+    forms = {"numpy": flat, "bytes": flat.tobytes(), "named": {"b": torch.arange(3.0, 6.0), "a": flat[:3]}}
+    server.round([Update(0, forms[of] if isinstance(of, str) else torch.tensor(flat, dtype=of), 1)])
+    assert server.audit_log()[0]["updates"][0]["digest"] == digest(flat)
+
+
+@pytest.mark.parametrize("durability", ["round", "checkpoint"])
+def test_documents_come_with_their_rounds_and_go_with_them(tmp_path, durability):
+    path = tmp_path / "s"
+    Server("MIFA", X0, 3, lr=0.1, store=f"mmap:{path}", undoable=True, audit=True).close()
+    with Server.load(path, durability=durability) as server:
+        for _ in range(3):
+            play(server)
+        server.arrive("new")
+        server.save(tmp_path / "copy")
+        whole = server.audit_log()
+        assert [document["round"] for document in whole] == [0, 1, 2]
+    with Server.load(tmp_path / "copy") as copy:
+        assert copy.audit_log() == whole
+    if durability == "checkpoint":
+        return
+    with ClientStore.open(path, undoable=True) as store:
+        assert store.undo()  # the arrival
+    with Server.load(path) as server:
+        assert server.audit_log() == whole
+        play(server)
+        assert len(server.audit_log()) == 4
+    with ClientStore.open(path, undoable=True) as store:
+        assert store.undo()
+    with Server.load(path) as server:
+        assert server.audit_log() == whole
+        play(server, 7)
+        assert server.audit_log()[:3] == whole
+        assert len(server.audit_log()) == 4
+
+
+def test_a_round_that_was_not_committed_leaves_no_document(tmp_path, monkeypatch):
+    server = Server("MIFA", X0, 3, lr=0.1, store=f"mmap:{tmp_path / 's'}", audit=True)
+    play(server)
+    whole = server.audit_log()
+
+    def full(*_):
+        error = sqlite3.OperationalError("database or disk is full")
+        error.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(system_calls, "commit", full)
+        with pytest.raises(Exception, match="full"):
+            play(server)
+    assert server.audit_log() == whole
+    play(server)
+    assert len(server.audit_log()) == 2
+    server.close()
+
+
+@pytest.mark.parametrize("change", ["content", "less", "last"])
+def test_a_changed_or_missing_document_is_seen(tmp_path, change):
+    path = tmp_path / "s"
+    with Server("FedAvg", X0, 3, lr=0.1, store=f"mmap:{path}", audit=True) as server:
+        for _ in range(3):
+            play(server)
+    with sqlite3.connect(path / "index.sqlite") as index:
+        if change == "content":
+            index.execute("UPDATE documents SET content = replace(content, '30.0', '31.0') WHERE number = 1")
+        else:
+            index.execute("DELETE FROM documents WHERE number = ?", (0 if change == "less" else 2,))
+    index.close()
+    with Server.load(path) as server, pytest.raises(CorruptionError, match="audit"):
+        server.audit_log()
+
+
+def test_shards_keep_no_documents():
+    with pytest.raises(RangeError, match="audit"):
+        cluster.Server("FedAvg", np.zeros(40_000, np.float32), 2, lr=0.1, audit=True)
