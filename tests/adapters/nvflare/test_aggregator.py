@@ -151,7 +151,10 @@ def site(value, steps=None, **more):
     return FLModel(params={"w": np.float32([value])}, meta=meta, **more)
 
 
-@pytest.mark.parametrize("of", [int, float, np.int64, np.float32, lambda number: number / 40], ids=str)
+NUMBERS = {"int": int, "float": float, "int64": np.int64, "float32": np.float32, "fraction": lambda number: number / 40}
+
+
+@pytest.mark.parametrize("of", NUMBERS.values(), ids=NUMBERS)
 def test_sites_weigh_by_their_steps_as_in_nvflare(of):
     result, report = sites(site(0, of(20)), site(1, of(100)))
     assert result.params["w"] == pytest.approx(100 / 120)
