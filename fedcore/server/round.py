@@ -7,6 +7,9 @@ from contextlib import suppress
 from threading import Lock, RLock
 from typing import Any
 
+import numpy as np
+
+from fedcore import kernels
 from fedcore.aggregation import NO_COUNT, Lengths, Replies, combined_square
 from fedcore.arguments import reason_of
 from fedcore.clients import ClientId
@@ -167,6 +170,9 @@ class Round(RoundFace):
             return None
         if self._has_examples:
             return NO_EXAMPLES
+        sent = [part for y in replies.vectors if y is not None for part in (y if isinstance(y, list) else [y])]
+        if not self._state.whole.agree(bool(np.all(kernels.all_finite(sent)))):
+            return NOT_FINITE  # it does not count, and so takes nobody else's place
         self._has_examples = True
         before = [*self._held, *self._folded, *([self._undecided] if self._undecided is not None else [])]
         if dropped := [client for part in before for client in part.clients]:

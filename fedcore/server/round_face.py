@@ -12,7 +12,7 @@ from fedcore.server.settings import Settings
 from fedcore.server.update import Update
 from fedcore.server.weighing import require_weighing
 
-SECOND = "client: expected one update a round, got a second one of this client: the first one counts"
+SECOND = "update: expected one a round, got a second one: the first one counts"
 
 
 class RoundFace(Represented):

@@ -70,6 +70,21 @@ def test_a_client_that_was_dropped_for_want_of_a_count_may_try_again():
     assert server.x[0] == 2
 
 
+@pytest.mark.parametrize("shards", [0, 2])
+def test_an_update_that_does_not_count_takes_nobody_s_place(shards):
+    x0 = np.zeros(40_000, np.float32)
+    server = cluster.Server("FedAvg", x0, 3, lr=0.1, shards=2) if shards else Server("FedAvg", x0, 3, lr=0.1)
+    bad = x0 + 1
+    bad[-1] = np.nan
+    with server.open_round() as round:
+        round.add(0, x0 + 1, steps=1)
+        assert not round.add(1, bad, steps=1, examples=5)
+        round.add(2, x0 + 3, steps=1)
+    assert round.report.heard == (0, 2)
+    assert (server.x == 2).all()
+    server.close()
+
+
 def test_in_shards_updates_without_a_count_are_rejected_too():
     x0 = np.zeros(40_000, np.float32)
     with cluster.Server("FedAvg", x0, 2, lr=0.1, shards=2) as server:
