@@ -46,7 +46,8 @@ def load_server(
         raise CheckpointError(f"{path}: expected the store of a model like the job's, got other tensors or shapes")
     again = {name: options[name] for name in ("lr", "server_lr", "optimizer") if options.get(name) is not None}
     method = named(algorithm) if isinstance(algorithm, str) else algorithm
-    server = Server.load(path, algorithm=method, on_report=options.get("on_report"), **again, **limits_of(options))
+    own: dict[str, Any] = {name: options.get(name) for name in ("on_report", "weights")}
+    server = Server.load(path, algorithm=method, **own, **again, **limits_of(options))
     allow_asked_steps(server, steps, options)
     return server
 

@@ -7,8 +7,6 @@ from contextlib import suppress
 from threading import Lock, RLock
 from typing import Any
 
-import numpy as np
-
 from fedcore import kernels
 from fedcore.aggregation import NO_COUNT, Lengths, Replies, combined_square
 from fedcore.arguments import reason_of
@@ -171,7 +169,7 @@ class Round(RoundFace):
         if self._has_examples:
             return NO_EXAMPLES
         sent = [part for y in replies.vectors if y is not None for part in (y if isinstance(y, list) else [y])]
-        if not self._state.whole.agree(bool(np.all(kernels.all_finite(sent)))):
+        if not self._state.whole.agree(all(kernels.all_finite([part])[0] for part in sent)):
             return NOT_FINITE  # it does not count, and so takes nobody else's place
         self._has_examples = True
         before = [*self._held, *self._folded, *([self._undecided] if self._undecided is not None else [])]

@@ -52,10 +52,10 @@ class ServerStrategy(FlowerFedAvg):
     nonsense did not take part in the round. Sampling, evaluation, metrics and logs are Flower's.
 
     Args:
-        lr, server_lr, optimizer, late_rounds, fold, accumulate, own_rates, on_report: ``fedcore.Server``'s.
+        lr, server_lr, optimizer, late_rounds, fold, accumulate, own_rates, weights, on_report: ``fedcore.Server``'s.
             The rate goes to the clients as "lr" of their configuration. Where a method averages the models of plain
             local steps it may be left out: then messages are those of Flower's FedAvg, to ClientApps of any rate.
-        max_steps, max_examples, max_lr, max_norm, max_norm_ratio: ``fedcore.Server``'s limits.
+        limits, max_steps, max_examples, max_norm, ...: ``fedcore.Server``'s limits.
         steps: K of replies that do not say it, of ClientApps that know nothing of fedcore: a number, or the metric that
             holds it. For methods of plain local steps, with ``lr`` the rate at which the ClientApps take them. A number
             is also the ``max_steps`` of a new server that is told none.
@@ -98,6 +98,8 @@ class ServerStrategy(FlowerFedAvg):
         poll: float = 0.1,
         **options: Any,
     ) -> None:
+        # A string is FedAvg's own option of this name.
+        weights = {} if isinstance(options.get("weights", ""), str) else {"weights": options.pop("weights")}
         of_method, of_server, of_flower = (
             {name: options.pop(name) for name in [*options] if name in signature(what).parameters}
             for what in (self.method, Server, FlowerFedAvg)
@@ -119,7 +121,7 @@ class ServerStrategy(FlowerFedAvg):
         self.failures: list[Failure] = []
         self.left_out: Refused = []
         self._rates: dict[str, Any] = {"lr": lr, "server_lr": server_lr, "optimizer": optimizer}
-        self._settings: dict[str, Any] = {"late_rounds": late_rounds, **of_server}
+        self._settings: dict[str, Any] = {"late_rounds": late_rounds, **of_server, **weights}
         self._ratio = Limits.of(limits_of(self._settings)).examples_ratio
         self._store, self._resume = absolute_store(store), None if resume is None else absolute(resume)
         self._client_sizes, self._late_rounds = client_sizes, late_rounds
@@ -378,8 +380,8 @@ class ServerStrategy(FlowerFedAvg):
         due, got = saved_layout(folder), Layout.of(self._wire.read(initial))
         if (due.slices, due.outside) != (got.slices, got.outside):
             raise CheckpointError(f"{folder}: expected a server of the model that is given, got one of another model")
-        told = self._settings.get("on_report")
+        own: dict[str, Any] = {name: self._settings.get(name) for name in ("on_report", "weights")}
         limits = ({"own_rates": True} if self._rates["lr"] is None else {}) | limits_of(self._settings)
-        loaded = Server.load(folder, algorithm=self.algorithm, on_report=told, **self._rates, **limits)
+        loaded = Server.load(folder, algorithm=self.algorithm, **own, **self._rates, **limits)
         allow_asked_steps(loaded, self._steps, self._settings)
         self._server = loaded

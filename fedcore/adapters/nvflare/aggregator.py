@@ -38,7 +38,8 @@ class Aggregator(ModelAggregator):
         server_lr, optimizer: as for ``fedcore.Server``.
         limits: those of ``fedcore.Server`` by name, such as {"limits": "open"} or {"max_norm": 10.0}.
         accumulate: as for ``fedcore.Server``: with "exact" no order of the answers shows.
-        on_report: as for ``fedcore.Server``; in a job's configuration an object of a class that can be imported there.
+        on_report, weights: as for ``fedcore.Server``; in a job's configuration objects of classes that can be imported
+            there, or weights by site.
         store: "ram", or "mmap:PATH" so that a later job goes on after the last finished round: with the rows, and with
             the model, which takes the place of the one that the job starts from.
         model: the first model by name; None for the job's own.
@@ -66,11 +67,12 @@ class Aggregator(ModelAggregator):
         limits: Mapping[str, Any] | None = None,
         accumulate: Precision = "float32",
         on_report: Any = None,
+        weights: Any = None,
     ) -> None:
         super().__init__()
         self.algorithm, self.lr, self.server_lr, self.optimizer = algorithm, lr, server_lr, optimizer
         self.store, self.model, self.clients, self.limits = store, model, clients, limits
-        self.accumulate, self.on_report = accumulate, on_report
+        self.accumulate, self.on_report, self.weights = accumulate, on_report, weights
         with_plain_steps(algorithm, lr)
         check_limits(limits)
         self.server: Server | None = None
@@ -144,6 +146,7 @@ class Aggregator(ModelAggregator):
             optimizer=self.optimizer,
             accumulate=self.accumulate,
             on_report=self.on_report,
+            weights=self.weights,
             **check_limits(self.limits),
         )
         if server.round_number:

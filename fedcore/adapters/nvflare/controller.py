@@ -47,7 +47,8 @@ class Controller(ModelController):
         limits: those of ``fedcore.Server`` by name: max_steps, max_examples, max_lr, max_norm, max_norm_ratio,
             own_rates.
         accumulate: as for ``fedcore.Server``: with "exact" no order of the answers shows.
-        on_report: as for ``fedcore.Server``; in a job's configuration an object of a class that can be imported there.
+        on_report, weights: as for ``fedcore.Server``; in a job's configuration objects of classes that can be imported
+            there, or weights by site.
         store: "ram" or "mmap:PATH", on the server's machine.
         timeout: seconds that a round waits for its clients; 0 for as long as it takes.
         seed: of the draws.
@@ -75,6 +76,7 @@ class Controller(ModelController):
         limits: Mapping[str, Any] | None = None,
         accumulate: Precision = "float32",
         on_report: Any = None,
+        weights: Any = None,
         store: str = "ram",
         timeout: int = 0,
         seed: int = 0,
@@ -89,7 +91,7 @@ class Controller(ModelController):
         self.algorithm, self.lr, self.server_lr, self.optimizer = algorithm, lr, server_lr, optimizer
         self.num_rounds, self.num_clients, self.store, self.timeout = num_rounds, num_clients, store, timeout
         self.seed, self.task_name, self.client_sizes, self.limits = seed, task_name, client_sizes, limits
-        self.accumulate, self.on_report = accumulate, on_report
+        self.accumulate, self.on_report, self.weights = accumulate, on_report, weights
         self.server: Server | None = None
         self.reports: list[RoundReport] = []
         self._open: tuple[Round, set[str]] | None = None
@@ -106,6 +108,7 @@ class Controller(ModelController):
             optimizer=self.optimizer,
             accumulate=self.accumulate,
             on_report=self.on_report,
+            weights=self.weights,
             **check_limits(self.limits),
         )
         self.info(f"{type(server.algorithm).__name__} starts at round {server.round_number} of {self.num_rounds}")

@@ -175,3 +175,11 @@ def test_arguments_of_a_later_flower_reach_it():
     strategy = Strategy(fraction_evaluate=0.0)
     strategy.start(LocalGrid({}), ArrayRecord([np.zeros(1, np.float32)]), 0, should_stop="a function")
     assert strategy.given == "a function"
+
+
+@pytest.mark.parametrize("weights", [{17: 1, 18: 2, 19: 3}, "uniform"], ids=["by node", "of FedAvg"])
+def test_weights_of_the_caller(weights):
+    strategy = flower.FedAvg(fraction_evaluate=0.0, weights=weights)
+    run(strategy, 3)
+    due = [1, 1, 1] if weights == "uniform" else [1, 2, 3]
+    assert [sorted(report.weights.tolist()) for report in strategy.reports] == [due] * ROUNDS

@@ -200,3 +200,22 @@ def test_torch_models_on_a_disk_are_read_whole_before_anything_counts_and_answer
     params = aggregator.aggregate_model().params
     assert {name: tensor.dtype for name, tensor in params.items()} == dict.fromkeys("ab", torch.bfloat16)
     assert (params["a"].item(), params["b"].item()) == (2, 4)
+
+
+POLICIES = {"sites": {"a": 1.0, "b": 3.0}, "claims": lambda claims: 1 + 2 * (claims.steps > 1)}
+
+
+@pytest.mark.parametrize("weights", POLICIES.values(), ids=POLICIES)
+def test_weights_by_policy_also_of_a_job_that_goes_on(weights, tmp_path):
+    for _ in range(2):
+        store = f"mmap:{tmp_path / 'state'}"
+        aggregator = Aggregator(
+            "FedAvg", model={"w": np.zeros(1, np.float32)}, store=store, weights=weights, clients=["a", "b"]
+        )
+        aggregator.reset_stats()
+        for name, value, steps in (("a", 0, 1), ("b", 4, 2)):
+            model = site(value, steps)
+            model.meta["client_name"] = name
+            assert aggregator.accept_model(model)
+        assert aggregator.aggregate_model().params["w"] == 3
+        aggregator.server.close()
