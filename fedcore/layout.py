@@ -296,14 +296,6 @@ class Layout(Represented):
             raise ShapeError(f"flat: expected float32[{self.n}], got shape {flat.shape}")
         return {piece.name: flat[piece.start : piece.stop].reshape(piece.shape) for piece in self.slices}
 
-    def first_not_finite(self, flat: Any) -> str | None:
-        """The name of the first tensor of a flat vector, or of ``pieces``, with a number that is not finite."""
-        for index, piece in enumerate(self.slices):
-            part = flat[index] if isinstance(flat, list) else flat[piece.start : piece.stop]
-            if not np.isfinite(as_array(piece.name, here(part))).all():
-                return piece.name
-        return None
-
     def read_counters(self, x: Any) -> dict[str, npt.NDArray[Any]]:
         """Copies of a model's counters and constants, in their own dtypes, bfloat16 and float16 as float32."""
         named = self._check(x) if self.outside else {}

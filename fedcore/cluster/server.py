@@ -85,7 +85,7 @@ class Server(ClusterView):
 
     >>> server = Server("FedAvg", np.zeros(40_000, np.float32), clients=2, lr=0.1, shards=2)
     >>> with server.open_round() as round:
-    ...     round.add(0, np.ones(40_000, np.float32), steps=5)
+    ...     _ = round.add(0, np.ones(40_000, np.float32), steps=5)
     >>> server.x[-1], server.ranges[0]
     (np.float32(1.0), Range(start=0, stop=16384, end=16384))
     >>> server.close()

@@ -36,7 +36,7 @@ from fedcore.server.limits import Limits
 from fedcore.server.report import OnReport, tell, warn_if_unheard
 from fedcore.server.round_face import SECOND
 from fedcore.server.rounded_model import as_sent
-from fedcore.server.update import bytes_of, in_float32, read_counters, read_vector
+from fedcore.server.update import bytes_of, first_not_finite, in_float32, read_counters, read_vector
 from fedcore.topology.topology import second_eigenvalue
 from fedcore.typing import F32, F64
 
@@ -259,7 +259,7 @@ class NetworkRound(Represented):
             self._sum, [x[:p]], [staged[:p]], np.ones(1), self._q[node : node + 1], out=self._spare_sum
         )
         if not math.sqrt(square) < LONGEST or not kernels.all_finite([staged[p:]])[0]:
-            name = self._layout.first_not_finite(staged)
+            name = first_not_finite(staged, self._layout)
             raise RangeError(f"{NOT_FINITE}, in {name}" if name else NOT_FINITE)
         if (share := self._shares[node]) != 1:
             kernels.combine([staged[:p], x[:p]], [share, 1 - share], staged[:p])

@@ -20,6 +20,7 @@ from fedcore.server.population import Population, Sizes
 from fedcore.server.settings import Settings
 from fedcore.server.snapshot import Snapshot, moved, vectors_of
 from fedcore.server.state import State
+from fedcore.server.update import first_not_finite
 from fedcore.server.weighing import Weights, require_weighing
 from fedcore.store import ClientStore
 from fedcore.typing import F32
@@ -159,5 +160,5 @@ def require_finite(x: F32, layout: Layout) -> None:
         ArrayError: there is; it names the tensor.
     """
     if not kernels.all_finite([x])[0]:
-        name = layout.first_not_finite(x)
+        name = first_not_finite(x, layout)
         raise ArrayError(f"x0, {name}: expected finite numbers, got a NaN or an infinity: a mask of -inf is a buffer")

@@ -64,7 +64,7 @@ class Edge:
     ...     for edge in edges:
     ...         with edge.open_round(server.x, round=server.round_number) as own:
     ...             for client in edge.clients:
-    ...                 own.add(client, np.float32([client, 1]), steps=5)
+    ...                 _ = own.add(client, np.float32([client, 1]), steps=5)
     ...             round.add_partial(own.partial().to_bytes(), "edge", clients=edge.clients)
     >>> server.x
     array([1.5, 1. ], dtype=float32)

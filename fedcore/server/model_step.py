@@ -16,6 +16,7 @@ from fedcore.server.buffers import Buffers
 from fedcore.server.rounded_model import as_sent
 from fedcore.server.settings import Settings
 from fedcore.server.snapshot import Snapshot
+from fedcore.server.update import first_not_finite
 from fedcore.typing import F32, F64
 
 
@@ -107,7 +108,7 @@ class ModelStep:
     def _past_dtype(self, x: F32) -> str | None:
         """The name of a tensor that clients could not be sent, for a number would become infinite in its dtype."""
         sent = as_sent(self._settings.layout, x)
-        return None if sent is x or kernels.all_finite([sent])[0] else self._settings.layout.first_not_finite(sent)
+        return None if sent is x or kernels.all_finite([sent])[0] else first_not_finite(sent, self._settings.layout)
 
     def _follow(self, now: Snapshot, result: Result, form: Linear, to: ExactSum) -> None:
         """T' as integers, and what it reads as.

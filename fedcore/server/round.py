@@ -7,7 +7,6 @@ from contextlib import suppress
 from threading import Lock, RLock
 from typing import Any
 
-from fedcore import kernels
 from fedcore.aggregation import NO_COUNT, Lengths, Replies, combined_square
 from fedcore.arguments import reason_of
 from fedcore.clients import ClientId
@@ -26,7 +25,7 @@ from fedcore.server.report import OnReport, RoundReport, tell, warn_if_lowered, 
 from fedcore.server.round_face import SECOND, RoundFace
 from fedcore.server.settings import Settings
 from fedcore.server.state import State
-from fedcore.server.update import Update, bytes_of, lasting
+from fedcore.server.update import Update, bytes_of, first_not_finite, lasting
 from fedcore.server.update_reader import UpdateReader
 from fedcore.server.weighing import Weighing, Weights
 from fedcore.typing import F32, Bools
@@ -168,8 +167,8 @@ class Round(RoundFace):
             return None
         if self._has_examples:
             return NO_EXAMPLES
-        sent = [part for y in replies.vectors if y is not None for part in (y if isinstance(y, list) else [y])]
-        if not self._state.whole.agree(all(kernels.all_finite([part])[0] for part in sent)):
+        layout, sent = self._settings.layout, [y for y in replies.vectors if y is not None]  # None: a partial sum's
+        if not self._state.whole.agree(all(first_not_finite(y, layout) is None for y in sent)):
             return NOT_FINITE  # it does not count, and so takes nobody else's place
         self._has_examples = True
         before = [*self._held, *self._folded, *([self._undecided] if self._undecided is not None else [])]
@@ -265,7 +264,7 @@ class Round(RoundFace):
         ...     for client in range(2):
         ...         y = round.buffer()
         ...         y[:] = client, 4  # as recv_into would
-        ...         round.add(client, y, steps=5)
+        ...         _ = round.add(client, y, steps=5)
         >>> server.x
         array([0.5, 4. ], dtype=float32)
         """
@@ -431,7 +430,7 @@ class Round(RoundFace):
     def _leave_out(self, replies: Replies, verdict: Verdict) -> None:
         """Refuse what does not count, and keep what is undecided: a copy, unless nobody can change it."""
         for i, reason in sorted(verdict.refused.items()):
-            if reason == NOT_FINITE and (name := self._settings.layout.first_not_finite(replies.vectors[i])):
+            if reason == NOT_FINITE and (name := first_not_finite(replies.vectors[i], self._settings.layout)):
                 reason = f"{reason}, in {name}"
             self._known.discard(replies.clients[i])
             self._refused.append((replies.clients[i], reason))

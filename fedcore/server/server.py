@@ -109,10 +109,11 @@ class Server(ServerView):
         (MimiC: and for at most history_rounds directions). With max_norm_ratio a copy of up to 7 updates, until 8 were
         heard.
 
+    >>> import numpy as np
     >>> server = Server("FedAvg", np.zeros(2, np.float32), clients=2, lr=0.1)
     >>> with server.open_round() as round:
-    ...     round.add(0, np.float32([1, 2]), steps=5, examples=30)
-    ...     round.add(1, np.float32([3, 6]), steps=5, examples=10)
+    ...     _ = round.add(0, np.float32([1, 2]), steps=5, examples=30)
+    ...     _ = round.add(1, np.float32([3, 6]), steps=5, examples=10)
     >>> server.x
     array([1.5, 3. ], dtype=float32)
     """

@@ -192,6 +192,19 @@ def in_float32(y: Any) -> npt.NDArray[np.float32]:
     return np.asarray(np.from_dlpack(y.float()), np.float32)  # bfloat16
 
 
+def first_not_finite(y: Any, layout: Layout) -> str | None:
+    """The name of the first tensor with a number that is not finite; None where all are, in float32.
+
+    Args:
+        y: a vector that ``as_vector`` accepted, or the layout's pieces; of a gradient, the parameters.
+    """
+    for index, piece in enumerate(layout.slices):
+        part = y[index] if isinstance(y, list) else y[piece.start : piece.stop]
+        if len(part) and not kernels.all_finite([in_float32(part)])[0]:
+            return piece.name
+    return None
+
+
 def _in_float32_there(y: Any, n: int, device: str) -> Any:
     """A copy of a vector, in float32 and on its own device."""
     copy = empty(n, device=device)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from fedcore import Edge, Server, Update, cluster
 from fedcore.algorithms import FedAvg, FedNova, MimiC
@@ -68,6 +69,16 @@ def test_a_client_that_was_dropped_for_want_of_a_count_may_try_again():
         assert round.add(1, THREE, steps=1, examples=2)
         assert round.add(0, ONE, steps=1, examples=2)
     assert server.x[0] == 2
+
+
+@pytest.mark.parametrize("of", [np.float16, np.float64, torch.bfloat16, bytes], ids=str)
+def test_the_first_count_may_come_with_any_form_of_update(of):
+    sent = (
+        THREE.tobytes() if of is bytes else torch.tensor([3.0], dtype=of) if of is torch.bfloat16 else THREE.astype(of)
+    )
+    server = Server("FedAvg", X0, 2, lr=0.1)
+    assert played(server, (0, ONE, {}), (1, sent, {"examples": 5})).heard == (1,)
+    assert server.x[0] == 3
 
 
 @pytest.mark.parametrize("shards", [0, 2])

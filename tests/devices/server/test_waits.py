@@ -96,6 +96,10 @@ def test_replies_are_brought_as_many_at_a_time_as_may_be_unless_all_are_there(cu
         has_buffers=ones > 0,
         counters=[{}] * 5,
         controls=[None] * 5,
+        sources=np.ones(5, np.int8),
+        starts=np.zeros(5, np.int64),
+        digests=[None] * 5,
+        factors=ones,
     )
     portions = Upload("cuda:0", {n}, 2).portions(replies)
     assert [len(portion) for portion in portions] == due
