@@ -1,34 +1,89 @@
 """Files that are replaced as a whole or stay as they were."""
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 from uuid import uuid4
 
-from fedcore.errors import ConfigError
+from fedcore.errors import ConfigError, StoreError
 
 
 @contextmanager
 def draft_of(path: Path) -> Iterator[Path]:
     """Make an empty file beside ``path``, which takes its name once the block is done; an error deletes it.
 
-    Nobody can guess its name, so that a link in a folder of several users leads nowhere. Its mode follows the umask.
+    Nobody can guess its name, so that a link in a folder of several users leads nowhere. Its mode is that of the file
+    that it replaces, or follows the umask.
+
+    Raises:
+        StoreError: a pipe, a socket or a device is there.
     """
-    draft = path.with_name(f".{path.name}.{uuid4().hex[:12]}")
-    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    draft, mode = path.with_name(f".{path.name}.{uuid4().hex[:12]}"), mode_of(path)
+    first = 0o666 if mode is None else mode | 0o600  # never more than in the end, for other users
+    os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, first))
     try:
         yield draft
         with open(draft, "rb") as written:
+            if mode is not None:
+                os.fchmod(written.fileno(), mode)
             os.fsync(written.fileno())
         os.replace(draft, path)
+        _sync_folder(path.parent)
     except BaseException as error:
         with suppress(OSError):
             os.unlink(draft)
         if isinstance(error, OSError) and error.filename2 is not None:
             raise type(error)(error.errno, error.strerror, str(path)) from None  # without the draft's name
         raise
+
+
+def mode_of(path: Path) -> int | None:
+    """Return the permissions of a file that a new one replaces; None if there is no regular file of this user.
+
+    Raises:
+        StoreError: a pipe, a socket or a device is there.
+    """
+    with suppress(FileNotFoundError):
+        found = os.lstat(path)
+        _require_no_device(path, found.st_mode)
+        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+            return found.st_mode & 0o777
+    return None
+
+
+def require_file(path: Path) -> Path:
+    """Return a path that is about to be read, unless reading there may wait forever.
+
+    Raises:
+        StoreError: a pipe, a socket or a device is there, or a link to one.
+    """
+    with suppress(FileNotFoundError):
+        _require_no_device(path, os.stat(path).st_mode)
+    return path
+
+
+def _require_no_device(path: Path, mode: int) -> None:
+    if stat.S_IFMT(mode) not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
+        raise StoreError(f"{path}: expected a regular file, got a pipe, a socket or a device: move it elsewhere")
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable, if this user can read it and the file system can do it."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:
+        return
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(fd)
 
 
 @contextmanager

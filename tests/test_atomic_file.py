@@ -2,18 +2,25 @@
 
 import json
 import os
+import re
+import signal
+import socket
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedcore import atomic_file
-from fedcore.engines.keeping import written_whole
-from fedcore.errors import ConfigError
-from fedcore.experiment import load_preset
+from fedcore import atomic_file, cluster
+from fedcore.cluster.manifest import replace_text
+from fedcore.engines.keeping import KeepingClients, written_whole
+from fedcore.engines.recovering import RecoveringClients
+from fedcore.errors import ConfigError, FedcoreError
+from fedcore.experiment import load_preset, records
+from fedcore.experiment.additions import gone_on_with
+from fedcore.experiment.frame import _tables
 from fedcore.experiment.journal import FolderJournal
 from fedcore.experiment.records import Header, Writer
-from fedcore.experiment.run_folder import write_config
+from fedcore.experiment.run_folder import check_device, write_config
 from fedcore.experiment.trial import Trial
 from fedcore.model_files import write_model
 from fedcore.reports.drawing import new_figure, save_figure
@@ -34,6 +41,7 @@ WRITERS = {
     "trace.json": lambda path: chrome.write(path, [], {}),
     "curves.png": lambda path: save_figure(new_figure(1, 1), path),
     "report.md": lambda path: atomic_file.write_text(path, "words"),
+    "cluster.json": lambda path: replace_text(path, "{}"),
 }
 
 
@@ -70,6 +78,118 @@ def test_its_mode_follows_the_umask(tmp_path):
     finally:
         os.umask(mask)
     assert Path(tmp_path / "file").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444])
+def test_a_file_keeps_its_mode_when_it_is_replaced(tmp_path, name, mode):
+    path = tmp_path / name
+    WRITERS[name](path)
+    path.chmod(mode)
+    before = path.stat().st_ino
+    WRITERS[name](path)
+    assert path.stat().st_ino != before
+    assert path.stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("kind", ["link", "folder"])
+def test_the_mode_of_what_is_no_file_is_not_taken(tmp_path, kind):
+    (tmp_path / "open").touch()
+    (tmp_path / "open").chmod(0o666)
+    path = tmp_path / "file"
+    path.symlink_to(tmp_path / "open") if kind == "link" else path.mkdir(0o777)
+    assert atomic_file.mode_of(path) is None
+
+
+def test_a_private_file_is_private_while_it_is_written(tmp_path):
+    path = tmp_path / "file"
+    path.touch(0o600)
+    with atomic_file.draft_of(path) as draft:
+        assert draft.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_folder_is_synced_once_the_file_has_its_name(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+
+    def watched(fd):
+        fsync(fd)
+        synced.append((os.path.samestat(os.fstat(fd), tmp_path.stat()), (tmp_path / "file").exists()))
+
+    monkeypatch.setattr(os, "fsync", watched)
+    atomic_file.write_text(tmp_path / "file", "words")
+    assert synced == [(False, False), (True, True)]
+
+
+@pytest.fixture
+def guarded():
+    """End a test that waits for a pipe."""
+
+    def stop(*_):
+        raise AssertionError("it waits for a pipe")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+READERS = {
+    "cluster.json": cluster.Server.load,
+    "trial.jsonl": records.read,
+    "header.jsonl": records.read_header,
+    "started.jsonl": records.started,
+    "rows-1.npz": lambda path: KeepingClients.load(KeepingClients.__new__(KeepingClients), path),
+    "rows-2.npz": lambda path: RecoveringClients.load(RecoveringClients.__new__(RecoveringClients), path),
+    "config.json": lambda path: gone_on_with(path.parent, load_preset("quickstart")),
+    "build.json": lambda path: check_device(path.parent, load_preset("quickstart")),
+    "config.json of a report": lambda path: _tables(path),
+}
+
+
+def made_pipe(path):
+    os.mkfifo(path)
+
+
+def made_socket(path):
+    with socket.socket(socket.AF_UNIX) as opened:
+        before = os.getcwd()
+        os.chdir(path.parent)  # the path of a socket is short
+        try:
+            opened.bind(path.name)
+        finally:
+            os.chdir(before)
+
+
+def made_link_to_a_pipe(path):
+    os.mkfifo(path.parent / "pipe")
+    path.symlink_to(path.parent / "pipe")
+
+
+def made_link_to_a_device(path):
+    path.symlink_to("/dev/null")
+
+
+@pytest.mark.usefixtures("guarded")
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("made", [made_pipe, made_socket, made_link_to_a_pipe, made_link_to_a_device])
+def test_a_pipe_or_a_device_is_not_read(tmp_path, name, made):
+    path = tmp_path / name
+    made(path)
+    with pytest.raises(FedcoreError, match=re.escape(str(path))):
+        READERS[name](path)
+
+
+@pytest.mark.usefixtures("guarded")
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("made", [made_pipe, made_socket])
+def test_a_pipe_or_a_device_is_not_replaced(tmp_path, name, made):
+    path = tmp_path / name
+    made(path)
+    with pytest.raises(FedcoreError, match=re.escape(f"{path}: expected a regular file, got a pipe, a socket or a")):
+        WRITERS[name](path)
+    assert not path.is_file()
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
 
 
 @pytest.mark.parametrize("name", ["records", "checkpoints", "models", "checkpoints/0-fedavg-seed0"])

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedcore.cluster.manifest import NAME, Manifest, manifest_at, replace_text, require_own_file
 from fedcore.cluster.shard import shard_in
+from fedcore.errors import CheckpointError
 from fedcore.server.folder_checks import believed
 
 LOGGER = logging.getLogger("fedcore.cluster")
@@ -44,18 +45,24 @@ def finish(home: Path, delete: Delete, *, goes: bool = True, named: Collection[s
 
     Raises:
         StoreError: the intent is another user's, or a link.
+        CheckpointError: the intent is damaged.
     """
     if not os.path.lexists(home / INTENT):
         return
     require_own_file(home / INTENT)
     there = manifest_at(home / NAME)
-    with believed(home / INTENT):
-        said = json.loads((home / INTENT).read_text())
-        made, going = said["made"], said["going"]
-        is_done = there is not None and _told(home, there[1]) == made
-        over = going if is_done else made
-        cluster = None if over is None else str(over["cluster"])
-        folders = [] if over is None else [str(folder) for folder in over["folders"]]
+    try:
+        with believed(home / INTENT):
+            said = json.loads((home / INTENT).read_text())
+            made, going = said["made"], said["going"]
+            is_done = there is not None and _told(home, there[1]) == made
+            over = going if is_done else made
+            cluster = None if over is None else str(over["cluster"])
+            folders = [] if over is None else [str(folder) for folder in over["folders"]]
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error}; delete {home / INTENT}: it only lists the shards that a stopped save or cut has left; they stay"
+        ) from error
     if is_done and not goes:
         return
     inside = [str(home / folder) for folder in folders if shard_in(folder) is not None]

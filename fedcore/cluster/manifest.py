@@ -12,6 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from fedcore.arguments import expanded, is_whole
+from fedcore.atomic_file import mode_of
 from fedcore.cluster.ranges import BLOCK, Range
 from fedcore.cluster.shard import Place, shard_in
 from fedcore.errors import CheckpointError, LockedError, RangeError, StoreError
@@ -204,10 +205,12 @@ def older_copy(home: Path) -> Manifest | None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file durably, in the place of one that may be there, in one step."""
-    draft = path.with_name(f"{path.name}.draft-{uuid4().hex[:12]}")
+    """Write a file durably, in the place of one that may be there, in one step. It keeps the mode of that one."""
+    draft, mode = path.with_name(f"{path.name}.draft-{uuid4().hex[:12]}"), mode_of(path)
     try:
         with open(draft, "x") as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             file.write(text)
             file.flush()
             disk.sync(file.fileno())

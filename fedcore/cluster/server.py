@@ -247,7 +247,7 @@ class Server(ClusterView):
             try:
                 self._coordinator.change("arrive", listed, sizes)
             finally:
-                self._learn_clients()
+                self._learn_clients(listed)
 
     def resize(self, client_sizes: Mapping[ClientId, int]) -> None:
         """Let registered clients hold other numbers of examples: see ``fedcore.Server.resize``."""
@@ -261,7 +261,7 @@ class Server(ClusterView):
         try:
             self._coordinator.change("depart", client, from_objective)
         finally:
-            self._learn_clients()
+            self._learn_clients([client])
 
     def change(self, **options: Unpack[Changes]) -> None:
         """Change rates and limits from the next round on: see ``fedcore.Server.change``.
@@ -369,12 +369,12 @@ class Server(ClusterView):
 
         def over() -> None:
             if coming:
-                self._learn_clients()
+                self._learn_clients(coming)
 
         def make() -> Round:
             self._coordinator.call("begin_round", coming)
             if coming:
-                self._read_registry()
+                self._learn_clients(coming)
             whom = self._coordinator, self._settings, self.ranges, self._registry
             return Round(*whom, fold=fold, may_hold=may_hold, over=over, on_report=self.on_report)
 

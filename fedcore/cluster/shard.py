@@ -352,6 +352,11 @@ class Shard:
         """The registered clients, as ``Registry.restore`` takes them."""
         return self._state.store.registry.explicit()
 
+    def numbers(self, clients: Sequence[object]) -> list[int | None]:
+        """The number of each client in the registry; None where it is not registered."""
+        registry = self._state.store.registry
+        return [registry.number(client) if client in registry else None for client in clients]
+
     def save(self, path: str) -> None:
         """Write a copy of the shard's part."""
         self._state.save(path)

@@ -1,5 +1,6 @@
 """The view of a cluster's server: what can be read of it, gathered from the shards where it is asked for."""
 
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +29,7 @@ class ClusterView(SettingsView):
     _home: Path | None
     _coordinator: Coordinator
     _read: Registry | None = None
+    _read_at: int = 0  # the coordinator's ``openings`` then
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -132,8 +134,8 @@ class ClusterView(SettingsView):
         found = self._coordinator.call("verify")
         return [f"shard {k}: {line}" for k, lines in enumerate(found) for line in lines]
 
-    def _first(self, name: str) -> Any:
-        return self._coordinator.call(name)[0]
+    def _first(self, name: str, *arguments: Any) -> Any:
+        return self._coordinator.call(name, *arguments)[0]
 
     def _whole(self, name: str, *arguments: Any) -> Any:
         return joined(self._coordinator.call(name, *arguments))
@@ -142,17 +144,26 @@ class ClusterView(SettingsView):
     def _registry(self) -> Registry:
         """The registered clients, as far as is known; else they are read."""
         if self._read is None:
-            self._read = Registry.restore(*self._first("registry"))
+            self._read_registry()
+        assert self._read is not None
         return self._read
 
     def _read_registry(self) -> None:
-        """Learn anew which clients are registered; raises where a shard is lost."""
-        self._read = None
-        self._registry  # noqa: B018
+        """Read from a shard which clients are registered; raises where a shard is lost."""
+        read = Registry.restore(*self._first("registry"))
+        self._read, self._read_at = read, self._coordinator.openings
 
-    def _learn_clients(self) -> None:
-        """Learn so behind a change; where a shard is lost just then, when it is asked for: the change has happened."""
-        self._read = None
-        if not self._coordinator.is_apart:
-            with suppress(FedcoreError):
-                self._read_registry()
+    def _learn_clients(self, clients: Iterable[ClientId]) -> None:
+        """Learn the numbers of clients that a change may have added or removed, in time that depends on them alone.
+
+        The change has happened: if a shard is lost meanwhile, this is no error, and all clients are read when needed.
+        """
+        known, self._read = self._read, None
+        if known is None or self._read_at != self._coordinator.openings:
+            return
+        with suppress(FedcoreError):
+            listed = list(clients)
+            numbers: list[int | None] = self._first("numbers", listed)
+            freed = {known.number(client): None for client in listed if client in known}
+            known.reassign(freed | {n: client for n, client in zip(numbers, listed, strict=True) if n is not None})
+            self._read = known

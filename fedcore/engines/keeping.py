@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedcore.algorithms import MEAN_GRADIENT, Algorithm
-from fedcore.atomic_file import replacing
+from fedcore.atomic_file import replacing, require_file
 from fedcore.clients import ClientId
 from fedcore.engines.engine import Engine, Evaluation
 from fedcore.local_rules import LocalRule
@@ -106,7 +106,7 @@ class KeepingClients:
 
     def load(self, path: Path) -> None:
         """Take over the rows that ``save`` wrote."""
-        with np.load(path) as file:
+        with np.load(require_file(path)) as file:
             self.rows = {int(client): file[client] for client in file.files}
 
     def evaluate(self, x: F32) -> Evaluation:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedcore.algorithms import FedAvgM
+from fedcore.atomic_file import require_file
 from fedcore.clients import ClientId
 from fedcore.engines.engine import Engine
 from fedcore.engines.keeping import KeepingClients, unkept, written_whole
@@ -79,7 +80,7 @@ class RecoveringClients(KeepingClients):
 
     def load(self, path: Path) -> None:
         """Take over what ``save`` wrote."""
-        with np.load(path) as file:
+        with np.load(require_file(path)) as file:
             x, g = file["x"], file["g"]
             self._sent = (x, set(file["sent_to"].tolist())) if len(x) else None
             self._g = g if len(g) else None

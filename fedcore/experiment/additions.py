@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from fedcore.atomic_file import require_file
 from fedcore.errors import ConfigError, MissingDataError
 from fedcore.experiment.records import read_header
 from fedcore.experiment.run_folder import CONFIG, check_device, write_config
@@ -37,7 +38,7 @@ def gone_on_with(folder: Path, experiment: Experiment, *, part: bool = False) ->
     """
     if not (folder / CONFIG).exists():
         return experiment
-    read = Experiment.model_validate_json((folder / CONFIG).read_text(encoding="utf-8"))
+    read = Experiment.model_validate_json(require_file(folder / CONFIG).read_text(encoding="utf-8"))
     check_device(folder, experiment)
     begun = settled(read, folder)
     if experiment.together is None:
@@ -63,7 +64,7 @@ def go_on(folder: Path, experiment: Experiment) -> None:
     A kill between the two costs nothing: a trial lengthens its own record before it goes on.
     """
     path = folder / CONFIG
-    read = Experiment.model_validate_json(path.read_text(encoding="utf-8")) if path.exists() else None
+    read = Experiment.model_validate_json(require_file(path).read_text(encoding="utf-8")) if path.exists() else None
     if read is None or read.tables() != experiment.tables():
         write_config(folder, experiment)
     if read is not None and read.rounds < experiment.rounds:

@@ -7,7 +7,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
-from fedcore.atomic_file import replacing
+from fedcore.atomic_file import replacing, require_file
 from fedcore.engines import Engine, KeepingClients
 from fedcore.errors import StoreError
 from fedcore.experiment.nodes import Nodes
@@ -88,6 +88,8 @@ class Checkpoints:
         if self.folder.is_dir():
             with suppress(StoreError):
                 remove(self.folder)
+                with suppress(OSError):  # an empty one that a killed run has left; anything else stays
+                    self.folder.rmdir()
 
 
 def save(folder: Path, server: Server | Nodes, engine: Engine) -> None:
@@ -105,7 +107,7 @@ def save(folder: Path, server: Server | Nodes, engine: Engine) -> None:
 
 def carried_copy(folder: Path) -> Copy:
     """A copy as bytes."""
-    return Copy(carried(folder), {_round_of(file): file.read_bytes() for file in _rows_files(folder)})
+    return Copy(carried(folder), {_round_of(file): require_file(file).read_bytes() for file in _rows_files(folder)})
 
 
 def put_copy(folder: Path, copy: Copy) -> None:

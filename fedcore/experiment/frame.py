@@ -6,6 +6,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedcore.atomic_file import require_file
 from fedcore.errors import MissingDataError
 from fedcore.experiment.records import Record, RoundRecord, read_folder
 from fedcore.experiment.run_folder import CONFIG, begun_runs
@@ -53,7 +54,7 @@ def _trials(folder: Path) -> Iterator[tuple[str, Record, dict[str, Any]]]:
 
 def _tables(config: Path) -> Mapping[str, Any]:
     try:
-        tables = json.loads(config.read_text(encoding="utf-8"))
+        tables = json.loads(require_file(config).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except ValueError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fedcore import data, devices
+from fedcore.atomic_file import require_file
 from fedcore.errors import MissingDataError
 from fedcore.experiment.records import RoundRecord
 from fedcore.experiment.schema.experiment import Experiment
@@ -161,7 +162,7 @@ def _seems_complete(job: Job) -> bool:
     """Tell whether a record has as many lines as there are rounds, behind its header; only an order hangs on it."""
     with suppress(OSError):
         record = job.folder / "records" / job.trial.file_name
-        return record.read_bytes().count(b"\n") > job.trial.experiment.rounds
+        return require_file(record).read_bytes().count(b"\n") > job.trial.experiment.rounds
     return False
 
 

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, ClassVar, Self, TextIO, TypeVar
-from uuid import uuid4
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from fedcore.atomic_file import draft_of, require_file
 from fedcore.errors import MissingDataError
 from fedcore.experiment.schema.fields import Line
 
@@ -182,11 +182,10 @@ class Writer:
     def _replace_when_due(self) -> None:
         if self._again is None or len(self._again) - 1 < self._until:
             return
-        draft = self._path.with_name(f".{self._path.name}.{uuid4().hex[:12]}")  # which no link can wait for
-        self._file = draft.open("x", encoding="utf-8")
-        for line in self._again:
-            self._line(line)
-        draft.replace(self._path)
+        with draft_of(self._path) as draft:
+            self._file = draft.open("w", encoding="utf-8")
+            for line in self._again:
+                self._line(line)
         self._again = None
 
     def _line(self, line: Header | RoundRecord) -> None:
@@ -204,7 +203,7 @@ def read(path: Path) -> Record:
     Raises:
         MissingDataError: the file has no header, or a line before the last is damaged.
     """
-    text, lost, _ = path.read_text(encoding="utf-8", errors="replace").partition("\0")
+    text, lost, _ = require_file(path).read_text(encoding="utf-8", errors="replace").partition("\0")
     lines = text.split("\n")
     torn = lines.pop() != "" or lost != ""
     if not lines:
@@ -227,7 +226,7 @@ def read_header(path: Path) -> Header | None:
     Raises:
         MissingDataError: it is no header.
     """
-    with path.open("rb") as file:
+    with require_file(path).open("rb") as file:
         line, lost, _ = file.readline().decode("utf-8", "replace").partition("\0")
     if lost or not line.endswith("\n"):
         return None
@@ -250,7 +249,7 @@ def read_folder(folder: Path) -> list[Record]:
 
 def started(path: Path) -> bool:
     """Tell whether a record has its header."""
-    return b"\n" in path.read_bytes().partition(b"\0")[0]
+    return b"\n" in require_file(path).read_bytes().partition(b"\0")[0]
 
 
 def _read_line(path: Path, number: int, line: str, kind: TypeAdapter[T], what: str) -> T:

@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from fedcore.atomic_file import replacing
+from fedcore.atomic_file import replacing, require_file
 from fedcore.devices import CPU
 from fedcore.errors import ConfigError, DeviceError, MissingDataError
 from fedcore.experiment.schema.experiment import Experiment
@@ -84,7 +84,7 @@ def check_device(folder: Path, experiment: Experiment) -> None:
     """
     begun: object = {}
     with suppress(OSError, ValueError):  # not there, or damaged
-        begun = json.loads((folder / BUILD).read_text(encoding="utf-8"))
+        begun = json.loads(require_file(folder / BUILD).read_text(encoding="utf-8"))
     device = begun.get("device") if isinstance(begun, dict) else None
     name = device.get("name") if isinstance(device, dict) else None
     was, now = ((one or CPU).partition(":")[0] for one in (name, experiment.device))  # older ones knew the CPU alone
@@ -139,6 +139,6 @@ def _require_unfinished(folder: Path) -> None:
     if os.path.lexists(build):
         found: object = None
         with suppress(OSError, ValueError):
-            found = json.loads(build.read_text(encoding="utf-8"))
+            found = json.loads(require_file(build).read_text(encoding="utf-8"))
         if build.is_symlink() or not isinstance(found, dict) or not {"engine", "device"} <= set(found):
             raise ConfigError(f"{build}: expected none, or that of an unfinished run, got another file: move it")

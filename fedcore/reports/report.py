@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedcore.atomic_file import write_text
+from fedcore.atomic_file import require_file, write_text
 from fedcore.errors import MissingDataError
 from fedcore.experiment import presets
 from fedcore.experiment.records import Record, read_folder
@@ -57,7 +57,7 @@ def write_report(folder: Path) -> Report:
         MissingDataError: there are no records, or one is damaged.
     """
     config = folder / CONFIG
-    text = config.read_text(encoding="utf-8") if config.exists() else ""
+    text = require_file(config).read_text(encoding="utf-8") if config.exists() else ""
     records = read_folder(folder)
     preset = records[0].header.preset
     return report_on(records, folder, pictures(preset, text), changed=changes(preset, text), config=text)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from fedcore.atomic_file import inside, replacing, write_text
+from fedcore.atomic_file import inside, replacing, require_file, write_text
 from fedcore.errors import MissingDataError
 from fedcore.experiment.records import Record, read_folder
 from fedcore.experiment.run_folder import CONFIG, runs_in
@@ -81,7 +81,9 @@ def write_overview(folder: Path) -> Overview:
             records, notes, points = best(group)
             if not records:
                 continue
-            config = (group[points[0]][0] / CONFIG).read_text(encoding="utf-8")  # of the first method's best point
+            config = require_file(group[points[0]][0] / CONFIG).read_text(
+                encoding="utf-8"
+            )  # of the first method's best point
             drawn, changed[preset] = pictures(preset, config), _changes(preset, [group[point][0] for point in points])
             row = condition(preset, setting, records)
             all_rows[row.name] = row
@@ -201,7 +203,7 @@ def _changes(preset: str, runs: Sequence[Path]) -> Changes:
     """The changes of these points against their preset, each once."""
     found: list[Change] = []
     for run in runs:
-        here = changes(preset, (run / CONFIG).read_text(encoding="utf-8"))
+        here = changes(preset, require_file(run / CONFIG).read_text(encoding="utf-8"))
         found += [change for change in here if change not in found]
     return tuple(found)
 

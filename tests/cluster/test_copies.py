@@ -1,10 +1,13 @@
 """A copy is put in the place of nothing, or of an older copy, and never in that of a run."""
 
+import re
+
 import numpy as np
 import pytest
 
 from fedcore import cluster
-from fedcore.errors import LockedError, StoreError
+from fedcore.cluster.intent import INTENT
+from fedcore.errors import CheckpointError, LockedError, StoreError
 from tests.cluster.pairs import made, n, one_round
 
 X0 = np.linspace(-1, 1, n, dtype=np.float32)
@@ -56,3 +59,26 @@ def test_over_a_copy_in_which_a_server_goes_on(tmp_path):
         server.save(tmp_path / "copy")
     with cluster.Server.load(tmp_path / "copy") as copy:
         assert copy.round_number == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"\xff", b"{}", b'{"made": 3, "going": null}', b'{"made": {"cluster": "x"}, "going": 1}'],
+)
+def test_the_error_of_a_damaged_intent_names_the_file_to_delete(tmp_path, content):
+    with made("MIFA", X0, shards=2, path=tmp_path / "run") as server:
+        server.save(tmp_path / "copy")
+        ways = {"copy": server.save, "run": lambda path: cluster.reshard(path, 3)}
+        for name, way in ways.items():
+            intent = tmp_path / name / INTENT
+            intent.write_bytes(content)
+            if name == "run":
+                server.close()
+            with pytest.raises(CheckpointError, match=re.escape(f"; delete {intent}: it only lists the shards")):
+                way(intent.parent)
+            assert intent.read_bytes() == content
+            intent.unlink()
+            way(intent.parent)
+    for name in ways:
+        with cluster.Server.load(tmp_path / name) as server:
+            assert server.verify() == []

@@ -2,16 +2,26 @@
 
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, cluster, optimizers
+from fedcore.clients import Registry
 from fedcore.cluster import coordinator, manifest
 from fedcore.cluster.intent import INTENT
 from fedcore.cluster.shard import Shard
-from fedcore.errors import CheckpointError, ClusterError, LockedError, RangeError, StoreError, UnknownNameError
+from fedcore.errors import (
+    CheckpointError,
+    ClusterError,
+    FedcoreError,
+    LockedError,
+    RangeError,
+    StoreError,
+    UnknownNameError,
+)
 from fedcore.store.files.locks import WriterLock
 from tests.cluster.pairs import N, made, n, one_round, same
 from tests.cluster.processes import Processes
@@ -272,22 +282,71 @@ def losing():
 
 
 def test_a_shard_is_lost_behind_a_change_of_clients(tmp_path, losing):
-    """They have arrived, or departed: that nobody could be asked who is there now is no error of that."""
+    """They have arrived, or departed: that no shard could give their numbers is no error of that."""
     one = made("MIFA", X0)
     with made("MIFA", X0, shards=2, path=tmp_path / "run", placement=losing) as many:
+
+        def lose(server):
+            assert 1 in server.clients  # all are known: the next change asks for the numbers of its own clients alone
+            losing.at = ["numbers"] if server is many else []
+
         for server in (one, many):
             one_round(server)
-            losing.at = ["registry"]
+            lose(server)
             server.arrive(["anna", "bert"])
-            losing.at = ["registry"]
+            assert losing.at == []
+            assert "bert" in server.clients
+            lose(server)
             server.depart(0)
-            with server.open_round(newcomers=["cora"]) as opened:
+            assert losing.at == []
+            assert 0 not in server.clients
+            with server.open_round(newcomers=["cora", "dan"]) as opened:
                 opened.add("cora", X0 * np.float32(2), steps=1)
-                losing.at = ["registry"]
+                lose(server)
+            assert losing.at == []
             assert opened.report.heard == ("cora",)
-            assert "cora" in server.clients
-        assert losing.at == []
+            assert ("cora" in server.clients, "dan" in server.clients) == (True, False)
         same(one, many, opened_again=True)
+
+
+def test_a_shard_is_lost_within_a_change_of_clients(tmp_path, losing):
+    """It has happened in no shard, or in all: the registered clients are those of the shards, which are read anew."""
+    one = made("MIFA", X0)
+    with made("MIFA", X0, shards=2, path=tmp_path / "run", placement=losing) as many:
+        for change in (lambda server: server.arrive("anna"), lambda server: server.depart(0)):
+            before = list(many.clients)
+            losing.at = [change.__code__.co_names[0]]
+            with suppress(ClusterError):
+                change(many)
+            assert losing.at == []
+            if list(many.clients) == before:
+                change(many)
+            change(one)
+            same(one, many, opened_again=True)
+        many.close()
+    with cluster.Server.load(tmp_path / "run") as many:
+        same(one, many, opened_again=True)
+
+
+@pytest.mark.parametrize("clients", [N, [f"c{i}" for i in range(N)]], ids=["counted", "listed"])
+def test_numbers_of_clients_stay_those_of_the_shards(clients):
+    """Over arrivals, returns, departures and newcomers, some of which are refused or stay silent."""
+    with made("MIFA", X0, clients, shards=2) as server:
+        rng, names, seen = np.random.default_rng(3), [*server.clients, "x", "y", 2, 9, np.int64(4), -1], set()
+        for t in range(60):
+            chosen = [names[i] for i in rng.permutation(len(names))[: 1 + t % 2]]
+            with suppress(FedcoreError):
+                if t % 3 == 0:
+                    server.arrive(chosen)
+                elif t % 3 == 1:
+                    server.depart(chosen[0])
+                else:
+                    with server.open_round(newcomers=chosen) as opened:
+                        opened.add(chosen[0], X0, steps=1)
+            known, read = server._registry, Registry.restore(*server._first("registry"))
+            assert known == read
+            seen.add(tuple(known))
+        assert len(seen) > 10
 
 
 def test_options_change_in_all_shards_or_in_none(tmp_path, losing):

@@ -3,9 +3,16 @@
 import os
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from fedcore import cluster
+from fedcore.errors import RangeError
+from tests.clients.peaks import peak_of
+from tests.server.test_population import MORE
 
 PROGRAM = Path(__file__).with_name("limited.py")
 
@@ -18,3 +25,40 @@ def test_a_model_larger_than_one_shards_memory_runs_on_two():
     in_one, in_two, whole = run.stdout.splitlines()
     assert "the system has no memory for" in in_one
     assert in_two == whole
+
+
+class Many:
+    """A cluster's server of so many clients with ids; and changes, each of another client."""
+
+    def __init__(self, clients, path):
+        ids = [f"client {i}" for i in range(clients)]
+        self.server = cluster.Server("MIFA", np.zeros(4, np.float32), ids, lr=0.1, shards=1, path=path)
+        self.ids, self.numbers = iter(ids), count()
+        assert len(self.server.clients) == clients
+
+    def arrive(self):
+        self.server.arrive(f"new {next(self.numbers)}")
+
+    def depart(self):
+        self.server.depart(next(self.ids))
+
+    def newcomer(self):
+        name = f"newcomer {next(self.numbers)}"
+        with self.server.open_round(newcomers=[name, "silent"]) as opened:
+            opened.add(name, np.ones(4, np.float32), steps=1)
+
+    def refused(self):
+        with pytest.raises(RangeError):
+            self.server.arrive("client 999")
+
+
+@pytest.mark.parametrize("kind", ["memory", "files"])
+def test_a_change_of_one_client_allocates_no_more_among_many(tmp_path, kind):
+    changes = ("arrive", "depart", "newcomer", "refused")
+    peaks = []
+    for clients in (1_000, 100_000):
+        many = Many(clients, None if kind == "memory" else tmp_path / str(clients))
+        peaks.append([peak_of(getattr(many, change)) for change in changes])
+        many.server.close()
+    for change, few, most in zip(changes, *peaks, strict=True):
+        assert most < few + MORE, change

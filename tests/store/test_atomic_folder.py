@@ -63,7 +63,6 @@ def left_behind(parent, name=DRAFT):
 def test_the_draft_of_a_process_that_died_is_deleted(tmp_path):
     left = left_behind(tmp_path)
     (left / "readers" / f"1234-{'0' * 32}").touch()
-    (tmp_path / "run.draft-aaaaaaaaaaaa").mkdir()  # it died before it had locked it
     made(tmp_path / "run")
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
@@ -129,6 +128,30 @@ def a_link(draft):
 def a_folder_for_a_file(draft):
     (draft / "lock").unlink()
     (draft / "lock").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("name", "act"),
+    [(DRAFT, made), (DRAFT, saved), (DRAFT, atomic_folder.remove), ("run", atomic_folder.remove)],
+)
+@pytest.mark.parametrize("lock", [None, b"", b"process 1\n", b"to be deleted\n", b"process 1\nto be deleted\nmine"])
+def test_a_folder_that_is_empty_but_for_a_lock_without_the_mark_stays(tmp_path, name, act, lock):
+    """Somebody has just made it, for data of his own; or has it open."""
+    folder = tmp_path / name
+    folder.mkdir()
+    if lock is not None:
+        (folder / "lock").write_bytes(lock)
+    found, before = folder.stat(), tree(folder)
+    act(tmp_path / "run")
+    assert os.path.samestat(folder.stat(), found)
+    assert tree(folder) == before
+
+
+def test_a_folder_with_only_a_marked_lock_is_deleted(tmp_path):
+    (tmp_path / DRAFT).mkdir()
+    WriterLock(tmp_path / DRAFT, disposable=True).close()
+    made(tmp_path / "run")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
 
 @pytest.mark.parametrize("add", [a_text, a_folder, a_text_among_readers, a_link, a_folder_for_a_file])

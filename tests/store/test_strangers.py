@@ -237,6 +237,34 @@ def test_a_lock_that_is_somebody_elses_file_by_a_hard_link_is_not_written(folder
     assert keys.read_text() == "ssh-rsa precious"
 
 
+FILES = ["rows.slots", f"vectors-{4 * N}.slots", "index.sqlite", "index.sqlite-wal", "index.sqlite-shm", "lock"]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("content", ["its own", "empty", "a process"])
+def test_a_file_with_a_second_hard_link_is_not_written(folder, name, content):
+    """A log and a lock may hold anything at first; the other files must be those of the store to be opened at all."""
+    if not (folder / name).exists() or content != "its own":
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).write_bytes(b"" if content == "empty" else b"process \nprecious")
+    other = folder.parent / "precious"
+    os.link(folder / name, other)
+    before = other.read_bytes()
+    ways = [{}, {"undoable": True}, *([{"readonly": True}, {"medium": "ram"}] if name == "index.sqlite-shm" else [])]
+    for way in ways:
+        with pytest.raises(errors.StoreError) as error:
+            ClientStore.open(folder, **way)
+        assert str(error.value).startswith(f"{folder / name}: expected a file of the store's own, got one with several")
+        assert other.read_bytes() == before
+    if content == "its own" and not name.startswith("index.sqlite-"):
+        with ClientStore.open(folder, readonly=True) as store:  # which writes to no file of it
+            assert store.round == 0
+        assert other.read_bytes() == before
+        shutil.copy(folder / name, folder.parent / "copy")
+        os.replace(folder.parent / "copy", folder / name)
+        ClientStore.open(folder).close()
+
+
 def test_a_server_is_not_loaded_through_links(tmp_path):
     Server("MIFA", np.zeros(4, np.float32), 4, lr=0.1, store=f"mmap:{tmp_path / 'run'}").close()
     (tmp_path / "real").mkdir()

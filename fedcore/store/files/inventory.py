@@ -15,8 +15,10 @@ ROWS = "rows.slots"
 VECTORS = "vectors-{}.slots"
 INDEX = "index.sqlite"
 JOURNAL = f"{INDEX}-journal"
+_SHARED = f"{INDEX}-shm"
 DISPOSABLE = b"to be deleted\n"
 """The end of a lock file whose folder may be deleted: a draft's, or that of a store that another has replaced."""
+SEVERAL_LINKS = "one with several hard links, all of which would change: put a copy in its place"
 
 _VECTORS = re.compile(r"vectors-[1-9][0-9]*\.slots")
 _FILES = re.compile(r"lock|rows\.slots|vectors-[1-9][0-9]*\.slots|index\.sqlite(-wal|-shm)?")
@@ -24,10 +26,14 @@ _NOTES = re.compile(r"[1-9][0-9]*-[0-9a-f]{32}")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def require_own(folder: Path) -> None:
+def require_own(folder: Path, *, writable: bool = False) -> None:
     """Reject a folder with a rollback journal, or in which a link, a pipe or a device has the name of a store's entry.
 
-    A folder may come from a stranger: every file that is opened in it must lie in it.
+    A folder may come from a stranger: every file that is opened in it must lie in it. ``WriterLock`` checks the lock.
+
+    Args:
+        writable: reject also a file with a second hard link: to write to it changes a file elsewhere. SQLite writes
+            to the index's shared memory even where it reads.
 
     Raises:
         StoreError: there is one.
@@ -38,10 +44,13 @@ def require_own(folder: Path) -> None:
             if entry.name != READERS and not _FILES.fullmatch(entry.name):
                 continue
             due = "folder" if entry.name == READERS else "file"
+            may_change = entry.name == _SHARED or (writable and entry.name not in (LOCK, READERS))
             if entry.is_symlink():
                 got = "a symbolic link: it is not followed"
             elif not _is(entry, due):
                 got = "no regular file" if due == "file" else "none"
+            elif may_change and entry.stat().st_nlink > 1:
+                got = SEVERAL_LINKS
             else:
                 continue
             raise StoreError(f"{folder / entry.name}: expected a {due} of the store's own, got {got}")
@@ -154,18 +163,17 @@ def is_own_folder(folder: Path) -> bool:
 
 
 def is_disposable(folder: Path) -> bool:
-    """Tell whether a lock file says that the folder may be deleted, or the folder is as a draft begins: empty."""
+    """Tell whether a lock file says that the folder may be deleted. A folder without that mark may be anybody's."""
     with _opened(folder) as fd:
-        if not (names := os.listdir(fd)):
-            return True
-        if LOCK not in names:
+        try:
+            lock = os.open(LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=fd)
+        except FileNotFoundError:
             return False
-        lock = os.open(LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=fd)
         try:
             content = os.pread(lock, 200, 0)
         finally:
             os.close(lock)
-    return (content.startswith(b"process ") and content.endswith(DISPOSABLE)) or (names == [LOCK] and not content)
+    return content.startswith(b"process ") and content.endswith(DISPOSABLE)
 
 
 def _is(entry: "os.DirEntry[str]", kind: str) -> bool:

@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from fedcore.errors import LockedError, StoreError
 from fedcore.store.files import system_calls as disk
-from fedcore.store.files.inventory import DISPOSABLE, LOCK, READERS, is_note
+from fedcore.store.files.inventory import DISPOSABLE, LOCK, READERS, SEVERAL_LINKS, is_note
 
 _NEWEST = 2**63 - 1
 _LENGTH = 96  # bytes of a lock file before the mark
@@ -136,6 +136,8 @@ class WriterLock(_Held):
         said = os.pread(self._fd, 2 * len(self._written), 0)
         if said and not said.startswith(b"process "):
             raise StoreError(f"{path}: expected a lock's content, got other content: it stays as it is")
+        if not shared and os.fstat(self._fd).st_nlink > 1:
+            raise StoreError(f"{path}: expected a file of the store's own, got {SEVERAL_LINKS}")
         try:
             fcntl.flock(self._fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -104,7 +104,7 @@ class Folder:
         path = self.path
         if not (path / INDEX).exists() or not (path / ROWS).exists():
             raise StoreError(f"{path}: expected the folder of a store, with {INDEX} and {ROWS} in it{_hint(path)}")
-        require_own(path)
+        require_own(path, writable=not self.readonly)
         if not self.readonly:
             if lock is None:
                 file_system.require_local(path)
