@@ -168,8 +168,9 @@ class Round(RoundFace):
         if self._has_examples:
             return NO_EXAMPLES
         layout, sent = self._settings.layout, [y for y in replies.vectors if y is not None]  # None: a partial sum's
-        if not self._state.whole.agree(all(first_not_finite(y, layout) is None for y in sent)):
-            return NOT_FINITE  # it does not count, and so takes nobody else's place
+        name = next((found for y in sent if (found := first_not_finite(y, layout))), None)
+        if not self._state.whole.agree(name is None):  # it does not count, and takes no other's place
+            return NOT_FINITE if name is None else f"{NOT_FINITE}, in {name}"
         self._has_examples = True
         before = [*self._held, *self._folded, *([self._undecided] if self._undecided is not None else [])]
         if dropped := [client for part in before for client in part.clients]:
