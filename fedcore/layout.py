@@ -468,7 +468,7 @@ def kind_of_integers(name: str, dtype: str, shape: Sequence[int], counters: Sequ
 
 
 def names_apart(due: Sequence[str], got: Sequence[str]) -> tuple[str, str]:
-    """The two halves of a message about names: what is due, what came, and the part by which they differ, if it is one.
+    """The two halves of a message about names: those expected and those given, with a common part by which they differ.
 
     Together they have at most 450 characters.
     """

@@ -30,34 +30,28 @@ def in_aggregate(x0, replies):
     return fedcore.aggregate(replies)
 
 
-def in_server(x0, replies):
-    server = Server("FedAvg", x0, len(replies), lr=0.1)
+def after_a_round(server, replies):
+    """The server after a round of these replies; the first rejection raises."""
     with server.open_round() as round:
         for client, reply in enumerate(replies):
             round.add(client, reply, steps=1)
     if round.report.refused:
         raise FedcoreError(round.report.refused[0][1])
-    return server.tensors()
+    return server
+
+
+def in_server(x0, replies):
+    return after_a_round(Server("FedAvg", x0, len(replies), lr=0.1), replies).tensors()
 
 
 def in_shards(x0, replies):
     with cluster.Server("FedAvg", x0, len(replies), lr=0.1, shards=1) as server:
-        with server.open_round() as round:
-            for client, reply in enumerate(replies):
-                round.add(client, reply, steps=1)
-        if round.report.refused:
-            raise FedcoreError(round.report.refused[0][1])
-        return server.tensors()
+        return after_a_round(server, replies).tensors()
 
 
 def in_network(x0, replies):
     network = Network([x0] * len(replies), np.full((len(replies),) * 2, 1 / len(replies)), lr=0.1)
-    with network.open_round() as round:
-        for node, reply in enumerate(replies):
-            round.add(node, reply, steps=1)
-    if round.report.refused:
-        raise FedcoreError(round.report.refused[0][1])
-    return network.tensors(0)
+    return after_a_round(network, replies).tensors(0)
 
 
 DOORS = [in_aggregate, in_server, in_shards, in_network]

@@ -55,8 +55,8 @@ class Judge:
     fewer than ``FEW`` ever did, replies wait until there are so many, or the round ends, and are judged by the median
     of all of them: else the first reply of all would be believed whatever it is, and the others be refused.
 
-    ``limits.clips`` scales a reply down, as a whole, until none of its norms is past the median of those. What is
-    remembered is its norm before that: else the median could only fall.
+    ``limits.clips`` scales a reply down, as a whole, until none of its norms is past the median of those. The
+    window keeps its norm before clipping: else the median could only fall.
 
     Where weights follow claims of examples, a claim counts up to ``examples_ratio`` times the median of those before it
     (``ClaimWindow``). While fewer than ``FEW`` are known, replies wait in the same way, but only from the first that

@@ -191,7 +191,7 @@ class Population:
 def arriving(
     clients: ClientId | Iterable[ClientId], client_sizes: int | Sizes | None
 ) -> tuple[list[ClientId], Sizes | None]:
-    """The arguments of ``Server.arrive`` as a list of clients, which nobody has looked at, and their sizes."""
+    """The arguments of ``Server.arrive`` as a list of clients, not checked yet, and their sizes."""
     one = isinstance(clients, str | bytes) or not isinstance(clients, Iterable)
     listed: list[Any] = [clients] if one else list(clients)  # type: ignore[arg-type]  # ids are not looked at yet
     sizes: Any = [client_sizes] if one and isinstance(client_sizes, int | np.integer) else client_sizes

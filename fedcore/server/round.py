@@ -82,7 +82,7 @@ class Round(RoundFace):
 
     @ieee
     def begin(self, newcomers: Coming) -> None:
-        """Begin a round for ``Server.open_round``, once it is the only one; or begin its sums anew."""
+        """Begin a round for ``Server.open_round``, once it is the only one; or begin its sums again."""
         self._newcomers = newcomers if isinstance(newcomers, Mapping) else list(newcomers)
         try:
             self._aggregator = self._state.begin(self._newcomers)

@@ -127,7 +127,7 @@ def mean_metrics(found: Sequence[tuple[Any, Mapping[str, Any]]]) -> dict[str, fl
     """The mean of the sites' metrics as NVFlare makes it: of each over the sites that have it, by their weights.
 
     Args:
-        found: the weight and the metrics of each site that counts. What is no finite number is left out.
+        found: the weight and the metrics of each site that counts. Values that are not finite numbers are left out.
     """
     sums: dict[str, tuple[float, float]] = {}
     for weight, metrics in found:

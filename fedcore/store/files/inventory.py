@@ -138,7 +138,7 @@ def delete(folder: Path, found: os.stat_result | None = None) -> None:
 
 
 def require_same(folder: Path, found: os.stat_result | None, opened: os.stat_result) -> None:
-    """Raise a StoreError if somebody has put another folder in the place of the one that was looked at."""
+    """Raise a StoreError if another folder has taken the place of the one that was checked."""
     if found is not None and not os.path.samestat(found, opened):
         raise StoreError(f"{folder}: expected the folder that was there, got another in its place: it stays")
 
