@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -50,9 +51,21 @@ def mode_of(path: Path) -> int | None:
     with suppress(FileNotFoundError):
         found = os.lstat(path)
         _require_no_device(path, found.st_mode)
-        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+        if stat.S_ISREG(found.st_mode) and is_own(path, found):
             return found.st_mode & 0o777
     return None
+
+
+def is_own(path: Path, found: os.stat_result) -> bool:
+    """Tell whether a file or folder is this user's.
+
+    Some network file systems give every new file to one owner. There this user's files are those of that owner.
+    """
+    if found.st_uid == os.geteuid():
+        return True
+    with suppress(OSError), tempfile.TemporaryFile(dir=path.parent) as made:
+        return found.st_uid == os.fstat(made.fileno()).st_uid
+    return False
 
 
 def require_file(path: Path) -> Path:

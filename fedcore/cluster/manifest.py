@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from fedcore.arguments import expanded, is_whole
-from fedcore.atomic_file import mode_of
+from fedcore.atomic_file import is_own, mode_of
 from fedcore.cluster.ranges import BLOCK, Range
 from fedcore.cluster.shard import Place, shard_in
 from fedcore.errors import CheckpointError, LockedError, RangeError, StoreError
@@ -144,7 +144,7 @@ def require_own_file(path: Path) -> None:
         StoreError: it is.
     """
     found = os.lstat(path)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+    if not stat.S_ISREG(found.st_mode) or not is_own(path, found):
         raise StoreError(
             f"{path}: expected a file of this user's own, got a link or another user's: use another folder"
         )

@@ -38,7 +38,7 @@ from fedcore.server.state import State
 from fedcore.server.transactions import Transactions, go_back, transactions
 from fedcore.store import ClientStore, Durability
 from fedcore.store.files.atomic_folder import remove
-from fedcore.store.files.inventory import LOCK, is_own_folder
+from fedcore.store.files.inventory import LOCK, is_own_folder, require_same
 from fedcore.store.files.locks import WriterLock
 from fedcore.typing import F32
 
@@ -90,15 +90,31 @@ class Place:
             CheckpointError: it is another shard's.
         """
         assert self.folder is not None
-        if not self.is_named:
-            _require_inside(self.folder)
+        found = self.require_inside()
         rows = ClientStore.open(self.folder, readonly=readonly, durability=durability, undoable=not readonly)
         try:
+            require_same(Path(self.folder), found, os.lstat(self.folder))
             self.require(rows.state)
         except BaseException:
             rows.close()
             raise
         return rows
+
+    def require_inside(self) -> os.stat_result | None:
+        """Reject a folder beside the manifest that is a link, or another user's; None if the caller has named it.
+
+        Raises:
+            StoreError: it is one.
+        """
+        if self.folder is None or self.is_named or not os.path.lexists(self.folder):
+            return None
+        found, home = os.lstat(self.folder), os.stat(os.path.dirname(self.folder))
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), home.st_uid):
+            raise StoreError(
+                f"{self.folder}: expected a folder of this user's beside the manifest, got a link, or another user's: "
+                "pass folders= if it is yours"
+            )
+        return found
 
 
 _NAME = re.compile(r"shard-(0|[1-9][0-9]{0,5})(-[0-9a-f]{8})?")
@@ -108,18 +124,6 @@ def shard_in(folder: str) -> int | None:
     """The number of a shard in the name that fedcore gives its folder; None for any other name or path."""
     found = _NAME.fullmatch(folder)
     return None if found is None else int(found[1])
-
-
-def _require_inside(folder: str) -> None:
-    """Reject a shard's folder that leads elsewhere, or that another user than the manifest's has put there."""
-    if not os.path.lexists(folder):
-        return  # which opening it explains
-    found, home = os.lstat(folder), os.stat(os.path.dirname(folder))
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), home.st_uid):
-        raise StoreError(
-            f"{folder}: expected a folder of this user's beside the manifest, got a link, or another user's: pass "
-            "folders= if it is yours"
-        )
 
 
 class Known(NamedTuple):
@@ -184,6 +188,7 @@ class Shard:
             settings: with the layout of this range.
             x: float32, the first model's elements.
         """
+        self._place.require_inside()
         p, folder = settings.layout.n_parameters, self._place.folder
         x = x if own else copied(x)
         require_finite(x, settings.layout)

@@ -190,3 +190,27 @@ def test_a_shard_of_another_user_is_neither_opened_nor_deleted(tmp_path, shared)
             cluster.Server.load(shared)
         server.save(shared)
     assert (theirs / "index.sqlite").exists()
+
+
+def test_a_new_shard_is_not_made_behind_a_link(shared, tmp_path):
+    (shared / "shard-1").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match="shard-1: expected a folder"):
+        made("MIFA", X0, shards=2, path=shared)
+    assert not (tmp_path / "elsewhere").exists()
+    assert not (shared / NAME).exists()
+
+
+def test_a_copy_is_replaced_where_the_file_system_names_another_owner(shared, monkeypatch):
+    """As a network file system does that maps all users to one: every file here is root's, who is not this user."""
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with made("MIFA", X0, shards=2) as server:
+        server.save(shared)
+        first = {path.name for path in shared.iterdir()}
+        one_round(server)
+        server.save(shared)
+        x = server.x.copy()
+    second = {path.name for path in shared.iterdir()}
+    assert first & second == {NAME}
+    assert len(first) == len(second)
+    with cluster.Server.load(shared) as copy:
+        assert copy.x.tobytes() == x.tobytes()

@@ -66,6 +66,12 @@ def test_a_log_that_is_a_link_is_refused(folder, name):
     assert target.read_bytes() == b"precious"
 
 
+@pytest.mark.parametrize("name", ["INDEX.SQLITE-wal", "Rows.Slots", "READERS", "loc\u212a"])
+def test_a_link_is_refused_under_a_name_that_some_file_systems_take_for_the_same(folder, name):
+    (folder / name).symlink_to(folder.parent)
+    assert all("got a symbolic link" in said for said in opened(folder))
+
+
 def hot_journal(index, victim):
     """A rollback journal of no pages that names a super-journal, which SQLite deletes when it plays it back."""
     content = index.read_bytes()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from fedcore.atomic_file import is_own
 from fedcore.errors import StoreError
 
 LOCK = "lock"
@@ -41,10 +42,11 @@ def require_own(folder: Path, *, writable: bool = False) -> None:
     require_no_journal(folder / INDEX)
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name != READERS and not _FILES.fullmatch(entry.name):
+            name = entry.name.casefold()  # some file systems find index.sqlite under INDEX.SQLITE
+            if name != READERS and not _FILES.fullmatch(name):
                 continue
-            due = "folder" if entry.name == READERS else "file"
-            may_change = entry.name == _SHARED or (writable and entry.name not in (LOCK, READERS))
+            due = "folder" if name == READERS else "file"
+            may_change = name == _SHARED or (writable and name not in (LOCK, READERS))
             if entry.is_symlink():
                 got = "a symbolic link: it is not followed"
             elif not _is(entry, due):
@@ -159,7 +161,7 @@ def _is_left(folder: Path) -> bool:
 def is_own_folder(folder: Path) -> bool:
     """Tell whether a path is a folder itself, no link to one, and this user's."""
     found = os.lstat(folder)
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return stat.S_ISDIR(found.st_mode) and is_own(folder, found)
 
 
 def is_disposable(folder: Path) -> bool:
