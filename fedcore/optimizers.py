@@ -5,15 +5,18 @@ algorithm: what rows, controls and g follow is v, not u.
 
 Delta is a difference of models where models are averaged (no server rate: x' = x - u), and with a server rate a mean
 gradient, eta K times smaller: tau there is the paper's tau / (eta K).
+
+The names of the paper: FedAdagrad, FedAdam and FedYogi are ``FedAvg`` with ``Adagrad``, ``Adam`` and ``Yogi``.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import isclass
-from typing import ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from fedcore import kernels, memory
-from fedcore.arguments import real
+from fedcore.arguments import real, whole
 from fedcore.float_mode import ieee
 from fedcore.registries import Registry
 from fedcore.typing import F32
@@ -26,6 +29,9 @@ class Optimizer(Protocol):
 
     A class whose every element depends on that element alone may say ``elementwise = True``: a cluster's shards, each
     of which has a range of the elements, take no other.
+
+    A class may have a method ``rate(round)``: the server's rate in a round, from 0 on, where ``server_lr`` is None. If
+    it has none, or gives None, gamma is the method's own.
     """
 
     def start(self, n: int) -> Moments:
@@ -82,16 +88,31 @@ class Adagrad:
 
     Args:
         beta1: the decay of the first moment.
-        tau: the degree of adaptivity; s starts at tau^2.
+        tau: the degree of adaptivity.
+        eta: the server's rate where ``server_lr`` is None. An element of u has a length of about 1, whatever the length
+            of v, so the rates of other steps do not fit it. None uses them all the same.
+        s0: s before the first round; None is tau^2.
     """
 
     elementwise: ClassVar[bool] = True
+    before: ClassVar[dict[str, Any]] = {"eta": None, "s0": None, "corrected_from": None}
+    """The options that a saved server has if it was saved before they were options."""
     beta1: float = 0.0
     tau: float = 1e-3
+    eta: float | None = 0.1
+    s0: float | None = None
 
     def __post_init__(self) -> None:
         real("beta1", self.beta1, "[0, 1]")
         real("tau", self.tau, "(0, 1e6]")
+        if self.eta is not None:
+            real("eta", self.eta, "(0, 1e6]")
+        if self.s0 is not None:
+            real("s0", self.s0, "[0, 1e12]")
+
+    def rate(self, round: int) -> float | None:
+        """See ``Optimizer``."""
+        return self.eta
 
     @property
     def second(self) -> Second:
@@ -100,8 +121,8 @@ class Adagrad:
 
     @ieee
     def start(self, n: int) -> Moments:
-        """m = 0, s = tau^2."""
-        return memory.zeros(n), memory.full(n, self.tau**2)
+        """m = 0, s = s0."""
+        return memory.zeros(n), memory.full(n, self.tau**2 if self.s0 is None else self.s0)
 
     @ieee
     def turn(self, v: F32, moments: Moments, x: F32, *, gamma: float, moments_out: Moments, x_out: F32) -> float:
@@ -127,14 +148,32 @@ class Adagrad:
 
 @dataclass(frozen=True)
 class Adam(Adagrad):
-    """Adagrad with s' = beta2 s + (1 - beta2) v^2. As in the paper, without a correction of the start."""
+    """Adagrad with s' = beta2 s + (1 - beta2) v^2.
+
+    Args:
+        beta2: the decay of the second moment.
+        corrected_from: k, for a rate of eta sqrt(1 - beta2^(t + k)) / (1 - beta1^(t + k)) in round t = 0, 1, ...: the
+            moments' start at 0 is corrected. 1 is Kingma and Ba's correction. None is the paper's: there is none.
+    """
 
     beta1: float = 0.9
     beta2: float = 0.99
+    corrected_from: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         real("beta2", self.beta2, "(0, 1]")
+        if self.corrected_from is not None:
+            whole("corrected_from", self.corrected_from, 1, 2**31)
+            real("beta1", self.beta1, "[0, 1)")
+            real("beta2", self.beta2, "(0, 1)")
+
+    def rate(self, round: int) -> float | None:
+        """See ``Optimizer``."""
+        if self.eta is None or self.corrected_from is None:
+            return self.eta
+        k = round + self.corrected_from
+        return self.eta * math.sqrt(1 - self.beta2**k) / (1 - self.beta1**k)
 
     @property
     def second(self) -> Second:
@@ -144,7 +183,9 @@ class Adam(Adagrad):
 
 @dataclass(frozen=True)
 class Yogi(Adam):
-    """Adagrad with s' = s - (1 - beta2) v^2 sign(s - v^2)."""
+    """Adam with s' = s - (1 - beta2) v^2 sign(s - v^2)."""
+
+    eta: float | None = 0.01
 
     @property
     def second(self) -> Second:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fedcore import Server, Update, optimizers
-from fedcore.errors import RangeError, UnknownNameError
+from fedcore import ClientStore, Server, Update, optimizers
+from fedcore.errors import CheckpointError, RangeError, UnknownNameError
 
 n, rounds = 7, 25
 OPTIMIZERS = {
@@ -48,8 +48,47 @@ def test_the_step_is_the_papers(name, server_lr):
         server.round([Update(i, delta=sent[i], steps=steps) for i in range(3)])
     # With a server rate v is a mean gradient, Delta / (eta K).
     unit = 1.0 if server_lr is None else 1 / (lr * steps)
-    due = transcribed(name, OPTIMIZERS[name], x0.astype(np.float64), unit * np.array(deltas), server_lr or 1.0)
+    eta = server_lr or (1.0 if name == "SGD" else OPTIMIZERS[name].eta)
+    due = transcribed(name, OPTIMIZERS[name], x0.astype(np.float64), unit * np.array(deltas), eta)
     np.testing.assert_allclose(server.x, due, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "MIFA"])
+def test_the_rate_is_the_optimizer_s_where_the_server_has_none(method):
+    rng = np.random.default_rng(1)
+    one, other = (
+        Server(method, np.zeros(n, np.float32), 2, lr=0.5, optimizer=optimizers.Adam(), **more)
+        for more in ({}, {"server_lr": 0.1})
+    )
+    for server in (one, other):
+        report = server.round([Update(i, delta=rng.normal(size=n), steps=4) for i in range(2)])
+        assert report.gamma == 0.1
+    plain = Server(method, np.zeros(n, np.float32), 2, lr=0.5, optimizer=optimizers.Adam(eta=None))
+    report = plain.round([Update(i, delta=np.ones(n), steps=4) for i in range(2)])
+    assert report.gamma == (1.0 if method == "FedAvg" else 2.0)
+
+
+def test_kingma_and_ba_s_correction_makes_the_first_step_eta_long():
+    adam = optimizers.Adam(eta=0.3, s0=0.0, tau=1e-9, corrected_from=1)
+    server = Server("FedAvg", np.zeros(n, np.float32), 2, lr=1.0, optimizer=adam)
+    for k in range(1, 4):
+        server.round([Update(i, delta=np.full(n, 7.0), steps=1) for i in range(2)])
+        np.testing.assert_allclose(server.x, 0.3 * k, rtol=1e-6)  # m and s, corrected, are 7 and 49 in every round
+
+
+def test_a_folder_of_before_the_optimizers_had_a_rate_goes_on_without_one(tmp_path):
+    server = Server("FedAvg", np.zeros(n, np.float32), 2, lr=1.0, optimizer=optimizers.Adam(eta=None))
+    server.save(tmp_path / "run")
+    with ClientStore.open(tmp_path / "run") as rows:
+        state = rows.state
+        for option in ("eta", "s0", "corrected_from"):
+            del state["settings"]["optimizer"]["options"][option]
+        rows.commit(0, state=state)
+    for given in (None, optimizers.Adam(eta=None)):
+        with Server.load(tmp_path / "run", optimizer=given) as loaded:
+            assert loaded.round([Update(0, delta=np.ones(n), steps=1)]).gamma == 1.0
+    with pytest.raises(CheckpointError, match="optimizer: expected"):
+        Server.load(tmp_path / "run", optimizer=optimizers.Adam())
 
 
 def test_an_unknown_name_and_wrong_numbers_are_refused():

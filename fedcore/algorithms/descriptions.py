@@ -83,12 +83,14 @@ def revive(what: str, description: Mapping[str, Any] | None, given: Any) -> Any:
             return registry.find(name, imports=False)(**description["options"])
         except UnknownNameError as error:
             raise CheckpointError(f"{error} ({what}=)") from None
-    make, options = registry[name], description["options"]
+    make = registry[name]
+    options = {o: v for o, v in getattr(make, "before", {}).items() if o in signature(make).parameters}
+    options |= description["options"]
     for option, parameter in signature(make).parameters.items():
         if isinstance(parameter.default, bool) and option in options and type(options[option]) is not bool:
             raise RangeError(f"{what}: expected {option} to be true or false, got {options[option]!r}")
     revived = make(**options)
-    if given is not None and describe(what, given) != description:
+    if given is not None and describe(what, given) != describe(what, revived):
         raise CheckpointError(f"{what}: expected {description}, as it was saved, or nothing, got {given!r}")
     return revived
 

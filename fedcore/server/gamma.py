@@ -14,7 +14,9 @@ from fedcore.typing import F64
 _NONE: F64 = np.empty(0)
 
 
-def believed_steps(settings: Settings, heard: Replies, lately: ClaimWindow) -> tuple[F64, F64, int | None]:
+def believed_steps(
+    settings: Settings, now: Snapshot, heard: Replies, lately: ClaimWindow
+) -> tuple[F64, F64, int | None]:
     """The cohort's K_i, eta_i K_i, and the steps that the longest claims were counted with; None where all count.
 
     With ``max_steps_ratio`` no K_i counts for more than so many times a median: that of the last 1,000 replies, or that
@@ -27,7 +29,7 @@ def believed_steps(settings: Settings, heard: Replies, lately: ClaimWindow) -> t
     """
     steps, counts, eta_steps = heard.claims.steps, heard.claims.counts, heard.eta_steps
     ratio = settings.limits.steps_ratio
-    if ratio is None or settings.server_lr is not None or settings.averages_models or not len(heard):
+    if ratio is None or _claimless(settings, now) is not None or not len(heard):
         return steps, eta_steps, None
     if lately.agree(steps):
         lately.add(steps)
@@ -43,22 +45,30 @@ def believed_steps(settings: Settings, heard: Replies, lately: ClaimWindow) -> t
 
 
 def step_length(settings: Settings, now: Snapshot, cohort: Cohort, said: float | None) -> float:
-    """The server's rate; or what the method says; or 1 where models are averaged; or the mean of eta_i K_i over the
-    draws of the cohort, in a round without any the last one.
+    """The server's rate; or what the method says; or the optimizer's rate; or 1 where models are averaged; or the mean
+    of eta_i K_i over the draws of the cohort, in a round without any the last one.
 
     Args:
         said: gamma, as the method's step says it.
     """
-    if settings.server_lr is not None:
-        return rate_at(settings.server_lr, now.round_number)
-    if said is not None:
+    if said is not None and settings.server_lr is None:
         return float(said)
-    if settings.averages_models:
-        return 1.0
+    if (gamma := _claimless(settings, now)) is not None:
+        return gamma
     if not cohort.S:
         return now.gamma
     counts = cohort.claims.counts
     return float((cohort.eta_steps * counts).sum() / counts.sum())
+
+
+def _claimless(settings: Settings, now: Snapshot) -> float | None:
+    """gamma where no claim changes it: the server's rate, or the optimizer's, or 1 where models are averaged."""
+    if settings.server_lr is not None:
+        return rate_at(settings.server_lr, now.round_number)
+    rate = getattr(settings.optimizer, "rate", None)
+    if rate is not None and (gamma := rate(now.round_number)) is not None:
+        return float(gamma)
+    return 1.0 if settings.averages_models else None
 
 
 def _median(values: F64, counts: F64) -> float:
@@ -70,9 +80,7 @@ def _median(values: F64, counts: F64) -> float:
 
 def farthest_gamma(settings: Settings, now: Snapshot) -> float:
     """The most that ``step_length`` can say in this round, whatever clients claim, unless the method says gamma."""
-    if settings.server_lr is not None:
-        return rate_at(settings.server_lr, now.round_number)
-    if settings.averages_models:
-        return 1.0
+    if (gamma := _claimless(settings, now)) is not None:
+        return gamma
     lr, limits = rate_at(settings.lr, now.round_number), settings.asked
     return max(limits.lr if limits.own_rates else lr, now.gamma) * limits.steps

@@ -54,7 +54,8 @@ class Server(ServerView):
             they come later (``arrive``, ``open_round``). May be left out where ``store`` is a ClientStore, which knows.
         lr: eta, the rate of the clients' local steps: a number, or a function of the round.
         server_lr: gamma: a number, or a function of the round. None averages the clients' models (FedAvg), or uses
-            the cohort's mean of eta_i K_i (methods in gradient units; in a round without clients the last gamma).
+            the cohort's mean of eta_i K_i (methods in gradient units; in a round without clients the last gamma). With
+            an adaptive optimizer None is its ``eta``.
         store: "ram", "mmap:PATH" (a new folder; ``Server.load`` goes on with an old one), "cuda" (all rows in the
             memory of ``device``), or a ClientStore with rows of ``n_parameters`` elements, which a codec rounds
             stochastically by the round and the client alone.

@@ -207,7 +207,7 @@ class State:
         algorithm, now = self.settings.algorithm, self.snapshot
         population, number = self.newcomers.settle(heard.clients, now), now.round_number
         steps = self.claimed.of("steps", self.settings.limits.steps_ratio, now.norms)
-        believed = believed_steps(self.settings, heard, steps)
+        believed = believed_steps(self.settings, self.snapshot, heard, steps)
         asked = AskedSquare(lambda: combined_square(self.whole, [result.A], [1.0]))
         cohort = self.cohort(heard, population, result, believed, asked)
         norms = {**norms, "steps": steps.packed} if len(steps) else norms

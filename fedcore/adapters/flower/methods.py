@@ -1,6 +1,8 @@
 """Flower strategies, one for each of ``fedcore.algorithms``; their arguments are in ``ServerStrategy``."""
 
-from fedcore import algorithms
+from typing import Any
+
+from fedcore import algorithms, optimizers
 from fedcore.adapters.flower.strategy import ServerStrategy
 
 
@@ -8,6 +10,41 @@ class FedAvg(ServerStrategy):
     """``fedcore.algorithms.FedAvg`` in Flower."""
 
     method = algorithms.FedAvg
+
+
+class FedAdagrad(FedAvg):
+    """Flower's FedAdagrad, with its arguments and its numbers: FedAvg with ``fedcore.optimizers.Adagrad``."""
+
+    def __init__(self, *, eta: float = 0.1, tau: float = 1e-3, **options: Any) -> None:
+        super().__init__(optimizer=optimizers.Adagrad(eta=eta, tau=tau, s0=0.0), **_flowers_own(options))
+
+
+class FedAdam(FedAvg):
+    """Flower's FedAdam, with its arguments and its numbers: FedAvg with ``fedcore.optimizers.Adam``.
+
+    Flower corrects the start with the exponent of the round after.
+    """
+
+    def __init__(
+        self, *, eta: float = 0.1, beta_1: float = 0.9, beta_2: float = 0.99, tau: float = 1e-3, **options: Any
+    ) -> None:
+        adam = optimizers.Adam(eta=eta, beta1=beta_1, beta2=beta_2, tau=tau, s0=0.0, corrected_from=2)
+        super().__init__(optimizer=adam, **_flowers_own(options))
+
+
+class FedYogi(FedAvg):
+    """Flower's FedYogi, with its arguments and its numbers: FedAvg with ``fedcore.optimizers.Yogi``."""
+
+    def __init__(
+        self, *, eta: float = 0.01, beta_1: float = 0.9, beta_2: float = 0.99, tau: float = 1e-3, **options: Any
+    ) -> None:
+        yogi = optimizers.Yogi(eta=eta, beta1=beta_1, beta2=beta_2, tau=tau, s0=0.0)
+        super().__init__(optimizer=yogi, **_flowers_own(options))
+
+
+def _flowers_own(options: dict[str, Any]) -> dict[str, Any]:
+    """Options without ``eta_l``, the clients' rate, which Flower takes and never uses."""
+    return {name: value for name, value in options.items() if name != "eta_l"}
 
 
 class FedProx(ServerStrategy):

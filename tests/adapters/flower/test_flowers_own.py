@@ -11,6 +11,7 @@ from fedcore import Server
 from fedcore.adapters import flower
 from fedcore.adapters.flower import Task
 from fedcore.errors import ArrayError, RangeError
+from fedcore.optimizers import SGD
 from tests.adapters.flower.local_grid import LocalGrid
 
 ROUNDS, STEPS = 3, 4
@@ -61,6 +62,32 @@ def test_fedavg_is_flower_s_own(nodes, fold):
     assert len(theirs) == 1 + ROUNDS
     assert np.abs(np.diff(theirs, axis=0)).max(axis=0).min() > 1e-3  # each element went somewhere
     np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("FedAdam", {}),
+        ("FedAdam", {"eta": 0.3, "beta_1": 0.5, "beta_2": 0.8, "tau": 0.1, "eta_l": 0.2}),
+        ("FedYogi", {}),
+        ("FedYogi", {"eta": 0.2, "beta_1": 0.3, "beta_2": 0.9, "tau": 0.01}),
+        ("FedAdagrad", {}),
+        ("FedAdagrad", {"eta": 0.02, "tau": 0.05}),
+    ],
+)
+def test_the_adaptive_optimisers_are_flower_s_own(name, options):
+    how = dict(fraction_evaluate=0.0, min_available_nodes=3, min_train_nodes=3)
+    theirs = run(getattr(strategies, name)(**how, **options), 3)
+    ours = run(getattr(flower, name)(poll=0.001, **how, **options), 3)
+    assert np.abs(np.diff(theirs, axis=0)).max(axis=0).min() > 1e-3
+    np.testing.assert_allclose(ours, theirs, rtol=3e-6, atol=3e-6)
+
+
+def test_server_momentum_is_flower_s_fedavgm():
+    how = dict(fraction_evaluate=0.0, min_available_nodes=3, min_train_nodes=3)
+    theirs = run(strategies.FedAvgM(server_momentum=0.7, **how), 3)
+    ours = run(flower.FedAvg(optimizer=SGD(momentum=0.7), poll=0.001, **how), 3)
+    np.testing.assert_allclose(ours, theirs, rtol=3e-6, atol=3e-6)
 
 
 @pytest.mark.parametrize("nodes", [2, 5])
