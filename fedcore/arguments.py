@@ -134,6 +134,8 @@ def _power(number: int) -> str:
 def shown(value: object) -> str:
     """A value that came, in few characters whatever it is."""
     try:
+        if isinstance(value, bytes | bytearray | str):
+            value = value[:100]  # whose whole text would be made first
         return short_repr(value)
     except Exception:  # an int of too many digits, or a repr that fails
         return f"an unprintable {type(value).__name__}"

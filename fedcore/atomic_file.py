@@ -69,14 +69,29 @@ def is_own(path: Path, found: os.stat_result) -> bool:
 
 
 def require_file(path: Path) -> Path:
-    """Return a path that is about to be read, unless reading there may wait forever.
+    """Return a path in a run's folder that is about to be read, which may be a stranger's folder.
 
     Raises:
-        StoreError: a pipe, a socket or a device is there, or a link to one.
+        StoreError: a link is there, which may lead to a file of this user's; or a pipe, a socket or a device, whose
+            reading may wait forever.
     """
     with suppress(FileNotFoundError):
-        _require_no_device(path, os.stat(path).st_mode)
+        mode = os.lstat(path).st_mode
+        if stat.S_ISLNK(mode):
+            raise StoreError(f"{path}: expected a file of the folder's own, got a symbolic link: it is not followed")
+        _require_no_device(path, mode)
     return path
+
+
+def followed(path: Path) -> Path:
+    """Return the place that a path names, behind links.
+
+    Raises:
+        StoreError: another user's link has that name.
+    """
+    if path.is_symlink() and not is_own(path, os.lstat(path)):
+        raise StoreError(f"{path}: expected a folder, got another user's link: it is not followed")
+    return Path(os.path.realpath(path))
 
 
 def _require_no_device(path: Path, mode: int) -> None:

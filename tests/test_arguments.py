@@ -1,11 +1,12 @@
 """Checks of numbers: what is in a range, and the words for one."""
 
+import tracemalloc
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from fedcore.arguments import due_in, due_whole, inside, integral, real, whole
+from fedcore.arguments import due_in, due_whole, inside, integral, real, shown, whole
 from fedcore.errors import RangeError
 
 HUGE = 10**400
@@ -77,3 +78,11 @@ def test_a_float_that_is_an_integer_counts_as_one():
     assert type(integral(3.0)) is int
     assert [integral(value) for value in (2.5, "3", None, True, 7)] == [2.5, "3", None, True, 7]
     assert integral(float("inf")) == float("inf")
+
+
+@pytest.mark.parametrize("value", [b"a" * 10**7, bytearray(10**7), "a" * 10**7])
+def test_a_long_value_is_named_without_a_copy_of_it(value):
+    tracemalloc.start()
+    assert len(shown(value)) < 100
+    assert tracemalloc.get_traced_memory()[1] < 10**5
+    tracemalloc.stop()

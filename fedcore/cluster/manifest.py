@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from fedcore.arguments import expanded, is_whole
-from fedcore.atomic_file import is_own, mode_of
+from fedcore.atomic_file import is_own, mode_of, require_file
 from fedcore.cluster.ranges import BLOCK, Range
 from fedcore.cluster.shard import Place, shard_in
 from fedcore.errors import CheckpointError, LockedError, RangeError, StoreError
@@ -22,6 +22,7 @@ from fedcore.store.files import system_calls as disk
 
 NAME = "cluster.json"
 _WHAT, _VERSION = "a fedcore cluster", 1
+_MOST = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,8 @@ class Manifest:
             CheckpointError: it is something else, or of a newer version.
         """
         try:
+            if path.exists() and os.lstat(require_file(path)).st_size > _MOST:
+                raise CheckpointError(f"{path}: expected a manifest, got more than {_MOST} bytes")
             text = path.read_text() if path.is_file() or not path.exists() else ""
         except (OSError, UnicodeDecodeError) as error:
             raise StoreError(

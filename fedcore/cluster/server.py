@@ -15,6 +15,7 @@ import numpy as np
 from fedcore import server as plain
 from fedcore.algorithms import Algorithm
 from fedcore.arguments import absolute
+from fedcore.atomic_file import followed
 from fedcore.clients import ClientId
 from fedcore.cluster.coordinator import Coordinator
 from fedcore.cluster.gathered import Gathered
@@ -313,7 +314,7 @@ class Server(ClusterView):
         ``cluster.json.intent`` says.
         """
         self._between_rounds()
-        home = absolute(path)
+        home = followed(absolute(path))
         if self._home is not None and os.path.realpath(home) == os.path.realpath(self._home):
             raise StoreError(f"{home}: expected another folder than the server's own, got that: every round is there")
         made_folder(home)

@@ -129,7 +129,15 @@ def rows_file(folder: Path, round: int | str) -> Path:
 def _rows_files(folder: Path) -> list[Path]:
     name = re.compile(re.escape(folder.name) + r"\.rows-[0-9]+\.npz")
     there = folder.parent.iterdir() if folder.parent.is_dir() else ()
-    return [file for file in there if name.fullmatch(file.name) and not file.is_symlink()]
+    return [file for file in there if name.fullmatch(file.name) and _is_archive(file)]
+
+
+def _is_archive(file: Path) -> bool:
+    """Tell whether a file is one of arrays, as an engine writes it; a link is not followed."""
+    if file.is_symlink():
+        return False
+    with require_file(file).open("rb") as content:
+        return content.read(2) == b"PK"
 
 
 def _round_of(file: Path) -> str:

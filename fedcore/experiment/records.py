@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Self, TextIO, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from fedcore.atomic_file import draft_of, require_file
+from fedcore.atomic_file import draft_of, inside, require_file
 from fedcore.errors import MissingDataError
 from fedcore.experiment.schema.fields import Line
 
@@ -123,6 +123,7 @@ class Record:
         return len(self.rounds) >= self.header.rounds
 
 
+_BEGINS = b'{"preset": '
 _HEADER, _ROUND = TypeAdapter(Header), TypeAdapter(RoundRecord)
 
 
@@ -241,7 +242,7 @@ def read_folder(folder: Path) -> list[Record]:
     Raises:
         MissingDataError: there is no record in it, or one is damaged.
     """
-    records = [read(path) for path in sorted((folder / "records").glob("*.jsonl")) if started(path)]
+    records = [read(path) for path in sorted(inside(folder, folder / "records").glob("*.jsonl")) if started(path)]
     if not records:
         raise MissingDataError(f"{folder}: expected records (records/*.jsonl) as `fedcore run` writes them, found none")
     return sorted(records, key=lambda record: (record.header.order, record.header.seed))
@@ -250,6 +251,12 @@ def read_folder(folder: Path) -> list[Record]:
 def started(path: Path) -> bool:
     """Tell whether a record has its header."""
     return b"\n" in require_file(path).read_bytes().partition(b"\0")[0]
+
+
+def is_torn(path: Path) -> bool:
+    """Tell whether a file without a whole header is the beginning of one, as a killed process leaves it."""
+    text = require_file(path).read_bytes().partition(b"\0")[0]
+    return text.startswith(_BEGINS) or _BEGINS.startswith(text)
 
 
 def _read_line(path: Path, number: int, line: str, kind: TypeAdapter[T], what: str) -> T:

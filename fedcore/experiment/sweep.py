@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedcore.arguments import absolute
+from fedcore.atomic_file import inside
 from fedcore.errors import ConfigError
 from fedcore.experiment.additions import go_on, gone_on_with
 from fedcore.experiment.folder_lock import locked
@@ -83,7 +84,7 @@ def run_sweep(
     for experiment in sweep.experiments if runner is None else ():
         find_device(experiment)
         jobs = processes_on(experiment, jobs)
-    with locked(sweep.folder / experiment.name for experiment in sweep.experiments):
+    with locked(inside(sweep.folder, sweep.folder / experiment.name) for experiment in sweep.experiments):
         work, chosen = _known(sweep)  # again, because whoever had the folders until now may have added to them
         chosen = {folder: _prepare(folder, experiment, runner) for folder, experiment in chosen.items()}
         work = [_of(job, chosen[job.folder]) for job in work]
@@ -93,7 +94,7 @@ def run_sweep(
 def _known(sweep: Sweep) -> tuple[list[Job], dict[Path, Experiment]]:
     """A sweep's trials, each of its folder's experiment with what the sweep has more of, and these by their folders."""
     work = sweep.jobs()
-    experiments = {job.folder: job.trial.experiment for job in work}
+    experiments = {inside(sweep.folder, job.folder): job.trial.experiment for job in work}
     chosen = {folder: gone_on_with(folder, experiment, part=True) for folder, experiment in experiments.items()}
     return [_of(job, chosen[job.folder]) for job in work], chosen
 

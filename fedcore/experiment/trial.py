@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedcore.atomic_file import inside
 from fedcore.errors import ConfigError
-from fedcore.experiment.records import Header, RoundRecord, Writer, read, started
+from fedcore.experiment.records import Header, RoundRecord, Writer, is_torn, read, started
 from fedcore.experiment.schema.experiment import Experiment, Method
 from fedcore.runtime import __version__
 
@@ -95,6 +95,8 @@ def rounds_before(path: Path, header: Header, every: int) -> list[RoundRecord] |
     if not path.exists():
         return None
     if not started(path):
+        if not is_torn(path):
+            raise ConfigError(f"{path}: expected this trial's record, got another file: move it")
         path.unlink()
         return None
     record = read(path)

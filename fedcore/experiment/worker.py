@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcore.atomic_file import inside, write_text
+from fedcore.atomic_file import inside, require_file, write_text
 from fedcore.errors import FedcoreError
 from fedcore.experiment.records import RoundRecord
 from fedcore.experiment.trial import Trial
@@ -193,8 +193,11 @@ def _run(
 
 
 def forget_trace(trial: Trial, folder: Path) -> None:
-    """Take away what a try before this one has left."""
-    _log(trial, folder).unlink(missing_ok=True)
+    """Delete the traceback that a try before this one has left."""
+    log = require_file(_log(trial, folder))
+    with suppress(FileNotFoundError):
+        if log.read_text(encoding="utf-8", errors="replace").lstrip().startswith(("Traceback (", "+ Exception Group")):
+            log.unlink()
 
 
 def _log(trial: Trial, folder: Path) -> Path:

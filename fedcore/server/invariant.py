@@ -12,13 +12,13 @@ import numpy.typing as npt
 
 from fedcore import devices, kernels
 from fedcore.algorithms import REGISTRY
-from fedcore.algorithms.descriptions import BY_MODULE, REGISTRIES
-from fedcore.arguments import is_whole
+from fedcore.algorithms.descriptions import BY_MODULE, REGISTRIES, revive
+from fedcore.arguments import is_whole, shown
 from fedcore.errors import CheckpointError, DeviceError
 from fedcore.float_mode import ieee
 from fedcore.kernels import ExactSum
 from fedcore.server.folder_checks import believed, require_plausible, server_state
-from fedcore.server.settings import Settings
+from fedcore.server.settings import RATES, Settings
 from fedcore.server.snapshot import Snapshot
 from fedcore.store.committed_rows import CommittedRows
 
@@ -87,7 +87,9 @@ def loading_hints(rows: CommittedRows) -> list[str]:
     if not _has_server(rows):
         return []
     said, place = rows.state["settings"], rows.state.get("place")
-    hints = [f"give {what}= again, which was {said[what]['was']}" for what in REGISTRIES if _is_own(what, said[what])]
+    hints = [
+        f"give {what}= again, which was {shown(said[what]['was'])}" for what in REGISTRIES if _is_own(what, said[what])
+    ]
     if place is not None:
         hints.append(f"load all {place['shards']} shards by cluster.json, of which this is number {place['shard']}")
     return hints
@@ -110,7 +112,12 @@ def loading_problems(rows: CommittedRows, *, read: bool = True) -> list[str]:
             _require_place(state)
             with suppress(DeviceError):  # of a device that this machine lacks
                 devices.named(state.get("device", devices.CPU))
-            if not any(_is_own(what, state["settings"][what]) for what in ("algorithm", "optimizer")):
+            said = {what: state["settings"][what] for what in REGISTRIES}
+            own = [what for what in ("algorithm", "optimizer") if _is_own(what, said[what])]
+            for what in REGISTRIES:
+                if what not in own and not (what in RATES and _is_own(what, said[what])):
+                    revive(what, said[what], None)
+            if not own:
                 _require_loadable(state, rows, read=read)
     except CheckpointError as error:
         return [str(error)]
@@ -182,6 +189,14 @@ def folder_problems(rows: CommittedRows) -> list[str]:
         return []
     if found := loading_problems(rows):
         return found
+    try:
+        with believed(rows.path or "store"):
+            return _total_problems(rows)
+    except CheckpointError as error:
+        return [str(error)]
+
+
+def _total_problems(rows: CommittedRows) -> list[str]:
     described = rows.state["settings"]["algorithm"]
     total, high, low = (rows.vector(name) for name in ("total", "total/high", "total/low"))
     exact = None if high is None or low is None else ExactSum(high, low)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from fedcore.algorithms import Algorithm
 from fedcore.algorithms.algorithm import NOTHING, H
 from fedcore.algorithms.descriptions import describe
-from fedcore.arguments import whole
+from fedcore.arguments import bounded, whole
 from fedcore.clients import ClientId
 from fedcore.clients.registry import canonical
 from fedcore.errors import ArrayError, RangeError
@@ -106,7 +106,7 @@ class Partial(Represented):
         try:
             header = json.loads(bytes(given[start : start + size]))
             n, clients = header["n"], header["clients"]
-            refused = tuple((_id(client), str(reason)) for client, reason in header["refused"])
+            refused = tuple((_id(client), bounded(str(reason))) for client, reason in header["refused"])
             numbers = [header["round"], n, header["received"]]
             if not isinstance(clients, list) or not all(type(number) is int and number >= 0 for number in numbers):
                 raise ValueError("numbers")
@@ -145,7 +145,7 @@ def read_partial(given: object) -> Partial:
     values = {field.name: getattr(given, field.name) for field in fields(Partial)}
     if type(values["made_under"]) is not str:
         raise ArrayError(f"made_under: expected a str, got {type(values['made_under']).__name__}")
-    refused = tuple((canonical(client), str(reason)) for client, reason in values["refused"])
+    refused = tuple((canonical(client), bounded(str(reason))) for client, reason in values["refused"])
     clients = tuple(canonical(client) for client in values["clients"])
     round = whole("round", values["round"], 0)
     return Partial(**values | {"round": round, "clients": clients, "refused": refused})
@@ -196,5 +196,4 @@ def fingerprint(settings: Settings, now: Snapshot) -> str:
 def _id(client: Any) -> ClientId:
     if type(client) not in (int, str):
         raise ValueError("ids")
-    found: ClientId = client
-    return found
+    return canonical(client)

@@ -200,7 +200,8 @@ class Server(ServerView):
         A server on an mmap store needs it only for copies: every finished round is there already.
 
         Args:
-            path: a new or empty folder, or an older copy, which stays until the new one is whole.
+            path: a new or empty folder, or an older copy, which stays until the new one is whole. A folder in which a
+                server has gone on is no copy any more.
 
         Raises:
             RoundError, StoreError: a round is open; the folder is something else, or the disk is full.

@@ -281,7 +281,8 @@ class ClientStore(StagedRows):
         """Write a copy of what was committed last, a folder that ``open`` opens. It has nothing to take back.
 
         Args:
-            path: a new or empty folder, or an older copy, which stays until the new one is there.
+            path: a new or empty folder, or an older copy, which stays until the new one is there. A store to which
+                anything was committed after its first commit is no copy.
             vectors, state: as for ``commit``, except that it is for the copy alone.
 
         Raises:

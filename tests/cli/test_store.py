@@ -123,6 +123,36 @@ def test_info_and_verify_say_what_loading_would(what, tmp_path):
         assert json.loads(store("info", "--json", folder).output)["problems"]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("settings", "algorithm", "options", {"zz": 1}),
+        ("settings", "algorithm", "name", [1]),
+        ("settings", "algorithm", "MIFA"),
+        ("settings", "algorithm", None),
+        ("settings", "lr", [1]),
+        ("settings", "lr", {"was": 7}),
+        ("settings", "optimizer", {"was": "mine", "name": [1]}),
+        ("settings", []),
+        ("numbers", None),
+    ],
+)
+def test_beside_the_caller_s_own_optimizer_nothing_is_believed(change, tmp_path):
+    """The optimizer cannot be made, so nothing can be loaded; what else is said is looked at all the same."""
+    folder = tmp_path / "run"
+    with Server("MIFA", np.zeros(8, np.float32), 4, lr=0.1, store=f"mmap:{folder}") as server:
+        server.round([Update(i, server.x + 1 + i, 1) for i in range(4)])
+    forge(folder, head=changed_state("settings", "optimizer", {"was": "\x1b[31mmine", "name": None, "options": {}}))
+    assert store("verify", folder).status == 0
+    assert "\x1b" not in store("verify", folder).output
+    forge(folder, head=changed_state(*change))
+    for command in ("verify", "info"):
+        result = store(command, folder)
+        assert "Traceback" not in result.output
+        assert result.status in (0, 1, 2)
+    assert store("verify", folder).status == 1 or change[0] == "numbers"
+
+
 def test_what_is_the_caller_s_own_is_no_fault_and_is_told(tmp_path):
     folder = tmp_path / "run"
     with Server("MIFA", np.zeros(8, np.float32), 4, lr=lambda round: 0.1, store=f"mmap:{folder}") as server:

@@ -214,3 +214,16 @@ def test_a_copy_is_replaced_where_the_file_system_names_another_owner(shared, mo
     assert len(first) == len(second)
     with cluster.Server.load(shared) as copy:
         assert copy.x.tobytes() == x.tobytes()
+
+
+def test_a_manifest_that_is_a_link_or_larger_than_memory_is_rejected(victim, shared):
+    (shared / NAME).symlink_to(victim / NAME)
+    for shard in ("shard-0", "shard-1"):
+        shutil.copytree(victim / shard, shared / shard)
+    with pytest.raises(StoreError, match="symbolic link"):
+        cluster.Server.load(shared)
+    (shared / NAME).unlink()
+    (shared / NAME).touch()
+    os.truncate(shared / NAME, 1 << 40)
+    with pytest.raises(FedcoreError, match=NAME):
+        cluster.Server.load(shared)

@@ -83,7 +83,7 @@ def environment(extra: str) -> Path:
     python, done = folder / "bin" / "python", folder / ".installed"
     if not done.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        what = ["-c", "constraints.txt", "-e", f".[{extra}]", "jax", "keras"]
+        what = ["-c", "constraints.txt", "-e", f".[{extra}]", "torch", "jax", "keras"]
         subprocess.run([python, "-m", "pip", "install", "-q", *what], cwd=ROOT, check=True)
         done.touch()
     return python

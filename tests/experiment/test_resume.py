@@ -148,3 +148,25 @@ def test_a_killed_run_is_resumed_from_the_command_line(tmp_path, capsys):
             main([*resume, *more])
         assert changed.value.code == 2
         assert said in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_files_that_fedcore_did_not_write_stay(tmp_path):
+    quick = ["seeds=[0]", "algorithms=['FedAvg', 'MIFA']"]
+    run_experiment(load_preset("quickstart", ["rounds=2", *quick]), tmp_path / "run", jobs=0)
+    records, checkpoints = tmp_path / "run" / "records", tmp_path / "run" / "checkpoints"
+    checkpoints.mkdir(exist_ok=True)
+    mine = [
+        records / "0-fedavg-seed0.jsonl",
+        records / "1-mifa-seed0.traceback.txt",
+        checkpoints / "1-mifa-seed0.rows-7.npz",
+    ]
+    for file in mine:
+        file.write_text("my notes, in one line")
+    more = load_preset("quickstart", ["rounds=4", *quick])
+    [failed] = run_experiment(more, tmp_path / "run", jobs=0, resume=True)
+    assert "expected this trial's record, got another file: move it" in failed.error
+    assert {file.read_text() for file in mine} == {"my notes, in one line"}
+    for torn in (b"", b'{"pre', b'{"preset": "quick', b'{"preset"\0\0\0', b"\0\0"):
+        mine[0].write_bytes(torn)
+        assert run_experiment(more, tmp_path / "run", jobs=0, resume=True) == []
+        assert read(mine[0]).is_complete

@@ -155,3 +155,15 @@ def test_pictures_are_no_part_of_what_is_compared(tmp_path):
     assert run_sweep(Sweep([other], tmp_path), jobs=0) == []
     assert {path: path.stat().st_mtime_ns for path in files} == files
     assert load_preset(config).pictures.over == "uploadings"
+
+
+@pytest.mark.parametrize("place", ["quickstart", "quickstart/rate.lr=0.1"])
+def test_a_link_in_the_place_of_a_run_is_not_written_through(tmp_path, place):
+    shared, victim = tmp_path / "shared", tmp_path / "victim"
+    (shared / place).parent.mkdir(parents=True)
+    victim.mkdir()
+    (shared / place).symlink_to(victim)
+    experiment = load_preset("quickstart", [*CHANGES, GRID])
+    with pytest.raises(ConfigError, match="a link at"):
+        run_sweep(Sweep([experiment], shared), jobs=0)
+    assert list(victim.iterdir()) == []

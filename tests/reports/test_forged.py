@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pytest
 from rich.console import Console
 
-from fedcore.errors import MissingDataError
+from fedcore.errors import FedcoreError, MissingDataError
 from fedcore.experiment.records import read
 from fedcore.reports import write_report
 from fedcore.reports.summary import summarise
@@ -144,3 +144,17 @@ def test_every_forgery_is_of_a_record_that_is_fine_otherwise(tmp_path, lines):
     forge(tmp_path, [lines[0], *lines[1]])
     assert write_report(tmp_path).summary.rows[0].final.mean == pytest.approx(0.2)
     assert len(FORGED) + len(ODD) + len(TEXTS) >= 40
+
+
+@pytest.mark.parametrize("name", ["config.json", "records", "records/0.jsonl"])
+def test_a_link_in_a_run_s_folder_is_not_read(tmp_path, lines, name):
+    """It may lead to any file of whoever reports, and the report lies where others read."""
+    run, secret = tmp_path / "run", tmp_path / "secret"
+    run.mkdir()
+    forge(run, [lines[0], *lines[1]])
+    (run / "config.json").write_text('{"password": "hunter2"}')
+    (run / name).rename(secret)
+    (run / name).symlink_to(secret)
+    with pytest.raises(FedcoreError, match="link"):
+        write_report(run)
+    assert {path.name for path in run.iterdir()} == {"config.json", "records"}

@@ -366,6 +366,9 @@ def test_headers_that_lie_are_refused():
         dict(clients=[[1]]),
         dict(clients=[1] * 1000),
         dict(refused=[7]),
+        dict(refused=[["\ud800", "a lone surrogate"]]),
+        dict(refused=[[-1, "no id"]]),
+        dict(refused=[[10**100, "no id"]]),
         dict(round=True),
         dict(received=None),
     ):
@@ -374,6 +377,9 @@ def test_headers_that_lie_are_refused():
             Partial.from_bytes(MAGIC + len(told).to_bytes(8, "little") + told + rest)
     with pytest.raises(errors.ArrayError):
         Partial.from_bytes(MAGIC + (1 << 62).to_bytes(8, "little") + rest)
+    told = json.dumps(header | {"refused": [["a", "x" * 10**6]]}).encode()
+    [(_, reason)] = Partial.from_bytes(MAGIC + len(told).to_bytes(8, "little") + told + rest).refused
+    assert len(reason) <= 500
     assert len(COLUMNS) == 7
 
 

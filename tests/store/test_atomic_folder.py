@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Server, errors
+from fedcore import ClientStore, Server, Update, cluster, errors
 from fedcore.store.files import atomic_folder, store_folder
 from fedcore.store.files import system_calls as disk
 from fedcore.store.files.locks import WriterLock
@@ -414,3 +414,43 @@ def test_a_server_that_is_just_being_made_says_so(tmp_path):
     ClientStore(3, N, medium="mmap", path=tmp_path / "state").close()  # its first commit is still to come
     with pytest.raises(errors.CheckpointError, match="is just being made, it is there in a moment: load it again"):
         Server.load(tmp_path / "state", medium="ram")
+
+
+@pytest.mark.parametrize("links", [False, True])
+def test_a_run_is_not_replaced_by_a_copy_of_another(tmp_path, links):
+    """A copy is what nothing was committed to since it was written. A link in a shared folder may lead to a run."""
+    run, place = tmp_path / "months-of-work", tmp_path / "shared"
+    with Server("MimiC", np.zeros(N, np.float32), 3, lr=0.1, store=f"mmap:{run}") as server:
+        server.round([Update(i, np.ones(N, np.float32), 5) for i in range(3)])
+    if links:
+        place.symlink_to(run)
+    before = tree(run)
+    for save in (Server("FedAvg", np.zeros(N, np.float32), 3, lr=0.1).save, saved):
+        with pytest.raises(errors.StoreError, match="got a store with 2 commits of its own"):
+            save(place if links else run)
+    assert tree(run)["rows.slots"] == before["rows.slots"]
+    assert Server.load(run, medium="ram").round_number == 1
+
+
+def test_a_copy_that_went_on_as_a_run_is_none_any_more(tmp_path):
+    server = Server("FedAvg", np.zeros(N, np.float32), 3, lr=0.1)
+    server.save(tmp_path / "copy")
+    server.save(tmp_path / "copy")
+    with Server.load(tmp_path / "copy", medium="mmap") as run:
+        run.round([Update(i, np.ones(N, np.float32), 5) for i in range(3)])
+    with pytest.raises(errors.StoreError, match="commits of its own"):
+        server.save(tmp_path / "copy")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link away")
+def test_another_user_s_link_is_not_followed(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "place").symlink_to(tmp_path / "elsewhere")
+    saved(tmp_path / "place")
+    assert round_of(tmp_path / "elsewhere") == 1
+    os.lchown(tmp_path / "place", 12345, 12345)
+    for make in (saved, made):
+        with pytest.raises(errors.StoreError, match="got another user's link: it is not followed"):
+            make(tmp_path / "place")
+    with pytest.raises(errors.StoreError, match="got another user's link"):
+        cluster.Server("FedAvg", np.zeros(N, np.float32), 3, lr=0.1, shards=1).save(tmp_path / "place")

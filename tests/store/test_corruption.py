@@ -359,3 +359,22 @@ print("all")
 def test_a_file_that_is_cut_short_under_a_server_is_an_error_and_no_signal(tmp_path):
     done = subprocess.run([sys.executable, "-c", CUT, tmp_path], capture_output=True, text=True, timeout=60)
     assert done.stdout.endswith("all\n"), (done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("left", [0, 100, 16_384])
+def test_shared_memory_that_is_cut_short_is_an_error_and_no_signal(tmp_path, left):
+    store = ClientStore(CLIENTS, 4, medium="mmap", path=tmp_path / "store")
+    write(store, "a", content(4, 0))
+    store.commit(0)
+    os.truncate(tmp_path / "store" / "index.sqlite-shm", left)
+    with pytest.raises(errors.StoreError, match=r"index\.sqlite-shm: expected 32768 bytes"):
+        store.verify()
+    assert store.verify() == []
+    write(store, "a", content(4, 1))
+    store.commit(1)
+    os.truncate(tmp_path / "store" / "index.sqlite-shm", left)
+    store.close()
+    with ClientStore.open(tmp_path / "store") as again:
+        assert again.round == 1
+        assert again.verify() == []
+        np.testing.assert_array_equal(again.read("a"), content(4, 1))

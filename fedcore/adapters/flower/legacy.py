@@ -16,7 +16,7 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg as FlowerFedAvg
 
 from fedcore.adapters import npy
-from fedcore.adapters.flower.metrics import MOST, plain_number, require_finite, within_medians
+from fedcore.adapters.flower.metrics import MOST, mean_of, plain_number, require_finite, within_medians
 from fedcore.adapters.open_server import limits_of, load_server, newcomers, open_server
 from fedcore.adapters.order import (
     beyond_plain_steps,
@@ -159,7 +159,7 @@ class LegacyStrategy(FlowerFedAvg):
         if not aggregate or not usable:
             return self._returned, {}
         mean = _of_most(lambda some: aggregate([(result.num_examples, result.metrics) for _, result in some]), usable)
-        return self._returned, mean
+        return self._returned, mean or {}
 
     def aggregate_evaluate(
         self,
@@ -170,7 +170,7 @@ class LegacyStrategy(FlowerFedAvg):
         """Flower's means of what the clients say, of those that can be believed; the others are named in the log."""
         usable = _usable(results, "aggregate_evaluate", self._ratio)
         mean = super().aggregate_evaluate
-        return _of_most(lambda some: mean(server_round, some, failures), usable)
+        return _of_most(lambda some: mean(server_round, some, failures), usable) or (None, {})
 
     def _add(self, round: Round, client: int | str, result: FitRes) -> None:
         add_reply(round, client, lambda: self._read(client, result))
@@ -247,18 +247,15 @@ def _checked(result: R) -> R:
     return replace(result, num_examples=examples, metrics=metrics)
 
 
-def _of_most(mean: Callable[[list[tuple[ClientProxy, R]]], M], results: list[tuple[ClientProxy, R]]) -> M:
+def _of_most(mean: Callable[[list[tuple[ClientProxy, R]]], M], results: list[tuple[ClientProxy, R]]) -> M | None:
     """The mean by a function of the user's; if it raises, of those results whose metrics are named like most."""
-    try:
+    with suppress(Exception):
         return mean(results)
-    except Exception:
-        forms = [frozenset((name, _kind(value)) for name, value in result.metrics.items()) for _, result in results]
-        counted = Counter(forms)
-        if len(counted) < 2:
-            raise
-        [(usual, number)] = counted.most_common(1)
+    forms = [frozenset((name, _kind(value)) for name, value in result.metrics.items()) for _, result in results]
+    usual, number = Counter(forms).most_common(1)[0]
+    if number < len(results):
         log(ERROR, "metrics: %d results have other metrics than most, left out", len(results) - number)
-        return mean([pair for pair, form in zip(results, forms, strict=True) if form == usual])
+    return mean_of(lambda: mean([pair for pair, form in zip(results, forms, strict=True) if form == usual]))
 
 
 def _kind(value: object) -> type:

@@ -1,8 +1,8 @@
 """The numbers that clients say of their work, read without believing any of them, so that nobody's can spoil a mean."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from logging import WARNING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from logging import ERROR, WARNING
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -22,6 +22,7 @@ HEAVIEST = 2**16
 """Bytes of the metrics of one reply, which are kept until the round's end."""
 
 Node = TypeVar("Node")
+T = TypeVar("T")
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 Refused: TypeAlias = list[tuple[int, str]]
 Form: TypeAlias = tuple[str, tuple[tuple[str, int], ...]]
@@ -97,8 +98,9 @@ class Collected:
         """The replies whose metrics can be averaged, and the nodes and reasons of the others.
 
         Those are left out that have no record or more than one, no number of examples, a number that is not finite or
-        past float32's range, or other names and lengths than most. With a ratio a claim of examples weighs up to so
-        many times the median. Any other number is believed, and moves the mean by its share of the examples.
+        past float32's range, or other names and lengths than most; where as many have others, none counts. With a
+        ratio a claim of examples weighs up to so many times the median. Any other number is believed, and moves the
+        mean by its share of the examples.
 
         Args:
             weight: the metric that says how many examples a client used; that of a claim too large is lowered.
@@ -115,7 +117,8 @@ class Collected:
             except Exception as error:
                 refused.append((node, reason_of(error)))
         counted = Counter(forms.values())
-        usual = max(counted, key=lambda form: counted[form], default=None)
+        first = counted.most_common(2)
+        usual = first[0][0] if len(first) == 1 or (first and first[0][1] > first[1][1]) else None
         for node, form in forms.items():
             if form != usual:
                 refused.append((node, "metrics: expected those that most replies have, got other names or lengths"))
@@ -126,6 +129,18 @@ class Collected:
             if records[node][weight] != most:
                 records[node][weight] = most
         return [self._contents[node] for node in chosen], refused
+
+
+def mean_of(function: Callable[[], T]) -> T | None:
+    """What a function of the user's makes of metrics; None, which the log explains, where it raises.
+
+    Clients choose the metrics: no set of them may end a run.
+    """
+    try:
+        return function()
+    except Exception:
+        log(ERROR, "metrics: the function that aggregates them failed; they are left out", exc_info=True)
+        return None
 
 
 def require_finite(name: object, value: object) -> None:

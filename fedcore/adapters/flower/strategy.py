@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Result
 from fedcore.adapters.flower.examples_query import Sizes, ask_sizes
 from fedcore.adapters.flower.grid import UNREADABLE, StreamingGrid
 from fedcore.adapters.flower.instructions import instructions, model_alone
-from fedcore.adapters.flower.metrics import Collected, Refused
+from fedcore.adapters.flower.metrics import Collected, Refused, mean_of
 from fedcore.adapters.flower.pending import Asked, Failure, failure_of, request_of
 from fedcore.adapters.flower.records import Wire
 from fedcore.adapters.flower.replies import Reader
@@ -293,7 +293,8 @@ class ServerStrategy(FlowerFedAvg):
         )
         if odd:
             log(WARNING, "\t> Of the metrics alone: %s", refusals(odd, len(metrics)))
-        return self._write_model(), self.train_metrics_aggr_fn(metrics, self.weighted_by_key) if metrics else None
+        mean = mean_of(lambda: self.train_metrics_aggr_fn(metrics, self.weighted_by_key)) if metrics else None
+        return self._write_model(), mean
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -326,7 +327,7 @@ class ServerStrategy(FlowerFedAvg):
             log(INFO, "\t> Received error in reply from node %d: %s", failure.node, failure.reason)
         if self.left_out:
             log(WARNING if metrics else ERROR, "\t> %s", refusals(self.left_out, len(metrics)))
-        return self.evaluate_metrics_aggr_fn(metrics, self.weighted_by_key) if metrics else None
+        return mean_of(lambda: self.evaluate_metrics_aggr_fn(metrics, self.weighted_by_key)) if metrics else None
 
     def _write_model(self) -> ArrayRecord:
         """The server's model as a record, made once a round."""

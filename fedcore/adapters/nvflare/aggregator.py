@@ -13,7 +13,7 @@ from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedcore.adapters.nvflare.wire import mean_metrics, update_of
+from fedcore.adapters.nvflare.wire import mean_metrics, metrics_of, update_of
 from fedcore.adapters.open_server import check_limits, newcomers, open_server
 from fedcore.adapters.order import with_plain_steps
 from fedcore.adapters.refusals import refusal_line
@@ -78,7 +78,7 @@ class Aggregator(ModelAggregator):
         self.server: Server | None = None
         self.reports: list[RoundReport] = []
         self._round: Round | None = None
-        self._metrics: dict[Any, tuple[Any, Mapping[str, Any]]] = {}
+        self._metrics: dict[Any, tuple[float, dict[str, float]]] = {}
 
     def reset_stats(self) -> None:
         """Open a round; one that was never finished is forgotten."""
@@ -125,14 +125,18 @@ class Aggregator(ModelAggregator):
         assert self._round is not None
         counts_steps = self.server is not None and self.server._settings.counts_steps
 
+        told: list[tuple[float, dict[str, float]]] = []
+
         def update() -> Update:
             model = read()
             found = update_of(name, model, counts_steps=counts_steps)
-            if isinstance(model.metrics, Mapping) and name not in self._metrics:
-                self._metrics[name] = found.examples or 1, model.metrics
+            told.append((found.examples or 1, metrics_of(model.metrics)))
             return found
 
-        return add_reply(self._round, name, update)
+        is_accepted = add_reply(self._round, name, update)
+        if is_accepted:
+            self._metrics[name] = told[0]
+        return is_accepted
 
     def _start(self) -> Server:
         weights = self.model if self.model is not None else self._job_s_weights()

@@ -1,23 +1,27 @@
 """The fields that an FLModel carries beside its parameters, to a client and back; a client's script imports this."""
 
-import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from nvflare.apis.fl_constant import FLMetaKey
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
-from fedcore.arguments import integral, is_real, is_whole
+from fedcore.arguments import LONGEST, integral, is_real, is_whole
 from fedcore.assignment import VECTORS, Assignment
 from fedcore.clients import ClientId
 from fedcore.errors import ArrayError
 from fedcore.layout import Layout
 from fedcore.server import Broadcast, Server, Update
+from fedcore.server.settings import LARGEST
 from fedcore.typing import F32
 
 KEY = "fedcore"
 """Where in ``FLModel.meta`` it stands."""
+MOST_METRICS = 1000
+"""Metrics of one site that are kept until the round's end."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -123,16 +127,26 @@ def _read(params: Any) -> Any:
     return {name: leaf.materialize() if hasattr(leaf, "materialize") else leaf for name, leaf in params.items()}
 
 
-def mean_metrics(found: Sequence[tuple[Any, Mapping[str, Any]]]) -> dict[str, float] | None:
+def metrics_of(given: Any) -> dict[str, float]:
+    """A site's metrics, those that are numbers in float32's range; the first ``MOST_METRICS`` of them."""
+    found: dict[str, float] = {}
+    for name, value in islice(given.items(), MOST_METRICS) if isinstance(given, Mapping) else ():
+        with suppress(Exception):  # of an object that a site made
+            number = float(value)
+            if is_real(value) and abs(number) <= LARGEST and len(name) <= LONGEST:
+                found[str(name)] = number
+    return found
+
+
+def mean_metrics(found: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float] | None:
     """The mean of the sites' metrics as NVFlare makes it: of each over the sites that have it, by their weights.
 
     Args:
-        found: the weight and the metrics of each site that counts. Values that are not finite numbers are left out.
+        found: the weight and the metrics of each site that counts.
     """
     sums: dict[str, tuple[float, float]] = {}
     for weight, metrics in found:
         for name, value in metrics.items():
-            if isinstance(name, str) and is_real(value) and math.isfinite(value):
-                total, weights = sums.get(name, (0.0, 0.0))
-                sums[name] = total + float(weight) * float(value), weights + float(weight)
+            total, weights = sums.get(name, (0.0, 0.0))
+            sums[name] = total + weight * value, weights + weight
     return {name: total / weights for name, (total, weights) in sums.items()} or None

@@ -27,6 +27,7 @@ from fedcore.server import Round, RoundReport, Server, Update
 
 LOGGER = logging.getLogger("fedcore.adapters.pfl")
 NOTHING = MappedVectorStatistics({}, weight=1.0)
+UNLIKE = "statistics: expected the tensors of another user, got others from each"
 
 
 class Method(Postprocessor, SumAggregator):
@@ -124,8 +125,10 @@ class Method(Postprocessor, SumAggregator):
             RoundError: no user was heard: this is no postprocessor of the backend.
         """
         unreadable, self._unreadable = self._unreadable, []
-        if self._early:
+        if len(self._early) == 1:
             self._start(_shapes(self._early[0]))
+        unreadable += [(str(update.client), UNLIKE) for update in self._early]
+        self._early = []
         if self._round is None and not unreadable:
             raise RoundError("postprocess_server: expected an open round; give the method as postprocessor too")
         if self.server is None:  # nobody said yet what the model's tensors are

@@ -10,6 +10,7 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.atomic_file import followed
 from fedcore.clients.registry import Registry
 from fedcore.errors import LockedError, StoreError
 from fedcore.store.files import file_system
@@ -114,7 +115,7 @@ def _read(path: Path) -> CarriedFile:
 def _draft(path: Path, existing: bool) -> Iterator[tuple[Path, WriterLock]]:
     """An empty folder beside ``path``, locked, which takes its place when the block is done, or goes with an error."""
     with ExitStack() as locks:
-        path = Path(os.path.realpath(path))
+        path = followed(path)
         if not existing:  # it will be written to in its place, and is no copy
             file_system.require_local(path)
         old = _old(path, existing)
@@ -206,14 +207,34 @@ def _old(path: Path, existing: bool) -> WriterLock | None:
     if not existing:
         raise StoreError(f"{path}: expected a new or empty folder, got one in use; ClientStore.open opens a store")
     if not _is_store(path):
-        raise StoreError(f"{path}: expected a store, an empty folder or nothing, got something else: it stays")
+        raise StoreError(f"{path}: expected a copy, an empty folder or nothing, got something else: it stays")
     others = strangers(path)
     if others:
         raise StoreError(
             f"{path}: expected a store and nothing else, got {', '.join(others[:8])} in it: move it elsewhere, since "
             "what is there is deleted once the new store is"
         )
-    return WriterLock(path)
+    lock = WriterLock(path)
+    try:
+        _require_copy(path)
+    except BaseException:
+        lock.close()
+        raise
+    return lock
+
+
+def _require_copy(path: Path) -> None:
+    """Reject a store to which something was committed since it was written: it is more than a copy."""
+    index = Index(path / INDEX, durable=False, access="ro")
+    try:
+        sequence = index.head().sequence
+    finally:
+        index.close()
+    if sequence > 1:
+        raise StoreError(
+            f"{path}: expected a new or empty folder, or an older copy, got a store with {sequence} commits of its "
+            "own: save to another folder, or delete that one if nobody needs it"
+        )
 
 
 def _is_store(path: Path) -> bool:

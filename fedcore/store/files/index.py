@@ -16,7 +16,7 @@ from fedcore.store.files import system_calls as disk
 from fedcore.store.files.connecting import Access, connect
 from fedcore.store.files.index_digests import client_digests, listed_digests, row_digests, total
 from fedcore.store.files.index_head import Head
-from fedcore.store.files.inventory import require_no_journal
+from fedcore.store.files.inventory import SHARED, require_no_journal
 from fedcore.store.files.previous import Previous
 from fedcore.store.files.row_entries import RowEntries
 from fedcore.store.files.stored_ids import Listed, StoredId
@@ -63,6 +63,7 @@ class Index:
         self._durable, self._access = durable, access
         self._owner = 0
         self._shared: sqlite3.Connection | None = None
+        self._mapped = 0  # bytes of the shared memory, when it was looked at last
         self.previous: Previous | None = None
         self._digests = np.zeros(0, np.uint64)  # of the rows, by number
         self._known: str | None = None  # the head, as this process has loaded or written it last
@@ -272,6 +273,8 @@ class Index:
             _inherited.append(connection)
         elif connection is not None:
             with _explained(self.path):
+                with suppress(StoreError):  # it can be closed in any case then
+                    self._require_mapped()
                 try:
                     if not self._durable and self._access == "rw":
                         # The log is worked in now, and the next may be durable.
@@ -309,8 +312,31 @@ class Index:
             except BaseException:
                 connection.close()
                 raise
-            self._owner, self._shared = os.getpid(), connection
+            self._owner, self._shared, self._mapped = os.getpid(), connection, 0
+        self._require_mapped()
         return self._shared
+
+    def _require_mapped(self) -> None:
+        """Reject an index whose shared memory was cut short: SQLite has mapped it, and would end the process.
+
+        It is made as long again, of zeros, of which SQLite makes what it needs anew from the log.
+
+        Raises:
+            StoreError: it was.
+        """
+        shared = self.path.with_name(SHARED)
+        try:
+            size = os.stat(shared).st_size
+        except FileNotFoundError:  # not made yet; if it is deleted, its memory stays
+            return
+        if size < (mapped := self._mapped):
+            with suppress(OSError):
+                os.truncate(shared, 0)
+                os.truncate(shared, mapped)
+            raise StoreError(
+                f"{shared}: expected {mapped} bytes, got {size}: another program has cut it short; try again"
+            )
+        self._mapped = size
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:

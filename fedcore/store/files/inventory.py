@@ -16,7 +16,7 @@ ROWS = "rows.slots"
 VECTORS = "vectors-{}.slots"
 INDEX = "index.sqlite"
 JOURNAL = f"{INDEX}-journal"
-_SHARED = f"{INDEX}-shm"
+SHARED = f"{INDEX}-shm"
 DISPOSABLE = b"to be deleted\n"
 """The end of a lock file whose folder may be deleted: a draft's, or that of a store that another has replaced."""
 SEVERAL_LINKS = "one with several hard links, all of which would change: put a copy in its place"
@@ -46,7 +46,7 @@ def require_own(folder: Path, *, writable: bool = False) -> None:
             if name != READERS and not _FILES.fullmatch(name):
                 continue
             due = "folder" if name == READERS else "file"
-            may_change = name == _SHARED or (writable and name not in (LOCK, READERS))
+            may_change = name == SHARED or (writable and name not in (LOCK, READERS))
             if entry.is_symlink():
                 got = "a symbolic link: it is not followed"
             elif not _is(entry, due):

@@ -1,9 +1,12 @@
 """Replies to *evaluate* and to the query for examples are read as strictly as those to *train*."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
+from fedcore.adapters.flower.metrics import Collected
 from tests.adapters.flower.federation import NODES, make_app, make_data, run
 from tests.adapters.flower.local_grid import LocalGrid
 
@@ -202,3 +205,25 @@ def test_an_answer_to_the_query_counts_up_to_10_times_the_median(caplog):
     assert max(strategy.server.client_sizes) <= 10 * others[-1]
     [line] = [record.message for record in caplog.records if "max_examples_ratio is 10" in record.message]
     assert line.startswith(f"query: node {BAD} counts with ")
+
+
+@pytest.mark.parametrize("liar_first", [False, True])
+def test_where_as_many_have_other_metrics_none_count(liar_first):
+    collected, order = Collected(), [NODES[0], NODES[1]]
+    for node in order[:: -1 if liar_first else 1]:
+        record = MetricRecord({"num-examples": 5, "accuracy" if node == NODES[0] else "lie": 0.5})
+        collected.add(node, SimpleNamespace(content=RecordDict({"metrics": record})))
+    metrics, refused = collected.usual("num-examples", "here")
+    assert metrics == []
+    assert {node for node, _ in refused} == {*order}
+
+
+def test_a_function_that_metrics_make_raise_ends_no_run(caplog):
+    def mean(contents, weight):
+        return MetricRecord({"accuracy": np.mean([content["metrics"]["accuracy"] for content in contents])})
+
+    grid = make_grid("", lambda content: None)
+    strategy, result = run("FedAvg", grid, 2, train_metrics_aggr_fn=mean)
+    assert [len(report.heard) for report in strategy.reports] == [5, 5]
+    assert not result.train_metrics_clientapp.get(1)
+    assert sum("the function that aggregates them failed" in record.message for record in caplog.records) == 2

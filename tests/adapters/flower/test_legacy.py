@@ -293,3 +293,25 @@ def test_a_client_says_no_more_steps_than_it_was_asked_for(how):
     due = f"steps: expected an integer in 1..{STEPS}, got {STEPS + 1}"
     assert strategy.reports[0].refused == ((results[0][0].cid, due),)
     assert len(strategy.reports[0].heard) == 2
+
+
+@pytest.mark.parametrize("lie", [{"accuracy": "abc"}, {}, {"accuracy": b"1"}, {"lie": 1.0}])
+@pytest.mark.parametrize("liar_first", [False, True])
+def test_a_function_that_metrics_make_raise_ends_no_round(lie, liar_first):
+    def mean(results):
+        return {"accuracy": sum(count * metrics["accuracy"] for count, metrics in results)}
+
+    strategy = LegacyStrategy(
+        "FedAvg",
+        lr=0.1,
+        initial_parameters=ndarrays_to_parameters(MODEL),
+        evaluate_metrics_aggregation_fn=mean,
+    )
+    results = [
+        (Proxy(cid), EvaluateRes(Status(Code.OK, ""), 1.0, 5, metrics))
+        for cid, metrics in (("2", lie), ("3", {"accuracy": 0.5}))
+    ]
+    assert strategy.aggregate_evaluate(1, results[:: 1 if liar_first else -1], []) in [
+        (None, {}),
+        (1.0, {"accuracy": 2.5}),
+    ]

@@ -219,3 +219,27 @@ def test_weights_by_policy_also_of_a_job_that_goes_on(weights, tmp_path):
             assert aggregator.accept_model(model)
         assert aggregator.aggregate_model().params["w"] == 3
         aggregator.server.close()
+
+
+class Raising(dict):
+    def items(self):
+        raise RuntimeError("of a site's own class")
+
+
+def test_metrics_of_a_rejected_or_hostile_result_spoil_no_mean():
+    """A site's first result is rejected, its second one counts: the metrics are those of the second."""
+    aggregator = Aggregator("FedAvg", model=x0(), clients=NAMES)
+    aggregator.reset_stats()
+    for examples in ("many", float("nan"), -1):
+        wrong = answer("site-1", 0, examples=examples)
+        wrong.metrics = {"accuracy": 100.0} | {str(i): 1.0 for i in range(10_000)}
+        assert not aggregator.accept_model(wrong)
+    for name in NAMES[:2]:
+        model = answer(name, 0)
+        model.metrics = {"accuracy": 0.5, "huge": 10**400, "far": 1e300, "text": "x", "nan": float("nan"), 7: 1.0}
+        assert aggregator.accept_model(model)
+    raising = answer("site-3", 0)
+    raising.metrics = Raising()
+    assert not aggregator.accept_model(raising)
+    assert aggregator.aggregate_model().metrics == {"accuracy": 0.5}
+    assert aggregator.reports[0].heard == ("site-1", "site-2")

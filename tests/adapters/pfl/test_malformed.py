@@ -113,3 +113,13 @@ def test_a_user_that_nobody_knows_or_that_comes_twice_is_rejected():
     method.postprocess_server(stats=None, central_context=None, aggregate_metrics=None)
     assert method.reports[0].heard == tuple(HONEST)
     assert [user for user, _ in method.reports[0].refused] == [HONEST[0], "nobody"]
+
+
+def test_where_no_two_users_agree_no_model_is_made_of_the_first_one():
+    method, honest = Method("FedAvg", USERS, lr=0.1, steps=5), delta_of(HONEST[0])
+    for came in ([{"lie": torch.ones(3)}, honest], [honest, honest]):
+        for user, delta in zip(HONEST, came, strict=False):
+            method.postprocess_one_user(stats=MappedVectorStatistics(delta), user_context=UserContext(5, 0, user))
+        method.postprocess_server(stats=None, central_context=None, aggregate_metrics=None)
+    assert [len(report.heard) for report in method.reports] == [0, 2]
+    assert [len(report.refused) for report in method.reports] == [2, 0]
