@@ -59,8 +59,9 @@ test-deployment: $(INSTALLED)
 ## make test-appfl    the adapter in APPFL's own environment, 170 packages that are no part of the others (minutes)
 test-appfl: $(SIMULATOR)
 	test -x build/appfl/bin/python || $(PYTHON) -m venv build/appfl
-	$(BIN)/pip --python build/appfl/bin/python install -q -c constraints.txt -e ".[appfl]" pytest hypothesis
+	$(BIN)/pip --python build/appfl/bin/python install -q -c constraints.txt -e ".[appfl]" pytest hypothesis ml_dtypes
 	build/appfl/bin/python -m pytest tests/adapters/appfl
+	build/appfl/bin/python -m pytest -m deployment tests/conformance/test_processes.py -k appfl
 
 ## make conformance   the averages of the frameworks beside fedcore's, into docs/conformance.md: an environment of each, in
 ##                    build/conformance (minutes each, once); ENVIRONMENTS="--python appfl=PATH" names others

@@ -5,3 +5,4 @@ from tests.conformance.table import declared
 
 # Doctests are looked for in every file; these could not be imported here.
 collect_ignore = [f"{name}.py" for name in FRAMEWORKS if not find_spec(declared(name)["package"])]
+collect_ignore += ["app", "nvflare_parts.py"]  # of processes, which have their framework

@@ -30,13 +30,14 @@ import runpy, sys, types
 sys.modules["tests"] = types.ModuleType("tests")
 sys.modules["tests"].__path__ = ["tests"]
 sys.path.insert(0, "")
-runpy.run_module("tests.conformance.table", run_name="__main__", alter_sys=True)
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
 
 TOP = """# The same average as the framework's
 
 `make conformance` runs {sets} sets of replies through the public aggregation of each framework and through fedcore in
-its place, and writes this page. The same rows are tests (`tests/conformance`).
+its place, and writes this page. The same rows are tests (`tests/conformance`). `make test-deployment` and
+`make test-appfl` run the frameworks' real processes too, once with either aggregation, and compare the last models.
 
 - **equal**: both give the same model. Names, shapes and dtypes are the same, and numbers differ by rounding alone: by
   4 x 2^-23 at most, relative plus absolute, where the set is of float32 or float64, since fedcore calculates in
@@ -91,7 +92,7 @@ def environment(extra: str) -> Path:
 
 def run(name: str, python: str | Path) -> dict[str, Any]:
     """The rows of a framework, run by that interpreter."""
-    words = [python, "-c", START, "--rows", name]
+    words = [python, "-c", START, "tests.conformance.table", "--rows", name]
     printed = subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
     rows: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return rows

@@ -7,6 +7,7 @@ pytest.importorskip("pfl")
 
 import torch
 from pfl.aggregate.simulate import SimulatedBackend
+from pfl.aggregate.weighting import WeightByDatapoints
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
 from pfl.algorithm.scaffold import SCAFFOLD, SCAFFOLDParams
@@ -34,23 +35,22 @@ class Quadratic(torch.nn.Module):
         return {}
 
 
-def user(name):
-    h, a = USERS[name]
-    return Dataset(raw_data=[np.float32([[h]]), np.float32([[a]])], user_id=name)
+def population(sizes):
+    def user(name):
+        return Dataset(raw_data=[np.full((sizes[name], 1), value, np.float32) for value in USERS[name]], user_id=name)
 
-
-def population():
     return FederatedDataset(user, get_user_sampler("minimize_reuse", list(USERS)))
 
 
-def run(algorithm, params, method=None):
-    """w after the run of an algorithm over both users."""
+def run(algorithm, params, method=None, sizes=None):
+    """w after the run of an algorithm over both users; with sizes they weigh as many data points as they have."""
     np.random.seed(0)
     module = Quadratic()
     model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
-    summed = {} if method is None else {"postprocessors": [method], "aggregator": method}
-    backend = SimulatedBackend(population(), population(), **summed)
-    train = NNTrainHyperParams(local_num_epochs=EPOCHS, local_learning_rate=LR, local_batch_size=1)
+    processors = [*([WeightByDatapoints()] if sizes else []), *([method] if method else [])]
+    users = population(sizes or dict.fromkeys(USERS, 1))
+    backend = SimulatedBackend(users, users, postprocessors=processors, aggregator=method)
+    train = NNTrainHyperParams(local_num_epochs=EPOCHS, local_learning_rate=LR, local_batch_size=10)
     algorithm.run(params, backend, model, train, None, [], send_metrics_to_platform=False)
     return float(module.w.item())
 
@@ -66,8 +66,8 @@ def base(iterations, cohort):
 
 @pytest.fixture
 def averaging():
-    return lambda iterations, method=None, cohort=2: run(
-        FederatedAveraging(), NNAlgorithmParams(**base(iterations, cohort)), method
+    return lambda iterations, method=None, cohort=2, sizes=None: run(
+        FederatedAveraging(), NNAlgorithmParams(**base(iterations, cohort)), method, sizes
     )
 
 

@@ -49,6 +49,14 @@ def test_fedavg_is_pfl_s_own(averaging):
     assert [set(report.heard) for report in method.reports] == [{"0", "1"}] * 5
 
 
+def test_fedavg_is_pfl_s_own_over_users_of_20_and_1000_data_points(averaging):
+    sizes = {"0": 20, "1": 1000}
+    method = Method("FedAvg", ["0", "1"], lr=0.05, steps=lambda user: user.num_datapoints)
+    theirs = averaging(3, sizes=sizes)
+    assert averaging(3, method, sizes=sizes) == pytest.approx(theirs, rel=1e-6)
+    assert theirs != pytest.approx(averaging(3), rel=0.01)
+
+
 @pytest.mark.parametrize("name", ["MIFA", "MimiC"])
 def test_methods_that_pfl_has_not_equal_the_server_by_itself(averaging, name):
     method = Method(name, ["0", "1"], lr=0.05, steps=10)
