@@ -314,8 +314,9 @@ class Server(ClusterView):
         ``cluster.json.intent`` says.
         """
         self._between_rounds()
-        home = followed(absolute(path))
-        if self._home is not None and os.path.realpath(home) == os.path.realpath(self._home):
+        home = absolute(path)
+        place = followed(home)
+        if self._home is not None and place == Path(os.path.realpath(self._home)):
             raise StoreError(f"{home}: expected another folder than the server's own, got that: every round is there")
         made_folder(home)
         with alone_in(home):

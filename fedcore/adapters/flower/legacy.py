@@ -252,10 +252,11 @@ def _of_most(mean: Callable[[list[tuple[ClientProxy, R]]], M], results: list[tup
     with suppress(Exception):
         return mean(results)
     forms = [frozenset((name, _kind(value)) for name, value in result.metrics.items()) for _, result in results]
-    usual, number = Counter(forms).most_common(1)[0]
+    [(usual, number), *others] = Counter(forms).most_common(2)
     if number < len(results):
         log(ERROR, "metrics: %d results have other metrics than most, left out", len(results) - number)
-    return mean_of(lambda: mean([pair for pair, form in zip(results, forms, strict=True) if form == usual]))
+    chosen = [pair for pair, form in zip(results, forms, strict=True) if form == usual]
+    return mean_of(lambda: mean(chosen), 1 if others and others[0][1] == number else number)
 
 
 def _kind(value: object) -> type:

@@ -131,14 +131,20 @@ class Collected:
         return [self._contents[node] for node in chosen], refused
 
 
-def mean_of(function: Callable[[], T]) -> T | None:
-    """What a function of the user's makes of metrics; None, which the log explains, where it raises.
+def mean_of(function: Callable[[], T], agreeing: int) -> T | None:
+    """What a function of the user's makes of metrics; None where it raises and one client alone can be at fault.
 
-    Clients choose the metrics: no set of them may end a run.
+    Args:
+        agreeing: how many clients have these metrics, by name and kind.
+
+    Raises:
+        Exception: the function raises for the metrics of several clients that agree.
     """
     try:
         return function()
     except Exception:
+        if agreeing > 1:
+            raise
         log(ERROR, "metrics: the function that aggregates them failed; they are left out", exc_info=True)
         return None
 

@@ -325,10 +325,10 @@ class Index:
             StoreError: it was.
         """
         shared = self.path.with_name(SHARED)
-        try:
-            size = os.stat(shared).st_size
-        except FileNotFoundError:  # not made yet; if it is deleted, its memory stays
-            return
+        with disk.explained("looking at", shared):
+            if not shared.exists():  # not made yet; if it is deleted, its memory stays
+                return
+            size = shared.stat().st_size
         if size < (mapped := self._mapped):
             with suppress(OSError):
                 os.truncate(shared, 0)

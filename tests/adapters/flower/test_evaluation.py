@@ -218,12 +218,16 @@ def test_where_as_many_have_other_metrics_none_count(liar_first):
     assert {node for node, _ in refused} == {*order}
 
 
-def test_a_function_that_metrics_make_raise_ends_no_run(caplog):
+def test_a_function_that_one_node_s_metrics_make_raise_ends_no_run(caplog):
+    """If several agree on their metrics it is the function's fault."""
+
     def mean(contents, weight):
         return MetricRecord({"accuracy": np.mean([content["metrics"]["accuracy"] for content in contents])})
 
-    grid = make_grid("", lambda content: None)
+    grid = make_grid("train", lambda content: None)
+    grid.nodes = {NODES[0]: grid.nodes[NODES[0]]}
+    grid.spoil = lambda node, reply: reply.content["metrics"].pop("accuracy", None)
     strategy, result = run("FedAvg", grid, 2, train_metrics_aggr_fn=mean)
-    assert [len(report.heard) for report in strategy.reports] == [5, 5]
-    assert not result.train_metrics_clientapp.get(1)
+    assert [len(report.heard) for report in strategy.reports] == [1, 1]
+    assert not result.train_metrics_clientapp
     assert sum("the function that aggregates them failed" in record.message for record in caplog.records) == 2
