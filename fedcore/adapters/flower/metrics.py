@@ -132,7 +132,7 @@ class Collected:
 
 
 def mean_of(function: Callable[[], T], agreeing: int) -> T | None:
-    """What a function of the user's makes of metrics; None where it raises and one client alone can be at fault.
+    """The result of a user's function of metrics; None where it raises and one client alone can be at fault.
 
     Args:
         agreeing: how many clients have these metrics, by name and kind.
