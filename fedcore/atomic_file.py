@@ -84,13 +84,19 @@ def require_file(path: Path) -> Path:
 
 
 def followed(path: Path) -> Path:
-    """Return the place that a path names, behind links.
+    """Return the place that a path names, behind this user's links and root's.
 
     Raises:
-        StoreError: another user's link has that name.
+        StoreError: another user's link is on the way.
     """
-    if path.is_symlink() and not is_own(path, os.lstat(path)):
-        raise StoreError(f"{path}: expected a folder, got another user's link: it is not followed")
+    at = path
+    for _ in range(40):  # as many as the system follows
+        for place in (at, *at.parents):
+            if place.is_symlink() and (found := os.lstat(place)).st_uid != 0 and not is_own(place, found):
+                raise StoreError(f"{path}: expected a folder, got another user's link at {place}: it is not followed")
+        if not at.is_symlink():
+            break
+        at = at.parent / os.readlink(at)
     return Path(os.path.realpath(path))
 
 

@@ -37,8 +37,8 @@ from fedcore.server.settings import Settings
 from fedcore.server.state import State
 from fedcore.server.transactions import Transactions, go_back, transactions
 from fedcore.store import ClientStore, Durability
-from fedcore.store.files.atomic_folder import remove
-from fedcore.store.files.inventory import LOCK, is_own_folder, require_same
+from fedcore.store.files.atomic_folder import remove, require_copy
+from fedcore.store.files.inventory import INDEX, is_own_folder, require_same
 from fedcore.store.files.locks import WriterLock
 from fedcore.typing import F32
 
@@ -367,10 +367,15 @@ class Shard:
         self._state.save(path)
 
     def require_unused(self, paths: list[str]) -> None:
-        """Raise a LockedError if somebody writes to this shard's part of an older copy."""
+        """Reject a part of an older copy, of this shard, that somebody writes to or that went on as a server's.
+
+        Raises:
+            StoreError, LockedError: it is one.
+        """
         for path in map(Path, self._own(paths)):
-            if os.path.lexists(path) and is_own_folder(path) and (path / LOCK).exists():
+            if os.path.lexists(path) and is_own_folder(path) and (path / INDEX).exists():
                 WriterLock(path, shared=True).close()
+                require_copy(path, of_shard=True)
 
     def forget_copy(self, cluster: str, paths: list[str]) -> bool:
         """Delete this shard's part of an older copy of that cluster; tells whether it is gone."""

@@ -196,7 +196,7 @@ def forget_trace(trial: Trial, folder: Path) -> None:
     """Delete the traceback that a try before this one has left."""
     log = require_file(_log(trial, folder))
     with suppress(FileNotFoundError):
-        if log.read_text(encoding="utf-8", errors="replace").lstrip().startswith(("Traceback (", "+ Exception Group")):
+        if "Traceback (most recent call last)" in log.read_text(encoding="utf-8", errors="replace"):
             log.unlink()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedcore.aggregation import Replies
+from fedcore.arguments import shown
 from fedcore.clients import ClientId
 from fedcore.errors import CorruptionError
 from fedcore.memory import to_host
@@ -79,8 +80,11 @@ def checked(documents: Sequence[tuple[int, str]], last: str | None, round: int) 
     for text in reversed(texts):
         if digest_of_text(text) != due:
             raise CorruptionError("audit: expected the documents that were written, got a changed one, or one too few")
-        found.append(json.loads(text))
-        due = found[-1]["previous"]
+        try:
+            found.append(json.loads(text))
+            due = found[-1]["previous"]
+        except (ValueError, TypeError, LookupError, RecursionError):
+            raise CorruptionError(f"audit: expected the document of a round, got {shown(text)}") from None
     if due is not None:
         raise CorruptionError("audit: expected the documents of all rounds, got too few")
     return found[::-1]

@@ -137,6 +137,7 @@ class ClientStore(StagedRows):
                 if medium != "mmap":
                     loaded = Content(RowFormat(content.form.codec, content.form.n, device), content.registry, None)
                     content.copy_to(loaded)
+                    loaded.documents = folder.index.documents()
                     content = loaded
             except BaseException:
                 folder.close()

@@ -51,7 +51,7 @@ class Commits:
         self._changed: dict[int, tuple[int, int, int]] = {}
         self._listed: dict[int, StoredId] = {}
         self._unlisted: set[int] = set()
-        self._documents: dict[int, str] = {}
+        self._documents = dict(content.documents)
         self._published: set[Place] = places(content.vectors.table)
         if self._folder is not None and not self._folder.readonly:
             self._reclaim()  # the slots that were free when it was opened
@@ -248,7 +248,7 @@ class Commits:
             keeps: whether an undoable store keeps what it replaces.
             is_undo: whether it goes back to the commit before.
         """
-        content, dropped = self._content, self._dropped
+        content, dropped, is_compaction = self._content, self._dropped, not keeps
         keeps = keeps and self._keeps and not is_undo
         told = before = entries
         due = 0 if self._folder is None else self._folder.head.sequence + 1
@@ -272,7 +272,7 @@ class Commits:
                 state=state,
             )
             if published:
-                self._transact(told, table, round, state, before if keeps else None)
+                self._transact(told, table, round, state, before if keeps else None, stays_copy=is_compaction)
             self._follow(acceptance, before, table, published)
         except BaseException as error:  # perhaps from outside, between any two lines
             if acceptance is None or (published and not self._has(due, error)):
@@ -303,11 +303,19 @@ class Commits:
         return RowEntries.of(before)
 
     def _transact(
-        self, entries: RowEntries, table: Table, round: int | None, state: str | None, before: RowEntries | None
+        self,
+        entries: RowEntries,
+        table: Table,
+        round: int | None,
+        state: str | None,
+        before: RowEntries | None,
+        *,
+        stays_copy: bool,
     ) -> None:
         folder = self._folder
         assert folder is not None
-        head = replace(folder.head, vectors=table, round=round, state=state)
+        copy = folder.head.copy and stays_copy
+        head = replace(folder.head, vectors=table, round=round, state=state, copy=copy)
         documents = sorted(self._documents.items())
         folder.publish(head, entries, sorted(self._listed.items()), sorted(self._unlisted), before, documents)
 

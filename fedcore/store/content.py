@@ -44,6 +44,7 @@ class Content:
         self.form, self.registry, self.folder = form, registry, folder
         self.round: int | None = None
         self.state: str | None = None
+        self.documents: list[tuple[int, str]] = []  # of a content in memory, as it was read
         self.rows = Rows(_slots_in_memory(form) if folder is None else folder.rows)
         self.vectors = Vectors(_InMemory().__getitem__ if folder is None else folder.vectors, sealed=folder is not None)
 
@@ -176,7 +177,7 @@ class Content:
             copy = Content(folder.format, self.registry, folder)
             entries = self.copy_to(copy, vectors)
             state = self.state if state is None else state
-            head = replace(folder.head, round=self.round, state=state, vectors=copy.vectors.table)
+            head = replace(folder.head, round=self.round, state=state, vectors=copy.vectors.table, copy=True)
             folder.publish(head, entries, (), (), None, documents)
 
     def _take_over(self, folder: Folder, rows: RowEntries) -> None:

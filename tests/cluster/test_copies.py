@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from fedcore import cluster
+from fedcore import Server, cluster
 from fedcore.cluster.intent import INTENT
 from fedcore.errors import CheckpointError, LockedError, StoreError
 from tests.cluster.pairs import made, n, one_round
@@ -54,11 +54,33 @@ def test_over_a_copy_in_which_a_server_goes_on(tmp_path):
             with pytest.raises(LockedError):
                 server.save(tmp_path / "copy")
             one_round(going_on)
-        with cluster.Server.load(tmp_path / "copy") as copy:
-            assert copy.round_number == 2
-        server.save(tmp_path / "copy")
-    with cluster.Server.load(tmp_path / "copy") as copy:
-        assert copy.round_number == 0
+        for load in (True, False):
+            with pytest.raises(StoreError, match="got a store that went on"):
+                server.save(tmp_path / "copy")
+            if load:
+                with cluster.Server.load(tmp_path / "copy") as copy:
+                    assert copy.round_number == 2
+
+
+def test_a_copy_that_was_only_looked_at_is_replaced(tmp_path):
+    with made("MIFA", X0, shards=2, path=tmp_path / "run") as server:
+        for k in range(3):
+            server.save(tmp_path / "copy")
+            with cluster.Server.load(tmp_path / "copy") as copy:
+                assert copy.round_number == k
+                copy.compact()
+            one_round(server)
+
+
+def test_the_only_shard_of_a_run_that_was_cut_is_not_replaced_by_a_server_s_copy(tmp_path):
+    with made("MIFA", X0, shards=2, path=tmp_path / "run") as server:
+        one_round(server)
+    cluster.reshard(tmp_path / "run", 1)
+    [shard] = (tmp_path / "run").glob("shard-0-*")
+    with pytest.raises(StoreError, match="got a store that went on"):
+        Server("MIFA", X0, 6, lr=0.1).save(shard)
+    with cluster.Server.load(tmp_path / "run") as whole:
+        assert whole.round_number == 1
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 
 from fedcore import ClientStore, Server, Update, cluster
 from fedcore.errors import CorruptionError, RangeError
+from fedcore.server.audit import digest_of_text
 from fedcore.store.files import system_calls
 
 X0 = np.zeros(3, np.float32)
@@ -126,3 +127,23 @@ def test_a_changed_or_missing_document_is_seen(tmp_path, change):
 def test_shards_keep_no_documents():
     with pytest.raises(RangeError, match="audit"):
         cluster.Server("FedAvg", np.zeros(40_000, np.float32), 2, lr=0.1, audit=True)
+
+
+def test_the_documents_go_along_in_memory(tmp_path):
+    server = Server("MIFA", np.zeros(4, np.float32), 2, lr=0.1, audit=True)
+    for k in range(4):
+        server.round([Update(0, np.full(4, k, np.float32), 1)])
+        server.save(tmp_path / "copy")
+        server = Server.load(tmp_path / "copy", medium=("ram", None)[k % 2])
+        assert [document["round"] for document in server.audit_log()] == list(range(k + 1))
+
+
+@pytest.mark.parametrize("text", ["[", "[]", "7", "{}", "[" * 10**5, "9" * 5000])
+def test_a_document_that_is_none_is_named(tmp_path, text):
+    with Server("MIFA", np.zeros(4, np.float32), 2, lr=0.1, audit=True, store=f"mmap:{tmp_path / 'run'}") as server:
+        server.round([Update(0, np.ones(4, np.float32), 1)])
+        audited = digest_of_text(text)
+        server._state.store.documents = lambda: [(0, text)]
+        server._state.snapshot = server._state.snapshot._replace(audited=audited)
+        with pytest.raises(CorruptionError, match="audit: expected the document of a round"):
+            server.audit_log()

@@ -13,6 +13,7 @@ import pytest
 from fedcore import ClientStore, Server, Update, cluster, errors
 from fedcore.store.files import atomic_folder, store_folder
 from fedcore.store.files import system_calls as disk
+from fedcore.store.files.inventory import draft_of
 from fedcore.store.files.locks import WriterLock
 from tests.store.contents import content, write
 
@@ -426,7 +427,7 @@ def test_a_run_is_not_replaced_by_a_copy_of_another(tmp_path, links):
         place.symlink_to(run)
     before = tree(run)
     for save in (Server("FedAvg", np.zeros(N, np.float32), 3, lr=0.1).save, saved):
-        with pytest.raises(errors.StoreError, match="got a store with 2 commits of its own"):
+        with pytest.raises(errors.StoreError, match="got a store that went on"):
             save(place if links else run)
     assert tree(run)["rows.slots"] == before["rows.slots"]
     assert Server.load(run, medium="ram").round_number == 1
@@ -438,7 +439,7 @@ def test_a_copy_that_went_on_as_a_run_is_none_any_more(tmp_path):
     server.save(tmp_path / "copy")
     with Server.load(tmp_path / "copy", medium="mmap") as run:
         run.round([Update(i, np.ones(N, np.float32), 5) for i in range(3)])
-    with pytest.raises(errors.StoreError, match="commits of its own"):
+    with pytest.raises(errors.StoreError, match="got a store that went on"):
         server.save(tmp_path / "copy")
 
 
@@ -449,8 +450,49 @@ def test_another_user_s_link_is_not_followed(tmp_path):
     saved(tmp_path / "place")
     assert round_of(tmp_path / "elsewhere") == 1
     os.lchown(tmp_path / "place", 12345, 12345)
+    (tmp_path / "mine").symlink_to(tmp_path / "place")
     for make in (saved, made):
-        with pytest.raises(errors.StoreError, match="got another user's link: it is not followed"):
-            make(tmp_path / "place")
+        for place in (tmp_path / "place", tmp_path / "mine", tmp_path / "place" / "below"):
+            with pytest.raises(errors.StoreError, match=r"got another user's link at .*: it is not followed"):
+                make(place)
     with pytest.raises(errors.StoreError, match="got another user's link"):
         cluster.Server("FedAvg", np.zeros(N, np.float32), 3, lr=0.1, shards=1).save(tmp_path / "place")
+
+
+def test_what_a_link_in_a_copy_names_is_not_written(tmp_path):
+    """SQLite writes to the shared memory of an index even where it reads."""
+    saved(tmp_path / "copy")
+    (tmp_path / "precious").write_text("mine")
+    os.link(tmp_path / "precious", tmp_path / "copy" / "index.sqlite-shm")
+    with pytest.raises(errors.StoreError, match="hard links"):
+        saved(tmp_path / "copy")
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_the_error_of_a_damaged_copy_says_what_to_do(tmp_path):
+    saved(tmp_path / "copy")
+    index = tmp_path / "copy" / "index.sqlite"
+    index.write_bytes(index.read_bytes().replace(b'"codec"', b'"cedoc"'))
+    with pytest.raises(errors.StoreError, match="delete it, then save again"):
+        saved(tmp_path / "copy")
+
+
+def test_a_compacted_copy_is_one_still(tmp_path):
+    for round in range(3):
+        saved(tmp_path / "copy", round)
+        with ClientStore.open(tmp_path / "copy") as copy:
+            copy.compact()
+    assert round_of(tmp_path / "copy") == 2
+
+
+def test_an_empty_draft_goes_if_its_name_is_one_that_fedcore_gives(tmp_path):
+    (tmp_path / DRAFT).mkdir()
+    draft_of(tmp_path / "run").mkdir()
+    draft_of(tmp_path / "run").symlink_to(tmp_path)
+    (taken := draft_of(tmp_path / "run")).mkdir()
+    (taken / "thesis").touch()
+    saved(tmp_path / "run")
+    left = {path.name for path in tmp_path.iterdir()} - {"run", DRAFT, taken.name}
+    assert [(tmp_path / name).is_symlink() for name in left] == [True]
+    assert (tmp_path / DRAFT).exists()
+    assert (taken / "thesis").exists()

@@ -253,10 +253,14 @@ def _of_most(mean: Callable[[list[tuple[ClientProxy, R]]], M], results: list[tup
         return mean(results)
     forms = [frozenset((name, _kind(value)) for name, value in result.metrics.items()) for _, result in results]
     [(usual, number), *others] = Counter(forms).most_common(2)
+    if others and others[0][1] == number:  # as many have others: one of them may lie
+        with suppress(Exception):
+            return mean_of(mean, results)
+        log(ERROR, "metrics: as many results have these as others, all are left out")
+        return None
     if number < len(results):
         log(ERROR, "metrics: %d results have other metrics than most, left out", len(results) - number)
-    chosen = [pair for pair, form in zip(results, forms, strict=True) if form == usual]
-    return mean_of(lambda: mean(chosen), 1 if others and others[0][1] == number else number)
+    return mean_of(mean, [pair for pair, form in zip(results, forms, strict=True) if form == usual])
 
 
 def _kind(value: object) -> type:

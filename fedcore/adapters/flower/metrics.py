@@ -23,6 +23,7 @@ HEAVIEST = 2**16
 
 Node = TypeVar("Node")
 T = TypeVar("T")
+M = TypeVar("M")
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 Refused: TypeAlias = list[tuple[int, str]]
 Form: TypeAlias = tuple[str, tuple[tuple[str, int], ...]]
@@ -131,22 +132,35 @@ class Collected:
         return [self._contents[node] for node in chosen], refused
 
 
-def mean_of(function: Callable[[], T], agreeing: int) -> T | None:
-    """The result of a user's function of metrics; None where it raises and one client alone can be at fault.
+def mean_of(function: Callable[[list[T]], M], replies: list[T]) -> M | None:
+    """The result of a user's function of the replies' metrics, without those for which alone it raises.
 
-    Args:
-        agreeing: how many clients have these metrics, by name and kind.
+    Clients choose the metrics: those of one must not end a run. None where no reply is left.
 
     Raises:
-        Exception: the function raises for the metrics of several clients that agree.
+        Exception: the function raises for every one of several replies, or for all that are left together.
     """
-    try:
-        return function()
-    except Exception:
-        if agreeing > 1:
-            raise
-        log(ERROR, "metrics: the function that aggregates them failed; they are left out", exc_info=True)
+    if not replies:
         return None
+    try:
+        return function(replies)
+    except Exception:
+        good = [reply for reply in replies if _is_usable(function, reply)]
+        if len(good) == len(replies) or (not good and len(replies) > 1):
+            raise
+        left_out = len(replies) - len(good)
+        log(
+            ERROR, "metrics: %d replies are left out, for which the function of metrics failed", left_out, exc_info=True
+        )
+        return function(good) if good else None
+
+
+def _is_usable(function: Callable[[list[T]], object], reply: T) -> bool:
+    try:
+        function([reply])
+    except Exception:
+        return False
+    return True
 
 
 def require_finite(name: object, value: object) -> None:

@@ -3,7 +3,6 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from inspect import signature
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
@@ -294,8 +293,8 @@ class ServerStrategy(FlowerFedAvg):
         )
         if odd:
             log(WARNING, "\t> Of the metrics alone: %s", refusals(odd, len(metrics)))
-        train_mean = partial(self.train_metrics_aggr_fn, metrics, self.weighted_by_key)
-        return self._write_model(), mean_of(train_mean, len(metrics)) if metrics else None
+        mean = mean_of(lambda some: self.train_metrics_aggr_fn(some, self.weighted_by_key), metrics)
+        return self._write_model(), mean
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -328,8 +327,7 @@ class ServerStrategy(FlowerFedAvg):
             log(INFO, "\t> Received error in reply from node %d: %s", failure.node, failure.reason)
         if self.left_out:
             log(WARNING if metrics else ERROR, "\t> %s", refusals(self.left_out, len(metrics)))
-        mean = partial(self.evaluate_metrics_aggr_fn, metrics, self.weighted_by_key)
-        return mean_of(mean, len(metrics)) if metrics else None
+        return mean_of(lambda some: self.evaluate_metrics_aggr_fn(some, self.weighted_by_key), metrics)
 
     def _write_model(self) -> ArrayRecord:
         """The server's model as a record, made once a round."""

@@ -78,7 +78,7 @@ class Aggregator(ModelAggregator):
         self.server: Server | None = None
         self.reports: list[RoundReport] = []
         self._round: Round | None = None
-        self._metrics: dict[Any, tuple[float, dict[str, float]]] = {}
+        self._metrics: dict[Any, dict[str, float]] = {}
 
     def reset_stats(self) -> None:
         """Open a round; one that was never finished is forgotten."""
@@ -110,7 +110,8 @@ class Aggregator(ModelAggregator):
         if line := refusal_line(report):
             self._warn(line)
         meta = {"nr_aggregated": len(report.heard)}
-        metrics = mean_metrics([self._metrics[name] for name in report.heard if name in self._metrics])
+        weights = dict(zip(report.heard, report.weights.tolist(), strict=True))
+        metrics = mean_metrics([(weights[name], found) for name, found in self._metrics.items() if name in weights])
         self._metrics = {}
         return FLModel(params_type=ParamsType.FULL, params=self.server.tensors(), metrics=metrics, meta=meta)
 
@@ -125,13 +126,12 @@ class Aggregator(ModelAggregator):
         assert self._round is not None
         counts_steps = self.server is not None and self.server._settings.counts_steps
 
-        told: list[tuple[float, dict[str, float]]] = []
+        told: list[dict[str, float]] = []
 
         def update() -> Update:
             model = read()
-            found = update_of(name, model, counts_steps=counts_steps)
-            told.append((found.examples or 1, metrics_of(model.metrics)))
-            return found
+            told.append(metrics_of(model.metrics))
+            return update_of(name, model, counts_steps=counts_steps)
 
         is_accepted = add_reply(self._round, name, update)
         if is_accepted:

@@ -133,8 +133,8 @@ def metrics_of(given: Any) -> dict[str, float]:
     for name, value in islice(given.items(), MOST_METRICS) if isinstance(given, Mapping) else ():
         with suppress(Exception):  # of an object that a site made
             number = float(value)
-            if is_real(value) and abs(number) <= LARGEST and len(name) <= LONGEST:
-                found[str(name)] = number
+            if is_real(value) and abs(number) <= LARGEST and type(name) is str and len(name) <= LONGEST:
+                found[name] = number
     return found
 
 
@@ -142,11 +142,11 @@ def mean_metrics(found: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str
     """The mean of the sites' metrics as NVFlare makes it: of each over the sites that have it, by their weights.
 
     Args:
-        found: the weight and the metrics of each site that counts.
+        found: the weight that each site's update had, and its metrics.
     """
     sums: dict[str, tuple[float, float]] = {}
     for weight, metrics in found:
         for name, value in metrics.items():
             total, weights = sums.get(name, (0.0, 0.0))
             sums[name] = total + weight * value, weights + weight
-    return {name: total / weights for name, (total, weights) in sums.items()} or None
+    return {name: total / weights for name, (total, weights) in sums.items() if weights} or None

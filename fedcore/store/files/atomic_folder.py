@@ -1,5 +1,6 @@
 """Making a store's folder beside its place, and then putting it there in one step."""
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from fedcore.atomic_file import followed
 from fedcore.clients.registry import Registry
-from fedcore.errors import LockedError, StoreError
+from fedcore.errors import CorruptionError, LockedError, StoreError
 from fedcore.store.files import file_system
 from fedcore.store.files import system_calls as disk
 from fedcore.store.files.index import Index
@@ -23,6 +24,7 @@ from fedcore.store.files.inventory import (
     READERS,
     ROWS,
     delete,
+    draft_of,
     drafts_of,
     is_data,
     is_disposable,
@@ -171,7 +173,7 @@ def _delete_unlocked(path: Path, found: os.stat_result) -> None:
 def _claimed(path: Path) -> tuple[Path, WriterLock]:
     """A new folder beside ``path``, locked."""
     while True:
-        place = path.with_name(f"{path.name}.draft-{uuid4().hex[:12]}")
+        place = draft_of(path)
         place.mkdir()
         file_system.write_in_place(place)
         try:
@@ -216,24 +218,40 @@ def _old(path: Path, existing: bool) -> WriterLock | None:
         )
     lock = WriterLock(path)
     try:
-        _require_copy(path)
+        require_copy(path)
     except BaseException:
         lock.close()
         raise
     return lock
 
 
-def _require_copy(path: Path) -> None:
-    """Reject a store to which something was committed since it was written: it is more than a copy."""
-    index = Index(path / INDEX, durable=False, access="ro")
+def require_copy(path: Path, *, of_shard: bool = False) -> None:
+    """Reject a store that a save may not replace: one that is no copy, or to which something was committed since.
+
+    Args:
+        of_shard: whether it is due to be a shard's of a cluster.
+
+    Raises:
+        StoreError: it is one, or it cannot be told.
+    """
+    require_own(path, writable=True)
     try:
-        sequence = index.head().sequence
-    finally:
-        index.close()
-    if sequence > 1:
+        index = Index(path / INDEX, durable=False, access="ro")
+        try:
+            head = index.head()
+        finally:
+            index.close()
+    except CorruptionError as error:
         raise StoreError(
-            f"{path}: expected a new or empty folder, or an older copy, got a store with {sequence} commits of its "
-            "own: save to another folder, or delete that one if nobody needs it"
+            f"{path}: expected a copy that can be read, got {error}: delete it, then save again"
+        ) from error
+    state = json.loads(head.state or "null")
+    is_shard = isinstance(state, dict) and "place" in state
+    # Older versions have not marked their copies, which have one commit.
+    if is_shard != of_shard or (not head.copy and head.sequence > 1):
+        raise StoreError(
+            f"{path}: expected a new or empty folder, or an older copy, got a store that went on: save to another "
+            "folder, or delete that one if nobody needs it"
         )
 
 
@@ -244,8 +262,12 @@ def _is_store(path: Path) -> bool:
 def sweep(path: Path) -> None:
     """Delete the drafts of processes that have died over them."""
     for left in drafts_of(path):
-        with suppress(StoreError):  # its process lives, or it is not this user's to delete
-            _delete_unlocked(left, os.lstat(left))
+        with suppress(StoreError, OSError):  # its process lives, or it is not this user's to delete
+            found = os.lstat(left)
+            if os.listdir(left):
+                _delete_unlocked(left, found)
+            else:
+                left.rmdir()
 
 
 def _put_in_place(place: Path, lock: WriterLock, path: Path, old: WriterLock | None) -> None:

@@ -1,5 +1,6 @@
 """The index: which slot holds whose row, in an SQLite file that changes by whole transactions."""
 
+import ctypes
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -36,6 +37,11 @@ _SCHEMA = "SELECT sql, type FROM sqlite_master ORDER BY sql"
 _WAL_PAGES = 16000  # of 1 KB: how long the log grows before it is worked into the file
 
 _inherited: list[sqlite3.Connection] = []  # a forked process must not even close what its parent has open
+_mapped: dict[tuple[int, int], int] = {}  # the bytes of each shared memory, when this process looked last
+
+
+class _CutError(StoreError):
+    """A file that this process has mapped was cut short."""
 
 
 class Index:
@@ -63,7 +69,7 @@ class Index:
         self._durable, self._access = durable, access
         self._owner = 0
         self._shared: sqlite3.Connection | None = None
-        self._mapped = 0  # bytes of the shared memory, when it was looked at last
+        self._shared_file: tuple[int, int] | None = None  # device and number of the shared memory
         self.previous: Previous | None = None
         self._digests = np.zeros(0, np.uint64)  # of the rows, by number
         self._known: str | None = None  # the head, as this process has loaded or written it last
@@ -111,8 +117,7 @@ class Index:
         """
         if self.version >= KEEPS_PREVIOUS:
             return
-        with _explained(self.path):
-            connection = self._connection()
+        with self._using() as connection:
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 connection.execute(previous.TABLE)
@@ -141,8 +146,8 @@ class Index:
                     disk.renew(fd)
                 finally:
                     os.close(fd)
-        with _explained(self.path):
-            if not disk.work_in(self._connection()):
+        with self._using() as connection:
+            if not disk.work_in(connection):
                 raise StoreError(f"{self.path}: another process reads its log, and does not end: end it, and try again")
 
     def head(self) -> Head:
@@ -208,8 +213,7 @@ class Index:
             more = max(most, 1024, known * 5 // 4) - known
             self._digests = np.concatenate([self._digests, np.zeros(more, np.uint64)])
         rows_sum = (head.rows_sum + total(digests) - total(self._digests[rows.numbers])) % 2**64
-        with _explained(self.path):
-            connection = self._connection()
+        with self._using() as connection:
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 self._require_alone(connection)
@@ -273,8 +277,14 @@ class Index:
             _inherited.append(connection)
         elif connection is not None:
             with _explained(self.path):
-                with suppress(StoreError):  # it can be closed in any case then
+                try:
                     self._require_mapped()
+                except _CutError:
+                    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))  # to close it would end the process
+                    return
+                except StoreError:
+                    pass
+                _mapped.pop(self._shared_file or (0, 0), None)  # whose number another file may get
                 try:
                     if not self._durable and self._access == "rw":
                         # The log is worked in now, and the next may be durable.
@@ -312,14 +322,23 @@ class Index:
             except BaseException:
                 connection.close()
                 raise
-            self._owner, self._shared, self._mapped = os.getpid(), connection, 0
-        self._require_mapped()
+            self._owner, self._shared = os.getpid(), connection
         return self._shared
+
+    @contextmanager
+    def _using(self) -> Iterator[sqlite3.Connection]:
+        """The connection; whatever is wrong is named with the file."""
+        with _explained(self.path):
+            self._require_mapped()
+            connection = self._connection()
+            try:
+                yield connection
+            finally:
+                with suppress(StoreError):
+                    self._require_mapped()  # which remembers how long it has become
 
     def _require_mapped(self) -> None:
         """Reject an index whose shared memory was cut short: SQLite has mapped it, and would end the process.
-
-        It is made as long again, of zeros, of which SQLite makes what it needs anew from the log.
 
         Raises:
             StoreError: it was.
@@ -328,21 +347,20 @@ class Index:
         with disk.explained("looking at", shared):
             if not shared.exists():  # not made yet; if it is deleted, its memory stays
                 return
-            size = shared.stat().st_size
-        if size < (mapped := self._mapped):
-            with suppress(OSError):
-                os.truncate(shared, 0)
-                os.truncate(shared, mapped)
-            raise StoreError(
-                f"{shared}: expected {mapped} bytes, got {size}: another program has cut it short; try again"
+            found = os.lstat(shared)
+        self._shared_file = found.st_dev, found.st_ino
+        most = _mapped.setdefault(self._shared_file, found.st_size)
+        if found.st_size < most:
+            raise _CutError(
+                f"{shared}: expected {most} bytes, got {found.st_size}: another program has cut it short; end this "
+                "process, and open the store in a new one"
             )
-        self._mapped = size
+        _mapped[self._shared_file] = found.st_size
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         """A connection that sees one commit until the block is done; whatever is wrong is named with the file."""
-        with _explained(self.path):
-            connection = self._connection()
+        with self._using() as connection:
             connection.execute("BEGIN")
             try:
                 yield connection

@@ -57,6 +57,7 @@ class Head:
         state: the caller's state as JSON.
         rows_sum, clients_sum: the sums of the digests of all listed rows and clients.
         previous: the digest of what the index keeps of the commit before, to which an undo goes back; None for nothing.
+        copy: whether a save wrote it, and nothing was committed since: another save may replace it.
     """
 
     store: str
@@ -70,12 +71,15 @@ class Head:
     rows_sum: int = 0
     clients_sum: int = 0
     previous: str | None = None
+    copy: bool = False
 
     def text(self) -> str:
         """The head as JSON, with a digest of it in front."""
         fields = asdict(self)
         if self.previous is None:
             del fields["previous"]  # which older formats have not
+        if not self.copy:
+            del fields["copy"]  # likewise
         content = json.dumps(fields)
         return digest(content.encode()).hex() + content
 

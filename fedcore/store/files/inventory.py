@@ -5,7 +5,9 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from hashlib import blake2b
 from pathlib import Path
+from uuid import uuid4
 
 from fedcore.atomic_file import is_own
 from fedcore.errors import StoreError
@@ -104,14 +106,32 @@ def vector_files(folder: Path) -> list[Path]:
         return [folder / e.name for e in entries if _VECTORS.fullmatch(e.name) and _is(e, "file")]
 
 
+def draft_of(path: Path) -> Path:
+    """A new name for a draft beside ``path``, whose end tells that it is one."""
+    return _draft_named(path, uuid4().hex[:6])
+
+
+def _draft_named(path: Path, token: str) -> Path:
+    name = f"{path.name}.draft-{token}"
+    return path.with_name(name + blake2b(os.fsencode(name), digest_size=3).hexdigest())
+
+
 def drafts_of(path: Path) -> list[Path]:
-    """The folders beside ``path`` that drafts of a store there have left: by name, owner, entries and lock file."""
-    name = re.compile(re.escape(path.name) + r"\.draft-[0-9a-f]{12}")
+    """The folders beside ``path`` that drafts of a store there have left: by name, owner, entries and lock file.
+
+    An empty one, of a process that was killed in between, is known by its name's end alone.
+    """
+    name = re.compile(re.escape(path.name) + r"\.draft-([0-9a-f]{6})[0-9a-f]{6}")
     if not path.parent.is_dir():
         return []
+    found = []
     with os.scandir(path.parent) as entries:
-        named = [path.parent / e.name for e in entries if name.fullmatch(e.name) and _is(e, "folder")]
-    return [folder for folder in named if _is_left(folder)]
+        for entry in entries:
+            if (known := name.fullmatch(entry.name)) and _is(entry, "folder"):
+                folder = path.parent / entry.name
+                if _is_left(folder, by_name=folder == _draft_named(path, known[1])):
+                    found.append(folder)
+    return found
 
 
 def delete(folder: Path, found: os.stat_result | None = None) -> None:
@@ -151,9 +171,11 @@ def _unlink(folder: int, names: list[str]) -> None:
             os.unlink(name, dir_fd=folder)
 
 
-def _is_left(folder: Path) -> bool:
+def _is_left(folder: Path, *, by_name: bool) -> bool:
     try:
-        return is_own_folder(folder) and not strangers(folder) and is_disposable(folder)
+        if not is_own_folder(folder) or strangers(folder):
+            return False
+        return is_disposable(folder) or (by_name and not os.listdir(folder))
     except OSError:  # gone meanwhile, or not ours to look at
         return False
 

@@ -1,5 +1,6 @@
 """Replies to *evaluate* and to the query for examples are read as strictly as those to *train*."""
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -230,4 +231,19 @@ def test_a_function_that_one_node_s_metrics_make_raise_ends_no_run(caplog):
     strategy, result = run("FedAvg", grid, 2, train_metrics_aggr_fn=mean)
     assert [len(report.heard) for report in strategy.reports] == [1, 1]
     assert not result.train_metrics_clientapp
-    assert sum("the function that aggregates them failed" in record.message for record in caplog.records) == 2
+    assert sum("for which the function of metrics failed" in record.message for record in caplog.records) == 2
+
+
+@pytest.mark.parametrize("value", [-5.0, 1e38])
+def test_a_value_for_which_a_function_raises_is_left_out(value, caplog):
+    """A perplexity, say: the logarithm of a number below zero, the power of a large one."""
+
+    def mean(contents, weight):
+        losses = [math.exp(math.log(content["metrics"]["loss"])) for content in contents]
+        return MetricRecord({"perplexity": np.mean([math.exp(loss) for loss in losses])})
+
+    grid = make_grid("train", lambda content: None)
+    grid.spoil = lambda node, reply: reply.content["metrics"].update(loss=value if node == BAD else 1.0)
+    strategy, result = run("FedAvg", grid, 1, train_metrics_aggr_fn=mean)
+    assert len(strategy.reports[0].heard) == 5
+    assert result.train_metrics_clientapp[1]["perplexity"] == pytest.approx(math.e)
