@@ -54,6 +54,8 @@ def has_infinities(leaf: Any) -> bool:
 def own_class(name: str, leaf: Any) -> Any:
     """A NumPy array or torch tensor as one of the library's own class, over the same memory; anything else as it is.
 
+    Of torch's views whose memory holds the negative it is a copy.
+
     A class derived from these may show any shape or dtype, and another the next time.
 
     Raises:
@@ -69,7 +71,8 @@ def own_class(name: str, leaf: Any) -> Any:
     if type(leaf) is not torch.Tensor:
         with torch._C.DisableTorchFunctionSubclass():
             leaf = torch.Tensor.as_subclass(leaf, torch.Tensor)
-    return torch.Tensor.detach(leaf)
+    leaf = torch.Tensor.detach(leaf)
+    return torch.Tensor.resolve_neg(leaf) if torch.Tensor.is_neg(leaf) else leaf  # its memory holds the negative
 
 
 def is_own_class(leaf: Any) -> bool:

@@ -182,9 +182,16 @@ class Recycled:
     """
 
     def __init__(self, n: int, *, most: int = 1, device: str = "cpu") -> None:
+        self._made_by = n, most, device
         self._n = n
         self._there = None if device == devices.CPU else _RecycledThere(n, most, devices.named(device))
         self._spares = _Spares(most)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Recycled":
+        """Another one, which has no memory yet: that of this one is known by its address."""
+        n, most, device = self._made_by
+        copied = memo[id(self)] = Recycled(n, most=most, device=device)
+        return copied
 
     def take(self) -> npt.NDArray[np.float32]:
         """A vector, float32[n], of whatever values."""

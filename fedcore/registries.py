@@ -21,7 +21,9 @@ from fedcore.representation import Represented
 T = TypeVar("T")
 
 OWN = "'module:Name' of your own"
-_WAY = "put it beside the .toml file, or give its file, or its folder with a / at the end, to --import"
+_WAY = (
+    "put it beside the .toml file, or give its file, or its folder with a / at the end, to --import, as --resume needs"
+)
 
 ADDED: list[str] = []
 """The folders that ``look_in`` has added to ``sys.path``."""

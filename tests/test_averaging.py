@@ -159,3 +159,11 @@ def test_a_tensor_that_torch_negates_as_it_is_read_has_its_own_sign():
     assert negated.is_neg()
     made = fedcore.aggregate([{"w": negated}, {"w": torch._neg_view(torch.tensor([2.0, -4.0]))}])
     assert made["w"].tolist() == [-2.0, 4.0]
+
+
+def test_a_message_is_short_however_long_what_came_is():
+    good, odd = {"w": np.ones(2, np.float32)}, np.zeros(2, np.dtype([(f"f{i}", "f4") for i in range(1000)]))
+    for model in ({"w": odd}, {"x" * 10_000: good["w"]}):
+        with pytest.raises(errors.FedcoreError) as raised:
+            fedcore.aggregate([good, model])
+        assert len(str(raised.value)) <= 500

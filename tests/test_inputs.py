@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import fedcore
-from fedcore import Server, cluster
-from fedcore.errors import FedcoreError
+from fedcore import Server, Update, cluster
+from fedcore.errors import DivergedError, FedcoreError
 from fedcore.network import Network
 from fedcore.server.saved_model import read_model
 
@@ -283,3 +283,31 @@ def test_nested_models_are_saved_and_loaded(tmp_path):
         again.round([fedcore.Update(0, x0, 1)])
         again.save(tmp_path / "copy")
     assert values(read_model(tmp_path / "copy").tensors()) == values(x0)
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_a_view_of_torch_with_the_other_sign_in_memory_is_read_with_its_own(contiguous):
+    if contiguous:
+        made = torch._neg_view(torch.tensor([-5.0, 2.0]))
+    else:
+        made = torch.complex(torch.zeros(2), torch.tensor([-5.0, 2.0])).conj().imag
+    due = made.tolist()
+    assert made.is_neg()
+    for sent in (made, {"w": made}):
+        server = Server("FedAvg", {"w": torch.zeros(2)} if isinstance(sent, dict) else torch.zeros(2), 1, lr=0.1)
+        with server.open_round() as opened:
+            accepted = opened.add(0, sent, steps=1)
+        assert server.x.tolist() == due or (not accepted and not contiguous)
+        assert Server("FedAvg", sent, 1, lr=0.1).x.tolist() == due
+    server = Server("FedAvg", {"w": torch.zeros(2)}, 2, lr=0.1)
+    server.round([Update(client, {"w": made}, 1) for client in range(2)])
+    assert server.x.tolist() == due
+    assert fedcore.aggregate([{"w": made}] * 2)["w"].tolist() == due
+    assert fedcore.kernels.weighted_sum([made.contiguous()], np.float32([1])).tolist() == due
+
+
+def test_a_node_s_step_past_float16_is_an_error():
+    network = Network([{"a": np.float16([40000])}] * 2, [[0.75, 0.25], [0.25, 0.75]], lr=0.1)
+    with pytest.raises(DivergedError, match="a infinite in its dtype"):
+        network.round([Update(node, delta={"a": np.float32([40000])}, steps=1) for node in (0, 1)])
+    assert network.round_number == 0

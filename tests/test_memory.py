@@ -1,3 +1,4 @@
+import copy
 import gc
 import subprocess
 import sys
@@ -129,3 +130,14 @@ for module in (sys.modules["__main__"], memory):  # something holds them for eve
 def test_vectors_that_are_lent_when_the_interpreter_ends_are_let_go_in_silence():
     done = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_copy_shares_no_memory_that_is_used_again():
+    vectors = memory.Recycled(1000, most=3)
+    held = [vectors.take() for _ in range(3)]
+    del held
+    copied = copy.deepcopy(vectors)
+    ours, theirs = ([each.take() for _ in range(4)] for each in (vectors, copied))
+    addresses = {vector.ctypes.data for vector in [*ours, *theirs]}
+    assert len(addresses) == 8
+    assert not copied.lent(ours[0])

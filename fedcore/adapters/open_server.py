@@ -48,6 +48,9 @@ def load_server(
     method = named(algorithm) if isinstance(algorithm, str) else algorithm
     own: dict[str, Any] = {name: options.get(name) for name in ("on_report", "weights")}
     server = Server.load(path, algorithm=method, **own, **again, **limits_of(options))
+    if "optimizer" not in again and (saved := server._settings.optimizer) is not None:
+        server.close()
+        raise CheckpointError(f"{path}: expected a server without an optimizer, as the job says, got one of {saved}")
     allow_asked_steps(server, steps, options)
     return server
 

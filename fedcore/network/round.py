@@ -294,10 +294,13 @@ class NetworkRound(Represented):
         squares = kernels.accumulate(
             None, [mean] * len(models), parameters, np.ones(len(models)), weights, out=self._spare_sum
         )
-        total = float(squares @ weights)
+        total, number = float(squares @ weights), self._state.round_number
         if not math.isfinite(total):
-            number = self._state.round_number
             raise DivergedError(f"round {number}: mixing would make a model infinite; lower the rates")
+        for model in models if self._layout.narrow else ():
+            if not kernels.all_finite([sent := as_sent(self._layout, model)])[0]:
+                name = first_not_finite(sent, self._layout)
+                raise DivergedError(f"round {number}: mixing would make {name} infinite in its dtype; lower the rates")
         return math.sqrt(total)
 
     def _count(self) -> None:

@@ -68,6 +68,12 @@ def with_buffers_of(settings: Settings, x: F32, signed: Sequence[str]) -> Settin
     return replace(settings, nonnegative=never_negative(settings.layout, to_host(x), signed))
 
 
+def weights_by_client(weights: Weights | Sequence[float] | None) -> Weights | None:
+    """Weights by client; those in a list or an array are of the clients 0, 1, ..."""
+    listed = not isinstance(weights, Mapping) and hasattr(weights, "__len__")
+    return dict(enumerate(weights)) if listed else weights  # type: ignore[arg-type, return-value]
+
+
 def with_weights(settings: Settings, weights: Weights | None) -> Settings:
     """The settings of a server with those ``weights``.
 

@@ -61,7 +61,7 @@ class Limits:
     """
 
     steps: int = 10**6
-    examples: int = 10**9
+    examples: int = 2**53
     lr: float = 100.0
     norm: float | None = None
     norm_ratio: float | None = None

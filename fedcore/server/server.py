@@ -22,6 +22,7 @@ from fedcore.server.beginning import (
     require_clients,
     require_finite,
     resumed_state,
+    weights_by_client,
     with_buffers_of,
     with_weights,
 )
@@ -40,7 +41,7 @@ from fedcore.server.settings import Changes, said_again
 from fedcore.server.state import State
 from fedcore.server.update import Update, held_together
 from fedcore.server.view import ServerView
-from fedcore.server.weighing import Weights
+from fedcore.server.weighing import Weights, require_weighing
 from fedcore.store import ClientStore, Durability
 
 
@@ -62,7 +63,7 @@ class Server(ServerView):
         optimizer: one of ``fedcore.optimizers``, which turns the method's direction into the step's.
         client_sizes: n_k, the examples of every client, by id or in the order of the ids, for the methods that weigh by
             p^k = n_k / n. A client that claims more, or gives no number, is counted with n_k.
-        weights: weights >= 0 in the place of n_i, for methods that weigh by examples: by client; or a function of one
+        weights: weights >= 0 in the place of n_i, for methods that weigh by examples: by client, or a function of one
             client's ``fedcore.algorithms.Claims``, such as ``lambda claims: np.sqrt(claims.examples)``. They are not
             saved: ``load`` takes them again.
         late_rounds: how many rounds late a reply may be and still count, measured against the x that it started from.
@@ -96,7 +97,7 @@ class Server(ServerView):
             raises is logged and undoes nothing; it may read the server, and is no part of what is saved.
 
     Attributes:
-        on_report, weights: as given; others may take their place between rounds.
+        on_report: as given; another one may take its place between rounds.
 
     Raises:
         UnknownNameError, RangeError, UnknownClientError, ShapeError, DtypeError, ArrayError: an argument is not what is
@@ -139,7 +140,7 @@ class Server(ServerView):
         limits: Literal["open"] | None = None,
         max_steps: int = 10**6,
         max_steps_ratio: float | None = None,
-        max_examples: int = 10**9,
+        max_examples: int = 2**53,
         max_examples_ratio: float | None = None,
         max_lr: float = 100.0,
         max_norm: float | None = None,
@@ -191,8 +192,24 @@ class Server(ServerView):
             self._start(state, on_report, weights)
 
     def _start(self, state: State, on_report: OnReport | None, weights: Weights | None) -> None:
-        self._state, self.on_report, self.weights = state, on_report, weights
+        self._state, self.on_report, self._weights = state, on_report, weights_by_client(weights)
         self._round_lock = RoundLock()
+
+    @property
+    def weights(self) -> Weights | None:
+        """The weights in the place of n_i: see the argument. Others may be set between rounds.
+
+        Raises (where they are set):
+            RangeError: the method does not weigh by examples.
+        """
+        return self._weights
+
+    @weights.setter
+    def weights(self, weights: Weights | None) -> None:
+        if weights is not None:
+            require_weighing(self._settings.algorithm, "weights")
+        self._weights = weights_by_client(weights)
+        self._state.settings = self._settings = replace(self._settings, own_weights=weights is not None)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a named copy of everything: the model, the sums, the rows, the counters, and what they mean.
@@ -437,7 +454,7 @@ class Server(ServerView):
     def _open(self, fold: int, *, may_hold: bool, newcomers: Coming = (), kind: type[Round] = Round) -> Round:
         self._state.store.prefetch(())  # raises where the store is closed
         make = partial(kind, self._settings, self._state, fold=fold, may_hold=may_hold, on_report=self.on_report)
-        make = partial(make, weights=self.weights)
+        make = partial(make, weights=self._weights)
         opened = self._round_lock.open(self.round_number, make)
         opened.begin(newcomers)
         return opened

@@ -90,5 +90,9 @@ def weight_of(weights: Weights, update: Update, client: ClientId) -> float:
         if client not in weights:
             raise RangeError(f"weights: expected a number for each client, got none for {client!r}: add it to weights=")
         return real("weights", weights[client], "[0, inf)")
-    steps, examples, counts = (np.array([n], np.float64) for n in (update.steps, update.examples or 1, update.count))
-    return real("weights", np.asarray(weights(Claims(steps, examples, counts, clients=[client]))).item(), "[0, inf)")
+    missing = np.nan if update.examples is None else update.examples
+    steps, examples, counts = (np.array([n], np.float64) for n in (update.steps, missing, update.count))
+    weight = np.asarray(weights(Claims(steps, examples, counts, clients=[client]))).item()
+    if update.examples is None and weight != weight:
+        raise RangeError("examples: expected a number, from which weights= makes the weight, got None")
+    return real("weights", weight, "[0, inf)")

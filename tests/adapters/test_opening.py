@@ -1,7 +1,10 @@
 import numpy as np
+import pytest
 
 from fedcore import ClientStore
 from fedcore.adapters.open_server import newcomers, open_server
+from fedcore.errors import CheckpointError
+from fedcore.optimizers import Adam
 
 X0 = {"w": np.arange(4, dtype=np.float32)}
 
@@ -46,3 +49,11 @@ def test_who_listens_is_told_of_an_old_server_s_rounds_too(tmp_path):
             opened.add("a", {"w": X0["w"] - 1}, steps=1)
         server.close()
         assert [report.round for report in seen] == due
+
+
+def test_a_job_without_an_optimizer_does_not_go_on_with_one(tmp_path):
+    store = f"mmap:{tmp_path / 'run'}"
+    open_server("FedAvg", X0, [0], lr=0.1, store=store, optimizer=Adam()).close()
+    with pytest.raises(CheckpointError, match="expected a server without an optimizer"):
+        open_server("FedAvg", X0, [0], lr=0.1, store=store)
+    open_server("FedAvg", X0, [0], lr=0.1, store=store, optimizer=Adam()).close()

@@ -255,3 +255,39 @@ def test_what_is_no_server_is_refused(tmp_path):
         Server.load(tmp_path / "busy")
     with server.open_round(), pytest.raises(fedcore.errors.RoundError):
         server.save(tmp_path / "copy")
+
+
+COPIED = [
+    ("FedAvg", {}),
+    ("FedAvg", {"optimizer": optimizers.Adam()}),
+    ("FedAvg", {"accumulate": "exact"}),
+    ("FedAvg", {"late_rounds": 3}),
+    *((name, {}) for name in ("MIFA", "MimiC", "SCAFFOLD", "FedExP", "FedDyn", "FedNova")),
+]
+
+
+@pytest.mark.parametrize(("method", "how"), COPIED)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_server_and_its_copy_in_memory_go_on_in_any_order(method, how, seed):
+    rng, n = random.Random(seed), 300
+
+    def made():
+        return Server(method, np.zeros(n, np.float32), 2, lr=0.1, **how)
+
+    def one_round(server, value):
+        more = {"control": np.full(n, value, np.float32)} if server.algorithm.second_vector is not None else {}
+        server.round([Update(c, np.full(n, value + c, np.float32), 1, **more) for c in (0, 1)])
+
+    first, values = made(), [rng.random() for _ in range(rng.randint(1, 4))]
+    for value in values:
+        one_round(first, value)
+    both = [(first, list(values)), (copy.deepcopy(first), list(values))]
+    for _ in range(8):
+        server, heard = rng.choice(both)
+        heard.append(rng.random())
+        one_round(server, heard[-1])
+    for server, heard in both:
+        alone = made()
+        for value in heard:
+            one_round(alone, value)
+        np.testing.assert_array_equal(server.x, alone.x)

@@ -221,3 +221,41 @@ def test_ids_of_another_type_get_an_error_that_names_it(clients, asked):
     server = Server("FedAvg", X0, clients, lr=0.1)
     with server.open_round() as round, pytest.raises(UnknownClientError, match="of another type"):
         round.add(asked, ONE, steps=1)
+
+
+def test_a_weight_made_of_a_count_that_is_missing_is_rejected():
+    for weights in (lambda claims: claims.examples, lambda claims: np.sqrt(claims.examples)):
+        server = Server("FedAvg", np.zeros(2, np.float32), 2, lr=0.1, weights=weights)
+        report = server.round([Update(0, np.ones(2), 1, 5000), Update(1, np.ones(2), 1)])
+        assert report.heard == (0,)
+        assert report.refused == ((1, "examples: expected a number, from which weights= makes the weight, got None"),)
+    server = Server("FedAvg", np.zeros(2, np.float32), 2, lr=0.1, weights=lambda claims: 2.0)
+    assert server.round([Update(i, np.ones(2), 1) for i in range(2)]).weights.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array])
+def test_listed_weights_are_of_the_clients_in_their_order(kind):
+    server = Server("FedAvg", np.zeros(2, np.float32), 3, lr=0.1, weights=kind([2.5, 1, 0]))
+    report = server.round([Update(i, np.full(2, i, np.float32), 1) for i in range(3)])
+    assert (report.weights.tolist(), report.refused) == ([2.5, 1, 0], ())
+
+
+def test_a_claim_may_be_as_large_as_a_float_counts():
+    server = Server("FedAvg", np.zeros(2, np.float32), 2, lr=0.1)
+    report = server.round([Update(i, np.full(2, i, np.float32), 1, 3 * 10**12) for i in range(2)])
+    assert (report.heard, server.x.tolist()) == ((0, 1), [0.5, 0.5])
+
+
+def test_weights_that_are_set_between_rounds_are_asked_for_when_it_is_loaded(tmp_path):
+    server = Server("FedAvg", X0, 2, lr=0.1)
+    server.weights = [1, 3]
+    assert server.round([Update(0, ONE, 1), Update(1, THREE, 1)]).weights.tolist() == [1, 3]
+    server.save(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="weights: expected those of the saved server again"):
+        Server.load(tmp_path / "run")
+    assert Server.load(tmp_path / "run", weights={0: 2, 1: 2}).weights == {0: 2, 1: 2}
+    server.weights = None
+    server.save(tmp_path / "run")
+    assert Server.load(tmp_path / "run").weights is None
+    with pytest.raises(RangeError, match="weights"):
+        Server("MimiC", X0, 2, lr=0.1).weights = {0: 1}

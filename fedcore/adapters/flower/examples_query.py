@@ -54,4 +54,4 @@ def ask_sizes(
             refused.append((node, reason_of(error)))
     if refused:
         log(WARNING, "query: %s", refusals(refused, len(sizes)))
-    return within_medians(sizes, "query", ratio, heard)
+    return {node: int(size) for node, size in within_medians(sizes, "query", ratio, heard).items()}

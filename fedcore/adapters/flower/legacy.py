@@ -16,7 +16,7 @@ from flwr.server.client_proxy import ClientProxy
 from flwr.server.strategy import FedAvg as FlowerFedAvg
 
 from fedcore.adapters import npy
-from fedcore.adapters.flower.metrics import MOST, mean_of, plain_number, require_finite, within_medians
+from fedcore.adapters.flower.metrics import IN_RANGE, mean_of, plain_number, require_finite, within_medians
 from fedcore.adapters.open_server import limits_of, load_server, newcomers, open_server
 from fedcore.adapters.order import (
     beyond_plain_steps,
@@ -28,7 +28,7 @@ from fedcore.adapters.order import (
 from fedcore.adapters.refusals import refusal_line, refusals
 from fedcore.adapters.replies import add_reply
 from fedcore.algorithms import Algorithm, named
-from fedcore.arguments import absolute_store, is_real, reason_of, shown, whole
+from fedcore.arguments import absolute_store, integral, is_real, real, reason_of, shown
 from fedcore.errors import ArrayError, RangeError
 from fedcore.layout import named_tensors
 from fedcore.server import Broadcast, Round, RoundReport, Server, Update
@@ -224,9 +224,8 @@ def _usable(results: list[tuple[ClientProxy, R]], where: str, ratio: float | Non
     if refused:
         log(WARNING if usable else ERROR, "%s: of the metrics alone: %s", where, refusals(refused, len(usable)))
     claims = within_medians({_key(proxy): result.num_examples for proxy, result in usable}, where, ratio)
-    return [
-        (proxy, replace(result, num_examples=min(result.num_examples, claims[_key(proxy)]))) for proxy, result in usable
-    ]
+    counted = [(proxy, result, min(result.num_examples, claims[_key(proxy)])) for proxy, result in usable]
+    return [(proxy, replace(result, num_examples=n)) for proxy, result, n in counted]  # type: ignore[arg-type]
 
 
 def _checked(result: R) -> R:
@@ -243,7 +242,8 @@ def _checked(result: R) -> R:
     metrics = {str(name): plain_number(value) for name, value in result.metrics.items()}
     for name, value in metrics.items():
         require_finite(name, value)
-    examples = whole("num_examples", result.num_examples, 1, MOST)
+    real("num_examples", result.num_examples, IN_RANGE)
+    examples = integral(plain_number(result.num_examples))
     return replace(result, num_examples=examples, metrics=metrics)
 
 

@@ -9,12 +9,13 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 
-from fedcore.arguments import integral, reason_of, shown, whole
+from fedcore.arguments import integral, real, reason_of, shown
 from fedcore.errors import ArrayError, RangeError
 from fedcore.server.claim_window import median
 
-MOST = 10**9
-"""Examples that a reply may claim where it weighs nothing but means."""
+MOST = 2**53
+IN_RANGE = f"(0, {MOST}]"
+"""Examples that a reply may claim where it weighs nothing but means; a fraction too, as Flower takes one."""
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -48,8 +49,8 @@ def only_record(content: RecordDict) -> MetricRecord:
 
 
 def within_medians(
-    claims: Mapping[Node, int], where: str, ratio: float | None = None, heard: Sequence[int] = ()
-) -> dict[Node, int]:
+    claims: Mapping[Node, float], where: str, ratio: float | None = None, heard: Sequence[float] = ()
+) -> dict[Node, float]:
     """Numbers of examples by node, none of them more than ``ratio`` times the median of all, which the log says.
 
     Of an even number the median is the lower of the two in the middle.
@@ -61,13 +62,14 @@ def within_medians(
     """
     if not claims or ratio is None:
         return dict(claims)
-    most = int(min(ratio * median(np.array([*claims.values(), *heard], np.float64)), MOST))
+    most = min(ratio * float(median(np.array([*claims.values(), *heard], np.float64))), MOST)
+    most = int(most) if most >= 1 else most
     for node, claim in claims.items():
         if claim > most:
             told = where, node, most, claim, ratio
             log(
                 WARNING,
-                "%s: node %s counts with %d of %d examples: max_examples_ratio is %g",
+                "%s: node %s counts with %g of %g examples: max_examples_ratio is %g",
                 *told,
             )
     return {node: min(claim, most) for node, claim in claims.items()}
@@ -202,7 +204,7 @@ def _copied(record: MetricRecord) -> MetricRecord:
 
 def _form(content: RecordDict, weight: str) -> Form:
     record = only_record(content)
-    whole(weight, integral(record.get(weight)), 1, MOST)
+    real(weight, record.get(weight), IN_RANGE)
     form = []
     for name, value in record.items():
         require_finite(name, value)

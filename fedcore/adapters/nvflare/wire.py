@@ -15,6 +15,7 @@ from fedcore.clients import ClientId
 from fedcore.errors import ArrayError
 from fedcore.layout import Layout
 from fedcore.server import Broadcast, Server, Update
+from fedcore.server.limits import Limits
 from fedcore.server.settings import LARGEST
 from fedcore.typing import F32
 
@@ -104,12 +105,12 @@ def update_of(client: ClientId, model: FLModel, *, counts_steps: bool) -> Update
     meta = model.meta if isinstance(model.meta, Mapping) else {}
     said = meta.get(KEY)
     said = said if isinstance(said, Mapping) else {}
-    steps = integral(meta.get(FLMetaKey.NUM_STEPS_CURRENT_ROUND))
+    steps = integral(_number(meta.get(FLMetaKey.NUM_STEPS_CURRENT_ROUND)))
     examples = said.get("examples")
     if examples is None:
         examples = 1 if steps is None else steps
-    if not counts_steps and (steps is None or (is_real(steps) and not is_whole(steps))):
-        steps = 1
+    if not counts_steps and (steps is None or (is_real(steps) and not is_whole(steps, high=Limits.steps))):
+        steps = 1  # it is a weight alone, as large as the site likes
     return Update(
         client,
         steps=steps,
@@ -118,6 +119,12 @@ def update_of(client: ClientId, model: FLModel, *, counts_steps: bool) -> Update
         control=said.get("control"),
         **{"delta" if model.params_type == ParamsType.DIFF else "model": _read(model.params)},
     )
+
+
+def _number(value: Any) -> Any:
+    """A scalar of any library as Python's number; anything else as it is."""
+    is_scalar = hasattr(value, "item") and getattr(value, "shape", None) in ((), [])
+    return value.item() if is_scalar else value
 
 
 def _read(params: Any) -> Any:
@@ -132,8 +139,9 @@ def metrics_of(given: Any) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, value in islice(given.items(), MOST_METRICS) if isinstance(given, Mapping) else ():
         with suppress(Exception):  # of an object that a site made
-            number = float(value)
-            if is_real(value) and abs(number) <= LARGEST and type(name) is str and len(name) <= LONGEST:
+            number = float(_number(value))
+            is_named = type(name) is str and len(name) <= LONGEST
+            if is_named and not isinstance(value, str | bytes) and abs(number) <= LARGEST:
                 found[name] = number
     return found
 

@@ -57,13 +57,12 @@ WRONG = {
     "a metric too many": (say(loss=1), "other names or lengths"),
     "a metric too few": (lambda content: content["metrics"].pop("accuracy"), "other names or lengths"),
     "a list for a number": (say(accuracy=[0.5]), "other names or lengths"),
-    "no examples": (lambda content: content["metrics"].pop("num-examples"), "num-examples: expected an integer"),
-    "examples in a list": (say(num_examples=[1]), "num-examples: expected an integer"),
-    "zero examples": (say(num_examples=0), "num-examples: expected an integer"),
-    "examples below zero": (say(num_examples=-sum(SIZES.values()) + SIZES[BAD]), "num-examples: expected an integer"),
-    "too many examples": (say(num_examples=2**62), "num-examples: expected an integer"),
-    "half an example": (say(num_examples=0.5), "num-examples: expected an integer"),
-    "NaN examples": (say(num_examples=float("nan")), "num-examples: expected an integer"),
+    "no examples": (lambda content: content["metrics"].pop("num-examples"), "num-examples: expected a number"),
+    "examples in a list": (say(num_examples=[1]), "num-examples: expected a number"),
+    "zero examples": (say(num_examples=0), "num-examples: expected a number"),
+    "examples below zero": (say(num_examples=-sum(SIZES.values()) + SIZES[BAD]), "num-examples: expected a number"),
+    "too many examples": (say(num_examples=2**62), "num-examples: expected a number"),
+    "NaN examples": (say(num_examples=float("nan")), "num-examples: expected a number"),
     "a NaN": (say(accuracy=float("nan")), "metric 'accuracy': expected finite numbers, got nan"),
     "an infinity": (say(accuracy=float("inf")), "metric 'accuracy': expected finite numbers, got inf"),
     "a number past float32's range": (say(accuracy=1e300), "metric 'accuracy': expected finite numbers, got 1e+300"),
@@ -196,7 +195,7 @@ def test_a_wrong_answer_to_the_query_is_named(caplog):
     strategy, _ = run("FlexibleFedAvg", make_grid("query", say(num_examples=-3)), 1)
     assert set(strategy.reports[0].heard) == set(OTHERS)
     [line] = [record.message for record in caplog.records if record.message.startswith("query: refused 1")]
-    assert f"({BAD}) and heard 4: 1 x num-examples: expected an integer" in line
+    assert f"({BAD}) and heard 4: 1 x num-examples: expected a number" in line
 
 
 def test_an_answer_to_the_query_counts_up_to_10_times_the_median(caplog):
@@ -247,3 +246,16 @@ def test_a_value_for_which_a_function_raises_is_left_out(value, caplog):
     strategy, result = run("FedAvg", grid, 1, train_metrics_aggr_fn=mean)
     assert len(strategy.reports[0].heard) == 5
     assert result.train_metrics_clientapp[1]["perplexity"] == pytest.approx(math.e)
+
+
+def test_metrics_weigh_by_fractions_and_by_large_numbers():
+    for scale in (0.001, 10**12):
+        grid = make_grid("train", lambda content: None)
+        grid.spoil = lambda node, reply, scale=scale: reply.content["metrics"].update(
+            {"num-examples": reply.content["metrics"]["num-examples"] * scale}
+        )
+        strategy, result = run("FedAvg", grid, 1)
+        assert len(strategy.reports[0].heard) == 5
+        weights = np.array([SIZES[node] for node in NODES])
+        due = weights @ np.arange(5) / weights.sum()
+        assert result.train_metrics_clientapp[1]["loss"] == pytest.approx(due)

@@ -243,3 +243,21 @@ def test_metrics_of_a_rejected_or_hostile_result_spoil_no_mean():
     assert not aggregator.accept_model(raising)
     assert aggregator.aggregate_model().metrics == {"accuracy": 0.5}
     assert aggregator.reports[0].heard == ("site-1", "site-2")
+
+
+@pytest.mark.parametrize(
+    "steps", [2_000_000, 10**12, 0.75, torch.tensor(3), torch.tensor(2.5), np.array(3), np.int8(3)]
+)
+def test_a_weight_may_be_any_number(steps):
+    ours, theirs = Aggregator("FedAvg", model=x0(), clients=NAMES), WeightedAggregationHelper()
+    ours.reset_stats()
+    for seed, (name, weight) in enumerate([("site-1", steps), ("site-2", 1)]):
+        model = answer(name, seed, steps=weight)
+        model.metrics = {"accuracy": torch.tensor(0.25 * seed), "whole": bool(seed)}
+        assert ours.accept_model(model)
+        theirs.add(model.params, weight=float(weight), contributor_name=name, contribution_round=0)
+    result, due = ours.aggregate_model(), theirs.get_result()
+    for key in due:
+        np.testing.assert_allclose(result.params[key], due[key], rtol=1e-6, atol=1e-6)
+    share = 1 / (1 + float(steps))
+    assert result.metrics == pytest.approx({"accuracy": 0.25 * share, "whole": share})
