@@ -17,7 +17,7 @@ def declare():
     """Declare those operators, if torchvision's own library cannot."""
     global _declared
     spec = find_spec("torchvision")
-    if _declared is not None or spec is None:
+    if _declared is not None or spec is None or torch.version.cuda is not None:
         return
     try:
         ctypes.CDLL(str(Path(spec.origin).with_name("_C.so")))
