@@ -81,8 +81,8 @@ test-newest-%:
 test-endurance: $(INSTALLED)
 	$(BIN)/python -m pytest -m endurance $(ROOMS)
 
-## make mutants       small changes to the rooms of methods, patterns, topologies and the server, of which each should
-##                    fail a test; MUTANTS="fedcore/server --sample 300" says which (hours)
+## make mutants       small changes to the rooms of methods, patterns, topologies, the server and the adapters, of which each
+##                    should fail a test; MUTANTS="fedcore/server --sample 300" says which (hours)
 mutants: $(INSTALLED)
 	$(BIN)/python -m tests.mutants $(MUTANTS)
 

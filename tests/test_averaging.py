@@ -107,6 +107,21 @@ def test_a_bad_model_is_named(bad, error, message):
 
 
 @pytest.mark.parametrize(
+    ("bad", "error"),
+    [(np.zeros(2, np.int64), errors.ShapeError), (np.int32(1), errors.DtypeError), ("many", errors.ArrayError)],
+)
+def test_a_counter_of_another_form_is_named(bad, error):
+    good = GOOD | {"n": np.array(1)}
+    with pytest.raises(error, match="client 2, n: expected"):
+        fedcore.aggregate([good, good, GOOD | {"n": bad}])
+
+
+def test_counters_of_a_nested_model():
+    averaged = fedcore.aggregate([{"norm": {"w": np.float32([k]), "n": np.array(k)}} for k in (1, 5)])
+    assert averaged == {"norm": {"w": [3], "n": 5}}
+
+
+@pytest.mark.parametrize(
     ("models", "weights", "error", "message"),
     [
         ([], None, errors.RangeError, "at least one"),
@@ -135,6 +150,12 @@ def test_what_is_not_finite_is_named_whatever_its_weight(dtype, weights, bad):
         fedcore.aggregate([good, spoilt], weights)
 
 
+@pytest.mark.parametrize("made", [np.float32, torch.tensor])
+def test_infinities_beside_a_nan_are_no_mask(made):
+    with pytest.raises(errors.ArrayError, match="client 0, w: expected finite"):
+        fedcore.aggregate([{"w": made([float("nan"), float("inf")])}] * 2)
+
+
 def test_infinities_that_cancel_are_rejected():
     models = [{"w": np.float32([1, sign * np.inf])} for sign in (1, -1)]
     with pytest.raises(errors.RangeError, match="client 1, w: expected the values of client 0"):
@@ -159,6 +180,8 @@ def test_a_tensor_that_torch_negates_as_it_is_read_has_its_own_sign():
     assert negated.is_neg()
     made = fedcore.aggregate([{"w": negated}, {"w": torch._neg_view(torch.tensor([2.0, -4.0]))}])
     assert made["w"].tolist() == [-2.0, 4.0]
+    one = {"w": torch._neg_view(torch.tensor([2.0, -4.0])), "b": torch.ones(3)}  # beside one that is not
+    assert fedcore.aggregate([one, one])["w"].tolist() == [-2.0, 4.0]
 
 
 def test_a_message_is_short_however_long_what_came_is():

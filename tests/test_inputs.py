@@ -237,6 +237,7 @@ with warnings.catch_warnings():
         ({"w": np.full((2, 2), np.nan, "f4")}, ["w", "NaN"]),
         ({"module.w": np.zeros((2, 2), "f4")}, ["'module.'", "remove"]),
         ({"_orig_mod.w": np.zeros((2, 2), "f4")}, ["'_orig_mod.'"]),
+        ({"model.w": np.zeros((2, 2), "f4")}, ["'model.'"]),
         ({"w.default": np.zeros((2, 2), "f4")}, ["'.default'"]),
         ({f"a{k}": np.zeros(1, "f4") for k in range(500)}, ["missing 1 (w)", "unexpected 500"]),
         ({"w": "text"}, ["w", "array"]),

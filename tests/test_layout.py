@@ -68,6 +68,7 @@ def test_tied_parameters_are_one():
         ),
         ({"w": torch.zeros(2, dtype=torch.float8_e5m2)}, errors.DtypeError, "w: .* got .*float8_e5m2"),
         ({"w": [1.0, 2.0]}, errors.ArrayError, "w.0: expected an array, got float"),
+        ({1: np.float32([1]), "1": np.float32([2])}, errors.ArrayError, "got '1' twice"),
         (None, errors.ArrayError, "model: expected a module"),
         ("weights.pt", errors.ArrayError, "model: expected a module, .* got str"),
     ],

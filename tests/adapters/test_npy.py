@@ -41,6 +41,7 @@ def test_writes_what_numpy_saves(array):
     data = npy.write(array)
     same(np.load(io.BytesIO(data), allow_pickle=False), array)
     assert data == saved(np.ascontiguousarray(array).reshape(array.shape))
+    assert data.startswith(npy.head(array))
 
 
 def test_a_view_of_the_bytes_and_nobody_can_write_to_it():
@@ -76,6 +77,7 @@ GOOD = "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }"
         (header(GOOD, bytes(8), version=b"\x02\x00"), ArrayError),
         (header(GOOD, bytes(8), length=60), ArrayError),
         (header(GOOD, bytes(8), length=2000), ArrayError),
+        (header(GOOD.replace("(2,)", "(0,)"), length=len(GOOD) + 2), ArrayError),
         (header(GOOD + " " * 2000, bytes(8)), ArrayError),
         (header(GOOD, bytes(7)), ShapeError),
         (header(GOOD, bytes(9)), ShapeError),

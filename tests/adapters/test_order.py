@@ -27,7 +27,7 @@ def test_a_rate_of_each_step_is_refused():
         with_plain_steps("FedAvg", OF_STEPS)
 
 
-@pytest.mark.parametrize("steps", [0, -1, 1.5, True, "", [3]])
+@pytest.mark.parametrize("steps", [0, -1, 1.5, 2**53 + 1, True, "", [3]])
 def test_steps_are_a_number_or_a_name(steps):
     require_steps(3, MIFA())
     require_steps("num-steps", MIFA())

@@ -16,18 +16,20 @@ from pathlib import Path
 
 from tests.mutants import run
 from tests.mutants.rooms import ROOMS, SETTLED, SLOWEST
+from tests.mutants.rooms import files as files_of
 from tests.mutants.sites import Mutant, mutants
 from tests.native.build import fake_cuda
 
 HERE = Path(__file__).parent
 PRELOADED = ("torch", "numpy.testing", "hypothesis", "networkx", "scipy.stats", "pandas", "pydantic")
+FRAMEWORKS = ("flwr", "nvflare", "pfl")
 
 
 def preload():
     """Import what takes long and is not fedcore's, on one thread, as a process that is to be forked has."""
     for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[threads] = "1"
-    for name in PRELOADED:
+    for name in PRELOADED + FRAMEWORKS:
         try:
             __import__(name)
         except ImportError:
@@ -177,7 +179,7 @@ def argued():
 
 def wanted(room, paths, among, sample, seed):
     """The mutants of a room that were asked for, and how many there are."""
-    files = [str(file.relative_to(run.ROOT)) for file in sorted((run.ROOT / room).glob("*.py"))]
+    files = [str(file.relative_to(run.ROOT)) for file in files_of(room)]
     if room not in paths:
         files = [file for file in files if file in paths]
     sources = {file: (run.ROOT / file).read_text() for file in files}
@@ -207,9 +209,9 @@ def main():
     known, bad = argued(), []
     print("| room | mutants | asked about | killed | by time | survived | of these argued | minutes |\n|" + "---|" * 8)
     for room, tests in ROOMS.items():
-        if not any(path == room or Path(path).parent == Path(room) for path in asked.paths):
-            continue
         found, total = wanted(room, asked.paths, among, asked.sample, asked.seed)
+        if not found:
+            continue
         build_driver(asked.tests or tests)
         folder = run.ROOT / "build" / "mutants" / room.replace("/", "_")
         folder.mkdir(parents=True, exist_ok=True)

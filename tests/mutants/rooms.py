@@ -1,7 +1,11 @@
 """The rooms whose sources are changed, and the tests that hold each."""
 
+from pathlib import Path
+
 SERVER = [
+    "audit",
     "buffers",
+    "changes",
     "claims",
     "client_placement",
     "closing",
@@ -28,6 +32,7 @@ SERVER = [
     "norm_limits",
     "odd_tensors",
     "on_report",
+    "open_limits",
     "arrivals",
     "bad_input",
     "one_long_reply",
@@ -46,6 +51,7 @@ SERVER = [
     "unheard",
     "waiting",
     "warm_start",
+    "weights",
     "what_pages_say",
 ]
 """Not those that stop processes, send signals, or starve them, nor the theorems', which take long."""
@@ -80,6 +86,31 @@ METHODS = [
 ]
 """Those of the server's tests that go over many methods."""
 
+READERS = [
+    "tests/test_inputs.py",
+    "tests/test_operations.py",
+    "tests/test_representation.py",
+    *(
+        f"tests/server/test_{name}.py"
+        for name in ("bad_input", "buffers", "models_in_and_out", "named_tensors", "odd_tensors", "precision")
+    ),
+    *DEVICES,
+]
+"""What a model or an update may be, on the emulated device too."""
+
+ADAPTERS = [
+    "fedcore/adapters",
+    "tests/test_inputs.py",
+    "tests/conformance",
+    "--deselect=tests/conformance/test_conformance.py::test_an_interpreter_runs_the_rows_of_a_framework",
+    *(f"tests/adapters/test_{name}.py" for name in ("npy", "opening", "order")),
+    *(f"tests/adapters/{framework}" for framework in ("fedlab", "flower", "nvflare", "pfl")),
+    "--deselect=tests/adapters/flower/test_example.py",
+    "--deselect=tests/adapters/flower/test_resume.py::test_after_kill_9_in_the_middle_of_a_round",
+    "--deselect=tests/adapters/flower/test_silent_nodes.py::test_phantoms_change_nothing",
+]
+"""Not those that start processes, nor those that wait a second for silent nodes for each of many methods."""
+
 ROOMS = {
     "fedcore/topology": [
         "fedcore/topology",
@@ -109,6 +140,7 @@ ROOMS = {
     ],
     "fedcore/server": [
         "fedcore/server",
+        "tests/test_inputs.py",
         "tests/test_testing.py",
         "tests/runtime/test_float_mode.py",
         "tests/test_representation.py",
@@ -116,10 +148,24 @@ ROOMS = {
         *DEVICES,
         PROCESSES,
     ],
+    "fedcore/averaging.py": ["fedcore/averaging.py", "tests/test_averaging.py", "tests/conformance", *READERS],
+    "fedcore/layout.py": ["fedcore/layout.py", "tests/test_layout.py", *READERS],
+    "fedcore/libraries.py": ["fedcore/libraries.py", "tests/test_layout.py", "tests/test_averaging.py", *READERS],
+    "fedcore/adapters": ADAPTERS,
+    "fedcore/adapters/flower": ADAPTERS,
+    "fedcore/adapters/nvflare": ADAPTERS,
+    "fedcore/adapters/pfl": ADAPTERS,
 }
+"""A room is a folder's own files, or one file."""
 
 SETTLED = ("fedcore/topology", "fedcore/participation")
 """Rooms all of whose survivors were killed or argued: there a new one fails the command."""
 
 SLOWEST = 2.0
 """Seconds of a processor that a test may take and still be asked about each mutant."""
+
+
+def files(room):
+    """The sources of a room."""
+    path = Path(__file__).parents[2] / room
+    return sorted(path.glob("*.py")) if path.is_dir() else [path]

@@ -106,7 +106,7 @@ class Calls:
     """The functions of some files that a test calls, and the modules of whose classes it has objects."""
 
     def __init__(self, room):
-        self.prefix = str(ROOT / room) + os.sep
+        self.prefix = str(ROOT / room)
         self.seen = set()
 
     def __call__(self, frame, event, argument):
@@ -188,7 +188,7 @@ def remembering():
             caches += [each] * (each.__module__ or "").startswith("fedcore")
             continue
         if kind not in of_class:
-            ours = any(base.__module__.startswith("fedcore") for base in kind.__mro__)
+            ours = any(str(base.__module__).startswith("fedcore") for base in kind.__mro__)
             of_class[kind] = [name for name in dir(kind) if ours and _is_kept(kind, name)]
         if of_class[kind]:
             kept.append((vars(each), of_class[kind]))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.mutants import run
 from tests.mutants.__main__ import argued, chosen
-from tests.mutants.rooms import ROOMS
+from tests.mutants.rooms import ROOMS, files
 from tests.mutants.sites import mutants
 
 SOURCE = '''"""A docstring with 1."""
@@ -75,11 +75,7 @@ def test_the_mutants_of_a_source_by_hand():
 def everywhere():
     """The mutants of each room."""
     return {
-        room: [
-            mutant
-            for file in sorted((run.ROOT / room).glob("*.py"))
-            for mutant in mutants(str(file.relative_to(run.ROOT)), file.read_text())
-        ]
+        room: [mutant for file in files(room) for mutant in mutants(str(file.relative_to(run.ROOT)), file.read_text())]
         for room in ROOMS
     }
 

@@ -33,6 +33,7 @@ def test_a_document_says_who_sent_what_and_what_it_did():
     server.change(lr=0.2)
     play(server)
     first, second = server.audit_log()
+    assert {"what", "finished", "versions"} <= first.keys()
     assert (first["round"], second["round"]) == (0, 1)
     assert first["x_before"] == digest(X0)
     assert first["x_after"] == second["x_before"] == digest(y)

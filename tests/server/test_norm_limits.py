@@ -373,3 +373,8 @@ def test_without_the_ratio_no_norm_is_remembered():
 def test_a_limit_that_is_none(change, message):
     with pytest.raises(errors.RangeError, match=message):
         Server("FedAvg", np.zeros(1, np.float32), clients=1, lr=1, **change)
+
+
+def test_zeros_that_are_no_more_than_half_leave_the_median_of_the_others():
+    assert NormWindow().median([0.0, 3.0]) == 3.0
+    assert NormWindow().median([0.0, 0.0, 3.0]) is None

@@ -249,6 +249,8 @@ class ServerStrategy(FlowerFedAvg):
         Raises:
             DivergedError: the model would become infinite or NaN; the server stays as it was.
         """
+        if self.fraction_train == 0.0:  # nobody was asked, and there may be no server
+            return None, None
         asked = {one.message_id: one for one in self._asked}
         collected = Collected()
         self.failures = []

@@ -57,6 +57,15 @@ def test_fedavg_is_fedlab_s_own():
     assert [len(report.heard) for report in ours.reports] == [2, 2, 2]
 
 
+def test_evaluate_is_the_callers_function_of_the_newest_model():
+    assert ServerHandler(net(), 1, 1.0, "FedAvg", lr=LR).evaluate() is None
+    handler = ServerHandler(net(), 1, 1.0, "FedAvg", lr=LR, evaluate=lambda model: model(torch.zeros(5)).detach())
+    handler.num_clients = 1
+    handler.sample_clients()
+    handler.load([handler.downlink_package[0] * 0 + 2])
+    assert handler.evaluate().tolist() == [2, 2, 2]
+
+
 @pytest.mark.parametrize("name", ["MIFA", "MimiC"])
 def test_methods_that_fedlab_has_not_equal_the_server_by_itself(name):
     handler = simulate(ServerHandler(net(), 5, 0.5, name, lr=LR, steps=2))

@@ -195,7 +195,15 @@ def test_a_wrong_answer_to_the_query_is_named(caplog):
     strategy, _ = run("FlexibleFedAvg", make_grid("query", say(num_examples=-3)), 1)
     assert set(strategy.reports[0].heard) == set(OTHERS)
     [line] = [record.message for record in caplog.records if record.message.startswith("query: refused 1")]
-    assert f"({BAD}) and heard 4: 1 x num-examples: expected a number" in line
+    assert f"({BAD}) and heard 4: 1 x num-examples: expected an integer" in line
+
+
+def test_a_node_that_fails_at_the_query_is_left_out_and_not_said_to_be_wrong(caplog):
+    grid = make_grid("query", lambda content: None)
+    grid.dead = {BAD}
+    strategy, _ = run("FlexibleFedAvg", grid, 1)
+    assert set(strategy.reports[0].heard) == set(OTHERS)
+    assert "query: refused" not in caplog.text
 
 
 def test_an_answer_to_the_query_counts_up_to_10_times_the_median(caplog):

@@ -1,5 +1,7 @@
 """FedAvg inside Flower against Flower's own, and other methods, on client apps that know nothing of fedcore."""
 
+from inspect import Parameter, signature
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
@@ -188,6 +190,12 @@ def test_a_refusal_for_want_of_steps_names_the_way_out(how, reason):
     run(strategy, 2)
     for report in strategy.reports:
         assert report.refused[0][1].endswith(reason)
+
+
+def test_start_has_flower_s_own_defaults():
+    ours, theirs = (signature(each.start).parameters for each in (flower.FedAvg, FedAvg))
+    given = {name: each.default for name, each in theirs.items() if each.default is not Parameter.empty}
+    assert {name: ours[name].default for name in given} == given
 
 
 def test_arguments_of_a_later_flower_reach_it():

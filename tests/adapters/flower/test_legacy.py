@@ -179,6 +179,32 @@ def test_a_method_with_rows_says_that_results_are_means(method, warned, caplog):
         np.testing.assert_allclose(strategy.server.x, plain.server.x, rtol=1e-5, atol=1e-6)
 
 
+def test_metrics_that_are_no_numbers_reach_the_user_s_function_as_they_are():
+    manager, seen, said = SimpleClientManager(), [], {"site": "north", "done": True, "raw": b"12", "loss": 0.5}
+    for cid in "123":
+        manager.register(Proxy(cid))
+    strategy = legacy("FedAvg", fit_metrics_aggregation_fn=lambda results: seen.extend(results) or {})
+    asked = strategy.configure_fit(1, strategy.initialize_parameters(manager), manager)
+    results = [(proxy, proxy.fit(ins)) for proxy, ins in asked]
+    for _, result in results:
+        result.metrics |= said
+    strategy.aggregate_fit(1, results, [])
+    assert [{name: metrics[name] for name in said} for _, metrics in seen] == [said] * 3
+    assert all(metrics["done"] is True for _, metrics in seen)
+
+
+def test_two_of_three_results_that_are_alike_are_no_mean(caplog):
+    manager = SimpleClientManager()
+    for cid in "123":
+        manager.register(Proxy(cid))
+    strategy = legacy("MIFA")
+    asked = strategy.configure_fit(1, strategy.initialize_parameters(manager), manager)
+    (first, one), (second, _), (third, other) = ((proxy, proxy.fit(ins)) for proxy, ins in asked)
+    strategy.aggregate_fit(1, [(first, one), (second, one), (third, other)], [])
+    assert len(strategy.reports[0].heard) == 3
+    assert "from a mean alone" not in caplog.text
+
+
 def test_a_model_that_a_wrapper_has_changed_is_not_left_out_in_silence():
     manager = SimpleClientManager()
     for cid in "123":

@@ -2,8 +2,21 @@
 
 import numpy as np
 import pytest
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 
-from tests.adapters.flower.federation import METHODS, NODES, initial_arrays, make_app, make_data, run, simulate
+from fedcore import Server, errors
+from fedcore.adapters.flower import StreamingGrid
+from fedcore.adapters.flower.instructions import instructions
+from tests.adapters.flower.federation import (
+    METHODS,
+    NODES,
+    initial_arrays,
+    make_app,
+    make_data,
+    make_strategy,
+    run,
+    simulate,
+)
 from tests.adapters.flower.local_grid import LocalGrid
 
 ROUNDS = 6
@@ -39,3 +52,55 @@ def test_with_failing_nodes_and_one_that_joins(method):
     assert tensors["1.num_batches_tracked"].dtype == np.int64
     steps = 1 if method == "MBSTORM" else 4
     assert tensors["1.num_batches_tracked"] == steps * 5  # in the five rounds that heard anybody
+
+
+def test_messages_share_what_is_the_same_for_all():
+    server = Server("FedAvgM", np.zeros(3, np.float32), clients=[1, 2], lr=0.5)
+    sent = instructions(server.broadcast([1, 2]), ArrayRecord(), ConfigRecord(), "arrays", "config")
+    (_, one), (_, other) = sent
+    assert one["arrays"] is other["arrays"]
+    assert one["fedcore.offset"] is other["fedcore.offset"]
+
+
+def test_messages_are_made_one_by_one_for_a_grid_that_sends_them_so():
+    grid = LocalGrid({node: (make_app(i, *make_data()), {}) for i, node in enumerate(NODES)})
+    for each in (StreamingGrid(grid), grid):
+        made = make_strategy("FedAvg").configure_train(1, initial_arrays(), ConfigRecord(), each)
+        assert isinstance(made, list) is (each is grid)
+        assert len([*made]) == len(NODES)
+
+
+def test_without_training_rounds_evaluate_alone_as_in_flower():
+    seen = []
+    strategy = make_strategy("MIFA", fraction_train=0.0)
+
+    def evaluate(round, arrays):
+        seen.append(round)
+        return MetricRecord({"loss": 1.0})
+
+    strategy.start(LocalGrid({}), initial_arrays(), 2, evaluate_fn=evaluate)
+    assert seen == [0, 1, 2]
+    assert strategy.reports == []
+
+
+def test_the_draw_of_a_round_s_nodes_stays_as_it_is():
+    strategy = make_strategy("FedAvg", seed=3)
+    assert [strategy.choose(t, range(100, 110), 3) for t in range(3)] == [
+        [100, 101, 109],
+        [101, 104, 107],
+        [104, 105, 107],
+    ]
+
+
+def test_an_option_that_nobody_knows_is_answered_with_flower_s_own_names_too():
+    with pytest.raises(errors.UnknownNameError, match="did you mean 'fraction_train'"):
+        make_strategy("FedAvg", fraction_trian=1.0)
+
+
+def test_the_summary_says_the_rate(caplog):
+    caplog.set_level("INFO")
+    make_strategy("FedAvg", lr=0.25).summary()
+    make_strategy("FedAvg", lr=None).summary()
+    first, second = (record.getMessage() for record in caplog.records if "fedcore: FedAvg" in record.getMessage())
+    assert "lr 0.25" in first
+    assert "lr of the clients' own" in second

@@ -1,8 +1,12 @@
 """Nodes that connect and never answer: no clients, waited for by nobody, and named in the log."""
 
+import time
+
 import numpy as np
 import pytest
+from flwr.app import Message, RecordDict
 
+from fedcore.adapters.flower import StreamingGrid
 from tests.adapters.flower.federation import METHODS, NODES, make_app, make_data, run
 from tests.adapters.flower.local_grid import LocalGrid
 
@@ -73,3 +77,33 @@ def test_a_silent_node_that_answers_at_last_comes_then():
     strategy, _ = run("MIFA", grid, 2, before_round=before_round, timeout=0.3, wait=True)
     assert [NODES[2] in report.heard for report in strategy.reports] == [False, True]
     assert set(strategy.server.clients) == set(NODES)
+
+
+def echoing():
+    """Five nodes that answer with nothing."""
+    return LocalGrid({node: (lambda message, context: Message(RecordDict(), reply_to=message), {}) for node in NODES})
+
+
+def test_a_call_that_waits_for_earlier_messages_alone_ends_with_the_last_of_them():
+    grid = echoing()
+    numbers = grid.push_messages([Message(RecordDict(), node, "train") for node in NODES])
+    streaming, start = StreamingGrid(grid), time.monotonic()
+    streaming.await_also(numbers)
+    replies = list(streaming.send_and_receive([], timeout=20))
+    assert [reply.metadata.reply_to_message_id for reply in replies] == numbers
+    assert time.monotonic() - start < 10
+
+
+def test_a_reply_that_cannot_be_read_spoils_none_of_those_that_were_asked_for_with_it():
+    grid = echoing()
+    pull = grid.pull_messages
+
+    def pull_all_but_one(numbers):
+        if "message 1" in numbers:
+            raise ValueError("no message")
+        return pull(numbers)
+
+    grid.pull_messages = pull_all_but_one
+    messages = [Message(RecordDict(), node, "train") for node in NODES]
+    replies = list(StreamingGrid(grid, at_once=len(NODES)).send_and_receive(messages, timeout=20))
+    assert [reply.has_error() for reply in replies] == [False, True, False, False, False]

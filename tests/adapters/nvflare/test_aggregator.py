@@ -1,8 +1,11 @@
 import numpy as np
 import pytest
 import torch
+from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.abstract.model import make_model_learnable
 from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
+from nvflare.app_common.app_constant import AppConstants
 
 from fedcore import Server, Update, errors
 from fedcore.adapters.nvflare import Aggregator, reply
@@ -104,6 +107,19 @@ def test_clients_that_nobody_named_count_from_their_first_answer():
     np.testing.assert_array_equal(aggregator.server.x, server.x)
 
 
+def test_the_job_s_model_is_the_first_one_and_its_log_says_who_was_refused(caplog):
+    aggregator, server = Aggregator("MIFA", clients=NAMES), Server("MIFA", x0(), NAMES, lr=0.1)
+    aggregator.fl_ctx = FLContext()
+    aggregator.fl_ctx.set_prop(AppConstants.GLOBAL_MODEL, make_model_learnable(x0(), {}))
+    aggregator.reset_stats()
+    for seed in range(2):
+        aggregator.accept_model(answer(NAMES[0], seed))
+    aggregator.aggregate_model()
+    server.round([Update(NAMES[0], answer(NAMES[0], 0).params, 5)])
+    np.testing.assert_array_equal(aggregator.server.x, server.x)
+    assert "round 0: refused 1 ('site-1') and heard 1" in caplog.text
+
+
 def test_out_of_order():
     with pytest.raises(errors.RoundError, match="open round"):
         Aggregator(model=x0(), clients=NAMES).aggregate_model()
@@ -175,6 +191,7 @@ def test_the_metrics_of_the_sites_are_averaged_by_their_weights():
     bad = site(np.nan, 50, metrics={"loss": 9.0})
     result, _ = sites(site(0, 1, metrics={"loss": 1.0, "name": "x"}), site(1, 3, metrics={"loss": 2.0, "f1": 0.5}), bad)
     assert result.metrics == {"loss": pytest.approx(1.75), "f1": 0.5}
+    assert result.meta["nr_aggregated"] == 2
 
 
 class OnDisk:

@@ -255,15 +255,27 @@ def test_an_aborted_job_leaves_the_round_as_if_it_had_never_been():
     np.testing.assert_array_equal(controller.server.x, controller.server.layout.flatten(x0()))
 
 
+def test_a_job_that_says_nothing_else_runs_mimic_and_waits_for_every_site():
+    controller = LocalController(sites(), x0(), num_rounds=2)
+    controller.run()
+    np.testing.assert_array_equal(controller.server.x, straight("MimiC", 2, [[0, 1, 2]] * 2).x)
+    assert controller.timeout == 0
+
+
 def test_terms_by_name():
     seen = {}
 
     def look(received):
         told = order(received)
         seen["offset"], seen["lr"] = told.named(told.offset), told.lr
+        assert told.x_prev is None
+        assert told.named(told.x_prev) == {}
         return reply(received.params, steps=1)
 
-    LocalController({"a": look}, x0(), "FedAvgM", lr=0.25, num_rounds=1).run()
+    first = {**x0(), "norm.running_mean": np.ones(2, np.float32)}  # a buffer, which has no offset
+    controller = LocalController({"a": look}, first, "FedAvgM", lr=0.25, num_rounds=1)
+    controller.run()
+    assert controller.reports[0].heard == ("a",)
     assert seen["lr"] == 0.25
     assert {name: v.shape for name, v in seen["offset"].items()} == {name: v.shape for name, v in x0().items()}
 

@@ -76,7 +76,9 @@ def test_who_was_never_saved_is_not_found(storage):
 def test_codecs(codec, error):
     storage = ClientStoreUserState(codec=codec)
     storage.save_state(state(0), "0")
-    require_same(storage.load_state("0"), state(0), rtol=error, atol=error)
+    found = storage.load_state("0")
+    require_same(found, state(0), rtol=error, atol=error)
+    assert not torch.equal(found["w"], state(0)["w"])  # it is kept in the codec, in memory too
 
 
 def test_states_outlive_the_process(tmp_path, monkeypatch):
@@ -123,6 +125,18 @@ def test_another_store_s_folder_is_refused_and_lets_the_others_be(tmp_path):
         ClientStoreUserState(tmp_path)
     for key in "ce":
         ClientStore.open(tmp_path / f"key-{key}").close()
+
+
+def test_states_of_another_codec_are_refused_and_stay(tmp_path):
+    storage = ClientStoreUserState(tmp_path)
+    storage.save_state(state(1), "u")
+    storage.close()
+    with pytest.raises(errors.CheckpointError, match="codec") as refused:  # kept, with all that its frames hold
+        ClientStoreUserState(tmp_path, codec="int8")
+    assert "codec" in str(refused.value)
+    again = ClientStoreUserState(tmp_path)
+    require_same(again.load_state("u"), state(1))
+    again.close()
 
 
 def test_what_only_looks_like_states_stays_when_they_are_cleared(tmp_path):

@@ -5,6 +5,7 @@ import pytest
 
 from fedcore import Server, Update, optimizers
 from fedcore.algorithms import named
+from fedcore.memory import empty
 from fedcore.store import pinning
 from tests.devices.memory import Stream
 from tests.devices.server.twins import Tensor, apart, everything, go_on, host, on_device, replies, server, told
@@ -144,6 +145,21 @@ def test_late_replies_and_limits(cuda_device):
         late = [update._replace(round=s.round_number - 1) for update in updates]
         long = late[0]._replace(model=late[0].model * np.float32(1e4))
         s.round([long, *late[1:]])
+    assert everything(made[0]) == everything(made[1])
+
+
+def test_replies_there_that_wait_for_each_other_count_as_they_came(cuda_device):
+    """Lengths are judged by the median of all: until then the memory of each is the caller's again."""
+    x0 = np.zeros(2100, np.float32)
+    made = [Server("FedAvg", x0, 4, lr=0.1, device=device, max_norm_ratio=9) for device in ("cpu", "cuda")]
+    again = empty(2100, device="cuda")
+    for s in made:
+        with s.open_round() as opened:
+            for client in range(4):
+                y = x0 + np.float32(client + 1)
+                again.copy_from(y)
+                opened.add(client, y if s is made[0] else again, steps=2)
+    assert made[1].round_number == 1
     assert everything(made[0]) == everything(made[1])
 
 
