@@ -168,7 +168,8 @@ std::unique_ptr<dlpack::ManagedVersioned, GiveBack> export_directly(py::handle o
                                                                     const dlpack::Exchange* exchange) {
     if (exchange == nullptr || py::bool_(py::getattr(object, "requires_grad", py::bool_(true)))) return nullptr;
     py::object resolved;
-    if (const py::object negated = py::getattr(object, "is_neg", py::none()); !negated.is_none() && py::bool_(negated())) {
+    if (const py::object negated = py::getattr(object, "is_neg", py::none());
+        !negated.is_none() && py::bool_(negated())) {
         resolved = object.attr("resolve_neg")();  // the memory of such a view of torch's holds the negative
         object = resolved;
     }
