@@ -298,11 +298,12 @@ class Round(RoundFace):
         if batch is None or not (self._known | self._summed).isdisjoint(batch.clients):
             return False
         if self._by_claims:  # as those before, all with examples or all without; else one by one
-            given = batch.sources != NO_COUNT
-            have = {bool(given.all()), bool(given.any())}
-            if len(have | ({self._has_examples} if self._known or self._summed else have)) > 1:
+            have = bool(batch.sources.all())  # NO_COUNT is 0
+            if not have and batch.sources.any():
                 return False
-            self._has_examples = have.pop()
+            if (self._known or self._summed) and have != self._has_examples:
+                return False
+            self._has_examples = have
         self._known.update(batch.clients)
         self._bytes += batch.vectors[0].nbytes * len(batch)
         self._fold([batch])

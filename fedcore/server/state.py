@@ -212,18 +212,13 @@ class State:
         cohort = self.cohort(heard, population, result, believed, asked)
         norms = {**norms, "steps": steps.packed} if len(steps) else norms
         moves = cohort.N > 0 and asked.answer(algorithm.moves, cohort)
-        late = self.settings.late_rounds
-        # x of every round, whether it moved or not: a client may have started from it.
-        past = {t: x for t, x in {**now.past, number: now.sent}.items() if t > number - late} if late else {}
-        counted = {**now.starts, **dict(zip(heard.clients, heard.starts.tolist(), strict=True))} if late else {}
-        starts = {client: t for client, t in counted.items() if t > number - late}
-        changes: dict[str, Any] = {
-            "round_number": number + 1,
-            "past": past,
-            "starts": starts,
-            "norms": norms,
-            "population": population,
-        }
+        changes: dict[str, Any] = {"round_number": number + 1, "norms": norms, "population": population}
+        if late := self.settings.late_rounds:
+            # x of every round, whether it moved or not: a client may have started from it.
+            past = {**now.past, number: now.sent}
+            starts = {**now.starts, **dict(zip(heard.clients, heard.starts.tolist(), strict=True))}
+            changes["past"] = {t: x for t, x in past.items() if t > number - late}
+            changes["starts"] = {client: t for client, t in starts.items() if t > number - late}
         waits = not moves and algorithm.keeps_rows and asked.answer(algorithm.moves, replace(cohort, rows=cohort.N))
         awaited = cohort.N - cohort.rows if waits else 0
         step, v_square, gamma = None, 0.0, 0.0

@@ -1,5 +1,6 @@
 """A client's update as a round's fold takes it, or why it cannot be believed."""
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from fedcore.aggregation import COUNTED, NO_COUNT, WEIGHTED, Counters, Replies
 from fedcore.algorithms import Claims
 from fedcore.clients import ClientId
 from fedcore.errors import DtypeError, RangeError
+from fedcore.memory import freeze
 from fedcore.native import core
 from fedcore.server.audit import digest_of_numbers
 from fedcore.server.buffers import settle_counters
@@ -18,7 +20,7 @@ from fedcore.server.settings import Settings
 from fedcore.server.state import State
 from fedcore.server.update import Update, as_vector, read_counters, read_vector
 from fedcore.server.weighing import Weights, weight_of
-from fedcore.typing import F32
+from fedcore.typing import F32, F64, Bools
 
 NO_COUNTERS: Counters = {}
 
@@ -97,21 +99,23 @@ class UpdateReader:
             return None
         clients, ys, steps, examples, distances = read
         k, number = len(clients), self._state.snapshot.round_number
-        ones, given = np.ones(k), ~np.isnan(examples)
+        ones, sources, has_buffers, factors = _usual(k)
+        if (missing := np.isnan(examples)).any():
+            examples, sources = np.where(missing, 1.0, examples), (~missing).astype(np.int8)
         return Replies(
             clients=clients,
             vectors=ys,
             bases=[self._start_of(number)] * k,
             scales=ones if settings.averages_models else 1 / distances,
-            claims=Claims(steps, np.where(given, examples, 1.0), ones, None, None, clients),
+            claims=Claims(steps, examples, ones, None, None, clients),
             eta_steps=distances,
-            has_buffers=ones > 0,
+            has_buffers=has_buffers,
             counters=[NO_COUNTERS] * k,
             controls=[None] * k,
-            sources=given.astype(np.int8),
+            sources=sources,
             starts=np.full(k, number),
             digests=[None] * k,
-            factors=ones,
+            factors=factors,
         )
 
     def _start_of(self, round: int) -> Any:
@@ -140,6 +144,15 @@ class UpdateReader:
             got = "None" if control is None else type(control).__name__
             raise DtypeError(f"control: expected float32[{n}], the client's second vector, got {got}")
         return vector
+
+
+@lru_cache(maxsize=8)
+def _usual(k: int) -> tuple[F64, npt.NDArray[np.int8], Bools, F64]:
+    """The counts, sources, buffers and factors of k replies that are what nearly all are. Read-only."""
+    columns = np.ones(k), np.full(k, COUNTED, np.int8), np.ones(k, np.bool_), np.ones(k)
+    for column in columns:
+        freeze(column)
+    return columns
 
 
 def _size_of(update: Update) -> tuple[float, int]:
