@@ -16,6 +16,7 @@ from fedcore.errors import CheckpointError, DtypeError
 from fedcore.kernels import Codes, quantise
 from fedcore.layout import Layout
 from fedcore.libraries import dtype_name
+from fedcore.server.folder_checks import believed
 from fedcore.store import ClientStore, Durability
 from fedcore.store.files.atomic_folder import remove
 from fedcore.store.row_format import Codec
@@ -135,13 +136,16 @@ class ClientStoreUserState(AbstractUserStateStorage):
 
     def _reopened(self, folder: Path) -> tuple[ClientStore, Layout]:
         store = ClientStore.open(folder, durability=self._durability)
-        if not isinstance(store.state, dict) or store.state.get("what") != STATES:
+        try:
+            if not isinstance(store.state, dict) or store.state.get("what") != STATES:
+                raise CheckpointError(f"{folder}: expected the states of pfl's users, got another store")
+            if store.codec != self._codec:
+                raise CheckpointError(f"codec: expected {store.codec!r}, as {folder} has, got {self._codec!r}")
+            with believed(folder):
+                return store, Layout.from_state(store.state["layout"])
+        except BaseException:
             store.close()
-            raise CheckpointError(f"{folder}: expected the states of pfl's users, got another store")
-        if store.codec != self._codec:
-            store.close()
-            raise CheckpointError(f"codec: expected {store.codec!r}, as {folder} has, got {self._codec!r}")
-        return store, Layout.from_state(store.state["layout"])
+            raise
 
 
 def _folder(key: str | None) -> str:

@@ -154,3 +154,15 @@ def test_what_only_looks_like_states_stays_when_they_are_cleared(tmp_path):
     (tmp_path / "key-a" / "thesis.tex").write_text("years of work")
     storage.clear_states()
     assert set(tmp_path.rglob("*")) == before | {tmp_path / "key-a", tmp_path / "key-a" / "thesis.tex"}
+
+
+@pytest.mark.parametrize("layout", [None, 7, [], {}, {"n": 1}, {"pieces": 3}])
+def test_states_of_a_forged_layout_are_refused_and_let_go(tmp_path, layout):
+    storage = ClientStoreUserState(tmp_path)
+    storage.save_state(state(1), "u")
+    storage.close()
+    with ClientStore.open(tmp_path / "key") as store:
+        store.commit(0, state=store.state | {"layout": layout})
+    for _ in range(2):
+        with pytest.raises(errors.CheckpointError, match="key: expected"):
+            ClientStoreUserState(tmp_path)
