@@ -367,7 +367,7 @@ class Shard:
         self._state.save(path)
 
     def require_unused(self, paths: list[str]) -> None:
-        """Reject a part of an older copy, of this shard, that somebody writes to or that went on as a server's.
+        """Reject this shard's part of an older copy if a process writes to it, or a server went on in it.
 
         Raises:
             StoreError, LockedError: it is one.

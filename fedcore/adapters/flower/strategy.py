@@ -249,7 +249,7 @@ class ServerStrategy(FlowerFedAvg):
         Raises:
             DivergedError: the model would become infinite or NaN; the server stays as it was.
         """
-        if self.fraction_train == 0.0:  # nobody was asked, and there may be no server
+        if self.fraction_train == 0.0:  # no node was asked, and there may be no server
             return None, None
         asked = {one.message_id: one for one in self._asked}
         collected = Collected()

@@ -251,7 +251,7 @@ def require_copy(path: Path, *, of_shard: bool = False) -> None:
     if is_shard != of_shard or (not head.copy and head.sequence > 1):
         raise StoreError(
             f"{path}: expected a new or empty folder, or an older copy, got a store that went on: save to another "
-            "folder, or delete that one if nobody needs it"
+            "folder, or delete that one if it is no longer needed"
         )
 
 
