@@ -38,6 +38,7 @@ _WAL_PAGES = 16000  # of 1 KB: how long the log grows before it is worked into t
 
 _inherited: list[sqlite3.Connection] = []  # a forked process must not even close what its parent has open
 _mapped: dict[tuple[int, int], int] = {}  # the bytes of each shared memory, when this process looked last
+os.register_at_fork(after_in_child=_mapped.clear)  # the numbers are other files' once the parent has closed its own
 
 
 class _CutError(StoreError):
