@@ -138,7 +138,7 @@ def test_info_and_verify_say_what_loading_would(what, tmp_path):
     ],
 )
 def test_beside_the_caller_s_own_optimizer_nothing_is_believed(change, tmp_path):
-    """The optimizer cannot be made, so nothing can be loaded; what else is said is looked at all the same."""
+    """The optimizer cannot be made, so nothing can be loaded. The other settings are checked all the same."""
     folder = tmp_path / "run"
     with Server("MIFA", np.zeros(8, np.float32), 4, lr=0.1, store=f"mmap:{folder}") as server:
         server.round([Update(i, server.x + 1 + i, 1) for i in range(4)])

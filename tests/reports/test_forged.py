@@ -148,7 +148,7 @@ def test_every_forgery_is_of_a_record_that_is_fine_otherwise(tmp_path, lines):
 
 @pytest.mark.parametrize("name", ["config.json", "records", "records/0.jsonl"])
 def test_a_link_in_a_run_s_folder_is_not_read(tmp_path, lines, name):
-    """It may lead to any file of whoever reports, and the report lies where others read."""
+    """It may lead to any file of this user, and others read the report."""
     run, secret = tmp_path / "run", tmp_path / "secret"
     run.mkdir()
     forge(run, [lines[0], *lines[1]])

@@ -122,7 +122,7 @@ def update_of(client: ClientId, model: FLModel, *, counts_steps: bool) -> Update
 
 
 def _number(value: Any) -> Any:
-    """A scalar of any library as Python's number; anything else as it is."""
+    """A scalar of any library as Python's number; anything else unchanged."""
     is_scalar = hasattr(value, "item") and getattr(value, "shape", None) in ((), [])
     return value.item() if is_scalar else value
 
