@@ -1,14 +1,18 @@
 // How fast this machine reads memory, rewrites it in place, and writes elsewhere what it read, at all: the floors that
 // kernels are measured against.
 //
-// Reading: each thread reads its share of every row, `streams` rows at a time, and adds the words up so that no read
-// can be left out. Rewriting: each thread reads its share of `streams` rows at a time and writes the first anew, with
-// what it read kept or not by a mask that the compiler does not know; the mask is 0, so that the arrays under test stay
-// as they are. Writing elsewhere: the same reads, and stores past the caches into another array, so that no line of it
-// is read before; line by line, or a stretch at a time from the first-level cache. Compiled by probe.py for the machine
-// at hand; it is no part of the package.
+// Reading: each thread reads its share of every row, `streams` rows at a time and a tile of each before the next, and
+// adds the words up so that no read can be left out. Folding: the same, and each tile of one more row is written once
+// those of all rows are read. Rewriting: each thread reads its share of `streams` rows at a time and writes the first
+// anew, with what it read kept or not by a mask that the compiler does not know; the mask is 0, so that the arrays
+// under test stay as they are. Writing elsewhere: the same reads, and stores past the caches into another array, so
+// that no line of it is read before; line by line, or a stretch at a time from the first-level cache. Compiled by
+// probe.py for the machine at hand; it is no part of the package.
 #include <algorithm>
+#include <condition_variable>
 #include <cstdint>
+#include <functional>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -18,30 +22,50 @@
 
 namespace {
 
+// What is written to, or nothing: plainly, or past the caches.
+struct Out {
+    std::uint64_t* to;
+    bool past;
+};
+
+void write_tile(const Out& out, const std::uint64_t* words, std::int64_t begin, std::int64_t end);
+
 template <int Streams, bool Prefetch>
-std::uint64_t read_share(const std::uint64_t* const* rows, std::int64_t k, std::int64_t begin, std::int64_t end) {
-    constexpr std::int64_t kTile = 4096;  // words: 32 KiB of each stream
+std::uint64_t read_share(const std::uint64_t* const* rows, std::int64_t k, std::int64_t begin, std::int64_t end,
+                         std::int64_t most, Out out) {
     std::uint64_t sum = 0;
-    for (std::int64_t tile = begin; tile < end; tile += kTile) {
-        const std::int64_t stop = tile + kTile < end ? tile + kTile : end;
+    for (std::int64_t tile = begin; tile < end; tile += most) {
+        const std::int64_t stop = std::min(end, tile + most);
+        std::uint64_t lanes[8] = {};
         for (std::int64_t i = 0; i < k; i += Streams) {
-            std::uint64_t lanes[8] = {};
+            const int streams = static_cast<int>(std::min<std::int64_t>(Streams, k - i));
+            const std::uint64_t* at[Streams];
+            for (int s = 0; s < Streams; ++s) at[s] = rows[i + std::min(s, streams - 1)];
             std::int64_t j = tile;
-            for (; j + 8 <= stop; j += 8)
-                for (int s = 0; s < Streams; ++s) {
-                    const std::uint64_t* at = rows[i + s] + j;
-                    if (Prefetch) __builtin_prefetch(at + 256);  // 2 KiB ahead
-                    for (int lane = 0; lane < 8; ++lane) lanes[lane] ^= at[lane];
+            if (streams == Streams) {
+                for (; j + 8 <= stop; j += 8)
+                    for (int s = 0; s < Streams; ++s) {
+                        if (Prefetch) __builtin_prefetch(at[s] + j + 256);  // 2 KiB ahead
+                        for (int lane = 0; lane < 8; ++lane) lanes[lane] ^= at[s][j + lane];
+                    }
+                for (; j < stop; ++j)
+                    for (int s = 0; s < Streams; ++s) lanes[s] ^= at[s][j];
+            } else {
+                for (int s = 0; s < streams; ++s) {
+                    for (j = tile; j + 8 <= stop; j += 8)
+                        for (int lane = 0; lane < 8; ++lane) lanes[lane] ^= at[s][j + lane];
+                    for (; j < stop; ++j) lanes[0] ^= at[s][j];
                 }
-            for (; j < stop; ++j)
-                for (int s = 0; s < Streams; ++s) lanes[s] ^= rows[i + s][j];
-            for (const std::uint64_t lane : lanes) sum += lane;
+            }
         }
+        for (const std::uint64_t lane : lanes) sum += lane;
+        if (out.to != nullptr) write_tile(out, lanes, tile, stop);
     }
     return sum;
 }
 
-using Share = std::uint64_t (*)(const std::uint64_t* const*, std::int64_t, std::int64_t, std::int64_t);
+using Share = std::uint64_t (*)(const std::uint64_t* const*, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
+                                Out);
 constexpr Share kShares[4][2] = {{read_share<1, false>, read_share<1, true>},
                                  {read_share<2, false>, read_share<2, true>},
                                  {read_share<4, false>, read_share<4, true>},
@@ -88,6 +112,20 @@ inline void store_line(const std::uint64_t* words, std::uint64_t* to) {
 #endif
 }
 
+void write_tile(const Out& out, const std::uint64_t* words, std::int64_t begin, std::int64_t end) {
+    std::int64_t j = begin;
+    if (out.past) {
+        for (; j < end && reinterpret_cast<std::uintptr_t>(out.to + j) % 64 != 0; ++j) out.to[j] = words[0];
+        for (; j + 8 <= end; j += 8) store_line(words, out.to + j);
+#if defined(__SSE2__)
+        _mm_sfence();
+#endif
+    }
+    for (; j + 8 <= end; j += 8)
+        for (int lane = 0; lane < 8; ++lane) out.to[j + lane] = words[lane];
+    for (; j < end; ++j) out.to[j] = words[0];
+}
+
 // words [begin, end), whole lines, of `to` become the sums of the rows': a line at a time, or a stretch.
 template <int Streams, bool Prefetch, bool Stretch>
 void write_share(const std::uint64_t* const* rows, std::uint64_t* to, std::int64_t begin, std::int64_t end) {
@@ -121,13 +159,50 @@ constexpr Write kWrites[4][2][2] = {{{write_share<1, false, false>, write_share<
                                     {{write_share<4, false, false>, write_share<4, false, true>},
                                      {write_share<4, true, false>, write_share<4, true, true>}}};
 
-// work(t) for t in [0, threads), each on its own thread.
-template <class Work>
-void on_threads(int threads, const Work& work) {
-    std::vector<std::thread> others;
-    for (int t = 1; t < threads; ++t) others.emplace_back(work, t);
-    work(0);
-    for (std::thread& other : others) other.join();
+// Threads that wait for work: one that is started anew often shares its caller's core at first.
+class Team {
+  public:
+    // work(t) for t in [0, threads), each on its own thread.
+    void run(int threads, const std::function<void(int)>& work) {
+        while (started_ < threads - 1) std::thread(&Team::serve, this, ++started_).detach();
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            work_ = &work;
+            threads_ = threads;
+            running_ = threads - 1;
+            ++turn_;
+        }
+        wake_.notify_all();
+        work(0);
+        std::unique_lock<std::mutex> lock(mutex_);
+        ended_.wait(lock, [this] { return running_ == 0; });
+    }
+
+  private:
+    void serve(int t) {
+        for (std::uint64_t seen = 0;;) {
+            std::unique_lock<std::mutex> lock(mutex_);
+            wake_.wait(lock, [&] { return turn_ != seen; });
+            seen = turn_;
+            if (t >= threads_) continue;
+            const auto& work = *work_;
+            lock.unlock();
+            work(t);
+            lock.lock();
+            if (--running_ == 0) ended_.notify_one();
+        }
+    }
+
+    std::mutex mutex_;
+    std::condition_variable wake_, ended_;
+    const std::function<void(int)>* work_ = nullptr;
+    int started_ = 0, threads_ = 0, running_ = 0;
+    std::uint64_t turn_ = 0;
+};
+
+void on_threads(int threads, const std::function<void(int)>& work) {
+    static Team& team = *new Team;  // never destroyed: its threads wait in it until the process ends
+    team.run(threads, work);
 }
 
 }  // namespace
@@ -161,14 +236,20 @@ extern "C" void fedcore_probe_write(const std::uint64_t* const* rows, std::uint6
     });
 }
 
-// rows: segments x k, row i of segment s at rows[s * k + i], words[s] long; k a multiple of 8; log2_streams: 0..3.
-extern "C" std::uint64_t fedcore_probe_read(const std::uint64_t* const* rows, std::int64_t segments, std::int64_t k,
-                                            const std::int64_t* words, int log2_streams, int prefetch, int threads) {
+// rows: segments x k, row i of segment s at rows[s * k + i], words[s] long; outs: one for each segment, or null, where
+// nothing is written; tile: words of a row that are read before the next rows; log2_streams: 0..3. All of it `times`
+// times, by threads that are started once.
+extern "C" std::uint64_t fedcore_probe_read(const std::uint64_t* const* rows, std::uint64_t* const* outs,
+                                            std::int64_t segments, std::int64_t k, const std::int64_t* words,
+                                            std::int64_t tile, int log2_streams, int prefetch, int past, int times,
+                                            int threads) {
     const Share share = kShares[log2_streams][prefetch != 0];
     std::vector<std::uint64_t> sums(threads);
     on_threads(threads, [&](int t) {
-        for (std::int64_t s = 0; s < segments; ++s)
-            sums[t] += share(rows + s * k, k, words[s] * t / threads, words[s] * (t + 1) / threads);
+        for (int again = 0; again < times; ++again)
+            for (std::int64_t s = 0; s < segments; ++s)
+                sums[t] += share(rows + s * k, k, words[s] * t / threads, words[s] * (t + 1) / threads, tile,
+                                 {outs == nullptr ? nullptr : outs[s], past != 0});
     });
     std::uint64_t sum = 0;
     for (const std::uint64_t part : sums) sum += part;

@@ -1,7 +1,7 @@
 """fedcore against its rivals and the floor, in turn within one run."""
 
-import time
 from contextlib import ExitStack
+from functools import partial
 
 import numpy as np
 
@@ -9,29 +9,26 @@ import fedcore
 from bench.alone import Rival
 from bench.line import ALONE, OURS, Line
 from bench.machine import OtherPrograms, huge_page_share
-from bench.turns import PAUSE_SECONDS, seconds, turn
+from bench.probe import Floor
+from bench.turns import pause, seconds, turn, warm_up
 
 
-def compare(
-    benchmark, title, ours, rivals, *, bytes, timed=(), targets=None, calls=1, rounds=11, agree=None, alone=True
-):
+def compare(benchmark, title, ours, rivals, *, bytes, targets=None, calls=1, rounds=11, agree=None, alone=True):
     """Time ``ours`` against others that do the same work.
 
     Every round gives each of them one turn, ours last, so that all meet the same drift of the machine's speed. A turn
-    is a pause, until the threads of whoever was before sleep, and then the operation twice; the second time counts,
-    the first is reported as "after a pause". A ratio is the median over rounds of (the other's time / our time)
-    within a round. One round before the first is thrown away.
+    is a pause, until the threads of whoever was before sleep, then the operation once, which is reported as "after a
+    pause", then as often as warms the processor up, and then once more, which counts. A ratio is the median over
+    rounds of (the other's time / our time) within a round. One round before the first is thrown away.
 
     Args:
         benchmark: pytest-benchmark's fixture, which keeps our times.
         ours: the function that fedcore is judged by.
         rivals: name -> function; or name -> ``Rival``, which is also timed in a process of its own, under the name
-            with ", alone" behind it.
+            with ", alone" behind it; or name -> ``Floor``, which times itself.
         bytes: what the work must move, for GB/s; None where that is not the point.
-        timed: the names of those that return their own seconds, one number or one for each of several ways to do the
-            same, of which the way with the least median is taken: the probes.
         targets: name -> the ratio that is due; it also holds for the rival alone.
-        calls: how many calls of each function a turn makes (but of those in ``timed``), where one is very short.
+        calls: how many calls of each function a turn makes, where one is very short.
         agree: the relative tolerance within which what the rivals return must be what ours returns.
         alone: whether to start processes for rivals that can be timed alone.
 
@@ -42,10 +39,14 @@ def compare(
     with ExitStack() as processes:
         turns = {}
         for name, rival in rivals.items():
+            if isinstance(rival, Floor):
+                rival.choose()
+                turns[name] = rival.turn
+                continue
             run = rival.here() if isinstance(rival, Rival) else rival
-            if agree is not None and name not in timed:
+            if agree is not None:
                 _require_agreement(ours(), name, run(), agree)
-            turns[name] = run if name in timed else _turn(run, calls)
+            turns[name] = partial(turn, run, calls)
             if alone and isinstance(rival, Rival):
                 turns[name + ALONE] = processes.enter_context(rival.alone(fedcore.threads(), calls)).turn
         took = {name: [] for name in turns}
@@ -53,9 +54,10 @@ def compare(
 
         def before_ours():
             for name, take in turns.items():
-                took[name].append(np.atleast_1d(take()))
-            time.sleep(PAUSE_SECONDS)
+                took[name].append(take())
+            pause()
             first.append(seconds(ours, calls))
+            warm_up(ours)
 
         def run_ours():
             mine.append(seconds(ours, calls))
@@ -65,26 +67,22 @@ def compare(
         for times in (*took.values(), first, mine):
             times.clear()
         benchmark.pedantic(run_ours, setup=before_ours, rounds=rounds, iterations=1)
-        line = _line(title, took, np.array(mine), np.array(first), timed)
+        line = _line(title, took, np.array(mine), np.array(first))
         line.huge_pages = huge_page_share()
     line.others = others.share()
     line.bytes, line.targets = bytes, targets or {}
     return line
 
 
-def _turn(operation, calls):
-    return lambda: turn(operation, calls)
-
-
-def _line(title, took, mine, first, timed):
+def _line(title, took, mine, first):
     line = Line(title, {}, seconds={OURS: float(np.median(mine))})
     for name, times in took.items():
+        is_turn = isinstance(times[0], tuple)
         ways = np.array(times)
-        way = int(np.argmin(np.median(ways, axis=0))) if name in timed else 0  # of a turn, the first is the warm one
-        warm = ways[:, way]
+        warm = ways[:, 0 if is_turn else np.argmin(np.median(ways, axis=0))]
         low, middle, high = np.quantile(warm / mine, [0.25, 0.5, 0.75]).tolist()
         line.seconds[name], line.ratios[name], line.quartiles[name] = float(np.median(warm)), middle, [low, high]
-        if name not in timed:
+        if is_turn:
             line.after_pause[name] = float(np.median(ways[:, 1] / first))
     return line
 

@@ -1,4 +1,9 @@
-"""Weighted sums of 32 separate rows, and of 64 ResNet-18s whose tensors lie apart."""
+"""Weighted sums of rows of many shapes, and of 64 ResNet-18s whose tensors lie apart.
+
+The fold floor reads the same rows and writes one as long.
+"""
+
+import mmap
 
 import numpy as np
 import pytest
@@ -7,12 +12,59 @@ import torch
 import fedcore
 from bench.alone import Alone, Work
 from bench.line import Line
-from bench.probe import read_seconds
+from bench.probe import read_floor
 from bench.rivals.aggregate import models_and_weights, resnet18, rows_and_weights, torch_add, torch_add_tensors
 from fedcore import kernels
 
 S, N = 32, 11_173_962
 CLIENTS = 64
+FLOOR = "fold floor"
+
+
+def fold_floor(rows, out, times=1):
+    """The floor of a sum of these rows; ``out`` is written to."""
+    return {FLOOR: read_floor(rows, fedcore.threads(), out, times)}
+
+
+def rows_as(layout, k, n):
+    """k rows float32[n]: apart, stacked in one array, or apart on pages of 4 KiB."""
+    if layout != "small pages":
+        rows = rows_and_weights(k, n)[0]
+        return list(np.stack(rows)) if layout == "stacked" else rows
+    maps = [mmap.mmap(-1, 4 * n) for _ in range(k)]
+    for one in maps:
+        one.madvise(mmap.MADV_NOHUGEPAGE)
+    rows = [np.frombuffer(one, np.float32) for one in maps]
+    for row in rows:
+        row[:] = 0.5
+    return rows
+
+
+SHAPES = [
+    *((k, n, layout) for k in (2, 8, 32, 100) for n in (2**20, 2**24) for layout in ("apart", "stacked")),
+    *((k, n, "apart") for k in (2, 8, 32, 100) for n in (1_048_583, N)),
+    *((k, n, "small pages") for k in (8, 32) for n in (2**20, 2**22)),
+    (8, 16_384, "apart"),
+    (32, 16_384, "apart"),
+    (32, 100_000, "apart"),
+    (100, 65_536, "stacked"),
+]
+"""Rows, their length, and how they lie: from memory, and at the end in the second and the third cache."""
+
+
+@pytest.mark.parametrize(("k", "n", "layout"), SHAPES)
+def bench_shapes(versus, k, n, layout):
+    rows, weights = rows_as(layout, k, n), np.full(k, 1 / k, np.float32)
+    out, spare = np.empty(n, np.float32), np.empty(n, np.float32)
+    calls = max(1, 20_000_000 // (k * n))
+    versus(
+        f"weighted sum, {k} rows x {n:,}, {layout}",
+        lambda: kernels.weighted_sum(rows, weights, out=out),
+        fold_floor(rows, spare, calls),
+        targets={FLOOR: 0.95 if n >= 2**20 else 0.8} if k >= 8 else None,
+        bytes=4 * (k + 1) * n,
+        calls=calls,
+    )
 
 
 def bench_weighted_sum(versus, size):
@@ -25,14 +77,13 @@ def bench_weighted_sum(versus, size):
         f"weighted sum, {S} rows x {n / 1e6:.2f} M",
         lambda: kernels.weighted_sum(rows, weights, out=out),
         {
-            "read floor": lambda: read_seconds(rows, fedcore.threads()),
+            **fold_floor(rows, product),
             "torch acc.add_(x, alpha=w)": work.rival(torch_add),
             "numpy w @ G, stacked before": lambda: np.dot(weights, matrix, out=product),
             "numpy w @ G, stacking counted": lambda: np.dot(weights, np.stack(rows), out=product),
         },
-        timed=["read floor"],
         targets={
-            "read floor": 0.85,
+            FLOOR: 0.95,
             "torch acc.add_(x, alpha=w)": 2.0,
             "numpy w @ G, stacked before": 1.0,
             "numpy w @ G, stacking counted": 2.0,
@@ -51,10 +102,9 @@ def bench_float64(versus, size):
         f'weighted sum, accumulate="float64", {S} rows x {n / 1e6:.2f} M',
         lambda: kernels.weighted_sum(rows, weights, out=out, accumulate="float64"),
         {
-            "read floor": lambda: read_seconds(rows, fedcore.threads()),
+            **fold_floor(rows, np.empty(n, np.float32)),
             "the float32 sum": lambda: kernels.weighted_sum(rows, weights, out=out),
         },
-        timed=["read floor"],
         targets={"the float32 sum": 1 / 1.10},
         bytes=4 * S * n,
     )
@@ -95,22 +145,23 @@ def bench_norms(versus, size):
     )
 
 
-def bench_fold(versus, size):
-    """What a FedAvg round adds: differences from x, their norms and the finite check, against the plain sum."""
+@pytest.mark.parametrize("k", [8, 32])
+def bench_fold(versus, size, k):
+    """What a FedAvg round does: differences from x, their norms and the finite check, added to a sum. It reads x and
+    the sum too, and so does its floor."""
     n = size(N, 1_200_000)
-    ys, weights = rows_and_weights(S, n)
+    ys, weights = rows_and_weights(k, n)
     x, acc, out = np.ones(n, np.float32), np.zeros(n, np.float32), np.empty(n, np.float32)
-    ones, wide = np.ones(S), weights.astype(np.float64)
+    ones, wide = np.ones(k), weights.astype(np.float64)
     versus(
-        f"fold of models with norms and finite check, {S} x {n / 1e6:.2f} M",
-        lambda: kernels.accumulate(acc, [x] * S, ys, ones, wide, out=out),
+        f"fold of models with norms and finite check, {k} x {n / 1e6:.2f} M",
+        lambda: kernels.accumulate(acc, [x] * k, ys, ones, wide, out=out),
         {
-            "read floor": lambda: read_seconds(ys, fedcore.threads()),
+            **fold_floor([*ys, x, acc], np.empty(n, np.float32)),
             "the plain sum": lambda: kernels.weighted_sum(ys, weights, out=out),
         },
-        timed=["read floor"],
-        targets={"the plain sum": 1 / 1.10},
-        bytes=4 * S * n,
+        targets={FLOOR: 0.9},
+        bytes=4 * (k + 3) * n,
     )
 
 
@@ -124,11 +175,10 @@ def bench_segments(versus, size):
         f"{len(sizes)} segments x {clients} clients of {sum(sizes) / 1e6:.1f} M",
         lambda: kernels.weighted_sum_segments(models, weights, outs),
         {
-            "read floor": lambda: read_seconds(models, fedcore.threads()),
+            **fold_floor(models, [np.empty(n, np.float32) for n in sizes]),
             "torch acc.add_ a tensor": work.rival(torch_add_tensors),
         },
-        timed=["read floor"],
-        targets={"read floor": 0.80},
+        targets={FLOOR: 0.80},
         bytes=4 * clients * sum(sizes),
         agree=1e-4,
     )

@@ -6,7 +6,7 @@ import torch
 
 import fedcore
 from bench.alone import Work
-from bench.probe import rewrite_seconds
+from bench.probe import rewrite_floor
 from bench.rivals.direction import LR, B, numpy_in_place, torch_add, torch_foreach, vectors
 from fedcore import kernels
 
@@ -28,11 +28,10 @@ def bench_large_step(versus, with_prev):
         title(LARGE, with_prev),
         lambda: ours(*work.arrays),
         {
-            "rewrite floor": lambda: rewrite_seconds(work.arrays, len(work.arrays), fedcore.threads()),
+            "rewrite floor": rewrite_floor(work.arrays, len(work.arrays), fedcore.threads()),
             "torch y.add_(..., alpha=)": work.rival(torch_add),
             "numpy in place": numpy_in_place(*work.arrays),
         },
-        timed=["rewrite floor"],
         targets={"rewrite floor": 0.80, "torch y.add_(..., alpha=)": 1.35 if with_prev else 1.15},
         bytes=(20 if with_prev else 16) * LARGE,
         rounds=21,

@@ -8,7 +8,7 @@ import pytest
 
 import fedcore
 from bench.alone import Work
-from bench.probe import rewrite_seconds, write_seconds
+from bench.probe import rewrite_floor, write_floor
 from bench.rivals.exchange import models_and_rows, torch_exchange
 from fedcore import kernels, memory
 
@@ -25,10 +25,9 @@ def bench_exchange(versus, size, method):
         f"{method} exchange to free slots, {S} rows x {n / 1e6:.2f} M, float64 sum",
         lambda: kernels.exchange(acc, *sent, rows, anchors, slots, out=spare),
         {
-            "write floor": lambda: write_seconds(in_pairs(rows, sent), slots, 2, fedcore.threads()),
+            "write floor": write_floor(in_pairs(rows, sent), slots, 2, fedcore.threads()),
             "torch sub_, add_, copy_ a row": work.rival(torch_exchange),
         },
-        timed=["write floor"],
         targets={"write floor": 0.90} | ({"torch sub_, add_, copy_ a row": 2.5} if method == "MimiC" else {}),
         bytes=12 * S * n,
     )
@@ -41,8 +40,7 @@ def bench_exchange_in_place(versus, size, method):
     versus(
         f"{method} exchange in place, {S} rows x {n / 1e6:.2f} M, float64 sum",
         lambda: kernels.exchange(acc, *sent, rows, anchors, rows, out=acc),
-        {"rewrite floor": lambda: rewrite_seconds(in_pairs(rows, sent), 2, fedcore.threads())},
-        timed=["rewrite floor"],
+        {"rewrite floor": rewrite_floor(in_pairs(rows, sent), 2, fedcore.threads())},
         targets={"rewrite floor": 0.80},
         bytes=12 * S * n,
     )

@@ -5,7 +5,7 @@ import pytest
 
 import fedcore
 from bench.alone import Work
-from bench.probe import rewrite_seconds
+from bench.probe import rewrite_floor
 from bench.rivals.mix import stacked_models, torch_neighbours, torch_product
 from fedcore import kernels
 
@@ -22,7 +22,7 @@ def bench_mix(versus, size, graph):
     kernels.mix(mixed := [row.copy() for row in stacked[:, :1000]], W)
     np.testing.assert_allclose(mixed, W @ stacked[:, :1000], rtol=1e-5)
     rivals = {
-        "rewrite floor": lambda: rewrite_seconds(models, 1, fedcore.threads()),
+        "rewrite floor": rewrite_floor(models, 1, fedcore.threads()),
         "torch W @ Y, stacked before": work.rival(torch_product),
         "numpy W @ Y, stacked before": lambda: np.dot(W, stacked, out=product),
     }
@@ -33,7 +33,6 @@ def bench_mix(versus, size, graph):
         f"mix, {graph}, {p} models x {N / 1e6:g} M",
         lambda: kernels.mix(models, sparse),
         rivals,
-        timed=["rewrite floor"],
         targets={"rewrite floor": 0.80} if graph == "ring" else {},
         bytes=8 * p * N,
         rounds=7,

@@ -5,7 +5,7 @@ import pytest
 
 import fedcore
 from bench.alone import Work
-from bench.probe import read_seconds
+from bench.probe import read_floor
 from bench.rivals import quantise as theirs
 from fedcore import kernels
 
@@ -29,7 +29,7 @@ def bench_quantise(versus, codec, seed):
     work = Work(theirs.row, N)
     [x] = work.arrays
     out, parts = kernels.quantise(x, codec), np.split(x, 8)
-    rivals = {"read floor": lambda: read_seconds(parts, fedcore.threads())}
+    rivals = {"read floor": read_floor(parts, fedcore.threads())}
     if (codec, seed) in TORCH:
         name, operation = TORCH[codec, seed]
         rivals[name] = work.rival(operation)
@@ -40,7 +40,6 @@ def bench_quantise(versus, codec, seed):
         f"float32 to {codec}, {'nearest' if seed is None else 'stochastic'}, {N / 1e6:.1f} M",
         lambda: kernels.quantise(x, codec, out, seed=seed),
         rivals,
-        timed=["read floor"],
         bytes=(5 if codec == "int8" else 6) * N,
     )
 
@@ -54,7 +53,6 @@ def bench_dequantise(versus, codec):
     versus(
         f"{codec} to float32, {N / 1e6:.1f} M",
         lambda: kernels.dequantise(coded, out),
-        {"read floor": lambda: read_seconds(parts, fedcore.threads()), name: work.rival(operation)},
-        timed=["read floor"],
+        {"read floor": read_floor(parts, fedcore.threads()), name: work.rival(operation)},
         bytes=(5 if codec == "int8" else 6) * N,
     )

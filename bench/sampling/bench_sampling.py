@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fedcore
-from bench.probe import read_seconds
+from bench.probe import read_floor
 from fedcore import sampling
 
 N, K = 1_000_000, 1_000
@@ -12,21 +12,18 @@ RNG = np.random.default_rng(0)
 WEIGHTS = RNG.uniform(1, 10, N)
 P = WEIGHTS / WEIGHTS.sum()
 DRAW = dict(seed=0, round=0)
-
-
-def read_weights():
-    return read_seconds(np.split(WEIGHTS, 8), fedcore.threads())
+FLOOR = read_floor(np.split(WEIGHTS, 8), fedcore.threads())
 
 
 TO_DO = {
     "1,000 of 10^6, weighted, without replacement": (
         lambda: sampling.weighted_without_replacement(WEIGHTS, K, **DRAW),
-        {"numpy choice(p=, replace=False)": lambda: RNG.choice(N, K, p=P, replace=False), "read floor": read_weights},
+        {"numpy choice(p=, replace=False)": lambda: RNG.choice(N, K, p=P, replace=False), "read floor": FLOOR},
         8 * N,
     ),
     "1,000 of 10^6, weighted, with replacement": (
         lambda: sampling.with_replacement(WEIGHTS, K, **DRAW),
-        {"numpy choice(p=)": lambda: RNG.choice(N, K, p=P), "read floor": read_weights},
+        {"numpy choice(p=)": lambda: RNG.choice(N, K, p=P), "read floor": FLOOR},
         8 * N,
     ),
     "1,000 of 10^6, uniform, without replacement": (
@@ -51,4 +48,4 @@ TARGETS = {"1,000 of 10^6, weighted, without replacement": {"numpy choice(p=, re
 @pytest.mark.parametrize("draw", TO_DO)
 def bench_draw(versus, draw):
     ours, rivals, moved = TO_DO[draw]
-    versus(draw, ours, rivals, bytes=moved, timed=["read floor"], targets=TARGETS.get(draw))
+    versus(draw, ours, rivals, bytes=moved, targets=TARGETS.get(draw))

@@ -53,6 +53,14 @@ def test_exit_status(runs, status):
     assert gate.run(TEXT, Measured(*runs), short=False) == status
 
 
+def test_a_disturbed_machine_is_not_judged(capsys):
+    def measure(bounds, *, short):
+        raise gate.DisturbedError("other programs took 80% of the cores")
+
+    assert gate.run(TEXT, measure, short=False) == 3
+    assert "not judged: other programs took 80%" in capsys.readouterr().out
+
+
 def test_only_what_fell_short_is_measured_again():
     measured = Measured({A: 0.9, B: 1.0}, {B: 3.0})
     assert gate.run(TEXT, measured, short=False) == 0

@@ -1,6 +1,7 @@
 """The benchmarks' protocol: whose time counts, what a disagreement does, and what a process of its own measures."""
 
 import ast
+import time
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 
 from bench.alone import Alone, Work
 from bench.line import ALONE, Line
-from bench.turns import turn
+from bench.probe import Floor
+from bench.turns import WARM_SECONDS, turn
 from bench.versus import compare
 
 RIVALS = Path(__file__).parent.parent.parent / "bench" / "rivals"
@@ -42,19 +44,22 @@ def fails(x):
 
 
 def test_the_way_with_the_least_median_is_the_floor():
-    ways = iter([np.array([9.0, 9.0, 9.0])] + 5 * [np.array([1.0, 3.0, 2.0])] + 6 * [np.array([4.0, 3.0, 2.0])])
-    line = compare(
-        Pedantic, "floors", lambda: None, {"floor": lambda: next(ways)}, timed=["floor"], bytes=8, rounds=11, calls=9
-    )
-    assert line.seconds["floor"] == 2.0  # the medians are 4, 3 and 2; the warm-up round is thrown away
+    floor = Floor("", (), [9, 1, 3, 2], (), keep=())
+    rounds = iter([[9.0, 9.0, 9.0], *5 * [[1.0, 3.0, 2.0]], *6 * [[4.0, 3.0, 2.0]]])
+    floor._seconds = lambda way: way / 1e3
+    floor.turn = lambda: np.array(next(rounds))
+    line = compare(Pedantic, "floors", lambda: None, {"floor": floor}, bytes=8, rounds=11, calls=9)
+    assert floor._ways == [1, 2, 3]  # 9 was slower
+    assert line.seconds["floor"] == 2.0  # the medians are 4, 3 and 2; the first round is thrown away
     assert line.ratios["floor"] > 1
     assert line.quartiles["floor"][0] <= line.ratios["floor"] <= line.quartiles["floor"][1]
 
 
-def test_a_turn_calls_twice_as_often_and_divides():
+def test_a_turn_warms_up_and_divides():
     called = []
-    took = turn(lambda: called.append(1), calls=50)
-    assert len(called) == 100
+    took = turn(lambda: called.append(time.perf_counter()), calls=50)
+    assert len(called) > 101
+    assert called[-51] - called[50] > 0.9 * WARM_SECONDS
     assert 0 < took.warm < 0.01
     assert 0 < took.after_pause < 0.01
 
