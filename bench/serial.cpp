@@ -54,17 +54,18 @@ const Kernel kKernels[] = {
     {"weighted_sum", 4 * (kRows + 1),
      [](Arrays& a, std::int64_t, std::int64_t begin, std::int64_t end) {
          const RowSum rows = {a.pointers.data(), nullptr, a.out.data(), Dtype::float32, Dtype::float32};
-         table().sums32.weighted_sum(rows, a.weights.data(), kRows, begin, end, nullptr);
+         table().sums32.weighted_sum(rows, a.weights.data(), kRows, begin, end, nullptr, kInCaches);
      }},
     {"accumulate", 4 * kRows + 20,
      [](Arrays& a, std::int64_t block, std::int64_t begin, std::int64_t end) {
          table().sums64.accumulate({a.acc.data(), a.sum.data(), a.sent.data()}, kRows, begin, end,
-                                   a.scratch.data() + block * kRows, false);
+                                   a.scratch.data() + block * kRows, kInCaches);
      }},
     {"exchange", 12 * kRows + 20,
      [](Arrays& a, std::int64_t block, std::int64_t begin, std::int64_t end) {
          table().exchange(a.acc.data(), a.sum.data(), a.sent.data(), a.row_exchanges.data(),
-                          Forms{{1, 0, 0}, {1, -1, 0, 1}}, kRows, begin, end, a.scratch.data() + block * kRows, false);
+                          Forms{{1, 0, 0}, {1, -1, 0, 1}}, kRows, begin, end, a.scratch.data() + block * kRows,
+                          kInCaches);
      }},
     {"direction", 16,
      [](Arrays& a, std::int64_t, std::int64_t begin, std::int64_t end) {

@@ -1,9 +1,8 @@
 #include "kernels/aggregate.h"
 
-#include "base/blocks.h"
-#include "base/cached.h"
 #include "kernels/dispatch.h"
 #include "kernels/partials.h"
+#include "kernels/tuner.h"
 
 namespace fedcore {
 
@@ -23,11 +22,15 @@ void weighted_sums(const RowSum* sums, const double* weights, std::int64_t k, co
         const RowSum& sum = sums[pieces[p].sum];
         bytes += (pieces[p].end - pieces[p].begin) * (k * size_of(sum.rows_dtype) + size_of(sum.out_dtype));
     }
-    for_pieces(count, bytes, [&](std::int64_t p) {
-        const Piece& piece = pieces[p];
-        loop(sums[piece.sum], weights, k, piece.begin, piece.end,
-             squared_norms == nullptr ? nullptr : scratch + p * (k + 1));
-    });
+    const Dtype rows_dtype = count > 0 ? sums[pieces[0].sum].rows_dtype : Dtype::float32;
+    static Tuner tuners[2][4][2];
+    Tuner& tuner = tuners[precision == Precision::float64][static_cast<int>(rows_dtype)][k > kMostRows];
+    for_stretches(
+        count, bytes, tuner, [&](std::int64_t p) { return follows(pieces + p); },
+        [&](std::int64_t first, std::int64_t last, const Tiling& tiling) {
+            loop(sums[pieces[first].sum], weights, k, pieces[first].begin, pieces[last - 1].end,
+                 squared_norms == nullptr ? nullptr : scratch + first * (k + 1), tiling);
+        });
     if (squared_norms != nullptr) add_partials(scratch, count, k + 1, squared_norms);
 }
 
@@ -49,11 +52,12 @@ void accumulate(const Fold<Sum>* folds, std::int64_t k, const Piece* pieces, std
     std::int64_t n = 0;
     for (std::int64_t p = 0; p < count; ++p) n += pieces[p].end - pieces[p].begin;
     const std::int64_t bytes = (4 * k + 20) * n;
-    const bool past_caches = bytes > cached_bytes();
-    for_pieces(count, bytes, [&](std::int64_t p) {
-        const Piece& piece = pieces[p];
-        loop(folds[piece.sum], k, piece.begin, piece.end, scratch + p * k, past_caches);
-    });
+    static Tuner tuners[2];
+    for_stretches(
+        count, bytes, tuners[k > kMostRows], [&](std::int64_t p) { return follows(pieces + p); },
+        [&](std::int64_t first, std::int64_t last, const Tiling& tiling) {
+            loop(folds[pieces[first].sum], k, pieces[first].begin, pieces[last - 1].end, scratch + first * k, tiling);
+        });
     add_partials(scratch, count, k, squared_norms);
 }
 

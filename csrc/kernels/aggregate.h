@@ -42,6 +42,11 @@ struct Piece {
     std::int64_t sum, begin, end;
 };
 
+// Whether a piece begins where the one before it in an array ends.
+inline bool follows(const Piece* piece) {
+    return piece[-1].sum == piece->sum && piece[-1].end == piece->begin;
+}
+
 // All sums; and, in the same pass, where squared_norms is not null: the norms of whole models over all their segments,
 // as in norms.h, of float32(h). squared_norms[i] = |h_i|^2 for i < k, and squared_norms[k] = |sum|^2, before it is
 // rounded to `out`. One that is not finite tells that a row was not, or that float64 does not hold the square.

@@ -4,9 +4,9 @@
 #include <limits>
 
 #include "base/blocks.h"
-#include "base/cached.h"
 #include "kernels/dispatch.h"
 #include "kernels/partials.h"
+#include "kernels/tuner.h"
 
 namespace fedcore {
 
@@ -31,11 +31,12 @@ void accumulate_exact(const ExactFold* folds, std::int64_t k, const Piece* piece
     std::int64_t n = 0;
     for (std::int64_t p = 0; p < count; ++p) n += pieces[p].end - pieces[p].begin;
     const std::int64_t bytes = (4 * k + 36) * n;
-    const bool past_caches = bytes > cached_bytes();
-    for_pieces(count, bytes, [&](std::int64_t p) {
-        const Piece& piece = pieces[p];
-        loop(folds[piece.sum], k, piece.begin, piece.end, scratch + p * k, past_caches);
-    });
+    static Tuner tuners[2];
+    for_stretches(
+        count, bytes, tuners[k > kMostRows], [&](std::int64_t p) { return follows(pieces + p); },
+        [&](std::int64_t first, std::int64_t last, const Tiling& tiling) {
+            loop(folds[pieces[first].sum], k, pieces[first].begin, pieces[last - 1].end, scratch + first * k, tiling);
+        });
     add_partials(scratch, count, k, squared_norms);
     for (std::int64_t i = 0; i < k; ++i) squared_norms[i] = held(squared_norms[i], folds[0].sent[i].weight);
 }
@@ -44,10 +45,13 @@ void exchange_exact(ConstExactSum acc, ExactSum out, const ClientUpdate* sent, c
                     const Forms& forms, std::int64_t k, std::int64_t n, double* scratch, double* squared_norms) {
     const Table& loops = table();
     const std::int64_t bytes = (12 * k + 36) * n;
-    const bool past_caches = bytes > cached_bytes();
-    for_blocks(n, bytes, [&](std::int64_t block, std::int64_t begin, std::int64_t end) {
-        loops.exchange_exact(acc, out, sent, rows, forms, k, begin, end, scratch + block * k, past_caches);
-    });
+    static Tuner tuner(kExchangeTilings);
+    for_stretches(
+        block_count(n), bytes, tuner, [](std::int64_t) { return true; },
+        [&](std::int64_t first, std::int64_t last, const Tiling& tiling) {
+            loops.exchange_exact(acc, out, sent, rows, forms, k, first * kBlock, std::min(last * kBlock, n),
+                                 scratch + first * k, tiling);
+        });
     add_partials(scratch, block_count(n), k, squared_norms);
     const double most = larger(larger(larger(0, forms.adds.row * forms.row.h), forms.adds.h), forms.adds.row);
     for (std::int64_t i = 0; i < k; ++i) squared_norms[i] = held(squared_norms[i], most * sent[i].weight);

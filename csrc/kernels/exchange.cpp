@@ -1,9 +1,9 @@
 #include "kernels/exchange.h"
 
 #include "base/blocks.h"
-#include "base/cached.h"
 #include "kernels/dispatch.h"
 #include "kernels/partials.h"
+#include "kernels/tuner.h"
 
 namespace fedcore {
 
@@ -13,10 +13,13 @@ void exchange(const double* acc, double* out, const ClientUpdate* sent, const Ro
               std::int64_t k, std::int64_t n, double* scratch, double* squared_norms) {
     const Table& loops = table();
     const std::int64_t bytes = (12 * k + 20) * n;
-    const bool past_caches = bytes > cached_bytes();
-    for_blocks(n, bytes, [&](std::int64_t block, std::int64_t begin, std::int64_t end) {
-        loops.exchange(acc, out, sent, rows, forms, k, begin, end, scratch + block * k, past_caches);
-    });
+    static Tuner tuner(kExchangeTilings);
+    for_stretches(
+        block_count(n), bytes, tuner, [](std::int64_t) { return true; },
+        [&](std::int64_t first, std::int64_t last, const Tiling& tiling) {
+            loops.exchange(acc, out, sent, rows, forms, k, first * kBlock, std::min(last * kBlock, n),
+                           scratch + first * k, tiling);
+        });
     add_partials(scratch, block_count(n), k, squared_norms);
 }
 

@@ -18,10 +18,9 @@ constexpr std::int64_t kTile = 2048;  // elements whose squares are summed in fl
 static_assert(kTile % kCodeBlock == 0, "tiles must not cut what shares a scale");
 constexpr std::int64_t kChunk = 512;  // elements that are converted at once: they stay in L1, and fit into the stack
 static_assert(kTile % kChunk == 0, "lanes go from chunk to chunk of a tile");
-constexpr std::int64_t kRun =
-    16384;  // elements of a row that are read consecutively, their sum in L2: it suits the memory
-static_assert(kRun == kSummed, "a run is what lies under one checksum");
-constexpr std::int64_t kCodedRun = 4096;  // the same of codes, whose loops feel it if the sum comes from far
+static_assert(kBlock == kSummed, "a block is what lies under one checksum");
+constexpr std::int64_t kCodedRun = 4096;  // elements of codes that are read consecutively: the loops feel it if the sum
+                                          // comes from far
 constexpr std::int64_t kConverted = 256;  // elements that are converted of eight rows at once, into as much
 constexpr std::int64_t kAhead = 512;      // elements to prefetch ahead of a stream
 

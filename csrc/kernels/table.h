@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "base/blocks.h"
 #include "kernels/aggregate.h"
 #include "kernels/combine.h"
 #include "kernels/direction.h"
@@ -15,17 +16,27 @@
 
 namespace fedcore {
 
+// How a loop over several clients' rows walks through them; the bits do not depend on it.
+struct Tiling {
+    int rows;          // that are read together in a pass over the sum: at most kMostRows
+    std::int64_t run;  // elements that are read of them before the next rows: a multiple of kBlock
+    bool past_caches;  // whether results that replace nothing are stored past the caches, where the level can
+};
+
+inline constexpr int kMostRows = 8;
+inline constexpr Tiling kInCaches = {8, kBlock, false};
+
 // past_caches: whether results that replace nothing are stored past the caches, where the level can.
 
 // What exists for sums in float and in double.
 template <class Sum>
 struct Sums {
-    // squares: float64[k + 1], this range's share of |h_i|^2 and of |sum|^2; null if nobody asks
+    // squares: float64[k + 1] for each block from `begin` on, its share of |h_i|^2 and of |sum|^2; null if nobody asks
     void (*weighted_sum)(const RowSum& segment, const double* weights, std::int64_t k, std::int64_t begin,
-                         std::int64_t end, double* squares);
-    // squares: float64[k], this range's share of |h_i|^2
+                         std::int64_t end, double* squares, const Tiling& tiling);
+    // squares: float64[k] for each block from `begin` on, its share of |h_i|^2
     void (*accumulate)(const Fold<Sum>& fold, std::int64_t k, std::int64_t begin, std::int64_t end, double* squares,
-                       bool past_caches);
+                       const Tiling& tiling);
     // squares: float64[2], this range's share of |v|^2 and |x'|^2
     void (*server_step)(const Step& step, const StepInputs<Sum>& in, const StepOutputs& out, std::int64_t begin,
                         std::int64_t end, double* squares, bool past_caches);
@@ -36,13 +47,12 @@ struct Table {
     Sums<double> sums64;
     void (*exchange)(const double* acc, double* out, const ClientUpdate* sent, const RowExchange* rows,
                      const Forms& forms, std::int64_t k, std::int64_t begin, std::int64_t end, double* squares,
-                     bool past_caches);
-    // squares: float64[k], this range's share of |h_i|^2
+                     const Tiling& tiling);
     void (*accumulate_exact)(const ExactFold& fold, std::int64_t k, std::int64_t begin, std::int64_t end,
-                             double* squares, bool past_caches);
+                             double* squares, const Tiling& tiling);
     void (*exchange_exact)(ConstExactSum acc, ExactSum out, const ClientUpdate* sent, const RowExchange* rows,
                            const Forms& forms, std::int64_t k, std::int64_t begin, std::int64_t end, double* squares,
-                           bool past_caches);
+                           const Tiling& tiling);
     bool (*combine_exact)(const ExactTerm* terms, std::int64_t k, std::int64_t begin, std::int64_t end, ExactSum out);
     void (*read_exact32)(ConstExactSum sum, std::int64_t begin, std::int64_t end, float* out);
     void (*read_exact64)(ConstExactSum sum, std::int64_t begin, std::int64_t end, double* out);

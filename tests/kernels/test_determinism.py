@@ -1,5 +1,6 @@
 """The same bits on every instruction-set level, on every number of threads, at every address, and again."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -181,15 +182,16 @@ print("long", digest_of(LENGTHS), digest_of(LENGTHS, at(4, 12)), digest_of(LENGT
 )
 
 
-def run(code, level):
-    environment = os.environ | {"FEDCORE_ISA": level}
+def run(code, level, **environment):
+    environment = os.environ | {"FEDCORE_ISA": level} | environment
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=1200)
     return done
 
 
-def digests(code, level):
+@functools.cache
+def digests(code, level, **environment):
     """What the code prints behind the level that it ran on."""
-    done = run(code, level)
+    done = run(code, level, **environment)
     assert done.returncode == 0, done.stderr
     active, *lines = done.stdout.splitlines()
     assert active == level
@@ -200,6 +202,23 @@ def test_every_level_and_thread_count_gives_the_same_bits():
     lines = [line for level in LEVELS for line in digests(ON_ALL_THREADS, level)]
     assert len(lines) == 5 * len(LEVELS)
     assert len(set(lines)) == 1
+
+
+def test_every_tiling_gives_the_same_bits():
+    """Which calls from memory try in turn; a forced one also holds in the caches."""
+    code = DIGEST + "print(fedcore.isa()); fedcore.set_threads(1); print(digest_of(LENGTHS))"
+    due = digests(ON_ALL_THREADS, LEVELS[-1])[0]
+    for tiling in ("4x65536", "3x32768"):
+        assert digests(code, LEVELS[-1], FEDCORE_TILING=tiling) == [due]
+
+
+@pytest.mark.parametrize("tiling", ["9x16384", "4x1000", "4", "4x65536 "])
+def test_a_tiling_that_does_not_exist_is_an_error(tiling):
+    done = run(
+        "import numpy, fedcore; fedcore.kernels.weighted_sum([numpy.ones(4)], [1.0])", LEVELS[-1], FEDCORE_TILING=tiling
+    )
+    assert done.returncode != 0
+    assert "FEDCORE_TILING: expected ROWSxELEMENTS, 1..8 rows" in done.stderr
 
 
 def test_every_address_gives_the_same_bits():

@@ -1,15 +1,16 @@
-// How many clients from i on, kRowsPerPass at most, start from client i's base.
-inline int sharing(const ClientUpdate* sent, std::int64_t i, std::int64_t k) {
+// How many clients from i on, `most` at most, start from client i's base.
+inline int sharing(const ClientUpdate* sent, std::int64_t i, std::int64_t k, int most) {
     int together = 1;
-    while (together < kRowsPerPass && i + together < k && sent[i + together].base == sent[i].base) ++together;
+    while (together < most && i + together < k && sent[i + together].base == sent[i].base) ++together;
     return together;
 }
 
-// k clients of one base, or of none, tile by tile of a run: what is in `from`, null for zeros, and theirs.
+// k clients of one base, or of none, tile by tile of a run: what is in `from`, null for zeros, and theirs. `squares`
+// are those of the block that the run starts in; `stride` lies between blocks'.
 template <class Sum, bool kBase>
 void accumulate_rows(const ClientUpdate* sent, int k, std::int64_t begin, std::int64_t end, const Sum* from, Sum* out,
-                     double* squares, bool past_caches) {
-    alignas(64) float scratch[kRowsPerPass][kChunk];
+                     double* squares, std::int64_t stride, bool past_caches) {
+    alignas(64) float scratch[kMostRows][kChunk];
     alignas(64) Sum stage[kChunk];
     bool converted = false;
     Pass<float, Sum, kBase, true, true> pass;
@@ -26,38 +27,39 @@ void accumulate_rows(const ClientUpdate* sent, int k, std::int64_t begin, std::i
         for (std::int64_t first = tile; first < tile + count; first += stretch) {
             const std::int64_t few = tile + count - first < stretch ? tile + count - first : stretch;
             const float* const base = kBase ? sent[0].base + first : nullptr;
-            const float* rows[kRowsPerPass];
+            const float* rows[kMostRows];
             for (int r = 0; r < k; ++r) rows[r] = sent_tile(sent[r], first, few, scratch[r]);
             pass.add_all(rows, base, 0, few, from == nullptr ? from : from + first, past_caches ? stage : out + first);
             if (past_caches) put(stage, few, out + first);
         }
         for (int r = 0; r < k; ++r) {
             const double square = pass.squared_norm(r);
-            squares[r] += is_sound(square) ? square : squares_exactly(sent[r], tile, count);
+            squares[(tile - begin) / kBlock * stride + r] +=
+                is_sound(square) ? square : squares_exactly(sent[r], tile, count);
         }
     }
 }
 
 template <class Sum>
 void accumulate(const Fold<Sum>& fold, std::int64_t k, std::int64_t begin, std::int64_t end, double* squares,
-                bool past_caches) {
+                const Tiling& tiling) {
     const ClientUpdate* const sent = fold.sent;
     Sum* const out = fold.out;
     if (k == 0)
         for (std::int64_t j = begin; j < end; ++j) out[j] = fold.acc != nullptr ? fold.acc[j] : 0;
-    for (std::int64_t i = 0; i < k; ++i) squares[i] = 0;
-    for (std::int64_t first = begin; first < end; first += kRun) {
-        const std::int64_t last = end - first < kRun ? end : first + kRun;
+    for (std::int64_t i = 0; i < (end - begin + kBlock - 1) / kBlock * k; ++i) squares[i] = 0;
+    for (std::int64_t first = begin; first < end; first += tiling.run) {
+        const std::int64_t last = end - first < tiling.run ? end : first + tiling.run;
         for (std::int64_t i = 0; i < k;) {
-            const int together = sharing(sent, i, k);
+            const int together = sharing(sent, i, k, tiling.rows);
             const auto loop = sent[i].base != nullptr ? accumulate_rows<Sum, true> : accumulate_rows<Sum, false>;
             const bool in_one_pass = together == k && fold.acc != out;  // else the sum is read again
-            loop(sent + i, together, first, last, i == 0 ? fold.acc : out, out, squares + i,
-                 kHasPastCaches && past_caches && in_one_pass);
+            loop(sent + i, together, first, last, i == 0 ? fold.acc : out, out,
+                 squares + (first - begin) / kBlock * k + i, k, kHasPastCaches && tiling.past_caches && in_one_pass);
             i += together;
         }
     }
-    if (past_caches) fence();
+    if (tiling.past_caches) fence();
 }
 
 // The step of a method that keeps no total, one tile: v from the sum and perhaps the momentum, x' from v.

@@ -267,9 +267,9 @@ struct ExactPass {
 
     int k;
     Leaving leaving;
-    double weights[kRowsPerPass];
-    float scales[kRowsPerPass];
-    FullFloats squares[kRowsPerPass][kSquares];
+    double weights[kMostRows];
+    float scales[kMostRows];
+    FullFloats squares[kMostRows][kSquares];
 
     inline __attribute__((always_inline)) void add(const float* const* rows, const float* base, std::int64_t at,
                                                    ConstExactSum from, ExactSum sum) {
@@ -297,8 +297,8 @@ struct ExactPass {
     // The last elements, fewer than a group: from copies that end in zeros.
     __attribute__((noinline)) void add_rest(const float* const* rows, const float* base, std::int64_t at,
                                             std::int64_t count, ConstExactSum from, ExactSum sum) {
-        float copies[kRowsPerPass][kGroup] = {}, x[kGroup] = {};
-        const float* pointers[kRowsPerPass];
+        float copies[kMostRows][kGroup] = {}, x[kGroup] = {};
+        const float* pointers[kMostRows];
         for (int r = 0; r < k; ++r) {
             __builtin_memcpy(copies[r], rows[r] + at, count * sizeof(float));
             pointers[r] = copies[r];
@@ -325,8 +325,8 @@ struct ExactPass {
 // k clients of one base, or of none, tile by tile of a run: what is in `from`, and theirs.
 template <bool kBase, bool kShort, bool kScales>
 void accumulate_rows(const ClientUpdate* sent, int k, std::int64_t begin, std::int64_t end, ConstExactSum from,
-                     ExactSum out, const Leaving& leaving, double* squares, bool past_caches) {
-    alignas(64) float scratch[kRowsPerPass][kConverted];
+                     ExactSum out, const Leaving& leaving, double* squares, std::int64_t stride, bool past_caches) {
+    alignas(64) float scratch[kMostRows][kConverted];
     alignas(64) std::int64_t high[kChunk], low[kChunk];
     bool converted = false;
     ExactPass<kBase, kShort, kScales> pass;
@@ -343,7 +343,7 @@ void accumulate_rows(const ClientUpdate* sent, int k, std::int64_t begin, std::i
         __builtin_memset(pass.squares, 0, sizeof pass.squares);
         for (std::int64_t first = tile; first < tile + count; first += stretch) {
             const std::int64_t few = tile + count - first < stretch ? tile + count - first : stretch;
-            const float* rows[kRowsPerPass];
+            const float* rows[kMostRows];
             for (int r = 0; r < k; ++r) rows[r] = sent_tile(sent[r], first, few, scratch[r]);
             pass.add_all(rows, kBase ? sent[0].base + first : nullptr, few, from.high == nullptr ? from : from + first,
                          past_caches ? ExactSum{high, low} : out + first);
@@ -354,7 +354,8 @@ void accumulate_rows(const ClientUpdate* sent, int k, std::int64_t begin, std::i
         }
         for (int r = 0; r < k; ++r) {
             const double square = fold_lanes(pass.squares[r], nullptr, 0);
-            squares[r] += is_sound(square) ? square : squares_exactly(sent[r], tile, count);
+            squares[(tile - begin) / kBlock * stride + r] +=
+                is_sound(square) ? square : squares_exactly(sent[r], tile, count);
         }
     }
 }
@@ -372,19 +373,19 @@ auto rows_loop(const ClientUpdate* sent, int k) {
 }
 
 void accumulate_exact(const ExactFold& fold, std::int64_t k, std::int64_t begin, std::int64_t end, double* squares,
-                      bool past_caches) {
+                      const Tiling& tiling) {
     const ClientUpdate* const sent = fold.sent;
     const ExactSum out = fold.out;
     if (k == 0) {
         if (fold.acc.high != nullptr) begin_run(fold.acc, out, begin, end);
         for (std::int64_t j = begin; j < end && fold.acc.high == nullptr; ++j) out.high[j] = out.low[j] = 0;
     }
-    for (std::int64_t i = 0; i < k; ++i) squares[i] = 0;
-    for (std::int64_t first = begin; first < end; first += kRun) {
-        const std::int64_t last = end - first < kRun ? end : first + kRun;
+    for (std::int64_t i = 0; i < (end - begin + kBlock - 1) / kBlock * k; ++i) squares[i] = 0;
+    for (std::int64_t first = begin; first < end; first += tiling.run) {
+        const std::int64_t last = end - first < tiling.run ? end : first + tiling.run;
         std::int64_t terms = 0;  // that are not settled
         for (std::int64_t i = 0; i < k;) {
-            const int together = sharing(sent, i, k);
+            const int together = sharing(sent, i, k, tiling.rows);
             terms += together;
             const Leaving leaving{biases_of(terms), i + together == k || terms >= kMostTerms};
             if (leaving.settles) terms = 0;
@@ -392,9 +393,9 @@ void accumulate_exact(const ExactFold& fold, std::int64_t k, std::int64_t begin,
                 sent[i].base != nullptr ? rows_loop<true>(sent + i, together) : rows_loop<false>(sent + i, together);
             const bool in_one_pass = together == k && fold.acc.high != out.high;  // else the sum is read again
             loop(sent + i, together, first, last, i == 0 ? fold.acc : ConstExactSum{out.high, out.low}, out, leaving,
-                 squares + i, kHasPastCaches && past_caches && in_one_pass);
+                 squares + (first - begin) / kBlock * k + i, k, kHasPastCaches && tiling.past_caches && in_one_pass);
             i += together;
         }
     }
-    if (past_caches) fence();
+    if (tiling.past_caches) fence();
 }

@@ -87,8 +87,9 @@ void pass_on(const float* made, std::int64_t count, float* row, BlockSum* sum, c
 // stored past the caches or summed.
 template <int kRows, class At>
 void exchange_floats(const ClientUpdate* sent, const RowExchange* row_exchanges, const Forms& forms, std::int64_t begin,
-                     std::int64_t end, At out, double* squares, bool past_caches) {
-    alignas(64) float of_y[kRows][kChunk], of_row[kRows][kChunk], stage[kRows][kChunk];
+                     std::int64_t end, At out, double* squares, std::int64_t stride, bool past_caches) {
+    constexpr std::int64_t kPart = kRows > 2 ? kChunk / 2 : kChunk;
+    alignas(64) float of_y[kRows][kPart], of_row[kRows][kPart], stage[kRows][kPart];
     BlockSum sums[kRows];
     bool converted = false, summed = false, staged = kHasPastCaches && past_caches && forms.replaces();
     for (int r = 0; r < kRows; ++r) {
@@ -98,7 +99,7 @@ void exchange_floats(const ClientUpdate* sent, const RowExchange* row_exchanges,
         summed |= row_exchanges[r].sums != nullptr;
         sums[r].begin();
     }
-    const std::int64_t stretch = converted || staged || summed ? kChunk : kTile;
+    const std::int64_t stretch = converted || staged || summed ? kPart : kTile;
     for (std::int64_t tile = begin; tile < end; tile += kTile) {
         const std::int64_t count = end - tile < kTile ? end - tile : kTile;
         float lanes[kRows][kLanes] = {};
@@ -117,18 +118,22 @@ void exchange_floats(const ClientUpdate* sent, const RowExchange* row_exchanges,
                     pass_on(rows[r].new_row, few, static_cast<float*>(row_exchanges[r].new_row.data) + first,
                             summed ? &sums[r] : nullptr, chunk_of(sent[r], row_exchanges[r].old_row, first + few));
         }
+        const bool ends_block = (tile + count) % kBlock == 0 || tile + count == end;
         for (int r = 0; r < kRows; ++r) {
+            const RowExchange& row = row_exchanges[r];
             const double square = sum_of_lanes(lanes[r]);
-            const float* const made = static_cast<const float*>(row_exchanges[r].new_row.data) + tile;
+            const float* const made = static_cast<const float*>(row.new_row.data) + tile;
+            double& of_block = squares[(tile - begin) / kBlock * stride + r];
             if (!forms.replaces() &&
                 !is_taken(out, made, count, forms.adds, sent[r].weight))  // large numbers may have a sum that is none
-                squares[r] += __builtin_inf();
+                of_block += __builtin_inf();
             else
-                squares[r] += is_sound(square) ? square : squares_exactly(sent[r], tile, count);
+                of_block += is_sound(square) ? square : squares_exactly(sent[r], tile, count);
+            if (!ends_block || row.sums == nullptr) continue;
+            row.sums[tile / kBlock] = sums[r].sum();
+            sums[r].begin();
         }
     }
-    for (int r = 0; r < kRows; ++r)
-        if (row_exchanges[r].sums != nullptr) row_exchanges[r].sums[begin / kSummed] = sums[r].sum();
 }
 
 // What the sum sees of a chunk whose row is stored.
@@ -191,6 +196,11 @@ double squares_of_tile(At out, const ClientUpdate& sent, const Row& stored, cons
     return exactly;
 }
 
+template <int kCount>
+struct Count {
+    static constexpr int value = kCount;
+};
+
 // kRows clients of a run, from the i-th on, tile by tile and chunk by chunk; those behind them begin where they did.
 template <int kRows, class At>
 void exchange_codes(const ClientUpdate* sent, const RowExchange* row_exchanges, const Forms& forms, std::int64_t i,
@@ -230,49 +240,52 @@ void exchange_codes(const ClientUpdate* sent, const RowExchange* row_exchanges, 
     }
 }
 
-// Whether the kExchanges clients from i on can pass together: they start from one base, and have alike what they have.
+// Whether the `count` clients from i on can pass together: they start from one base, and have alike what they have.
 inline bool exchange_alike(const ClientUpdate* sent, const RowExchange* rows, const Forms& forms, std::int64_t i,
-                           std::int64_t k) {
-    if (i + kExchanges > k) return false;
+                           std::int64_t k, int count) {
+    if (i + count > k) return false;
     const RowExchange& one = rows[i];
-    for (int r = 0; r < kExchanges; ++r) {
+    for (int r = 0; r < count; ++r) {
         const RowExchange& other = rows[i + r];
         if (sent[i].base != sent[i + r].base || one.new_row.codec != other.new_row.codec ||
             (one.old_row.data == nullptr) != (other.old_row.data == nullptr) ||
             (one.anchor == nullptr) != (other.anchor == nullptr) ||
-            (other.new_row.codec != Codec::f32 && !is_fusible(other, forms)))
+            (other.new_row.codec != Codec::f32 && (count > kExchanges || !is_fusible(other, forms))))
             return false;
     }
     return true;
 }
 
-template <int kRows, class At>
-void exchange_run(const ClientUpdate* sent, const RowExchange* rows, const Forms& forms, std::int64_t i, std::int64_t k,
-                  std::int64_t begin, std::int64_t end, At out, double* squares, bool past_caches) {
-    if (rows[i].new_row.codec == Codec::f32)
-        exchange_floats<kRows>(sent + i, rows + i, forms, begin, end, out, squares + i, past_caches);
-    else
-        exchange_codes<kRows>(sent, rows, forms, i, k, begin, end, out, squares);
-}
-
 template <class From, class Sum>
 void exchange(From acc, Sum out, const ClientUpdate* sent, const RowExchange* rows, const Forms& forms, std::int64_t k,
-              std::int64_t begin, std::int64_t end, double* squares, bool past_caches) {
-    for (std::int64_t i = 0; i < k; ++i) squares[i] = 0;
-    const std::int64_t run = k > 0 && rows[0].new_row.codec != Codec::f32 ? kCodedRun : kRun;
+              std::int64_t begin, std::int64_t end, double* squares, const Tiling& tiling) {
+    for (std::int64_t i = 0; i < (end - begin + kBlock - 1) / kBlock * k; ++i) squares[i] = 0;
+    const std::int64_t run = k > 0 && rows[0].new_row.codec != Codec::f32 ? kCodedRun : tiling.run;
     for (std::int64_t first = begin; first < end; first += run) {
         const std::int64_t last = end - first < run ? end : first + run;
+        double* const of_run = squares + (first - begin) / kBlock * k;
         begin_run(acc, out, first, last);
         auto settles = settling(out);
         for (std::int64_t i = 0; i < k;) {
-            const int together = exchange_alike(sent, rows, forms, i, k) ? kExchanges : 1;
+            int together = tiling.rows >= kMostExchanges ? kMostExchanges : kExchanges;
+            while (together > 1 && !exchange_alike(sent, rows, forms, i, k, together)) together /= 2;
             const auto at = settles.pass(out, rows + i, together, form_of(forms), i + together == k);
-            if (together > 1)
-                exchange_run<kExchanges>(sent, rows, forms, i, k, first, last, at, squares, past_caches);
+            const auto pass = [&](auto count) {
+                constexpr int kRows = decltype(count)::value;
+                if (rows[i].new_row.codec == Codec::f32)
+                    exchange_floats<kRows>(sent + i, rows + i, forms, first, last, at, of_run + i, k,
+                                           tiling.past_caches);
+                else if constexpr (kRows <= kExchanges)
+                    exchange_codes<kRows>(sent, rows, forms, i, k, first, last, at, of_run);
+            };
+            if (together == kMostExchanges)
+                pass(Count<kMostExchanges>{});
+            else if (together == kExchanges)
+                pass(Count<kExchanges>{});
             else
-                exchange_run<1>(sent, rows, forms, i, k, first, last, at, squares, past_caches);
+                pass(Count<1>{});
             i += together;
         }
     }
-    if (past_caches) fence();
+    if (tiling.past_caches) fence();
 }

@@ -3,8 +3,8 @@
 // For what is usual alone: rows that are replaced, old and new row in one codec, whole blocks of a scale. kRows clients
 // of one base pass together, as in fold_piece.
 
-// Clients whose rows are exchanged in one pass, if they have the same arrays.
-constexpr int kExchanges = 2;
+// Clients whose rows are exchanged in one pass, if they have the same arrays; and float32 rows at most.
+constexpr int kExchanges = 2, kMostExchanges = 4;
 
 // What a chunk reads and writes for a client.
 struct Passing {

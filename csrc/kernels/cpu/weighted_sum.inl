@@ -1,8 +1,7 @@
 // Weighted sums of rows of any dtype, and of what clients sent. Rows are converted as they are read, up to eight in a
 // pass over a tile of the sum; each element's additions stay in the order of the rows.
 
-constexpr int kRowsPerPass = 8;      // more streams than that the processor does not follow by itself
-constexpr std::int64_t kNear = 256;  // bytes to prefetch ahead of each; 2 KiB ahead is slower than not at all
+constexpr std::int64_t kNear = 256;  // bytes to prefetch ahead of each row; 2 KiB ahead is slower than not at all
 
 // What h is formed in: float32, or float64 where rows and sum are.
 template <class Row, class Sum>
@@ -23,9 +22,9 @@ struct Pass {
     static constexpr int kSquares = kLanes / kFull;
 
     int k;
-    Sum weights[kRowsPerPass];
-    float scales[kRowsPerPass];  // of h, where kScales
-    FullFloats squares[kRowsPerPass][kSquares];
+    Sum weights[kMostRows];
+    float scales[kMostRows];  // of h, where kScales
+    FullFloats squares[kMostRows][kSquares];
 
     // One group of elements.
     inline __attribute__((always_inline)) void add(const Row* const* rows, const float* base, std::int64_t at,
@@ -60,8 +59,8 @@ struct Pass {
     // The last elements, fewer than a group: from copies that end in zeros.
     __attribute__((noinline)) void add_rest(const Row* const* rows, const float* base, std::int64_t at,
                                             std::int64_t count, const Sum* from, Sum* sum) {
-        Row copies[kRowsPerPass][kGroup] = {};
-        const Row* pointers[kRowsPerPass];
+        Row copies[kMostRows][kGroup] = {};
+        const Row* pointers[kMostRows];
         for (int r = 0; r < k; ++r) {
             __builtin_memcpy(copies[r], rows[r] + at, count * sizeof(Row));
             pointers[r] = copies[r];
@@ -104,13 +103,14 @@ double squared_norm_exactly(const Row* row, const float* base, std::int64_t begi
     return sum_of_lanes(lanes);
 }
 
-// Rows first .. first + k - 1 of the tile [tile, tile + count); `sum` and `squares` are the tile's and the block's.
+// Rows first .. first + k - 1 of the run [tile, tile + count); `sum` is the run's, `squares` those of the block that it
+// starts in, at element `within` of that; `stride` lies between blocks' squares.
 template <class Row, class Sum, bool kBase, bool kNorms>
 void add_rows(const RowSum& segment, const double* weights, std::int64_t first, int k, std::int64_t tile,
-              std::int64_t count, Sum* sum, double* squares) {
+              std::int64_t count, Sum* sum, double* squares, std::int64_t within, std::int64_t stride) {
     Pass<Row, Sum, kBase, kNorms> pass;
     pass.k = k;
-    const Row* rows[kRowsPerPass];
+    const Row* rows[kMostRows];
     for (int r = 0; r < k; ++r) {
         rows[r] = static_cast<const Row*>(segment.rows[first + r]) + tile;
         pass.weights[r] = static_cast<Sum>(weights[first + r]);
@@ -123,7 +123,7 @@ void add_rows(const RowSum& segment, const double* weights, std::int64_t first, 
         if (!kNorms) continue;
         for (int r = 0; r < k; ++r) {
             const double square = pass.squared_norm(r);
-            squares[first + r] +=
+            squares[(within + begin) / kBlock * stride + first + r] +=
                 is_sound(square) ? square : squared_norm_exactly<Row, Sum, kBase>(rows[r], base, begin, end);
         }
     }
@@ -170,50 +170,60 @@ __attribute__((noinline)) void round_to(const Sum* sum, std::int64_t count, Dtyp
 
 template <class Row, class Sum, bool kBase, bool kNorms>
 void sum_rows(const RowSum& segment, const double* weights, std::int64_t k, std::int64_t begin, std::int64_t end,
-              double* squares) {
+              double* squares, const Tiling& tiling) {
     constexpr Dtype kSum = sizeof(Sum) == 8 ? Dtype::float64 : Dtype::float32;
-    const std::int64_t passes = k == 0 ? 1 : (k + kRowsPerPass - 1) / kRowsPerPass;  // none at all leaves zeros
+    const std::int64_t passes = k == 0 ? 1 : (k + tiling.rows - 1) / tiling.rows;  // none at all leaves zeros
     if (kNorms)
-        for (std::int64_t i = 0; i <= k; ++i) squares[i] = 0;
-    const bool in_place = segment.out_dtype == kSum;
+        for (std::int64_t i = 0; i < (end - begin + kBlock - 1) / kBlock * (k + 1); ++i) squares[i] = 0;
+    const bool same_dtype = segment.out_dtype == kSum;
+    const bool staged =
+        kHasPastCaches && tiling.past_caches && same_dtype && passes == 1;  // else the sum is read again
+    const bool in_place = same_dtype && !staged;
     constexpr std::int64_t kOwn = 2 * kTile / (sizeof(Sum) / 4);  // 16 KiB of the stack
-    const std::int64_t run = in_place ? kRun : kOwn;
+    const std::int64_t run = in_place ? tiling.run : kOwn;
     alignas(64) Sum own[kOwn];
     for (std::int64_t tile = begin; tile < end; tile += run) {
         const std::int64_t count = end - tile < run ? end - tile : run;
+        const std::int64_t within = (tile - begin) % kBlock;
+        double* const of_block = kNorms ? squares + (tile - begin) / kBlock * (k + 1) : nullptr;
         Sum* const sum = in_place ? static_cast<Sum*>(segment.out) + tile : own;
         for (std::int64_t pass = 0; pass < passes; ++pass) {
             const std::int64_t first = k * pass / passes, last = k * (pass + 1) / passes;
             add_rows<Row, Sum, kBase, kNorms>(segment, weights, first, static_cast<int>(last - first), tile, count, sum,
-                                              squares);
+                                              of_block, within, k + 1);
         }
-        if (!in_place) round_to(sum, count, segment.out_dtype, segment.out, tile);
+        if (staged)
+            put(own, count, static_cast<Sum*>(segment.out) + tile);
+        else if (!in_place)
+            round_to(sum, count, segment.out_dtype, segment.out, tile);
         if (kNorms)
             for (std::int64_t j = 0; j < count; j += kTile)
-                squares[k] += square_of_sum(sum + j, count - j < kTile ? count - j : kTile);
+                of_block[(within + j) / kBlock * (k + 1) + k] +=
+                    square_of_sum(sum + j, count - j < kTile ? count - j : kTile);
     }
+    if (staged) fence();
 }
 
 template <class Row, class Sum>
 void sum_rows(const RowSum& segment, const double* weights, std::int64_t k, std::int64_t begin, std::int64_t end,
-              double* squares) {
+              double* squares, const Tiling& tiling) {
     const auto loop = segment.base != nullptr
                           ? (squares != nullptr ? sum_rows<Row, Sum, true, true> : sum_rows<Row, Sum, true, false>)
                           : (squares != nullptr ? sum_rows<Row, Sum, false, true> : sum_rows<Row, Sum, false, false>);
-    loop(segment, weights, k, begin, end, squares);
+    loop(segment, weights, k, begin, end, squares, tiling);
 }
 
 template <class Sum>
 void weighted_sum(const RowSum& segment, const double* weights, std::int64_t k, std::int64_t begin, std::int64_t end,
-                  double* squares) {
+                  double* squares, const Tiling& tiling) {
     switch (segment.rows_dtype) {
         case Dtype::float32:
-            return sum_rows<float, Sum>(segment, weights, k, begin, end, squares);
+            return sum_rows<float, Sum>(segment, weights, k, begin, end, squares, tiling);
         case Dtype::float64:
-            return sum_rows<double, Sum>(segment, weights, k, begin, end, squares);
+            return sum_rows<double, Sum>(segment, weights, k, begin, end, squares, tiling);
         case Dtype::float16:
-            return sum_rows<Float16, Sum>(segment, weights, k, begin, end, squares);
+            return sum_rows<Float16, Sum>(segment, weights, k, begin, end, squares, tiling);
         case Dtype::bfloat16:
-            return sum_rows<BFloat16, Sum>(segment, weights, k, begin, end, squares);
+            return sum_rows<BFloat16, Sum>(segment, weights, k, begin, end, squares, tiling);
     }
 }

@@ -22,15 +22,15 @@ __int128 rounded(double t) {
     return static_cast<__int128>(coarse) * kLow + static_cast<std::int64_t>(fine);
 }
 
-struct Sums {
+struct TwoSums {
     Array<std::int64_t> high, low;
-    Sums(Arrays& make, std::int64_t n) : high(make.empty<std::int64_t>(n)), low(make.empty<std::int64_t>(n)) {}
+    TwoSums(Arrays& make, std::int64_t n) : high(make.empty<std::int64_t>(n)), low(make.empty<std::int64_t>(n)) {}
     ExactSum words() { return {high.data(), low.data()}; }
     ConstExactSum read() const { return {high.data(), low.data()}; }
 };
 
 // Whether the words are those of the integers, in their one form.
-bool are(const Sums& sums, const Whole& due) {
+bool are(const TwoSums& sums, const Whole& due) {
     for (std::size_t j = 0; j < due.size(); ++j) {
         const auto at = static_cast<std::int64_t>(j);
         if (sums.low[at] < 0 || sums.low[at] >= kLow) return false;
@@ -61,7 +61,7 @@ void try_accumulate(const char* kinds, bool in_place, std::int64_t n, std::size_
                         0.5f + static_cast<float>(ys.size()), 3.25 - static_cast<double>(ys.size())});
     }
     const auto k = static_cast<std::int64_t>(sent.size());
-    Sums acc(make, n), other(make, n);
+    TwoSums acc(make, n), other(make, n);
     Whole due(static_cast<std::size_t>(n));
     for (std::int64_t j = 0; j < n; ++j) {
         acc.high[j] = j % 2 == 0 ? j : -j;
@@ -73,7 +73,7 @@ void try_accumulate(const char* kinds, bool in_place, std::int64_t n, std::size_
         }
         due[static_cast<std::size_t>(j)] = sum;
     }
-    Sums& out = in_place ? acc : other;
+    TwoSums& out = in_place ? acc : other;
     const std::vector<Piece> pieces = cut(n);
     const auto count = static_cast<std::int64_t>(pieces.size());
     Array<double> scratch = make.empty<double>(count * k), norms = make.empty<double>(k);
@@ -110,7 +110,7 @@ TEST(exact_exchanges_of_every_size_and_place) {
                 row.new_row = {Codec::f32, made[i].data(), nullptr};
                 rows.push_back(row);
             }
-            Sums acc(make, n), out(make, n);
+            TwoSums acc(make, n), out(make, n);
             Whole due(static_cast<std::size_t>(n));
             for (std::int64_t j = 0; j < n; ++j) {
                 acc.high[j] = acc.low[j] = 0;
@@ -137,7 +137,7 @@ TEST(exact_exchanges_of_every_size_and_place) {
 TEST(exact_combinations_and_readings) {
     at_edges([](std::int64_t n, std::size_t first) {
         Arrays make(first);
-        Sums a(make, n), b(make, n), out(make, n);
+        TwoSums a(make, n), b(make, n), out(make, n);
         const auto v = make.numbers<float>(n);
         for (std::int64_t j = 0; j < n; ++j) {
             a.high[j] = j * j - n;

@@ -10,6 +10,7 @@
 #include "base/blocks.h"
 #include "base/cached.h"
 #include "base/pool.h"
+#include "kernels/tuner.h"
 #include "memory.h"
 
 namespace fedcore::test {
@@ -23,7 +24,7 @@ inline const std::vector<int> kThreadCounts{3};
 inline const std::vector<std::int64_t> kSizes{0,   1,    2,    3,    4,    5,    7,     8,     9,     15,   16,  17,
                                               31,  32,   33,   47,   63,   64,   65,    79,    127,   128,  129, 511,
                                               513, 2047, 2048, 2049, 2063, 4097, 16383, 16384, 16385, 32785};
-inline const std::vector<int> kThreadCounts{2, 7};
+inline const std::vector<int> kThreadCounts{1, 2, 7};
 #endif
 inline constexpr std::int64_t kShared =
     kSerialBytes / 8 + 1;  // elements of which two rows are work for several threads
@@ -95,17 +96,21 @@ void at_edges(const Body& body) {
     set_threads(before);
 }
 
-// The same, of kernels that store large results past the caches: each size is taken for a small call and for a large
-// one.
+// The same, of kernels that walk through their rows, and store their results, in other ways where these are large: each
+// size is taken for a small call, and for a large one in several ways.
 template <class Body>
 void at_edges_and_past_caches(const Body& body) {
     const std::int64_t before = cached_bytes();
     at_edges([&](std::int64_t n, std::size_t first) {
-        for (const std::int64_t bytes : {std::numeric_limits<std::int64_t>::max(), std::int64_t{0}}) {
-            set_cached_bytes(bytes);
+        set_cached_bytes(std::numeric_limits<std::int64_t>::max());
+        body(n, first);
+        set_cached_bytes(0);
+        for (const Tiling& tiling : {Tiling{8, kBlock, true}, Tiling{3, 4 * kBlock, true}, Tiling{2, kBlock, false}}) {
+            force_tiling(tiling);
             body(n, first);
         }
     });
+    force_tiling({0, 0, false});
     set_cached_bytes(before);
 }
 
