@@ -1,24 +1,32 @@
-"""One whole round of a small model, where what counts is everything but the arithmetic."""
+"""Whole rounds of small models, where what counts is everything but the arithmetic."""
 
 import numpy as np
+import pytest
 
 from bench.alone import Work
 from bench.rivals.aggregate import rows_and_weights, torch_add
+from bench.rivals.rounds import torch_round, torch_round_with_rows
 from fedcore import Server, Update
 
-S, N = 32, 10_000
+ALIKE = "torch doing the same work"
 
 
-def bench_small_round(versus):
-    """The making of the 32 Update objects counts as ours; torch's tensors exist before."""
-    work = Work(rows_and_weights, S, N)
+@pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC"])
+@pytest.mark.parametrize(("clients", "n"), [(5, 4_810), (32, 10_000)])
+def bench_small_round(versus, method, clients, n):
+    """The making of the Update objects counts as ours; torch's tensors exist before. Bare additions do a fifth of the
+    work: they are there to be seen."""
+    work = Work(rows_and_weights, clients, n)
     rows, _ = work.arrays
-    server = Server("FedAvg", np.zeros(N, np.float32), clients=S, lr=0.1)
+    server = Server(method, np.zeros(n, np.float32), clients=clients, lr=0.1)
     versus(
-        f"FedAvg, a whole Server.round of {S} NumPy rows x {N:,}, making the updates counted",
+        f"{method}, a whole Server.round of {clients} NumPy rows x {n:,}, making the updates counted",
         lambda: server.round([Update(client, y, 1) for client, y in enumerate(rows)]),
-        {"bare torch acc.add_(x, alpha=w)": work.rival(torch_add)},
-        targets={"bare torch acc.add_(x, alpha=w)": 1 / 1.2},
-        bytes=4 * S * N,
+        {
+            ALIKE: work.rival(torch_round if method == "FedAvg" else torch_round_with_rows),
+            "bare torch acc.add_(x, alpha=w)": work.rival(torch_add),
+        },
+        targets={ALIKE: 1.0 if method == "FedAvg" else 1 / 1.5},
+        bytes=4 * clients * n,
         calls=100,
     )

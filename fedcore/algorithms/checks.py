@@ -119,7 +119,7 @@ def check_step(algorithm: Algorithm, step: Any) -> Step:
     for name, form in (("v", step.v), ("T", step.T)):
         if not isinstance(form, Linear):
             raise AlgorithmError(f"{method}: expected {name} to be a Linear, got {type(form).__name__}")
-    if not (_are_finite(step.v) and _are_finite(step.T) and _is_finite(step.lookahead)):
+    if not _are_finite((*step.v, *step.T, step.lookahead)):
         raise AlgorithmError(f"{method}: expected finite numbers, got {step}")
     if not (step.gamma is None or (_is_finite(step.gamma) and step.gamma > 0)):
         raise AlgorithmError(f"{method}: expected gamma to be None or {due_in('(0, inf)')}, got {step.gamma!r}")
@@ -143,7 +143,7 @@ def check_step(algorithm: Algorithm, step: Any) -> Step:
     return step
 
 
-def _are_finite(numbers: Terms | Linear | Direction) -> bool:
+def _are_finite(numbers: Terms | Linear | Direction | tuple[float, ...]) -> bool:
     listed = numbers if isinstance(numbers, tuple) else astuple(numbers)
     if PLAIN.issuperset(map(type, listed)):
         return all(map(math.isfinite, listed))

@@ -7,8 +7,9 @@ from weakref import ref
 
 from fedcore.errors import RoundError
 from fedcore.server.round_face import RoundFace
+from fedcore.server.whole_round import WholeRound
 
-R = TypeVar("R", bound=RoundFace)
+R = TypeVar("R", bound=RoundFace | WholeRound)
 
 
 class RoundLock:
@@ -17,7 +18,7 @@ class RoundLock:
     def __init__(self) -> None:
         self._opening = Lock()
         # Weak, so that a round that was dropped does not stay open for ever.
-        self._last: Callable[[], RoundFace | None] = lambda: None  # came before the first
+        self._last: Callable[[], RoundFace | WholeRound | None] = lambda: None  # came before the first
 
     def __deepcopy__(self, memo: dict[int, object]) -> "RoundLock":
         """A copy with a turn of its own, since nobody can copy a lock; the last round is the same."""
@@ -26,7 +27,7 @@ class RoundLock:
         return copied
 
     @property
-    def opened(self) -> RoundFace | None:
+    def opened(self) -> RoundFace | WholeRound | None:
         """The round that is open, if there is one."""
         last = self._last()
         return last if last is not None and last.is_open else None

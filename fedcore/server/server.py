@@ -1,6 +1,7 @@
 """The server: what it sends out, and the rounds that change it."""
 
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,8 +34,8 @@ from fedcore.server.folder_checks import believed
 from fedcore.server.limits import LimitOptions, Limits
 from fedcore.server.newcomers import Coming
 from fedcore.server.population import Sizes, arriving
-from fedcore.server.report import OnReport, RoundReport
-from fedcore.server.round import Round
+from fedcore.server.report import OnReport, RoundReport, tell, warn_if_lowered
+from fedcore.server.round import LOGGER, Round
 from fedcore.server.round_lock import RoundLock
 from fedcore.server.server_store import new_rows, saved_rows
 from fedcore.server.settings import Changes, said_again
@@ -42,6 +43,7 @@ from fedcore.server.state import State
 from fedcore.server.update import Update, held_together
 from fedcore.server.view import ServerView
 from fedcore.server.weighing import Weights, require_weighing
+from fedcore.server.whole_round import WholeRound, may_be_whole, whole_round
 from fedcore.store import ClientStore, Durability
 
 
@@ -440,11 +442,31 @@ class Server(ServerView):
         """
         # A list's arrays live as long as this call and change only if another thread does it: all in one pass.
         listed = list(updates) if isinstance(updates, list | tuple) else None
+        plain = self._weights is None and may_be_whole(self._settings, self._state)
+        if listed and plain and (report := self._whole_round(listed)) is not None:
+            return report
         fold = max(self._settings.fold, len(listed or ()))
         with self._open(fold, may_hold=listed is not None) as opened:
             for some in held_together(updates, fold) if listed is None else [listed]:
                 opened.add_all(some)
             return opened.finish()
+
+    def _whole_round(self, updates: list[Update]) -> RoundReport | None:
+        """The round in one call, if that is possible; None where it takes a ``Round``."""
+        state, began = self._state, time.perf_counter()
+        state.store.prefetch(())  # raises where the store is closed
+        opened = self._round_lock.open(state.snapshot.round_number, WholeRound)
+        try:
+            done = whole_round(state, self._settings, updates, opened, began)
+        finally:
+            opened.is_open = False
+        if done is None:
+            return None
+        report, weighing = done
+        warn_if_lowered(report.round, weighing.lowered, None, LOGGER)
+        state.waiting.tell(report.awaited, state.store, LOGGER)
+        tell(self.on_report, report, LOGGER)
+        return report
 
     def _between_rounds(self) -> None:
         """Refuse to go on while a round is open, and forget what one has left that was dropped."""

@@ -99,8 +99,9 @@ class UpdateReader:
             return None
         clients, ys, steps, examples, distances = read
         k, number = len(clients), self._state.snapshot.round_number
-        ones, sources, has_buffers, factors = _usual(k)
-        if (missing := np.isnan(examples)).any():
+        ones, sources, has_buffers, factors, zeros = _usual(k)
+        if not core.column_range(examples)[0] >= 0:  # as a NaN is not, which stands for none
+            missing = np.isnan(examples)
             examples, sources = np.where(missing, 1.0, examples), (~missing).astype(np.int8)
         return Replies(
             clients=clients,
@@ -113,7 +114,7 @@ class UpdateReader:
             counters=[NO_COUNTERS] * k,
             controls=[None] * k,
             sources=sources,
-            starts=np.full(k, number),
+            starts=zeros + number,
             digests=[None] * k,
             factors=factors,
         )
@@ -147,9 +148,9 @@ class UpdateReader:
 
 
 @lru_cache(maxsize=8)
-def _usual(k: int) -> tuple[F64, npt.NDArray[np.int8], Bools, F64]:
-    """The counts, sources, buffers and factors of k replies that are what nearly all are. Read-only."""
-    columns = np.ones(k), np.full(k, COUNTED, np.int8), np.ones(k, np.bool_), np.ones(k)
+def _usual(k: int) -> tuple[F64, npt.NDArray[np.int8], Bools, F64, npt.NDArray[np.int64]]:
+    """The counts, sources, buffers and factors of k replies that are what nearly all are, and zeros. Read-only."""
+    columns = np.ones(k), np.full(k, COUNTED, np.int8), np.ones(k, np.bool_), np.ones(k), np.zeros(k, np.int64)
     for column in columns:
         freeze(column)
     return columns

@@ -6,7 +6,11 @@ that nobody has imported does nothing that could be timed.
 
 PHASES: dict[str, tuple[str, ...]] = {
     "broadcast": ("fedcore.server.server:Server.broadcast", "fedcore.server.state:State.offset"),
-    "open": ("fedcore.server.server:Server._open", "fedcore.network.network:Network.open_round"),
+    "open": (
+        "fedcore.server.server:Server._open",
+        "fedcore.server.server:Server._whole_round",
+        "fedcore.network.network:Network.open_round",
+    ),
     "clients": ("fedcore.server.server:held_together",),
     "train": ("fedcore.engines.inprocess:InProcess.updates", "fedcore.engines.ray.engine:Ray.updates"),
     "send": (
@@ -17,6 +21,7 @@ PHASES: dict[str, tuple[str, ...]] = {
     "add": (
         "fedcore.server.round:Round.add_together",
         "fedcore.server.round:Round.add_all",
+        "fedcore.server.whole_round:whole_round",
         "fedcore.network.round:NetworkRound.add_update",
     ),
     "check": (
@@ -31,7 +36,11 @@ PHASES: dict[str, tuple[str, ...]] = {
         "fedcore.adapters.flower.replies:Reader.add",
     ),
     "weigh": ("fedcore.server.weighing:Weighing.weigh",),
-    "fold": ("fedcore.server.round:Round._fold", "fedcore.network.round:NetworkRound._take"),
+    "fold": (
+        "fedcore.server.round:Round._fold",
+        "fedcore.server.whole_round:fold",
+        "fedcore.network.round:NetworkRound._take",
+    ),
     "exchange": ("fedcore.aggregation.row_exchange:exchange", "fedcore.aggregation.sum:exchange"),
     "step": ("fedcore.server.state:State.prepare",),
     "optimiser": ("fedcore.kernels:optimizer_step",),
@@ -44,8 +53,17 @@ PHASES: dict[str, tuple[str, ...]] = {
     ),
     "commit": ("fedcore.server.state:State.accept",),
     "store commit": ("fedcore.store.client_store:ClientStore.commit",),
-    "report": ("fedcore.server.round:report_of", "fedcore.server.round:staleness"),
-    "finish": ("fedcore.server.round:Round.finish", "fedcore.network.round:NetworkRound.finish"),
+    "report": (
+        "fedcore.server.round:report_of",
+        "fedcore.server.round:staleness",
+        "fedcore.server.whole_round:report_of",
+        "fedcore.server.whole_round:staleness",
+    ),
+    "finish": (
+        "fedcore.server.round:Round.finish",
+        "fedcore.server.whole_round:finish",
+        "fedcore.network.round:NetworkRound.finish",
+    ),
     "abort": ("fedcore.server.round_face:RoundFace.abort", "fedcore.network.round:NetworkRound.abort"),
     "evaluate": ("fedcore.engines.inprocess:InProcess.evaluate",),
     "save": (

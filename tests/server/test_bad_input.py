@@ -343,6 +343,7 @@ def test_a_gradient_that_float32_cannot_hold_is_refused(name):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_an_interrupt_while_a_round_is_committed_waits_until_it_is(name, monkeypatch, interruptible):
+    """Or the round never was, where all of the commit is one assignment."""
     server, untouched = warm(name), warm(name)
     keep = server._state.keep
 
@@ -355,7 +356,10 @@ def test_an_interrupt_while_a_round_is_committed_waits_until_it_is(name, monkeyp
         patch.setattr(server._state, "keep", interrupted_keep)
         with pytest.raises(KeyboardInterrupt):
             server.round([update])
-    untouched.round([update])
+    if server.round_number > untouched.round_number:
+        untouched.round([update])
+    else:
+        assert not server.algorithm.keeps_rows
     assert snapshot(server) == snapshot(untouched)
     assert finish_as_if_nothing(server) == finish_as_if_nothing(untouched)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
