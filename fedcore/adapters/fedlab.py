@@ -182,7 +182,7 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
             y, rest = payload, []
         if not rest:
             own = self._due if sender is None else [client for client in self._due if client in sender.clients]
-            return Update(next(iter(own), -1), y, self._steps or 1)
+            return Update(next(iter(own), -1), y, self._steps or 1, keep=sender is not None)
         try:
             claims = np.asarray(rest[0])
             if claims.dtype.kind not in "iuf" or claims.size != 3:
@@ -192,7 +192,9 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         except Exception as error:  # whatever the class of what came says
             due = "three numbers (client, steps, examples)"
             raise ArrayError(f"claims: expected {due}, got {type(rest[0]).__name__}: {shown(error)}") from None
-        return Update(client if sender is None else sender.id_of(client), y, steps, examples)
+        # What came over the network is nobody else's; FedLab's own handler copies any upload that it holds.
+        name = client if sender is None else sender.id_of(client)
+        return Update(name, y, steps, examples, keep=sender is not None)
 
 
 def _whole(number: float) -> int:

@@ -189,6 +189,7 @@ class LegacyStrategy(FlowerFedAvg):
             examples=result.num_examples,
             lr=says.get("lr"),  # type: ignore[arg-type]
             control=npy.read(control).copy() if isinstance(control, bytes) else None,
+            keep=True,  # of the message, or made here
         )
 
     def _parameters(self) -> Parameters:

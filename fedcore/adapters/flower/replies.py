@@ -60,6 +60,7 @@ class Reader:
             control=read_vector(CONTROL, controls[CONTROL]) if CONTROL in controls else None,
             count=asked.count,
             round=asked.round,
+            keep=True,  # of the message, or made here
         )
 
     def _count(self, metrics: Mapping[str, Any]) -> Any:

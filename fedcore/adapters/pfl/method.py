@@ -84,10 +84,11 @@ class Method(Postprocessor, SumAggregator):
         steps = self._steps(user_context) if callable(self._steps) else self._steps
         user = user_context.user_id
         try:  # pfl weighs a user by what its strategies made the statistics' weight: 1, or the number of datapoints
-            update = Update(user, steps=steps, examples=integral(stats.weight), delta=_mean(stats))
+            own = bool(stats.weight != 1)  # a quotient is made here; pfl may use its own tensors' memory again
+            update = Update(user, steps=steps, examples=integral(stats.weight), delta=_mean(stats), keep=own)
             shapes = _shapes(update)
             if self.server is None:
-                update = deepcopy(update)  # pfl may use the tensors' memory again
+                update = deepcopy(update)._replace(keep=True)
         except Exception as error:
             self._unreadable.append((user, reason_of(error)))
             return NOTHING, Metrics()
