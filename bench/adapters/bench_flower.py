@@ -20,10 +20,13 @@ FOLD = 32
 def fedcore_fedavg(records, fold=FOLD):
     """fedcore's aggregation of one reply from each node, the same messages as Flower's; the sending is counted too."""
     strategy, grid = FedAvg(lr=0.1, fold=fold, fraction_evaluate=0.0), StreamingGrid(Fixed(records))
+    arrays = records[0]
 
     def run():
-        messages = strategy.configure_train(1, records[0], ConfigRecord(), grid)
-        return strategy.aggregate_train(1, grid.send_and_receive(messages))[0]
+        nonlocal arrays
+        messages = strategy.configure_train(1, arrays, ConfigRecord(), grid)
+        arrays = strategy.aggregate_train(1, grid.send_and_receive(messages))[0]
+        return arrays
 
     return run
 
