@@ -83,10 +83,12 @@ class OtherPrograms:
 
 
 def _cpu():
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    """The name, and the numbers that tell a generation where a hypervisor hides it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    said = dict(reversed([tuple(map(str.strip, line.partition(":")[::2])) for line in lines]))
+    if "model name" not in said:
+        return platform.processor() or platform.machine()
+    return f"{said['model name']} (family {said.get('cpu family')}, model {said.get('model')})"
 
 
 def _transparent_huge_pages():
