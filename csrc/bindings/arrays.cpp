@@ -50,8 +50,7 @@ void Arrays::lie_on(int device, Name name) {
 
 AnySpan Arrays::open(py::handle object, Name name, bool writable, const Dtypes& due, Axes axes, std::int64_t n,
                      Devices devices) {
-    const ExportedArray found =
-        open_array(object, name, keep_, devices == Devices::any ? &streams_ : nullptr, writable);
+    const ExportedArray found = open_array(object, name, keep_, devices == Devices::any ? &streams_ : nullptr);
     std::int64_t size = 1;
     for (const std::int64_t extent : found.shape) size *= extent;
     std::size_t which = 0;

@@ -42,8 +42,7 @@ struct Exchange {
     const Exchange* of_before;
     void* allocate;
     int (*managed_of)(void* object, ManagedVersioned** out);  // 0, or -1 and an error of Python's is set
-    void* object_of;
-    int (*tensor_of)(void* object, Tensor* out);                                          // owns nothing; may be null
+    void *object_of, *tensor_of;
     int (*current_stream)(std::int32_t device_type, std::int32_t device, void** stream);  // of its library's work
 };
 

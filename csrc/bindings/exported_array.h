@@ -60,8 +60,8 @@ struct Keep {
 };
 
 // Raises ArrayError or ShapeError if object is no array in CPU memory; where there are streams, it may also be one of a
-// device, on which the call's stream may work from now on. Whether the array may be written is told if `writable` asks.
-ExportedArray open_array(py::handle object, Name name, Keep& keep, CallersStreams* streams, bool writable = false);
+// device, on which the call's stream may work from now on.
+ExportedArray open_array(py::handle object, Name name, Keep& keep, CallersStreams* streams);
 
 // `float32[3, 4]`
 std::string text(const std::string& dtype, const std::vector<std::int64_t>& shape);
