@@ -111,15 +111,12 @@ def update_of(client: ClientId, model: FLModel, *, counts_steps: bool) -> Update
         examples = 1 if steps is None else steps
     if not counts_steps and (steps is None or (is_real(steps) and not is_whole(steps, high=Limits.steps))):
         steps = 1  # it is a weight alone, as large as the site likes
-    leaves = model.params.values() if isinstance(model.params, Mapping) else ()
-    is_on_disk = any(hasattr(leaf, "materialize") for leaf in leaves)
     return Update(
         client,
         steps=steps,
         examples=integral(examples),
         lr=said.get("lr"),
         control=said.get("control"),
-        keep=not is_on_disk,  # a message's own memory; several models from a disk may be too many for it
         **{"delta" if model.params_type == ParamsType.DIFF else "model": _read(model.params)},
     )
 
