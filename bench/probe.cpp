@@ -22,7 +22,7 @@
 
 namespace {
 
-// What is written to, or nothing: plainly, or past the caches.
+// The row that a fold writes, or null: plainly, or past the caches.
 struct Out {
     std::uint64_t* to;
     bool past;
@@ -159,7 +159,7 @@ constexpr Write kWrites[4][2][2] = {{{write_share<1, false, false>, write_share<
                                     {{write_share<4, false, false>, write_share<4, false, true>},
                                      {write_share<4, true, false>, write_share<4, true, true>}}};
 
-// Threads that wait for work: one that is started anew often shares its caller's core at first.
+// Threads that wait for work: a new thread often shares its caller's core at first.
 class Team {
   public:
     // work(t) for t in [0, threads), each on its own thread.

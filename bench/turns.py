@@ -14,7 +14,7 @@ class Seconds(NamedTuple):
     """What a turn took, per call.
 
     Attributes:
-        warm: after ``WARM_SECONDS`` of the same operation: what is compared.
+        warm: after ``WARM_SECONDS`` of the same operation: the figure that is compared.
         after_pause: at the beginning of the turn, when processor and threads sleep.
     """
 

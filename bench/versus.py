@@ -17,7 +17,7 @@ def compare(benchmark, title, ours, rivals, *, bytes, targets=None, calls=1, rou
     """Time ``ours`` against others that do the same work.
 
     Every round gives each of them one turn, ours last, so that all meet the same drift of the machine's speed. A turn
-    is a pause, until the threads of whoever was before sleep, then the operation once, which is reported as "after a
+    is a pause, until the threads of the turn before sleep, then the operation once, which is reported as "after a
     pause", then as often as warms the processor up, and then once more, which counts. A ratio is the median over
     rounds of (the other's time / our time) within a round. One round before the first is thrown away.
 

@@ -31,7 +31,7 @@ inline constexpr Tiling kInCaches = {8, kBlock, false};
 // What exists for sums in float and in double.
 template <class Sum>
 struct Sums {
-    // squares: float64[k + 1] for each block from `begin` on, its share of |h_i|^2 and of |sum|^2; null if nobody asks
+    // squares: float64[k + 1] for each block from `begin` on, its share of |h_i|^2 and of |sum|^2; or null
     void (*weighted_sum)(const RowSum& segment, const double* weights, std::int64_t k, std::int64_t begin,
                          std::int64_t end, double* squares, const Tiling& tiling);
     // squares: float64[k] for each block from `begin` on, its share of |h_i|^2

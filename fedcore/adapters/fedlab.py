@@ -192,7 +192,7 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         except Exception as error:  # whatever the class of what came says
             due = "three numbers (client, steps, examples)"
             raise ArrayError(f"claims: expected {due}, got {type(rest[0]).__name__}: {shown(error)}") from None
-        # What came over the network is nobody else's; FedLab's own handler copies any upload that it holds.
+        # No other code has the memory of a message. FedLab's own handler copies any upload that it holds.
         name = client if sender is None else sender.id_of(client)
         return Update(name, y, steps, examples, keep=sender is not None)
 

@@ -165,7 +165,7 @@ def test_an_exception_in_a_round_closes_its_spans():
             server.round([Update("nobody", server.x, steps=1)])
         server.round(updates(server))
     assert calls(trace)["abort"] == 3
-    assert calls(trace)["open"] == 5  # that of nobody's update is opened again, to be told whose it is
+    assert calls(trace)["open"] == 5  # the round of the unknown client is opened twice
     outermost = max(spans(trace), key=lambda span: span.end)
     assert outermost.start > min(span.end for span in spans(trace))  # nothing from the beginning is still open
     assert [one[:2] for one in trace.rounds] == [(0, 0)]
