@@ -18,6 +18,7 @@ from fedcore.local.layers import (
     plain_sequence,
     starts,
 )
+from fedcore.local.nets.max_pool import MaxPool2
 from fedcore.local.torch_device import CPU
 from fedcore.local.windows import Pair, Windows
 
@@ -114,7 +115,7 @@ def _convolution(
     if module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str):
         return None
     relu, pool = False, None
-    while children and type(child := children[0][1]) in (nn.ReLU, nn.MaxPool2d):
+    while children and type(child := children[0][1]) in (nn.ReLU, nn.MaxPool2d, MaxPool2):
         if isinstance(child, nn.MaxPool2d):  # ReLU may stand before it or behind, the largest number is the same
             if pool is not None or not _pools_plainly(child):
                 return None

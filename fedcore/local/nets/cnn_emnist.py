@@ -5,6 +5,7 @@ from collections import OrderedDict
 from torch import nn
 
 from fedcore.arguments import whole
+from fedcore.local.nets.max_pool import MaxPool2
 
 
 class CNNEMNIST(nn.Sequential):
@@ -27,10 +28,10 @@ class CNNEMNIST(nn.Sequential):
             OrderedDict(
                 conv1=nn.Conv2d(1, 32, 5, padding=2),
                 relu1=nn.ReLU(),
-                pool1=nn.MaxPool2d(2),
+                pool1=MaxPool2(),
                 conv2=nn.Conv2d(32, 64, 5, padding=2),
                 relu2=nn.ReLU(),
-                pool2=nn.MaxPool2d(2),
+                pool2=MaxPool2(),
                 flatten=nn.Flatten(),
                 fc1=nn.Linear(64 * 7 * 7, 512),
                 relu3=nn.ReLU(),

@@ -4,6 +4,8 @@ from collections import OrderedDict
 
 from torch import nn
 
+from fedcore.local.nets.max_pool import MaxPool2
+
 
 class LeNet(nn.Sequential):
     """The MimiC paper's network for 1x28x28 images and 10 classes: 44,426 parameters.
@@ -23,10 +25,10 @@ def lenet_layers(*, channels: int, side: int, classes: int) -> OrderedDict[str, 
     return OrderedDict[str, nn.Module](
         conv1=nn.Conv2d(channels, 6, 5),
         relu1=nn.ReLU(),
-        pool1=nn.MaxPool2d(2),
+        pool1=MaxPool2(),
         conv2=nn.Conv2d(6, 16, 5),
         relu2=nn.ReLU(),
-        pool2=nn.MaxPool2d(2),
+        pool2=MaxPool2(),
         flatten=nn.Flatten(),
         fc1=nn.Linear(16 * left * left, 120),
         relu3=nn.ReLU(),

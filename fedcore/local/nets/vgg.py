@@ -6,6 +6,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from fedcore.arguments import real
+from fedcore.local.nets.max_pool import MaxPool2
 
 
 class VGG11(nn.Module):
@@ -41,7 +42,7 @@ class VGG11(nn.Module):
             nn.init.zeros_(convolution.bias)
             layers += [convolution, nn.ReLU()]
             if number in self.POOLED:
-                layers.append(nn.MaxPool2d(2))
+                layers.append(MaxPool2())
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Sequential(
             nn.Flatten(),

@@ -4,6 +4,7 @@ import torch
 from fedcore.errors import RangeError, ShapeError, UnknownNameError
 from fedcore.local import build
 from fedcore.local.nets import REGISTRY, scores
+from fedcore.local.nets.max_pool import MaxPool2
 
 MODELS = {
     "lenet": (44_426, (1, 28, 28), 10),
@@ -85,3 +86,13 @@ def test_an_option_out_of_range():
 def test_an_unknown_name():
     with pytest.raises(UnknownNameError, match="model: 'lenett' is unknown; did you mean 'lenet'"):
         build("lenett", seed=0)
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 4, 6), (3, 2, 5, 7), (2, 8, 8)])
+def test_pooling_is_torchs_own(shape):
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    due = torch.nn.functional.max_pool2d(images, 2)
+    with torch.inference_mode():
+        assert torch.equal(MaxPool2()(images), due)
+    (gradient,) = torch.autograd.grad(MaxPool2()(images.relu()).sum(), images)  # of several zeros the first counts
+    assert torch.equal(gradient, torch.autograd.grad(torch.nn.functional.max_pool2d(images.relu(), 2).sum(), images)[0])
