@@ -117,6 +117,12 @@ class Sum:
             self._count(replies)
         return lengths.parameters
 
+    def fold_at_once(self, base: F32, ys: list[Any], scales: F64, weights: F64) -> tuple[Floats, float, F64] | None:
+        """A and W of a whole cohort that sends h alone, and |h_i|^2; None, and nothing changed, if one is too long."""
+        assert not isinstance(self._spare, ExactSum)
+        squares = kernels.accumulate(None, [base] * len(ys), ys, scales, weights, out=self._spare)
+        return (self._spare, core.column_sum(0.0, weights, None), squares) if self._holds(squares, weights) else None
+
     def _count(self, replies: Replies) -> None:
         """Count the weights of replies that the sum has."""
         if self._exact:
@@ -299,12 +305,17 @@ class Sum:
                 room[:, which] = folded.partials
         return Squares(squares, room)
 
-    def _held(self, squares: F64, weights: F64, times: float = 1.0) -> F64:
-        """The squares; infinite for an update so long that it could carry a sum or the step past float32's range."""
+    def _holds(self, squares: F64, weights: F64, times: float = 1.0) -> bool:
+        """Tell whether the longest update would be held, were it the heaviest too."""
         most, heaviest = core.column_range(squares)[1], core.column_range(weights)[1]
         held = self._opened.longest_term if self._exact else LONGEST
-        if most >= 0 and (norm := math.sqrt(most)) < self._opened.longest and norm * (heaviest * times) < held:
-            return squares  # since the longest is held, were it the heaviest too
+        return most >= 0 and (norm := math.sqrt(most)) < self._opened.longest and norm * (heaviest * times) < held
+
+    def _held(self, squares: F64, weights: F64, times: float = 1.0) -> F64:
+        """The squares; infinite for an update so long that it could carry a sum or the step past float32's range."""
+        if self._holds(squares, weights, times):
+            return squares
+        held = self._opened.longest_term if self._exact else LONGEST
         norms = np.sqrt(squares)
         squares[~((norms * (weights * times) < held) & (norms < self._opened.longest))] = np.inf  # as a NaN is not
         return squares

@@ -208,7 +208,7 @@ class Registry(Represented):
         if not isinstance(listed, list | tuple | np.ndarray):
             listed = list(listed)
         found: Numbers = self._index.numbers(listed)
-        if found.min(initial=0) < 0:  # ids in another form, or of nobody
+        if np.minimum.reduce(found, initial=0) < 0:  # ids in another form, or of nobody
             for i in np.flatnonzero(found < 0):
                 found[i] = self.number(listed[i])
         return found

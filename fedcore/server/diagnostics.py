@@ -120,9 +120,8 @@ class Diagnosis(NamedTuple):
 
     def _mean_anchor(self) -> Combination:
         """sum_i (w_i / W) v[t_i], over the clients whose row refers to a round: one vector a round."""
-        rounds = self.store.rounds_of(self.heard.clients)
         weights: dict[int, float] = {}
-        for round, weight in zip(rounds, self.heard.weights.tolist(), strict=True):
+        for round, weight in zip(self.prepared.rounds, self.heard.weights.tolist(), strict=True):
             if round is not None:
                 weights[round] = weights.get(round, 0.0) + weight
         history, W = self.prepared.before.history, self.prepared.result.W
@@ -143,11 +142,9 @@ class Diagnosis(NamedTuple):
         return math.sqrt(combined_square(self.whole, [vector for vector, _ in terms], [c for _, c in terms]))
 
 
-def staleness(settings: Settings, store: ClientStore, round: int, heard: Replies) -> float | None:
+def staleness(prepared: PreparedStep) -> float | None:
     """The mean over the clients heard of the rounds since their rows were written; None where no row was."""
-    if not settings.algorithm.keeps_rows:
-        return None
-    ages = [round - t for t in store.rounds_of(heard.clients) if t is not None]
+    ages = [prepared.before.round_number - t for t in prepared.rounds if t is not None]
     return sum(ages) / len(ages) if ages else None
 
 

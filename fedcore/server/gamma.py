@@ -29,7 +29,7 @@ def believed_steps(
     """
     steps, counts, eta_steps = heard.claims.steps, heard.claims.counts, heard.eta_steps
     ratio = settings.limits.steps_ratio
-    if ratio is None or _claimless(settings, now) is not None or not len(heard):
+    if ratio is None or claimless_gamma(settings, now) is not None or not len(heard):
         return steps, eta_steps, None
     if lately.agree(steps):
         lately.add(steps)
@@ -53,7 +53,7 @@ def step_length(settings: Settings, now: Snapshot, cohort: Cohort, said: float |
     """
     if said is not None and settings.server_lr is None:
         return float(said)
-    if (gamma := _claimless(settings, now)) is not None:
+    if (gamma := claimless_gamma(settings, now)) is not None:
         return gamma
     if not cohort.S:
         return now.gamma
@@ -61,7 +61,7 @@ def step_length(settings: Settings, now: Snapshot, cohort: Cohort, said: float |
     return float((cohort.eta_steps * counts).sum() / counts.sum())
 
 
-def _claimless(settings: Settings, now: Snapshot) -> float | None:
+def claimless_gamma(settings: Settings, now: Snapshot) -> float | None:
     """gamma where no claim changes it: the server's rate, or the optimizer's, or 1 where models are averaged."""
     if settings.server_lr is not None:
         return rate_at(settings.server_lr, now.round_number)
@@ -80,7 +80,7 @@ def _median(values: F64, counts: F64) -> float:
 
 def farthest_gamma(settings: Settings, now: Snapshot) -> float:
     """The most that ``step_length`` can say in this round, whatever clients claim, unless the method says gamma."""
-    if (gamma := _claimless(settings, now)) is not None:
+    if (gamma := claimless_gamma(settings, now)) is not None:
         return gamma
     lr, limits = rate_at(settings.lr, now.round_number), settings.asked
     return max(limits.lr if limits.own_rates else lr, now.gamma) * limits.steps

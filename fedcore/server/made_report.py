@@ -9,6 +9,15 @@ from fedcore.server.diagnostics import Diagnostics
 from fedcore.server.prepared_step import PreparedStep
 from fedcore.server.report import RoundReport
 from fedcore.server.settings import Settings
+from fedcore.typing import F64
+
+
+def diversity_of(weights: F64, squares: F64, mean_square: float | None) -> float | None:
+    """The weighted gradient diversity of updates with |h_i|^2 = squares; see ``RoundReport``."""
+    if not mean_square:
+        return None
+    mean: float = core.column_sum(0.0, weights, squares) / core.column_sum(0.0, weights, None)
+    return mean / mean_square
 
 
 def report_of(
@@ -29,11 +38,7 @@ def report_of(
         stale: the cohort's staleness.
         refused, seconds, bytes: as the report has them.
     """
-    norms, weights, diversity = np.sqrt(heard.squares), heard.weights, None
-    if found.mean_square:
-        mean = core.column_sum(0.0, weights, heard.squares) / core.column_sum(0.0, weights, None)
-        diversity = mean / found.mean_square
-    claims = heard.claims
+    norms, weights, claims = np.sqrt(heard.squares), heard.weights, heard.claims
     return RoundReport(
         round=prepared.before.round_number,
         heard=tuple(heard.clients),
@@ -43,7 +48,7 @@ def report_of(
         norms=norms / heard.eta_steps if settings.averages_models else norms,
         weights=weights,
         factors=heard.factors,
-        diversity=diversity,
+        diversity=diversity_of(weights, heard.squares, found.mean_square),
         staleness=stale,
         correction_norm=found.correction_norm,
         gamma=prepared.gamma,

@@ -26,6 +26,7 @@ class ModelStep:
     It knows nothing of clients or rows, so that it may as well be done where the vectors, or a slice of them, lie.
 
     Attributes:
+        vectors: the memory of x.
         directions: the memory of v where rounds to come still refer to it.
         spare_v, spare_total, spare_exact: float32[n_parameters], float64[n_parameters] (None where the method keeps no
             total) and n_parameters exact elements (None where it keeps no exact one), which the next step writes: who
@@ -37,7 +38,7 @@ class ModelStep:
     def __init__(self, settings: Settings, buffers: Buffers, whole: Whole) -> None:
         n, p, device = settings.layout.n, settings.layout.n_parameters, settings.device
         self._settings, self._buffers, self._whole = settings, buffers, whole
-        self._vectors, self._moments = Recycled(n, device=device), Recycled(p, most=2, device=device)
+        self.vectors, self._moments = Recycled(n, device=device), Recycled(p, most=2, device=device)
         self.directions = Recycled(p, device=device)
         self.spare_v: F32 = empty(p, device=device)
         self.spare_total: F64 | None = empty(p, np.float64, device=device) if settings.algorithm.keeps_total else None
@@ -60,7 +61,7 @@ class ModelStep:
             DivergedError: x would become infinite or NaN.
         """
         p, optimizer = self._settings.layout.n_parameters, self._settings.optimizer
-        x = self._vectors.take()  # never in place: a client may still train on the x of this round
+        x = self.vectors.take()  # never in place: a client may still train on the x of this round
         room = self._whole.room(p, 2)
         squares = kernels.server_step(
             result.A,

@@ -1,5 +1,6 @@
 """A round's step before it counts: what it would make of the server, and what it came from."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedcore.aggregation import Result
@@ -25,3 +26,5 @@ class PreparedStep(NamedTuple):
     """How many clients were never heard, for which x waits."""
     most_steps: int | None = None
     """How many steps gamma has counted of a client that claimed more; None where it counted all of everybody's."""
+    rounds: Sequence[int | None] = ()
+    """Of the cohort's rows before the round, where the server keeps rows; None for a client without one."""

@@ -347,11 +347,11 @@ class Round(RoundFace):
                 offset = self._state.shared_offset()
                 seen = Diagnosis(self._settings, self._state.store, prepared, heard, offset, self._state.whole)
                 found = seen.measure()
-                stale = staleness(self._settings, self._state.store, prepared.before.round_number, heard)
+                stale = staleness(prepared)
                 document = None
                 if self._settings.audit:
                     document = record(self._settings, prepared, heard, self._refused)
-                self._state.accept(prepared, document)
+                self._state.accept(prepared.after, document)
                 self.is_open = False
                 seconds = self._seconds + time.perf_counter()
                 self._most_steps = prepared.most_steps

@@ -10,7 +10,9 @@ import numpy as np
 from fedcore import devices
 from fedcore.aggregation.sum import Precision
 from fedcore.algorithms import Algorithm, check_table
+from fedcore.algorithms.algorithm import NOTHING, Direction, H
 from fedcore.algorithms.descriptions import check_rate, describe, next_rate, revive
+from fedcore.algorithms.fedavg import WeightedMean
 from fedcore.arguments import whole
 from fedcore.errors import CheckpointError, RangeError, UnknownNameError
 from fedcore.layout import Layout
@@ -74,6 +76,25 @@ class Settings:
     def is_exact(self) -> bool:
         """Tell whether sums are exact, and so is the running total."""
         return self.accumulate == "exact"
+
+    @cached_property
+    def steps_by_mean(self) -> bool:
+        """Tell whether a round steps along the weighted mean of h alone and changes nothing but x: FedAvg's default.
+
+        For a round that ``may_be_whole``. No update then has buffers, counters, a row or a second vector.
+        """
+        algorithm, layout = self.algorithm, self.layout
+        return (
+            type(algorithm).step is WeightedMean.step
+            and type(algorithm).weigh is WeightedMean.weigh
+            and type(algorithm).moves is Algorithm.moves
+            and (algorithm.row, algorithm.adds) == (NOTHING, H)
+            and algorithm.direction == replace(Direction(), mu=algorithm.direction.mu)
+            and not (algorithm.keeps_total or algorithm.sums_changes or algorithm.needs_shares)
+            and not (layout.narrow or layout.n > layout.n_parameters)
+            and not (self.optimizer or self.late_rounds)
+            and (self.averages_models or self.server_lr is not None)
+        )
 
     @cached_property
     def averages_models(self) -> bool:

@@ -1,5 +1,6 @@
 """The changes of a server's state by a finished round: all at once, in memory and in the store."""
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -27,7 +28,7 @@ from fedcore.clients.registry import canonical
 from fedcore.errors import RangeError, StoreError
 from fedcore.float_mode import ieee
 from fedcore.interrupts import uninterrupted
-from fedcore.kernels import ExactSum
+from fedcore.kernels import ExactSum, Linear
 from fedcore.memory import Recycled, empty, freeze, zeros
 from fedcore.server.asked_square import AskedSquare
 from fedcore.server.audit import digest_of_text
@@ -35,7 +36,7 @@ from fedcore.server.awaited_clients import AwaitedClients
 from fedcore.server.buffers import Buffers, grown
 from fedcore.server.claim_window import ClaimWindows
 from fedcore.server.download import Download
-from fedcore.server.gamma import believed_steps, farthest_gamma, step_length
+from fedcore.server.gamma import believed_steps, claimless_gamma, farthest_gamma, step_length
 from fedcore.server.history import History, fold_history
 from fedcore.server.model_step import ModelStep
 from fedcore.server.newcomers import Coming, Newcomers
@@ -172,12 +173,13 @@ class State:
         result: Result,
         believed: tuple[F64, F64, int | None],
         measure: AskedSquare,
+        rounds: list[int | None],
     ) -> Cohort:
         """The cohort in the papers' symbols."""
         steps, eta_steps, most_steps = believed
         rows, algorithm = len(self.store), self.settings.algorithm
         if algorithm.keeps_rows:
-            rows += self.store.rounds_of(heard.clients).count(None)
+            rows += rounds.count(None)
         N = len(self.store.registry)
         return Cohort(
             S=len(heard),
@@ -209,7 +211,8 @@ class State:
         steps = self.claimed.of("steps", self.settings.limits.steps_ratio, now.norms)
         believed = believed_steps(self.settings, self.snapshot, heard, steps)
         asked = AskedSquare(lambda: combined_square(self.whole, [result.A], [1.0]))
-        cohort = self.cohort(heard, population, result, believed, asked)
+        rounds = self.store.rounds_of(heard.clients) if algorithm.keeps_rows else []
+        cohort = self.cohort(heard, population, result, believed, asked, rounds)
         norms = {**norms, "steps": steps.packed} if len(steps) else norms
         moves = cohort.N > 0 and asked.answer(algorithm.moves, cohort)
         changes: dict[str, Any] = {"round_number": number + 1, "norms": norms, "population": population}
@@ -238,23 +241,46 @@ class State:
                 x_prev = now.sent if algorithm.direction.b else changes["x"]  # not kept for those who never send it
                 changes |= {"x_prev": x_prev, "counters": counters}
             if algorithm.keeps_history and len(heard):
-                before = self.store.rounds_of(heard.clients)
-                history = now.history.after(number, changes["momentum"], len(heard), before)
+                history = now.history.after(number, changes["momentum"], len(heard), rounds)
                 total = changes["total"] if changes["exact_total"] is None else changes["exact_total"]
                 changes["history"] = self._bounded(history, total, number, heard.clients)
                 if changes["exact_total"] is not None and len(changes["history"]) < len(history):
                     kernels.read_exact(changes["exact_total"], changes["total"])
         after = now._replace(changed={}, **changes)
-        return PreparedStep(now, result, cohort, after, step, v_square, gamma, awaited, most_steps=believed[-1])
+        return PreparedStep(now, result, cohort, after, step, v_square, gamma, awaited, believed[-1], rounds)
 
-    def accept(self, prepared: PreparedStep, document: str | None = None) -> None:
+    def step_by_mean(self, ys: list[Any], scales: F64, weights: F64) -> tuple[Snapshot, F64, float] | None:
+        """The snapshot after a round of FedAvg, |h_i|^2, and that of their mean, as ``prepare`` makes them.
+
+        None, and nothing has changed, where a reply may have to be refused, or x would diverge.
+        """
+        now, model, gamma = self.snapshot, self._model, claimless_gamma(self.settings, self.snapshot)
+        assert isinstance(self._aggregator, Sum)
+        assert gamma is not None
+        folded = self._aggregator.fold_at_once(now.x, ys, scales, weights)
+        if folded is None:
+            return None
+        A, W, squares = folded
+        x, v_of = model.vectors.take(), Linear(1 / W)
+        v_square, x_square = kernels.server_step(
+            A, None, now.x, v_of=v_of, gamma=gamma, v=model.spare_v, total_out=None, x_out=x
+        )
+        if not math.isfinite(x_square):
+            return None
+        freeze(x)
+        after = now._replace(
+            x=x, x_prev=x, momentum=model.spare_v, round_number=now.round_number + 1, gamma=gamma, changed={}
+        )
+        return after, squares, v_square / (1 / W * W) ** 2
+
+    def accept(self, after: Snapshot, document: str | None = None) -> None:
         """Make everything that the round changed count, and keep its document.
 
         Raises:
             StoreError: the store could not keep the round; nothing was changed.
         """
-        after = prepared.after if document is None else prepared.after._replace(audited=digest_of_text(document))
-        self._become(after, prepared.before.round_number, document)
+        after = after if document is None else after._replace(audited=digest_of_text(document))
+        self._become(after, self.snapshot.round_number, document)
         self.newcomers.forget()  # those that are left are no newcomers
 
     def _bounded(

@@ -1,7 +1,7 @@
 """A client's update as a round's fold takes it, or why it cannot be believed."""
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ from fedcore.server.state import State
 from fedcore.server.update import Update, as_vector, read_counters, read_vector
 from fedcore.server.weighing import Weights, weight_of
 from fedcore.typing import F32, F64, Bools
+
+Columns: TypeAlias = tuple[list[ClientId], list[Any], F64, F64, F64]
 
 NO_COUNTERS: Counters = {}
 
@@ -85,21 +87,13 @@ class UpdateReader:
         return reply, fixed and (control is None or core.are_immutable([control]))
 
     def read_all(self, updates: list[Update]) -> Replies | None:
-        """The updates as columns, if all are what nearly all are: flat float32 models, once each; else None."""
-        settings, limits = self._settings, self._settings.asked
-        if settings.algorithm.second_vector is not None or settings.layout.outside or not updates:
-            return None
-        if self._weights is not None or settings.audit:
-            return None
-        index, of_steps, of_lr = self._state.store.registry.index, limits.steps, (limits.own_rates, limits.lr)
-        read = core.read_plain_updates(
-            updates, Update, index, settings.layout.n, self._lr, of_steps, limits.examples, *of_lr
-        )
-        if read is None or not self._state.buffers.allow(read[1]):
+        """The updates as a table, if ``read_columns`` reads them; else None."""
+        settings, read = self._settings, self.read_columns(updates)
+        if read is None:
             return None
         clients, ys, steps, examples, distances = read
         k, number = len(clients), self._state.snapshot.round_number
-        ones, sources, has_buffers, factors, zeros = _usual(k)
+        ones, sources, has_buffers, factors, zeros = usual(k)
         if not core.column_range(examples)[0] >= 0:  # as a NaN is not, which stands for none
             missing = np.isnan(examples)
             examples, sources = np.where(missing, 1.0, examples), (~missing).astype(np.int8)
@@ -118,6 +112,20 @@ class UpdateReader:
             digests=[None] * k,
             factors=factors,
         )
+
+    def read_columns(self, updates: list[Update]) -> Columns | None:
+        """The clients, ys, steps, examples (NaN for none) and eta_i K_i of updates, if all are what nearly all are:
+        flat float32 models, once each; else None."""
+        settings, limits = self._settings, self._settings.asked
+        if settings.algorithm.second_vector is not None or settings.layout.outside or not updates:
+            return None
+        if self._weights is not None or settings.audit:
+            return None
+        index, of_steps, of_lr = self._state.store.registry.index, limits.steps, (limits.own_rates, limits.lr)
+        read: Columns | None = core.read_plain_updates(
+            updates, Update, index, settings.layout.n, self._lr, of_steps, limits.examples, *of_lr
+        )
+        return None if read is None or not self._state.buffers.allow(read[1]) else read
 
     def _start_of(self, round: int) -> Any:
         """The model of that round as it was sent."""
@@ -148,7 +156,7 @@ class UpdateReader:
 
 
 @lru_cache(maxsize=8)
-def _usual(k: int) -> tuple[F64, npt.NDArray[np.int8], Bools, F64, npt.NDArray[np.int64]]:
+def usual(k: int) -> tuple[F64, npt.NDArray[np.int8], Bools, F64, npt.NDArray[np.int64]]:
     """The counts, sources, buffers and factors of k replies that are what nearly all are, and zeros. Read-only."""
     columns = np.ones(k), np.full(k, COUNTED, np.int8), np.ones(k, np.bool_), np.ones(k), np.zeros(k, np.int64)
     for column in columns:

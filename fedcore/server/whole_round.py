@@ -4,18 +4,21 @@ import math
 import time
 from contextlib import nullcontext
 
+import numpy as np
+
 from fedcore.aggregation import Aggregator, Alone, Lengths, Replies, Result
 from fedcore.errors import RoundError
 from fedcore.float_mode import ieee
 from fedcore.interrupts import uninterrupted
 from fedcore.native import core
 from fedcore.server.diagnostics import Diagnosis, staleness
-from fedcore.server.made_report import report_of
+from fedcore.server.made_report import diversity_of, report_of
 from fedcore.server.report import RoundReport
 from fedcore.server.settings import Settings
+from fedcore.server.snapshot import Snapshot
 from fedcore.server.state import State
 from fedcore.server.update import Update
-from fedcore.server.update_reader import UpdateReader
+from fedcore.server.update_reader import Columns, UpdateReader, usual
 from fedcore.server.weighing import Weighing
 
 
@@ -64,8 +67,11 @@ def whole_round(
     """
     weighing = Weighing(settings, state)
     try:
-        aggregator = state.begin(())
-        replies = UpdateReader(settings, state).read_all(updates)
+        aggregator, reader = state.begin(()), UpdateReader(settings, state)
+        if settings.steps_by_mean and not state.population.is_sized:
+            report = step_by_mean(state, settings, reader.read_columns(updates), opened, began)
+            return None if report is None else (report, weighing)
+        replies = reader.read_all(updates)
         if replies is None:
             return None
         if settings.algorithm.weighs_claims:
@@ -82,6 +88,41 @@ def whole_round(
         if opened.is_open:
             state.abandon()
         weighing.close()
+
+
+def step_by_mean(
+    state: State, settings: Settings, columns: Columns | None, opened: WholeRound, began: float
+) -> RoundReport | None:
+    """A round that steps along the mean of the updates and changes nothing but x; None as for ``whole_round``."""
+    if columns is None:
+        return None
+    clients, ys, steps, examples, distances = columns
+    ones, _, _, factors, _ = usual(len(ys))
+    weights = examples if settings.algorithm.weighs_claims else ones
+    if not core.column_range(weights)[0] > 0:  # as a NaN is not, which stands for none
+        if not np.isnan(weights).all():
+            return None
+        weights = ones
+    stepped = state.step_by_mean(ys, ones if settings.averages_models else 1 / distances, weights)
+    if stepped is None:
+        return None
+    after, squares, mean_square = stepped
+    norms, before = np.sqrt(squares), state.snapshot
+    report = RoundReport(
+        round=before.round_number,
+        heard=tuple(clients),
+        steps=int(core.column_sum(0.0, steps, None)),
+        norms=norms / distances if settings.averages_models else norms,
+        weights=weights,
+        factors=factors,
+        diversity=diversity_of(weights, squares, mean_square),
+        gamma=after.gamma,
+        seconds=time.perf_counter() - began,
+        bytes=ys[0].nbytes * len(ys),
+        changed=dict(before.changed) or None,
+    )
+    accept(state, after, opened)
+    return report
 
 
 def fold(state: State, aggregator: Aggregator, replies: Replies) -> None:
@@ -101,11 +142,15 @@ def finish(
     """Take the step and let it count."""
     prepared, offset = state.prepare(result, heard, {}), state.shared_offset()
     found = Diagnosis(settings, state.store, prepared, heard, offset, state.whole).measure()
-    stale = staleness(settings, state.store, prepared.before.round_number, heard)
     # A store's rows are many steps; without them the round counts by one assignment.
     with uninterrupted() if settings.algorithm.keeps_rows else nullcontext():
-        if not opened.is_open:
-            raise RoundError("round: expected to finish it, got abort() meanwhile")
-        state.accept(prepared)
-        opened.is_open = False
-    return report_of(settings, prepared, heard, found, stale, (), time.perf_counter() - began, sent)
+        accept(state, prepared.after, opened)
+    return report_of(settings, prepared, heard, found, staleness(prepared), (), time.perf_counter() - began, sent)
+
+
+def accept(state: State, after: Snapshot, opened: WholeRound) -> None:
+    """Let the step count."""
+    if not opened.is_open:
+        raise RoundError("round: expected to finish it, got abort() meanwhile")
+    state.accept(after)
+    opened.is_open = False

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from fedcore.store.content import Content
 from fedcore.store.files.previous import Previous
 from fedcore.store.files.row_entries import RowEntries
@@ -53,7 +55,7 @@ class Acceptance:
         # The transaction with which the folder forgets what is replaced here, be it this one or the next:
         forgets = _AT_ONCE if folder is None else folder.head.sequence + 1
         old = rows.slot[entries.numbers]
-        self._written = rows.written + int((old == 0).sum())
+        self._written = rows.written + len(old) - int(np.count_nonzero(old))
         replaced = [pair for pair in zip(entries.numbers.tolist(), old.tolist(), strict=True) if pair[1]]
         replaced += dropped.items()
         free_at_once = set(unpublished)

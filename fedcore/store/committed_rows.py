@@ -153,6 +153,9 @@ class CommittedRows(Represented, Unpicklable):
         """``round_of`` many clients, in their order."""
         rows, numbers = self._content.rows, self._numbers(clients)
         slots = rows.slots_of(numbers)
+        if all(slots):
+            rounds_written: list[int | None] = rows.round[numbers].tolist()
+            return rounds_written
         written = [number for number, slot in zip(numbers.tolist(), slots, strict=True) if slot]
         rounds = iter(rows.round[written].tolist())
         return [next(rounds) if slot else None for slot in slots]

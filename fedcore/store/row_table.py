@@ -44,10 +44,11 @@ class Rows:
 
     def slots_of(self, numbers: I64) -> list[int]:
         """``slot_of`` many clients, in their order."""
-        if numbers.max(initial=-1) < len(self.slot):
+        try:
             slots: list[int] = self.slot[numbers].tolist()
-            return slots
-        return list(map(self.slot_of, numbers.tolist()))
+        except IndexError:  # some are past the highest number of a row
+            slots = list(map(self.slot_of, numbers.tolist()))
+        return slots
 
     def make_room(self, number: int, capacity: int) -> None:
         """Make room for a number, and where memory allows it at once for every other below ``capacity``.
@@ -135,9 +136,9 @@ class Rows:
         """
         k = len(self.staged)
         return RowEntries(
-            np.fromiter(self.staged.keys(), np.int64, k),
-            np.fromiter(self.staged.values(), np.int64, k),
-            np.fromiter((self.dated.get(number, round) for number in self.staged), np.int64, k),
+            np.array([*self.staged], np.int64),
+            np.array([*self.staged.values()], np.int64),
+            np.array([self.dated.get(number, round) for number in self.staged], np.int64),
             np.zeros(k, np.uint64) if seals is None else np.array(seals, np.uint64),
         )
 

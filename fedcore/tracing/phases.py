@@ -31,7 +31,7 @@ PHASES: dict[str, tuple[str, ...]] = {
     ),
     "read": (
         "fedcore.server.update_reader:UpdateReader.read",
-        "fedcore.server.update_reader:UpdateReader.read_all",
+        "fedcore.server.update_reader:UpdateReader.read_columns",
         "fedcore.network.round:read_vector",
         "fedcore.adapters.flower.replies:Reader.add",
     ),
@@ -39,10 +39,11 @@ PHASES: dict[str, tuple[str, ...]] = {
     "fold": (
         "fedcore.server.round:Round._fold",
         "fedcore.server.whole_round:fold",
+        "fedcore.aggregation.sum:Sum.fold_at_once",
         "fedcore.network.round:NetworkRound._take",
     ),
     "exchange": ("fedcore.aggregation.row_exchange:exchange", "fedcore.aggregation.sum:exchange"),
-    "step": ("fedcore.server.state:State.prepare",),
+    "step": ("fedcore.server.state:State.prepare", "fedcore.server.state:State.step_by_mean"),
     "optimiser": ("fedcore.kernels:optimizer_step",),
     "mix": ("fedcore.kernels:mix",),
     "diagnose": (
@@ -62,6 +63,7 @@ PHASES: dict[str, tuple[str, ...]] = {
     "finish": (
         "fedcore.server.round:Round.finish",
         "fedcore.server.whole_round:finish",
+        "fedcore.server.whole_round:step_by_mean",
         "fedcore.network.round:NetworkRound.finish",
     ),
     "abort": ("fedcore.server.round_face:RoundFace.abort", "fedcore.network.round:NetworkRound.abort"),

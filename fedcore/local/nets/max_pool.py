@@ -13,6 +13,8 @@ class MaxPool2(nn.MaxPool2d):
     def forward(self, images: Tensor) -> Tensor:
         """float32[..., height, width] to float32[..., height // 2, width // 2]."""
         if torch.is_grad_enabled() or images.device.type != "cpu":
-            return super().forward(images)
-        rows = torch.maximum(images[..., :-1:2, :], images[..., 1::2, :])
-        return torch.maximum(rows[..., :-1:2], rows[..., 1::2])
+            within: Tensor = super().forward(images)
+            return within
+        rows: Tensor = torch.maximum(images[..., :-1:2, :], images[..., 1::2, :])
+        pooled: Tensor = torch.maximum(rows[..., :-1:2], rows[..., 1::2])
+        return pooled

@@ -1,0 +1,110 @@
+"""A round of a list in one call, against the same replies through an open round."""
+
+import numpy as np
+import pytest
+
+from fedcore import Server, Update
+from fedcore.errors import FedcoreError
+from tests.server.rounds import METHODS, N, go_on, made, n
+
+LONG = np.full(n, 3e29, np.float32)
+
+
+def replies(server, change=None):
+    rng = np.random.default_rng(server.round_number)
+    broadcast = server.broadcast(range(4))
+    control = rng.normal(size=n).astype(np.float32) if broadcast.second else None
+    updates = [
+        Update(i, server.x + rng.normal(size=n).astype(np.float32), steps=1, examples=i + 1, control=control)
+        for i in range(4)
+    ]
+    for i, fields in (change or {}).items():
+        updates[i] = updates[i]._replace(**fields)
+    return updates
+
+
+def one_by_one(server, updates):
+    with server.open_round() as opened:
+        for update in updates:
+            opened.add_update(update)
+        return opened.finish()
+
+
+def outcome(server, take, updates):
+    """What a round says of itself and leaves behind, or its error."""
+    reports = []
+    server.on_report = reports.append
+    try:
+        take(server, updates)
+        said = repr([report.__class__(**{**vars(report), "seconds": 0.0}) for report in reports])
+    except FedcoreError as error:
+        said = f"{type(error).__name__}: {error}"
+    rows = [server.store.read(i).tobytes() for i in range(N)] if server.algorithm.keeps_rows else []
+    after = server.round([])  # nobody: v, gamma and the total of before are all that counts
+    return said, server.x.tobytes(), rows, after.gamma, server.x.tobytes()
+
+
+def compare(change, **options):
+    method = options.pop("method", "FedAvg")
+    whole, open_ = made(method, **options), made(method, **options)
+    for server in (whole, open_):
+        go_on(server, 2)
+    assert outcome(whole, Server.round, replies(whole, change)) == outcome(open_, one_by_one, replies(open_, change))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method(method):
+    compare({}, method=method)
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "FedProx", "MIFA", "MimiC", "SCAFFOLD"])
+def test_a_server_rate(method):
+    compare({1: dict(steps=2)}, method=method, server_lr=0.5)
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "FedProx", "MIFA", "MimiC"])
+@pytest.mark.parametrize("sizes", [None, range(1, N + 1)])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {1: dict(examples=None)},
+        {i: dict(examples=None) for i in range(4)},
+        {1: dict(examples=7)},
+        {1: dict(steps=3), 2: dict(steps=2)},
+        {1: dict(client=0)},
+        {1: dict(client="nobody")},
+        {1: dict(steps=0)},
+        {1: dict(model=np.full(n, np.nan, np.float32))},
+        {1: dict(model=np.full(n, 3e38, np.float32))},
+        {1: dict(model=LONG)},
+        {i: dict(model=LONG) for i in range(4)},
+        {1: dict(model=np.ones(n - 1, np.float32))},
+        {1: dict(model=np.ones(n))},
+        {1: dict(weight=0.25)},
+        {1: dict(round=0)},
+    ],
+    ids=lambda change: "-".join(f"{i} {name}" for i, fields in change.items() for name in fields),
+)
+def test_odd_replies(method, sizes, change):
+    compare(change, method=method, client_sizes=sizes)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(accumulate="float64"),
+        dict(accumulate="exact"),
+        dict(late_rounds=2),
+        dict(max_norm=3.0),
+        dict(max_norm_ratio=1.5),
+        dict(max_examples_ratio=1.5, client_sizes=None),
+        dict(limits="open"),
+        dict(optimizer=None, server_lr=1e38),
+        dict(diagnostics=True),
+        dict(weights={i: 1.0 + i for i in range(N)}),
+    ],
+    ids=lambda options: "-".join(options),
+)
+@pytest.mark.parametrize("change", [{}, {1: dict(model=LONG)}], ids=["usual", "long"])
+def test_options(options, change):
+    compare(change, **options)
