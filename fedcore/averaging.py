@@ -3,6 +3,8 @@
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,10 +27,13 @@ from fedcore.layout import (
     tree_of,
 )
 from fedcore.libraries import as_array, as_tensor, dtype_name, has_infinities, library_of, require_dense, tensor_over
-from fedcore.memory import LINE, empty
+from fedcore.memory import LINE, Recycled
 from fedcore.native import ON_REFERENCE
 
 Named = Mapping[str, Any]
+
+MOST_KEPT = 1 << 28
+"""Bytes of an average whose memory is kept for the next one."""
 
 
 class Due(NamedTuple):
@@ -68,8 +73,9 @@ def aggregate(models: Iterable[Any], weights: Any = None) -> Any:
 
     Determinism: products and sums are float64, one client after another, rounded once: the same bits on every ISA
         level and thread count.
-    Cost: reads every model once, writes one and reads that once more; no scratch. The average's float tensors lie side
-        by side in one piece of memory, which is given back when the last of them is gone.
+    Cost: reads every model once and writes one, which it reads once more if all floats are float32; no scratch. The
+        average's float tensors lie side by side in one piece of memory. When the last of them is gone, the next average
+        of the same size takes it, or it is given back if it is larger than 256 MiB.
 
     >>> aggregate([{"w": np.float32([1, 2]), "n": np.array(3)}, {"w": np.float32([3, 6]), "n": np.array(5)}], [3, 1])
     {'w': array([1.5, 3. ], dtype=float32), 'n': array(5)}
@@ -112,16 +118,17 @@ def _average(
     """The averages of the float tensors, the models' tensors as they were read, and whether all averages are finite."""
     floats = {name: due for name, due in plan.items() if due.kind == "parameter"}
     outs, memory = _new(floats)
-    rows = _as_they_lie(models, plan)
-    if rows is None or not _sum_plain(rows, shares, outs):  # one is to be refused by name, or copied
+    rows, finite = _as_they_lie(models, plan), None
+    if rows is not None:
+        with suppress(FedcoreError):  # nothing was written: one is to be refused by name, or copied
+            finite = _sum(rows, shares, outs, memory)
+    if rows is None or finite is None:
         rows = []
         for client, one in enumerate(given):
             model = _named(client, one)
             _check(client, model, plan)
             rows.append([_row(f"client {client}, {name}", model[name], due) for name, due in floats.items()])
-        _sum(rows, shares, outs)
-    # What is not finite makes a sum that is not, whatever its weight: 0 times it is a NaN.
-    finite = _are_finite(outs, floats, memory)
+        finite = _sum(rows, shares, outs, memory)
     return {name: _as_first(out, floats[name]) for name, out in outs.items()}, rows, finite
 
 
@@ -206,19 +213,18 @@ def _as_they_lie(models: Sequence[Any], plan: Mapping[str, Due]) -> list[list[An
     return rows
 
 
-def _sum_plain(rows: list[list[Any]], shares: npt.NDArray[np.float64], outs: Named) -> bool:
-    """``_sum``; whether the tensors were what the kernels take as it is. Else nothing was written."""
-    try:
-        _sum(rows, shares, outs)
-    except FedcoreError:
-        return False
-    return True
+def _sum(rows: list[list[Any]], shares: npt.NDArray[np.float64], outs: Named, memory: npt.NDArray[np.uint8]) -> bool:
+    """Write the averages, and return whether all are finite.
 
-
-def _sum(rows: list[list[Any]], shares: npt.NDArray[np.float64], outs: Named) -> None:
-    if outs:
-        with np.errstate(over="ignore", invalid="ignore"):  # of the twin
-            kernels.weighted_sum_segments(rows, shares, list(outs.values()), accumulate="float64")
+    What is not finite makes a sum that is not, whatever its weight: 0 times it is a NaN.
+    """
+    tensors = list(outs.values())
+    with np.errstate(over="ignore", invalid="ignore"):  # of the twin
+        if any(dtype_name(tensor) != "float32" for tensor in tensors):
+            summed = kernels.weighted_sum_segments(rows, shares, tensors, accumulate="float64", norms=True)
+            return bool(np.isfinite(summed.squared_norm_of_sum)) or all(map(_is_finite, tensors))
+        kernels.weighted_sum_segments(rows, shares, tensors, accumulate="float64")
+    return bool(kernels.all_finite([memory.view(np.float32)])[0])  # less work than the norms of all rows
 
 
 def _row(name: str, leaf: Any, due: Due) -> Any:
@@ -248,7 +254,7 @@ def _new(plan: Mapping[str, Due]) -> tuple[dict[str, Any], npt.NDArray[np.uint8]
     """
     sizes = [math.prod(due.shape) * due.like.dtype.itemsize for due in plan.values()]
     starts = [0, *itertools.accumulate(-(-size // LINE) * LINE for size in sizes)]
-    memory = empty(starts[-1], np.uint8)
+    memory = _memories(starts[-1] // 4).take().view(np.uint8)
     pieces = [memory[start : start + size] for start, size in zip(starts, sizes, strict=False)]
     for start, size, stop in zip(starts, sizes, starts[1:], strict=False):
         memory[start + size : stop] = 0
@@ -256,16 +262,16 @@ def _new(plan: Mapping[str, Due]) -> tuple[dict[str, Any], npt.NDArray[np.uint8]
     return outs, memory
 
 
+@lru_cache(maxsize=1)
+def _memories(n: int) -> Recycled:
+    """Memories of averages of one size."""
+    return Recycled(n, most=int(4 * n <= MOST_KEPT))
+
+
 def _require_finite(client: int, rows: Named) -> None:
     for name, row in rows.items():
         if not _is_finite(row):
             raise ArrayError(f"client {client}, {name}: expected finite numbers, got a NaN or an infinity")
-
-
-def _are_finite(outs: Named, floats: Mapping[str, Due], memory: npt.NDArray[np.uint8]) -> bool:
-    if all(due.dtype == "float32" for due in floats.values()):  # nearly always: on all threads
-        return bool(kernels.all_finite([memory.view(np.float32)])[0])
-    return all(_is_finite(out) for out in outs.values())
 
 
 def _is_finite(tensor: Any) -> bool:

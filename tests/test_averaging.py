@@ -175,6 +175,14 @@ def test_the_average_s_tensors_are_independent_of_each_other(library):
         assert kept.untyped_storage().nbytes() == 4_000_000, "to save one tensor is not to save all"
 
 
+@pytest.mark.parametrize("made", [np.ones, torch.ones])
+def test_the_next_average_leaves_what_is_kept_of_the_last_one(made):
+    kept = fedcore.aggregate([{"w": made(1000), "b": made(3)}])["w"][10:]
+    for _ in range(3):
+        fedcore.aggregate([{"w": 2 * made(1000), "b": made(3)}])
+    assert kept.tolist() == [1.0] * 990
+
+
 def test_a_tensor_that_torch_negates_as_it_is_read_has_its_own_sign():
     negated = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64).conj().imag
     assert negated.is_neg()

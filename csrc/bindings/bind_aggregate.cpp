@@ -118,6 +118,7 @@ py::object weighted_sum_segments(const py::object& models, const py::object& wei
     const py::tuple out = items_of(outs, "outs");
     const auto segments = static_cast<std::int64_t>(out.size());
     Arrays arrays(Devices::any);
+    arrays.reserve((k + 2) * segments + 1);
     const std::vector<double> weight = read_weights(arrays, weights, k, float64);
     std::vector<Rows> read(segments, {Axes::any});
     std::vector<const void*> pointers(segments * k);

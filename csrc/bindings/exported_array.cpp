@@ -163,20 +163,20 @@ const dlpack::Exchange* exchange_of(PyTypeObject* type) {
     return offered;
 }
 
-// The tensor as its type's C export gives it; null where only the export by Python says what is to be said.
-std::unique_ptr<dlpack::ManagedVersioned, GiveBack> export_directly(py::handle object,
-                                                                    const dlpack::Exchange* exchange) {
-    if (exchange == nullptr || py::bool_(py::getattr(object, "requires_grad", py::bool_(true)))) return nullptr;
-    py::object resolved;
-    if (const py::object negated = py::getattr(object, "is_neg", py::none());
-        !negated.is_none() && py::bool_(negated())) {
-        resolved = object.attr("resolve_neg")();  // the memory of such a view of torch's holds the negative
-        object = resolved;
+// The tensor whose memory holds the numbers, where its type's C export may be asked for it: the object itself, or a
+// copy of such a view of torch's whose memory holds the negative. None where only the export by Python says what is to
+// be said.
+py::object direct_source(py::handle object) {
+    static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
+    static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
+    if (py::bool_(py::getattr(object, requires_grad, py::bool_(true)))) return py::none();
+    const auto negated = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(object.ptr(), is_neg));
+    if (!negated) {
+        if (PyErr_ExceptionMatches(PyExc_AttributeError) == 0) throw py::error_already_set();
+        PyErr_Clear();  // of another library, which has no such views
+        return py::reinterpret_borrow<py::object>(object);
     }
-    dlpack::ManagedVersioned* managed = nullptr;
-    const bool failed = exchange->managed_of(object.ptr(), &managed) != 0;
-    if (failed) PyErr_Clear();
-    return std::unique_ptr<dlpack::ManagedVersioned, GiveBack>(failed ? nullptr : managed);
+    return py::bool_(negated) ? object.attr("resolve_neg")() : py::reinterpret_borrow<py::object>(object);
 }
 
 // The stream on which the tensor's library works now.
@@ -345,16 +345,20 @@ ExportedArray open_array(py::handle object, Name name, Keep& keep, CallersStream
         keep.objects.push_back(py::reinterpret_borrow<py::object>(object));
         return from_numpy(py::reinterpret_borrow<py::array>(object), name);
     }
+    if (const dlpack::Exchange* const exchange = exchange_of(Py_TYPE(object.ptr())); exchange != nullptr) {
+        const py::object source = direct_source(object);
+        dlpack::ManagedVersioned* managed = nullptr;
+        if (!source.is_none() && exchange->managed_of(source.ptr(), &managed) == 0 && managed != nullptr) {
+            keep.tensors.emplace_back(managed);
+            const ExportedArray found = from_versioned(*managed, name, devices);
+            if (found.device != kHost) streams->follow(current_stream(*exchange, managed->tensor));
+            return found;
+        }
+        PyErr_Clear();
+    }
     if (devices && py::isinstance<DeviceArray>(object)) {
         keep.objects.push_back(py::reinterpret_borrow<py::object>(object));
         return from_device_array(*object.cast<DeviceArray*>());
-    }
-    const dlpack::Exchange* const exchange = exchange_of(Py_TYPE(object.ptr()));
-    if (auto tensor = export_directly(object, exchange)) {
-        keep.tensors.push_back(std::move(tensor));
-        const ExportedArray found = from_versioned(*keep.tensors.back(), name, devices);
-        if (found.device != kHost) streams->follow(current_stream(*exchange, keep.tensors.back()->tensor));
-        return found;
     }
     if (py::hasattr(object, "__dlpack__")) {
         // Not consumed: the capsule's own destructor gives the tensor back.
