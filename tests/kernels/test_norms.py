@@ -32,3 +32,17 @@ def test_rows_of_two_lengths_are_refused():
     with pytest.raises(errors.ShapeError, match=r"rows\[1\]: expected float32\[3\], got float32\[4\]"):
         kernels.squared_norms([np.zeros(3, np.float32), np.zeros(4, np.float32)])
     assert kernels.squared_norms([]).shape == (0,)
+
+
+@pytest.mark.parametrize("n", [1, 15, 2048, 5000])
+@pytest.mark.parametrize("difference", [0.0, 2.0**-126, 2.0**-149, np.inf, np.nan])
+def test_a_layer_that_nobody_trains_has_length_zero_and_no_other(n, difference):
+    """The squares of tiny differences are zero in float32, and equal infinities differ by a NaN."""
+    x = np.zeros(n, np.float32)
+    y = x.copy()
+    y[-1] = difference
+    if not np.isfinite(difference):
+        x[-1] = difference
+    (squared,) = kernels.accumulate(None, [x], [y], np.ones(1), np.ones(1), out=np.empty(n, np.float32))
+    np.testing.assert_equal(squared, difference**2 if np.isfinite(difference) else np.nan)
+    assert kernels.squared_norms([y])[0] == pytest.approx(difference**2, nan_ok=True)

@@ -35,7 +35,7 @@ void accumulate_rows(const ClientUpdate* sent, int k, std::int64_t begin, std::i
         for (int r = 0; r < k; ++r) {
             const double square = pass.squared_norm(r);
             squares[(tile - begin) / kBlock * stride + r] +=
-                is_sound(square) ? square : squares_exactly(sent[r], tile, count);
+                is_sound(square) ? square : squares_exactly(sent[r], tile, count, square);
         }
     }
 }

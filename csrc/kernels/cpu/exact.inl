@@ -355,7 +355,7 @@ void accumulate_rows(const ClientUpdate* sent, int k, std::int64_t begin, std::i
         for (int r = 0; r < k; ++r) {
             const double square = fold_lanes(pass.squares[r], nullptr, 0);
             squares[(tile - begin) / kBlock * stride + r] +=
-                is_sound(square) ? square : squares_exactly(sent[r], tile, count);
+                is_sound(square) ? square : squares_exactly(sent[r], tile, count, square);
         }
     }
 }

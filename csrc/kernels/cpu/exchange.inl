@@ -128,7 +128,7 @@ void exchange_floats(const ClientUpdate* sent, const RowExchange* row_exchanges,
                 !is_taken(out, made, count, forms.adds, sent[r].weight))  // large numbers may have a sum that is none
                 of_block += __builtin_inf();
             else
-                of_block += is_sound(square) ? square : squares_exactly(sent[r], tile, count);
+                of_block += is_sound(square) ? square : squares_exactly(sent[r], tile, count, square);
             if (!ends_block || row.sums == nullptr) continue;
             row.sums[tile / kBlock] = sums[r].sum();
             sums[r].begin();
@@ -186,7 +186,7 @@ double squares_of_tile(At out, const ClientUpdate& sent, const Row& stored, cons
     const double squares = sum_of_lanes(lanes);
     if (is_sound(squares) && forms.replaces() && stored.codec != Codec::f16)
         return squares;  // every |h| < 10^19, which is stored as a finite number
-    const double exactly = is_sound(squares) ? squares : squares_exactly(sent, tile, count);
+    const double exactly = is_sound(squares) ? squares : squares_exactly(sent, tile, count, squares);
     if (!(exactly < __builtin_inf())) return exactly;
     alignas(64) float values[kChunk];
     for (std::int64_t first = tile; first < tile + count; first += kChunk) {

@@ -168,6 +168,17 @@ __attribute__((noinline)) void round_to(const Sum* sum, std::int64_t count, Dtyp
         round_to_half(sum, count, dtype, static_cast<std::uint16_t*>(out) + at);
 }
 
+// Float32 numbers of a sum, past the caches.
+template <class Sum>
+__attribute__((noinline)) void put_rounded(const Sum* sum, std::int64_t count, float* out) {
+    alignas(64) float narrow[kChunk];
+    for (std::int64_t first = 0; first < count; first += kChunk) {
+        const std::int64_t few = count - first < kChunk ? count - first : kChunk;
+        round_to(sum + first, few, Dtype::float32, narrow, 0);
+        put(narrow, few, out + first);
+    }
+}
+
 template <class Row, class Sum, bool kBase, bool kNorms>
 void sum_rows(const RowSum& segment, const double* weights, std::int64_t k, std::int64_t begin, std::int64_t end,
               double* squares, const Tiling& tiling) {
@@ -179,6 +190,8 @@ void sum_rows(const RowSum& segment, const double* weights, std::int64_t k, std:
     const bool staged =
         kHasPastCaches && tiling.past_caches && same_dtype && passes == 1;  // else the sum is read again
     const bool in_place = same_dtype && !staged;
+    const bool leaving =
+        kHasPastCaches && tiling.past_caches && kSum == Dtype::float64 && segment.out_dtype == Dtype::float32;
     constexpr std::int64_t kOwn = 2 * kTile / (sizeof(Sum) / 4);  // 16 KiB of the stack
     const std::int64_t run = in_place ? tiling.run : kOwn;
     alignas(64) Sum own[kOwn];
@@ -194,6 +207,8 @@ void sum_rows(const RowSum& segment, const double* weights, std::int64_t k, std:
         }
         if (staged)
             put(own, count, static_cast<Sum*>(segment.out) + tile);
+        else if (leaving)
+            put_rounded(own, count, static_cast<float*>(segment.out) + tile);
         else if (!in_place)
             round_to(sum, count, segment.out_dtype, segment.out, tile);
         if (kNorms)
@@ -201,7 +216,7 @@ void sum_rows(const RowSum& segment, const double* weights, std::int64_t k, std:
                 of_block[(within + j) / kBlock * (k + 1) + k] +=
                     square_of_sum(sum + j, count - j < kTile ? count - j : kTile);
     }
-    if (staged) fence();
+    if (staged || leaving) fence();
 }
 
 template <class Row, class Sum>
