@@ -16,11 +16,13 @@ HUGE_FLOATS = memory.HUGE // 4
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8])
 @pytest.mark.parametrize("n", [0, 1, 15, 16, 17, 5000, 100_000, HUGE_FLOATS, 13 * HUGE_FLOATS // 8, 2_000_001])
-def test_vectors_start_on_a_cache_line_and_large_ones_on_a_huge_page(n, dtype):
-    vectors = [memory.zeros(n, dtype) for _ in range(3)] + [memory.empty(n, dtype)]
+def test_vectors_start_on_a_cache_line_and_large_ones_near_a_huge_page(n, dtype):
+    vectors = [memory.zeros(n, dtype) for _ in range(3)] + [memory.empty(n, dtype) for _ in range(5)]
+    starts = {vector.ctypes.data % memory.HUGE for vector in vectors if vector.nbytes >= memory.HUGE}
+    assert len(starts) in (0, 8), "eight vectors never share a set of the cache"
+    assert all(start < memory.SETS for start in starts)
     for vector in vectors:
-        edge = memory.HUGE if vector.nbytes >= memory.HUGE else memory.LINE
-        assert n == 0 or vector.ctypes.data % edge == 0
+        assert n == 0 or vector.ctypes.data % memory.LINE == 0
         assert vector.shape == (n,)
         assert vector.dtype == dtype
         assert vector.flags.writeable

@@ -14,7 +14,7 @@ import fedcore
 from tests.native.build import editable_build, native_tests
 
 ARITHMETIC = {"baseline": "", "avx2": "ymm", "avx512": "zmm"}  # what a level's objects must hold, or they are others
-FROM_C = {"memcpy", "memmove", "memset", "_GLOBAL_OFFSET_TABLE_", "__stack_chk_fail"}
+FROM_C = {"memcmp", "memcpy", "memmove", "memset", "_GLOBAL_OFFSET_TABLE_", "__stack_chk_fail"}
 AVX512 = re.compile(r"%zmm|%k[1-7]|%[xy]mm(?:1[6-9]|2\d|3[01])")
 AVX = re.compile(r"%ymm")
 
