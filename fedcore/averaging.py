@@ -74,8 +74,8 @@ def aggregate(models: Iterable[Any], weights: Any = None) -> Any:
     Determinism: products and sums are float64, one client after another, rounded once: the same bits on every ISA
         level and thread count.
     Cost: reads every model once and writes one, which it reads once more if all floats are float32; no scratch. The
-        average's float tensors lie side by side in one piece of memory. When the last of them is gone, the next average
-        of the same size takes it, or it is given back if it is larger than 256 MiB.
+        average's float tensors lie side by side in one piece of memory. When the last of them is gone, the process
+        keeps up to 256 MiB for the next average of the same size; larger memory goes back to the system.
 
     >>> aggregate([{"w": np.float32([1, 2]), "n": np.array(3)}, {"w": np.float32([3, 6]), "n": np.array(5)}], [3, 1])
     {'w': array([1.5, 3. ], dtype=float32), 'n': array(5)}

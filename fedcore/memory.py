@@ -27,9 +27,9 @@ HUGE = 2 << 20
 """Bytes of a huge page. A shorter vector would not fill one."""
 
 SETS = 4096
-"""Bytes after which lines fall into the same set of a first-level cache, which holds eight or twelve of them."""
+"""Bytes after which lines fall into the same set of a first-level cache; a set holds eight or twelve lines."""
 
-_STARTS = cycle(range(0, SETS, 9 * LINE))
+_STARTS = cycle(range(0, SETS, 9 * LINE))  # eight of them, evenly spread
 _BASE = vars(np.ndarray)["base"].__get__
 
 Vector: TypeAlias = npt.NDArray[Any]
@@ -312,9 +312,9 @@ def _born_there(n: int, dtype: Dtype, device: str, *, zero: bool) -> Any:
 def _mapped(count: int) -> npt.NDArray[np.uint8]:
     """uint8[count] of zeros, mapped for itself, on huge pages; an end of less than 3/4 of one is on small ones.
 
-    Small pages cost microseconds each when they are first written to, 512 times as many as huge ones. Each starts at
-    another line of the huge page than the seven before it: a fold of eight vectors whose lines all fall into the same
-    set of the cache takes 1.3 times as long (8 rows of 11 M, Emerald Rapids).
+    Small pages cost microseconds each when they are first written to, 512 times as many as huge ones. Eight
+    vectors in a row start at eight different places of a huge page: a fold of vectors whose lines all fall into the
+    same set of the cache takes 1.3 times as long (8 rows of 11 M, Emerald Rapids).
     """
     pages = (count + HUGE // 4) // HUGE
     try:  # private: a process that is forked has vectors of its own

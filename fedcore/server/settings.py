@@ -83,16 +83,17 @@ class Settings:
 
         For a round that ``may_be_whole``. No update then has buffers, counters, a row or a second vector.
         """
-        algorithm, layout = self.algorithm, self.layout
+        algorithm, layout, kind = self.algorithm, self.layout, type(self.algorithm)
+        members = ("step", "weigh", "weighs_claims", "moves", "sums", "hides_mean")  # a user's method may have its own
         return (
-            type(algorithm).step is WeightedMean.step
-            and type(algorithm).weigh is WeightedMean.weigh
-            and type(algorithm).moves is Algorithm.moves
+            issubclass(kind, WeightedMean)
+            and all(getattr(kind, name) is getattr(WeightedMean, name) for name in members)
             and (algorithm.row, algorithm.adds) == (NOTHING, H)
             and algorithm.direction == replace(Direction(), mu=algorithm.direction.mu)
             and not (algorithm.keeps_total or algorithm.sums_changes or algorithm.needs_shares)
             and not (layout.narrow or layout.n > layout.n_parameters)
-            and not (self.optimizer or self.late_rounds)
+            and self.optimizer is None
+            and not self.late_rounds
             and (self.averages_models or self.server_lr is not None)
         )
 

@@ -114,8 +114,11 @@ class UpdateReader:
         )
 
     def read_columns(self, updates: list[Update]) -> Columns | None:
-        """The clients, ys, steps, examples (NaN for none) and eta_i K_i of updates, if all are what nearly all are:
-        flat float32 models, once each; else None."""
+        """Read updates into columns, if all are flat float32 models of different clients; else None.
+
+        Returns:
+            The clients, their ys, steps, examples (NaN for none) and eta_i K_i.
+        """
         settings, limits = self._settings, self._settings.asked
         if settings.algorithm.second_vector is not None or settings.layout.outside or not updates:
             return None

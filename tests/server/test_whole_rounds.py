@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 
 from fedcore import Server, Update
+from fedcore.algorithms import FedAvg
+from fedcore.algorithms.algorithm import Step
 from fedcore.errors import FedcoreError
+from fedcore.kernels import Linear
 from tests.server.rounds import METHODS, N, go_on, made, n
 
 LONG = np.full(n, 3e29, np.float32)
@@ -108,3 +111,37 @@ def test_odd_replies(method, sizes, change):
 @pytest.mark.parametrize("change", [{}, {1: dict(model=LONG)}], ids=["usual", "long"])
 def test_options(options, change):
     compare(change, **options)
+
+
+class Uniform(FedAvg):
+    """Says that no claim counts, and weighs by examples all the same."""
+
+    weighs_claims = False
+
+
+class Shy(FedAvg):
+    hides_mean = True
+
+
+class Twice(FedAvg):
+    def step(self, cohort):
+        return Step(v=Linear(A=2 / cohort.W))
+
+
+@pytest.mark.parametrize("algorithm", [Uniform(), Shy(), Twice()], ids=repr)
+def test_a_method_of_somebody_else(algorithm):
+    def server():
+        return Server(algorithm, np.linspace(-1, 1, n, dtype=np.float32), clients=N, lr=0.1)
+
+    whole, open_ = server(), server()
+    assert outcome(whole, Server.round, replies(whole)) == outcome(open_, one_by_one, replies(open_))
+
+
+def test_who_arrives_and_departs():
+    whole, open_ = made("FedAvg", client_sizes=None), made("FedAvg", client_sizes=None)
+    for server in (whole, open_):
+        go_on(server, 1)
+        server.arrive(N)
+        server.depart(N - 1)
+    change = {3: dict(client=N)}
+    assert outcome(whole, Server.round, replies(whole, change)) == outcome(open_, one_by_one, replies(open_, change))

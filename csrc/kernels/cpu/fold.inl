@@ -119,7 +119,7 @@ void gradients(const float* y, const float* base, float scale, std::int64_t coun
         gradient_piece<Given::difference>(y, base, scale, count, h, lanes);
 }
 
-// |h|^2 of a tile of what a client sent, in float64, where float32 has made another of it.
+// |h|^2 of a tile of what a client sent, in float64, because its float32 sum is not sound.
 double squares_exactly(const ClientUpdate& sent, std::int64_t tile, std::int64_t count, double in_float32) {
     if (in_float32 == 0 && sent.base != nullptr && sent.dtype == Dtype::float32 &&
         __builtin_memcmp(static_cast<const float*>(sent.y) + tile, sent.base + tile, count * sizeof(float)) == 0)
