@@ -216,7 +216,7 @@ def _as_they_lie(models: Sequence[Any], plan: Mapping[str, Due]) -> list[list[An
 def _sum(rows: list[list[Any]], shares: npt.NDArray[np.float64], outs: Named, memory: npt.NDArray[np.uint8]) -> bool:
     """Write the averages, and return whether all are finite.
 
-    What is not finite makes a sum that is not, whatever its weight: 0 times it is a NaN.
+    A number that is not finite makes the sum so, whatever its weight: 0 times it is a NaN.
     """
     tensors = list(outs.values())
     with np.errstate(over="ignore", invalid="ignore"):  # of the twin

@@ -163,9 +163,8 @@ const dlpack::Exchange* exchange_of(PyTypeObject* type) {
     return offered;
 }
 
-// The tensor whose memory holds the numbers, where its type's C export may be asked for it: the object itself, or a
-// copy of such a view of torch's whose memory holds the negative. None where only the export by Python says what is to
-// be said.
+// The tensor to export by its type's C function: the object itself, or a copy of a torch view whose memory holds the
+// negated numbers. None where it requires gradients: then __dlpack__ raises the error that users know.
 py::object direct_source(py::handle object) {
     static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
     static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");

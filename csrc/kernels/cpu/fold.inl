@@ -123,7 +123,7 @@ void gradients(const float* y, const float* base, float scale, std::int64_t coun
 double squares_exactly(const ClientUpdate& sent, std::int64_t tile, std::int64_t count, double in_float32) {
     if (in_float32 == 0 && sent.base != nullptr && sent.dtype == Dtype::float32 &&
         __builtin_memcmp(static_cast<const float*>(sent.y) + tile, sent.base + tile, count * sizeof(float)) == 0)
-        return 0;  // a layer that nobody trains
+        return 0;  // a frozen layer
     alignas(64) float of_y[kChunk], h[kChunk];
     float unused[kLanes] = {};
     double lanes[kLanes] = {};

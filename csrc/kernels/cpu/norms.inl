@@ -25,7 +25,7 @@ bool are_zero(const Value* values, std::int64_t count) {
 
 template <class Value>
 void add_squares_exactly(const Value* values, std::int64_t count, double* lane) {
-    if (count > 0 && are_zero(values, count)) return;  // of layers that nobody trains
+    if (count > 0 && are_zero(values, count)) return;  // of frozen layers
     std::int64_t j = 0;
     for (; j + kLanes <= count; j += kLanes)
         for (int l = 0; l < kLanes; ++l)
