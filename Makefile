@@ -43,7 +43,7 @@ tutorials: $(SIMULATOR)
 test: lint
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=10
 
-## make test-device   the tests of kernels again, their arrays on a CUDA device, which is emulated (two minutes); with an
+## make test-device   the tests of kernels again, their arrays on a CUDA device, which is emulated (minutes); with an
 ##                    empty FEDCORE_CUDA_DRIVER on a GPU
 test-device: $(INSTALLED)
 	FEDCORE_TESTS_ON=cuda $(BIN)/python -m pytest tests/kernels -n $(WORKERS) --dist worksteal --durations=10

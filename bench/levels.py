@@ -17,7 +17,7 @@ def measure(arguments, folder):
     """Run the benchmarks at each level; the files that they wrote."""
     named = any(not argument.startswith("-") for argument in arguments)
     files = []
-    for level in LEVELS[LEVELS.index("baseline") : LEVELS.index(fedcore.build_info()["isa_best"]) + 1]:
+    for level in LEVELS[: LEVELS.index(fedcore.build_info()["isa_best"]) + 1]:
         file = folder / f"levels-{level}{'-short' * ('--short' in arguments)}.json"
         options = ["--in-turn-only", f"--benchmark-json={file}", *arguments]
         subprocess.run(

@@ -49,7 +49,7 @@ def bench_draw(benchmark):
 
 @pytest.mark.parametrize("algorithm", ["FedAvg", "MIFA", "MimiC", "SCAFFOLD"])
 def bench_round(benchmark, rows, algorithm):
-    server = fedcore.Server(algorithm, np.zeros(N // 4, np.float32), clients=COHORT, lr=0.1)
+    server = fedcore.Server(np.zeros(N // 4, np.float32), algorithm, clients=COHORT, lr=0.1)
     updates = [fedcore.Update(client, row[: N // 4], steps=1) for client, row in enumerate(rows)]
 
     def one_round():
@@ -61,6 +61,6 @@ def bench_round(benchmark, rows, algorithm):
 
 def bench_small_round(benchmark):
     """What a round costs beside its arithmetic."""
-    server = fedcore.Server("MIFA", np.zeros(100, np.float32), clients=64, lr=0.1)
+    server = fedcore.Server(np.zeros(100, np.float32), "MIFA", clients=64, lr=0.1)
     updates = [fedcore.Update(client, np.ones(100, np.float32), steps=1) for client in range(64)]
     benchmark(server.round, updates)

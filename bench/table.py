@@ -9,7 +9,7 @@ from bench.line import ALONE, OURS, Line, milliseconds, number
 from bench.machine import head
 from bench.markdown import put_into, table
 
-LEVELS = ("reference", "baseline", "avx2", "avx512")
+LEVELS = ("baseline", "avx2", "avx512")
 BEGIN = "<!-- made by python -m bench.table: begin -->"
 COLUMNS = ("line", "ms", "GB/s", "against", "time / fedcore's", "quartiles", "alone", "after a pause", "target", "met")
 

@@ -68,4 +68,6 @@ if __name__ == "__main__":
     agent = make_agent("MimiC", "output")
     run(agent)
     reports = agent.aggregator.reports
-    print(len(reports), "rounds, heard", reports[-1].heard, "refused", [client for client, _ in reports[-1].refused])
+    print(
+        len(reports), "rounds, heard", reports[-1].accepted, "refused", [client for client, _ in reports[-1].rejected]
+    )

@@ -6,6 +6,7 @@ python examples/edges.py
 import numpy as np
 
 import fedcore
+from fedcore import Compute
 
 N, ROUNDS, LR = 1_000, 5, 0.1
 CLIENTS = {"north": range(6), "south": range(6, 10)}
@@ -20,19 +21,19 @@ def train(client, x):
 
 
 x0 = np.zeros(N, np.float32)
-server = fedcore.Server("FedAvg", x0, clients=10, lr=LR, accumulate="exact")
-straight = fedcore.Server("FedAvg", x0, clients=10, lr=LR, accumulate="exact")
-edges = {name: fedcore.Edge("FedAvg", x0, clients, lr=LR) for name, clients in CLIENTS.items()}
+server = fedcore.Server(x0, "FedAvg", clients=10, lr=LR, compute=Compute(accumulator="exact"))
+straight = fedcore.Server(x0, "FedAvg", clients=10, lr=LR, compute=Compute(accumulator="exact"))
+edges = {name: fedcore.EdgeAggregator(x0, "FedAvg", clients, lr=LR) for name, clients in CLIENTS.items()}
 for t in range(ROUNDS):
     messages = {}
     for name, edge in edges.items():
         with edge.open_round(server.x, round=t) as own:  # over a wire: x and t are what was sent
             for client in edge.clients:
                 own.add(client, train(client, server.x), steps=5, examples=100 + client)
-            messages[name] = own.partial().to_bytes()
+            messages[name] = own.partial_sum().to_bytes()
     with server.open_round() as round:
         for name in reversed(messages):
-            round.add_partial(messages[name], name, clients=CLIENTS[name])
+            round.add_partial_sum(messages[name], name, clients=CLIENTS[name])
     with straight.open_round() as round:
         for client in range(10):
             round.add(client, train(client, straight.x), steps=5, examples=100 + client)

@@ -6,9 +6,9 @@ import nvflare.client as flare
 import torch
 
 from fedcore.adapters.nvflare import Trainer
-from fedcore.data import divide, load
-from fedcore.local import build
-from fedcore.local_rules import minibatches
+from fedcore.simulation.data import divide, load
+from fedcore.simulation.local_rules import minibatches
+from fedcore.simulation.nets import build
 
 flare.init()
 sites = int(sys.argv[1])

@@ -1,6 +1,6 @@
 """MimiC over four sites of NVFlare's simulator, three of them a round; run it again with more rounds and it goes on.
 
-python nvflare_job.py METHOD ROUNDS FOLDER [ACCUMULATE]
+python nvflare_job.py METHOD ROUNDS FOLDER [ACCUMULATOR]
 """
 
 import sys
@@ -14,11 +14,11 @@ from fedcore.adapters.nvflare import Controller
 
 method, rounds, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]).absolute()
 job = FedJob(name="digits")
-model = {"class_path": "fedcore.local.build", "args": {"name": "mlp", "seed": 0}}
+model = {"class_path": "fedcore.simulation.nets.build", "args": {"name": "mlp", "seed": 0}}
 persistor = job.to_server(PTFileModelPersistor(model=model), id="persistor")
-rows = f"mmap:{folder / 'rows'}"
-options = {"accumulate": sys.argv[4]} if len(sys.argv) > 4 else {}
-server = Controller(method, lr=0.1, num_rounds=rounds, num_clients=3, store=rows, persistor_id=persistor, **options)
+rows = str(folder / "rows")
+options = {"compute": {"accumulator": sys.argv[4]}} if len(sys.argv) > 4 else {}
+server = Controller(method, lr=0.1, num_rounds=rounds, num_clients=3, storage=rows, persistor_id=persistor, **options)
 job.to_server(server)
 job.to_clients(ScriptRunner(str(Path(__file__).with_name("nvflare_client.py")), "4"))
 job.simulator_run(str(folder / "workspace"), n_clients=4, threads=4)

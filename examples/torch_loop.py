@@ -25,10 +25,10 @@ def train(state, inputs, labels, lr=0.1, steps=4):
 models = [train(net.state_dict(), *part) for part in data]
 net.load_state_dict(fedcore.aggregate(models, weights=[len(part[1]) for part in data]))  # FedAvg
 
-server = fedcore.Server("MimiC", net, clients=6, lr=0.1)  # or MIFA, FedAvg, ...
+server = fedcore.Server(net, "MimiC", clients=6, lr=0.1)  # or MIFA, FedAvg, ...
 for number in range(20):
     with server.open_round() as round:
         for client in (number % 6, (number + 1) % 6):  # the others are away
             round.add(client, train(server.tensors(), *data[client]), steps=4)
 server.load_into(net)
-print(round.report.heard, round.report.refused)
+print(round.report.accepted, round.report.rejected)

@@ -1,27 +1,31 @@
 """fedcore: the server side of federated learning at memory speed."""
 
-from fedcore import algorithms, cluster, errors, kernels, participation, sampling, topology
+from fedcore import algorithms, cluster, errors, kernels, rules, sampling
 from fedcore.averaging import aggregate
-from fedcore.frames import read_records
-from fedcore.layout import Layout
-from fedcore.network import Network, NetworkReport, NetworkRound
+from fedcore.model import Layout
+from fedcore.network import Network, NetworkReport, NetworkRound, topology
+from fedcore.options import Compute, Limits, Storage
+from fedcore.profiling import profile, profile_program
 from fedcore.runtime import __version__, build_info, isa, set_threads, threads
-from fedcore.server import Broadcast, Edge, Partial, Round, RoundReport, Server, Update
+from fedcore.server import Broadcast, EdgeAggregator, PartialSum, Report, Round, Server, Update
+from fedcore.simulation import participation
 from fedcore.store import ClientStore
-from fedcore.tracing import profile, trace
 
 __all__ = [
     "Broadcast",
     "ClientStore",
-    "Edge",
+    "Compute",
+    "EdgeAggregator",
     "Layout",
+    "Limits",
     "Network",
     "NetworkReport",
     "NetworkRound",
-    "Partial",
+    "PartialSum",
+    "Report",
     "Round",
-    "RoundReport",
     "Server",
+    "Storage",
     "Update",
     "__version__",
     "aggregate",
@@ -32,13 +36,13 @@ __all__ = [
     "isa",
     "kernels",
     "participation",
-    "read_records",
+    "profile",
+    "rules",
     "sampling",
     "set_threads",
     "threads",
     "topology",
-    "trace",
 ]
 
-profile()
-del profile
+profile_program()
+del profile_program

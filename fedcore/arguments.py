@@ -12,8 +12,8 @@ from typing import Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
+from fedcore.arrays import ieee
 from fedcore.errors import ArrayError, DtypeError, FedcoreError, RangeError, StoreError
-from fedcore.float_mode import ieee
 
 LONGEST = 500
 """Characters of a reason in a report: a client can make it as long as it likes."""
@@ -219,9 +219,3 @@ def absolute(path: str | os.PathLike[str]) -> Path:
         return found.absolute()
     except FileNotFoundError:
         raise StoreError(f"{found}: expected a working directory, got a deleted one: give an absolute path") from None
-
-
-def absolute_store(store: Any) -> Any:
-    """``Server``'s argument ``store`` with an ``absolute`` path, where it has one."""
-    is_file = isinstance(store, str) and store.startswith("mmap:") and store != "mmap:"
-    return f"mmap:{absolute(store.removeprefix('mmap:'))}" if is_file else store

@@ -12,9 +12,20 @@ import numpy.typing as npt
 
 from fedcore import kernels
 from fedcore.arguments import LONGEST, bounded, numbers, real
+from fedcore.arrays import (
+    LINE,
+    Recycled,
+    as_array,
+    as_tensor,
+    dtype_name,
+    has_infinities,
+    ieee,
+    library_of,
+    require_dense,
+    tensor_over,
+)
 from fedcore.errors import ArrayError, DtypeError, FedcoreError, RangeError, ShapeError
-from fedcore.float_mode import ieee
-from fedcore.layout import (
+from fedcore.model import (
     COUNTERS,
     DUE,
     FLOATS,
@@ -26,9 +37,7 @@ from fedcore.layout import (
     nested,
     tree_of,
 )
-from fedcore.libraries import as_array, as_tensor, dtype_name, has_infinities, library_of, require_dense, tensor_over
-from fedcore.memory import LINE, Recycled
-from fedcore.native import ON_REFERENCE
+from fedcore.profiling import span
 
 Named = Mapping[str, Any]
 
@@ -199,7 +208,7 @@ def _as_they_lie(models: Sequence[Any], plan: Mapping[str, Due]) -> list[list[An
     """
     floats = {name: due for name, due in plan.items() if due.kind == "parameter"}
     others = {name: due for name, due in plan.items() if due.kind != "parameter"}
-    if ON_REFERENCE or not all(due.has_c_export or isinstance(due.like, np.ndarray) for due in floats.values()):
+    if not all(due.has_c_export or isinstance(due.like, np.ndarray) for due in floats.values()):
         return None
     shapes, rows = [due.shape for due in floats.values()], []
     for client, model in enumerate(models):
@@ -219,12 +228,12 @@ def _sum(rows: list[list[Any]], shares: npt.NDArray[np.float64], outs: Named, me
     A number that is not finite makes the sum so, whatever its weight: 0 times it is a NaN.
     """
     tensors = list(outs.values())
-    with np.errstate(over="ignore", invalid="ignore"):  # of the twin
+    with span("aggregate", None, (rows, tensors)):
         if any(dtype_name(tensor) != "float32" for tensor in tensors):
             summed = kernels.weighted_sum_segments(rows, shares, tensors, accumulate="float64", norms=True)
             return bool(np.isfinite(summed.squared_norm_of_sum)) or all(map(_is_finite, tensors))
         kernels.weighted_sum_segments(rows, shares, tensors, accumulate="float64")
-    return bool(kernels.all_finite([memory.view(np.float32)])[0])  # less work than the norms of all rows
+        return bool(kernels.all_finite([memory.view(np.float32)])[0])  # less work than the norms of all rows
 
 
 def _row(name: str, leaf: Any, due: Due) -> Any:

@@ -1,4 +1,4 @@
-"""Registries: what the name of a method, a pattern, a data set, ... stands for, fedcore's own and everybody else's.
+"""Registries: the objects behind the names of methods, patterns, data sets, ..., of fedcore and of others.
 
 A name is a registry's own row (an import may add rows: ``algorithms.REGISTRY["Mine"] = Mine``), the name of an entry
 point of the registry's group in an installed package, or ``module:Name``, which imports the module.
@@ -30,13 +30,13 @@ ADDED: list[str] = []
 
 
 class Registry(Represented, dict[str, T]):
-    """The rows of one kind by name, and what other packages and modules offer of it.
+    """The rows of one kind by name, and those that other packages and modules offer.
 
     Args:
-        what: the kind in a word, as messages say it.
+        what: the kind in a word, for messages.
         rows: fedcore's own.
-        due: what every row is, as messages say it.
-        fits: whether something is that.
+        due: a description of every row, for messages.
+        fits: whether something is such a row.
         group: of the entry points by which installed packages add rows. A row of the registry comes before them.
 
     Attributes:
@@ -57,7 +57,7 @@ class Registry(Represented, dict[str, T]):
         """Add a row, or put another one in its place.
 
         Raises:
-            UnknownNameError: it is not what the rows are, or the name is one of fedcore's.
+            UnknownNameError: it is no such row, or the name is one of fedcore's.
         """
         if name in self.own and self.get(name) is not row:
             raise UnknownNameError(f"{self.what}: expected a name of your own, got {name!r}, which is fedcore's")
@@ -84,15 +84,15 @@ class Registry(Represented, dict[str, T]):
         return [*self, *self.offered()]
 
     def find(self, name: str, *, imports: bool = True) -> T:
-        """The row that a name stands for.
+        """The row of a name.
 
         Args:
-            imports: whether ``module:Name`` may import a module. Where False, as for a name that a folder or a message
-                says, the module must have been imported before, or be the one of an entry point.
+            imports: whether ``module:Name`` may import a module. If not, as for a name in a folder or a message, the
+                module must have been imported before, or be the one of an entry point.
 
         Raises:
-            UnknownNameError: it stands for nothing; its module cannot be imported, or may not; or what it stands for
-                is not what the rows are.
+            UnknownNameError: it is unknown; its module cannot be imported, or may not; or it is the name of something
+                else.
         """
         if name in self:
             return self[name]
@@ -112,8 +112,8 @@ class Registry(Represented, dict[str, T]):
     def name_of(self, row: object) -> str | None:
         """The name by which ``find`` finds this class: its row's if it is fedcore's own, else ``module:Name``.
 
-        None where there is none: of functions, and of a program's own classes (``__main__``), which another process
-        knows otherwise, unless they are rows.
+        None for functions, and for a program's classes (``__main__``), which other processes know by another name,
+        unless they are rows.
         """
         rows = [name for name, known in self.items() if known is row]
         if not isclass(row) or self.own.intersection(rows):
@@ -144,7 +144,7 @@ class Registry(Represented, dict[str, T]):
 
 
 def look_in(folder: Path) -> None:
-    """Let modules be found in a folder, after all other places: its files hide no installed package."""
+    """Let modules be found in a folder, after all other places, so that it hides no installed package."""
     entry = str(folder.resolve())
     if entry not in ADDED:
         ADDED.append(entry)
@@ -154,11 +154,11 @@ def look_in(folder: Path) -> None:
 def load_module(named: str, refusal: str = "") -> ModuleType | None:
     """Import a module by its name, or by the path of its file, which ends in ``.py``; it is imported once.
 
-    A file's module bears the file's name without the ending, and is known by it from then on. Of a folder, which ends
+    A file's module has the file's name without the ending. Of a folder, which ends
     in ``/``, nothing is imported: modules are found in it from then on.
 
     Args:
-        refusal: how the message begins where it cannot be imported.
+        refusal: the beginning of the message if it cannot be imported.
 
     Raises:
         UnknownNameError: there is no such module, or its code fails.

@@ -35,7 +35,7 @@ def set_threads(count: int) -> None:
 
 
 def isa() -> str:
-    """The instruction-set level of the kernels in use; FEDCORE_ISA forces one, or "reference" for the NumPy twins."""
+    """The instruction-set level of the kernels in use; the environment variable FEDCORE_ISA forces one."""
     return core.isa()
 
 

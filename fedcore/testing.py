@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from fedcore.algorithms import Algorithm, Claims, check_table
-from fedcore.algorithms.descriptions import describe
-from fedcore.assignment import Assignment
+from fedcore.algorithms.rates import Exponential
+from fedcore.arrays import F64
 from fedcore.errors import AlgorithmError
-from fedcore.rates import Exponential
+from fedcore.options import Compute, describe
 from fedcore.server import Server, Update
-from fedcore.typing import F64
+from fedcore.server.instructions import Instructions as Assignment
 
 N, n, ROUNDS, STEPS = 6, 70, 6, 3
 
@@ -57,7 +57,7 @@ class Checked:
     def server(self, **options: Any) -> Server:
         """A new server of it, of N clients."""
         x0, rate = np.linspace(-1, 1, n, dtype=np.float32), Exponential(0.1, 0.9)
-        return Server(self.algorithm, x0, clients=N, lr=rate, client_sizes=range(1, N + 1), **options)
+        return Server(x0, self.algorithm, {i: 1 + i for i in range(N)}, lr=rate, **options)
 
     def expect(self, right: bool, due: str, got: str) -> None:
         """Refuse the algorithm unless it is right."""
@@ -91,7 +91,7 @@ def go_on(server: Server, rounds: int = ROUNDS) -> Server:
 
 def seen(server: Server) -> tuple[bytes, ...]:
     """The state that a method makes, as bytes."""
-    total = server._state.snapshot.total
+    total = server._backend.snapshot.total
     rows = [server.store.read(i).tobytes() for i in server.clients]
     return server.x.tobytes(), server.v.tobytes(), b"" if total is None else total.tobytes(), *rows
 
@@ -111,14 +111,14 @@ def _is_a_function(checked: Checked) -> None:
 
 
 def _delivers_alike(checked: Checked) -> None:
-    together, apart, some = checked.server(), checked.server(fold=1), checked.server(fold=2)
+    together, apart, some = (checked.server(compute=Compute(batch_size=size)) for size in (None, 1, 2))
     for t in range(ROUNDS):
         updates = replies(together, cohort_of(t))
         together.round(updates)
         for server in (apart, some):
             with server.open_round() as opened:
                 for update in updates:
-                    opened.add_update(update)
+                    opened.add_batch([update])
         right = seen(together) == seen(apart) == seen(some)
         checked.expect(right, "the same bits of replies one by one and all at once", f"others in round {t}")
 
@@ -128,46 +128,46 @@ def _changes_nothing_unasked(checked: Checked) -> None:
     before, updates = seen(server), replies(server, range(N))
     with server.open_round() as opened:
         for update in updates:
-            opened.add_update(update)
+            opened.add_batch([update])
         opened.abort()
     checked.expect(seen(server) == before, "everything as before a round that was aborted", "something else")
     old = updates[1]
     broken = Update(old.client, np.full(n, np.nan, np.float32), old.steps, examples=old.examples, control=old.control)
     report = server.round([updates[0], broken, *updates[2:]])
     other.round([updates[0], *updates[2:]])
-    checked.expect([i for i, _ in report.refused] == [1], "client 1's NaN to be refused", str(report.refused))
+    checked.expect([i for i, _ in report.rejected] == [1], "client 1's NaN to be refused", str(report.rejected))
     checked.expect(seen(server) == seen(other), "the bits of a round without the refused reply", "others")
 
 
 def _goes_on(checked: Checked) -> None:
     straight = go_on(checked.server())
-    for place, store in (("saved", "ram"), ("opened", f"mmap:{checked.folder / 'store'}")):
-        server = go_on(checked.server(store=store), 3)
-        path = checked.folder / place if store == "ram" else checked.folder / "store"
-        if store == "ram":
+    for way in ("saved", "opened"):
+        path = checked.folder / way
+        server = go_on(checked.server(storage=None if way == "saved" else path), 3)
+        if way == "saved":
             path.parent.mkdir(exist_ok=True)
             server.save(path)
         server.close()
         with Server.load(path, algorithm=checked.algorithm) as loaded:
             right = seen(go_on(loaded, ROUNDS - 3)) == seen(straight)
-            checked.expect(right, "the bits of a straight run", f"others after the server was {place} again")
+            checked.expect(right, "the bits of a straight run", f"others after the server was {way} again")
 
 
 def _total_follows_rows(checked: Checked) -> None:
     if not checked.algorithm.total_sums_rows:
         return
     for server in (go_on(checked.server()), go_on(checked.server())):
-        server.depart(2)
+        server.remove_client(2)
         part = server.correction if checked.algorithm.keeps_history else server.store.read
         due = np.sum([part(i) for i in server.clients], axis=0, dtype=np.float64)
-        total = server._state.snapshot.total
+        total = server._backend.snapshot.total
         assert total is not None
         error = float(np.abs(total - due).max())
         checked.expect(error <= 1e-6 * (1 + np.abs(due).max()), "T to be the sum of the rows", f"{error:g} off")
 
 
 def _measures_diversity(checked: Checked) -> None:
-    server = checked.server(diagnostics=True)
+    server = checked.server(compute=Compute(diagnostics=True))
     for t in range(ROUNDS):
         sent, updates = server.broadcast(cohort_of(t)), replies(server, cohort_of(t))
         report = server.round(updates)
@@ -182,7 +182,7 @@ def _diversity(algorithm: Algorithm, server: Server, x: F64, lr: float, updates:
     shares, clients = examples / (N * (N + 1) / 2), [u.client for u in updates]
     w = algorithm.weigh(Claims(steps, examples, np.ones(len(updates)), shares, None, clients))
     unit = np.ones(len(updates)) if server.averages_models else lr * steps
-    h = np.array([x - u.model for u in updates]) / unit[:, None]
+    h = np.array([x - u.value for u in updates]) / unit[:, None]
     return float(w @ np.sum(h * h, axis=1) * w.sum() / np.sum((w @ h) ** 2))
 
 

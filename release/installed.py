@@ -18,7 +18,7 @@ from release.rooms import ROOT, room, tree_alone, without_compiler
 
 BUILD = ROOT / "build" / "installed"
 TESTS = ("tests/kernels", "tests/store")
-WITHOUT_TORCH = ("tests/clients", "tests/runtime/test_threads.py", "tests/store")
+WITHOUT_TORCH = ("tests/runtime/test_threads.py", "tests/store")
 NEEDS = ("pytest", "pytest-xdist", "hypothesis")
 OWN = f"python{sys.version_info.major}.{sys.version_info.minor}"
 

@@ -90,7 +90,7 @@ def cuda_driver(cuda_device):
 def ray_session():
     """One Ray for all tests of a process: six cores, of which some are pretended, as its GPU is."""
     pytest.importorskip("ray", reason="needs Ray: pip install 'fedcore-fl[ray]'")
-    from fedcore.ray_session import Session
+    from fedcore.simulation.executor import Session
 
     with Session(cpus=6, num_gpus=1, object_store_memory=200 << 20) as session:
         yield session

@@ -3,7 +3,7 @@
 import os
 import signal
 
-from fedcore.store.files import system_calls
+from fedcore.store.files import disk as system_calls
 
 WRITING = ("resize", "free", "reserve", "sync", "sync_path", "write", "commit", "rename", "exchange")
 CALLS = [(system_calls, name) for name in WRITING] + [(os, "unlink"), (os, "rmdir")]

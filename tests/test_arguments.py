@@ -39,7 +39,7 @@ def test_a_number_is_inside_or_not(value, interval, fits):
     if fits:
         assert real("x", value, interval) == float(value)
     else:
-        with pytest.raises(RangeError, match=r"^x: expected"):
+        with pytest.raises(RangeError, match=r"^x\b"):
             real("x", value, interval)
 
 
@@ -60,7 +60,7 @@ def test_an_integer_is_in_a_range_or_not(value, low, high, fits):
     if fits:
         assert type(whole("k", value, low, high)) is int
     else:
-        with pytest.raises(RangeError, match=r"^k: expected an integer"):
+        with pytest.raises(RangeError, match=r"^k\b"):
             whole("k", value, low, high)
 
 

@@ -84,21 +84,21 @@ GOOD = {"a": np.ones(2, np.float32), "b": np.ones((2, 3), np.float32)}
 @pytest.mark.parametrize(
     ("bad", "error", "message"),
     [
-        ({"a": GOOD["a"]}, errors.ArrayError, r"client 2: expected 2 tensors by name, got 1; missing 1 \(b\)"),
+        ({"a": GOOD["a"]}, errors.ArrayError, r"^client 2\b.*missing.*\(b\)"),
         (
             GOOD | {"c": GOOD["a"]},
             errors.ArrayError,
-            r"client 2: expected 2 tensors by name, got 3; unexpected 1 \(c\)",
+            r"^client 2\b.*unexpected.*\(c\)",
         ),
-        (GOOD | {"b": np.ones((3, 2), np.float32)}, errors.ShapeError, r"client 2, b: expected shape \(2, 3\)"),
-        (GOOD | {"a": np.ones(2, np.int64)}, errors.DtypeError, "client 2, a: expected float32, .* got int64"),
-        (GOOD | {"a": [1, 2]}, errors.ArrayError, r"client 2: .*missing 1 \(a\); unexpected 2 \(a.0, a.1\)"),
-        (GOOD | {"a": 7}, errors.ArrayError, "client 2, a: expected an array, got int"),
-        (GOOD | {"b": np.full((2, 3), np.nan, np.float32)}, errors.ArrayError, "client 2, b: expected finite"),
-        (GOOD | {"a": np.float32([0, np.inf])}, errors.ArrayError, "client 2, a: expected finite"),
-        (GOOD | {"a": torch.ones(2, device="meta")}, errors.ArrayError, "client 2, a: .* on meta"),
-        ([GOOD["a"]], errors.ArrayError, r"client 2: .*missing 2 \(a, b\); unexpected 1 \(0\)"),
-        (7, errors.ArrayError, "client 2: expected a module, .* got int"),
+        (GOOD | {"b": np.ones((3, 2), np.float32)}, errors.ShapeError, r"^client 2, b\b"),
+        (GOOD | {"a": np.ones(2, np.int64)}, errors.DtypeError, r"^client 2, a\b"),
+        (GOOD | {"a": [1, 2]}, errors.ArrayError, r"^client 2\b.*\(a\).*\(a.0, a.1\)"),
+        (GOOD | {"a": 7}, errors.ArrayError, r"^client 2, a\b"),
+        (GOOD | {"b": np.full((2, 3), np.nan, np.float32)}, errors.ArrayError, r"^client 2, b\b"),
+        (GOOD | {"a": np.float32([0, np.inf])}, errors.ArrayError, r"^client 2, a\b"),
+        (GOOD | {"a": torch.ones(2, device="meta")}, errors.ArrayError, r"^client 2, a\b"),
+        ([GOOD["a"]], errors.ArrayError, r"^client 2\b.*\(a, b\).*\(0\)"),
+        (7, errors.ArrayError, r"^client 2\b.*int"),
     ],
 )
 def test_a_bad_model_is_named(bad, error, message):
@@ -112,7 +112,7 @@ def test_a_bad_model_is_named(bad, error, message):
 )
 def test_a_counter_of_another_form_is_named(bad, error):
     good = GOOD | {"n": np.array(1)}
-    with pytest.raises(error, match="client 2, n: expected"):
+    with pytest.raises(error, match=r"^client 2, n\b"):
         fedcore.aggregate([good, good, GOOD | {"n": bad}])
 
 
@@ -124,14 +124,14 @@ def test_counters_of_a_nested_model():
 @pytest.mark.parametrize(
     ("models", "weights", "error", "message"),
     [
-        ([], None, errors.RangeError, "at least one"),
-        ([GOOD], [1, 2], errors.ShapeError, "expected 1 numbers"),
-        ([GOOD] * 2, [1, -1], errors.RangeError, "weights.1.: expected a finite number >= 0, got -1.0"),
-        ([GOOD] * 2, [1, float("nan")], errors.RangeError, "weights.1.: expected a finite number >= 0, got nan"),
-        ([GOOD] * 2, [0, 0], errors.RangeError, "got zeros"),
+        ([], None, errors.RangeError, r"^models\b"),
+        ([GOOD], [1, 2], errors.ShapeError, r"^weights\b"),
+        ([GOOD] * 2, [1, -1], errors.RangeError, "^weights.1."),
+        ([GOOD] * 2, [1, float("nan")], errors.RangeError, "^weights.1."),
+        ([GOOD] * 2, [0, 0], errors.RangeError, r"^weights\b.*zeros"),
         ([GOOD] * 2, ["x", 1], errors.DtypeError, "weights"),
-        ([{"z": np.ones(2, np.complex64)}], None, errors.DtypeError, "client 0, z: .* got complex64"),
-        ([{"z": "text"}], None, errors.ArrayError, "client 0, z: expected an array, got str"),
+        ([{"z": np.ones(2, np.complex64)}], None, errors.DtypeError, r"^client 0, z\b"),
+        ([{"z": "text"}], None, errors.ArrayError, r"^client 0, z\b"),
     ],
 )
 def test_bad_arguments(models, weights, error, message):
@@ -146,19 +146,19 @@ def test_what_is_not_finite_is_named_whatever_its_weight(dtype, weights, bad):
     good = {"a": torch.ones(3).to(dtype), "w": torch.ones(70_000).to(dtype)}
     spoilt = {name: tensor.clone() for name, tensor in good.items()}
     spoilt["w"][69_999] = bad
-    with pytest.raises(errors.ArrayError, match="client 1, w: expected finite numbers"):
+    with pytest.raises(errors.ArrayError, match=r"^client 1, w\b"):
         fedcore.aggregate([good, spoilt], weights)
 
 
 @pytest.mark.parametrize("made", [np.float32, torch.tensor])
 def test_infinities_beside_a_nan_are_no_mask(made):
-    with pytest.raises(errors.ArrayError, match="client 0, w: expected finite"):
+    with pytest.raises(errors.ArrayError, match=r"^client 0, w\b"):
         fedcore.aggregate([{"w": made([float("nan"), float("inf")])}] * 2)
 
 
 def test_infinities_that_cancel_are_rejected():
     models = [{"w": np.float32([1, sign * np.inf])} for sign in (1, -1)]
-    with pytest.raises(errors.RangeError, match="client 1, w: expected the values of client 0"):
+    with pytest.raises(errors.RangeError, match=r"^client 1, w\b"):
         fedcore.aggregate(models)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedcore
-from fedcore import memory
+from fedcore import arrays as memory
 from fedcore.errors import UnknownNameError
 
 HUGE_FLOATS = memory.HUGE // 4
@@ -53,7 +53,7 @@ def test_a_copy_has_the_dtype_and_the_shape():
 )
 def test_a_device_that_is_unknown_is_named(make):
     make("cpu")
-    with pytest.raises(UnknownNameError, match=r"device: 'cuda:x' is unknown.*\(known: cpu, cuda, cuda:1\)"):
+    with pytest.raises(UnknownNameError, match=r"^device\b.*'cuda:x'.*cuda:1"):
         make("cuda:x")
 
 
@@ -97,31 +97,31 @@ def test_no_memory_is_lent_twice_whatever_threads_do():
 
 
 def test_the_vectors_of_a_server_are_aligned():
-    server = fedcore.Server("MIFA", np.zeros(100_000, np.float32), clients=1, lr=0.1)
+    server = fedcore.Server(np.zeros(100_000, np.float32), "MIFA", clients=1, lr=0.1)
     for _ in range(2):
         server.round([fedcore.Update(0, np.ones(100_000, np.float32), steps=1)])
-        sums, snapshot = server._state._aggregator.result(), server._state.snapshot
+        sums, snapshot = server._backend._aggregator.result(), server._backend.snapshot
         for vector in (sums.A, snapshot.x, snapshot.momentum, snapshot.total):
             assert vector.ctypes.data % 64 == 0
 
 
 @pytest.mark.parametrize("method", ["SCAFFOLD", "MimiC"])
 def test_rounds_use_the_memory_of_rounds_before(method):
-    adam = fedcore.optimizers.Adam()
-    server = fedcore.Server(method, np.zeros(1000, np.float32), clients=2, lr=0.1, optimizer=adam)
+    adam = fedcore.algorithms.optimizers.Adam()
+    server = fedcore.Server(np.zeros(1000, np.float32), method, clients=2, lr=0.1, optimizer=adam)
     seen = set()
     for number in range(8):
         server.round([fedcore.Update(i, server.x + np.float32(1), steps=1) for i in range(2)])
         gc.collect()
-        moments = {moment.ctypes.data for moment in server._state.snapshot.moments}
+        moments = {moment.ctypes.data for moment in server._backend.snapshot.moments}
         assert number < 4 or moments <= seen
-        spares = [*server._state._offsets._spares, *server._state._model._moments._spares]
+        spares = [*server._backend._offsets._spares, *server._backend._model._moments._spares]
         seen |= moments | {memory.vector.ctypes.data for memory in spares}
 
 
 AT_THE_END = """
 import ctypes, sys
-from fedcore import memory
+from fedcore import arrays as memory
 vectors = memory.Recycled(3)
 lent = [vectors.take() for _ in range(3)]
 for module in (sys.modules["__main__"], memory):  # something holds them for ever, so that they are emptied at the end

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import fedcore
-from fedcore.server.saved_model import read_model
+from fedcore.server.folder import read_model
 from tests.cli.command import invoke
 
-PAGE = Path(fedcore.layout.__file__).parent.parent / "docs" / "operations.md"
+PAGE = Path(fedcore.model.__file__).parent.parent / "docs" / "operations.md"
 
 
 def blocks():
@@ -51,7 +51,7 @@ def test_the_programs_and_commands_in_one_process(tmp_path, monkeypatch, capsys)
                 result = invoke(*arguments)
                 known = arguments[0] == "doctor" or arguments == [
                     "store",
-                    "depart",
+                    "remove-client",
                     "state",
                     "3",
                 ]  # not heard yet, perhaps
@@ -60,7 +60,7 @@ def test_the_programs_and_commands_in_one_process(tmp_path, monkeypatch, capsys)
     assert {line.split()[1] for line in done if line.startswith("python")} == programs.keys()
     assert len(done) > 18
     printed = capsys.readouterr().out
-    assert "round 0: heard " in printed
+    assert "round 0: accepted " in printed
     assert 'fedcore_round_clients_heard{server="mine"} 1.0' in printed
     assert set(map(str, range(490, 500))) <= set(printed.splitlines())
     model = dict(np.load("model.npz"))
@@ -98,7 +98,7 @@ def said(tmp_path_factory):
 
 @pytest.mark.endurance
 def test_it_served(said):
-    assert "round 19: heard " in said["Before"]
+    assert "round 19: accepted " in said["Before"]
 
 
 @pytest.mark.endurance
@@ -121,7 +121,7 @@ def test_the_backup_is_whole(said):
 def test_after_kill_9_it_goes_on(said):
     first, *rounds = [line for line in said["It was killed"].splitlines() if not line.startswith("  ")]
     assert first.startswith("sound: ")
-    assert [re.match(r"round \d+: heard \d+", line) is not None for line in rounds] == [True, True]
+    assert [re.match(r"round \d+: accepted \d+", line) is not None for line in rounds] == [True, True]
 
 
 @pytest.mark.endurance
@@ -130,15 +130,15 @@ def test_who_lies_is_named_with_a_reason(said):
     assert re.search(r"^  0: .*finite", lies, re.MULTILINE)
     assert re.search(r"^  1: .*max_norm_ratio|^  1: .*median", lies, re.MULTILINE)
     assert re.search(r"^  2: .*expected", lies, re.MULTILINE)
-    assert "is taken back" in lies
-    assert "3 departed after round " in lies
+    assert "is rolled back" in lies
+    assert "3 removed after round " in lies
 
 
 @pytest.mark.endurance
 def test_ghosts_are_found_and_depart(said):
     lines = said["Ghosts"].splitlines()
     assert set(map(str, range(490, 500))) <= set(lines)
-    assert sum("departed after round" in line for line in lines) == 2
+    assert sum("removed after round" in line for line in lines) == 2
     assert re.search(r"^clients +497$", said["Ghosts"], re.MULTILINE)
 
 

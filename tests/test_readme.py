@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from statistics import fmean, stdev
 
-from fedcore.reports.paired import interval_of
 from fedcore.reports.papers import figures
+from fedcore.reports.statistics import interval_of
 
 README = Path(__file__).parent.parent / "README.md"
 
@@ -52,7 +52,7 @@ def test_the_figures_of_the_quickstart_are_those_of_its_record():
 def test_the_figures_of_the_papers_page_are_those_of_its_record():
     """The table of docs/papers.md is made by trials that are committed, and by the paper's figures."""
     page = (README.parent / "docs" / "papers.md").read_text()
-    name, seeds = re.search(r"^`fedcore sweep (\S+) .*--seeds (\d+)`", page, re.MULTILINE).groups()
+    name, seeds = re.search(r"^`fedcore run (\S+) .*--seeds (\d+)`", page, re.MULTILINE).groups()
     rows = re.findall(r"^\| (\w+) \| ([\d.]+ ± [\d.]+) \| ([^|]*)\| ([\d.]+)[^|]*\| ([^|]*)\|$", page, re.MULTILINE)
     said = {method: [cell.strip() for cell in cells] for method, *cells in rows}
     with (README.parent / "bench" / "papers" / "mimic-table4-trials.csv").open(encoding="utf-8") as file:

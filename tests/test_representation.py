@@ -8,17 +8,19 @@ import networkx
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Network, Server, Update, algorithms, data, optimizers, participation, rates
-from fedcore.clients import Registry
+from fedcore import ClientStore, Network, Server, Update, algorithms
+from fedcore.algorithms import optimizers, rates
 from fedcore.errors import FedcoreError, PicklingError
 from fedcore.experiment import load_preset
-from fedcore.topology import Topology
+from fedcore.network.topology import Topology
+from fedcore.simulation import data, participation
+from fedcore.store.registry import Registry
 
 X0 = {"w": np.zeros((20, 30), np.float32), "seen": np.array(3)}
 
 
 def server(**options):
-    return Server("MIFA", X0, 10, lr=rates.Exponential(0.1, 0.9), **options)
+    return Server(X0, "MIFA", 10, lr=rates.Exponential(0.1, 0.9), **options)
 
 
 def network():
@@ -32,11 +34,11 @@ def test_each_on_one_line():
     shown = repr(made)
     assert shown.startswith("Server(algorithm=")
     assert "MIFA" in shown
-    assert "round_number=0, n=600, clients=10, rows=0, lr=Exponential(initial=0.1, decay=0.9), store='ram'" in shown
-    assert repr(opened) == "Round(round=0, is_open=True, heard=1, refused=0)"
+    assert "round_number=0, n=600, clients=10, lr=Exponential(initial=0.1, decay=0.9), rows=0, storage='ram'" in shown
+    assert repr(opened) == "LocalRound(round=0, is_open=True, accepted=1, rejected=0)"
     report = opened.finish()
-    assert repr(opened) == f"Round(is_open=False, report={report!r})"
-    assert repr(report).startswith("RoundReport(round=0, heard=(0,), refused=(), steps=1, norms=float64[1], ")
+    assert repr(opened) == f"LocalRound(is_open=False, report={report!r})"
+    assert repr(report).startswith("Report(round=0, accepted=(0,), rejected=(), steps=1, norms=float64[1], ")
     assert repr(made.layout) == "Layout(n=600, n_parameters=600, tensors=1, counters=1, constants=0, library='numpy')"
     assert repr(made.clients) == "Clients(count=10, first=(0, 1, 2, 3, 4, 5))"
     assert repr(Registry(["a"])) == "Registry(count=1, first=('a',))"
@@ -46,7 +48,7 @@ def test_each_on_one_line():
         "plain=False, bytes=4800)"
     )
     assert "offset" not in repr(made.broadcast([0]).of(0))
-    assert repr(Update(0, made.x, 3)) == "Update(client=0, model=float32[600], steps=3)"
+    assert repr(Update(0, made.x, 3)) == "Update(client=0, value=float32[600], steps=3)"
     assert repr(network()) == "Network(nodes=2, n=3, round_number=0, zeta=0)"
     assert repr(data.load("digits")).startswith("Dataset(name='digits', train_x=float32[")
     assert repr(load_preset("quickstart")) == "Experiment('quickstart': FedAvg, MIFA, MimiC; 100 rounds, 5 seeds)"
@@ -91,14 +93,14 @@ def test_each_as_a_table(made):
 
 
 def test_what_stands_in_a_table_is_no_markup():
-    layout = Server("FedAvg", {"<b>": np.zeros(2, np.float32)}, 1, lr=0.1).layout
+    layout = Server({"<b>": np.zeros(2, np.float32)}, "FedAvg", 1, lr=0.1).layout
     assert "<b>" not in layout._repr_html_()
     assert "<td>&lt;b&gt;</td><td>parameter</td><td>float32[2]</td>" in layout._repr_html_()
 
 
 def test_what_is_closed_shows_itself(tmp_path):
-    made = server(store=f"mmap:{tmp_path / 's'}")
-    assert f"store='mmap:{tmp_path / 's'}'"[:50] in repr(made)
+    made = server(storage=tmp_path / "s")
+    assert f"storage='{tmp_path / 's'}'"[:50] in repr(made)
     made.close()
     assert repr(made).startswith("Server(")
     assert repr(made.store).startswith("ReadRows(")
@@ -116,7 +118,7 @@ def test_what_is_closed_shows_itself(tmp_path):
 )
 def test_no_pickles_but_a_sentence(made, instead):
     owner = made()
-    with pytest.raises(PicklingError, match=rf"{type(owner).__name__}: cannot be pickled: .*{instead}"):
+    with pytest.raises(PicklingError, match=rf"^{type(owner).__name__}.*{instead}"):
         pickle.dumps(owner)
     with pytest.raises(TypeError):  # what the library raises itself
         pickle.dumps([owner])
@@ -137,7 +139,7 @@ def test_a_server_in_memory_is_copied_and_one_in_files_is_not(tmp_path):
     copied.round([Update(1, made.x + 1, 1)])
     assert (made.round_number, copied.round_number) == (1, 2)
     assert (len(made.store), len(copied.store)) == (1, 2)
-    with server(store=f"mmap:{tmp_path / 's'}") as held, pytest.raises(PicklingError, match="since it holds files"):
+    with server(storage=tmp_path / "s") as held, pytest.raises(PicklingError, match="files"):
         copy.deepcopy(held)
 
 
@@ -147,7 +149,7 @@ def test_a_server_in_memory_is_copied_and_one_in_files_is_not(tmp_path):
         ("Topology", lambda: Topology(networkx.DiGraph())),
         ("Topology", lambda: Topology(networkx.path_graph(3), dtype="f")),
         ("Network", lambda: Network([np.zeros(3, np.float32)] * 2, 3, lr=0.1)),
-        ("Server", lambda: Server("FedAvg", np.zeros(3, np.float32), -1, lr=0.1)),
+        ("Server", lambda: Server(np.zeros(3, np.float32), "FedAvg", -1, lr=0.1)),
         ("ClientStore", lambda: ClientStore(3, 0)),
     ],
 )

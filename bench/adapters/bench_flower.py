@@ -9,6 +9,7 @@ from bench.line import Line
 from bench.probe import read_floor
 from bench.rivals.aggregate import resnet18
 from bench.rivals.flower import Fixed, NoOp, flower_fedavg, flower_rounds, model_and_clients, replies
+from fedcore import Compute
 from fedcore.adapters import npy
 from fedcore.adapters.flower import FedAvg, StreamingGrid
 
@@ -19,7 +20,10 @@ FOLD = 32
 
 def fedcore_fedavg(records, fold=FOLD):
     """fedcore's aggregation of one reply from each node, the same messages as Flower's; the sending is counted too."""
-    strategy, grid = FedAvg(lr=0.1, fold=fold, fraction_evaluate=0.0), StreamingGrid(Fixed(records))
+    strategy, grid = (
+        FedAvg(lr=0.1, compute=Compute(batch_size=fold), fraction_evaluate=0.0),
+        StreamingGrid(Fixed(records)),
+    )
     arrays = records[0]
 
     def run():

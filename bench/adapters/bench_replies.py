@@ -2,9 +2,10 @@
 
 import numpy as np
 
-from fedcore import Layout, reference
+from fedcore import Layout
 from fedcore.adapters import npy
 from fedcore.native import core
+from tests import oracle
 
 TENSORS, ELEMENTS = 62, 64
 
@@ -29,13 +30,13 @@ def bench_known_heads(versus):
 
 
 def bench_plain_tensors(versus):
-    """``read_plain_tensors``, by the layout, against its twin."""
+    """``read_plain_tensors``, by the layout, against its definition in Python."""
     named = tensors()
     layout, shapes = Layout.of(named), [one.shape for one in named.values()]
     versus(
         f"{TENSORS} named NumPy arrays as a layout's vectors",
         lambda: layout.pieces(named),
-        {"read_plain_tensors in Python": lambda: reference.read_plain_tensors([*named.values()], shapes)},
+        {"read_plain_tensors in Python": lambda: oracle.read_plain_tensors([*named.values()], shapes)},
         targets={"read_plain_tensors in Python": 2.0},
         bytes=None,
         calls=100,
@@ -43,12 +44,12 @@ def bench_plain_tensors(versus):
 
 
 def bench_immutable(versus):
-    """``are_immutable`` against its twin."""
+    """``are_immutable`` against its definition in Python."""
     views = [npy.read(npy.write(one)) for one in tensors().values()]
     versus(
         f"whether {TENSORS} arrays are views of bytes",
         lambda: core.are_immutable(views),
-        {"are_immutable in Python": lambda: reference.are_immutable(views)},
+        {"are_immutable in Python": lambda: oracle.are_immutable(views)},
         targets={"are_immutable in Python": 5.0},
         bytes=None,
         calls=100,

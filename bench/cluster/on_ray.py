@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedcore import Compute, Server, Storage
+
 N, S, SHARDS, CLIENTS = 11_700_000, 16, 2, 32
 ROUNDS, WARM = 10, 4
 """Rounds, and how many of them are not counted: Ray's memory is touched for the first time in these."""
@@ -40,25 +42,22 @@ def cohort(t):
 def one_process(method, folder, n, rounds, how):
     """Seconds of CPU of each round, those of one server or of threads alone, and of its wall."""
     import fedcore
-    from fedcore import cluster
 
     fedcore.set_threads(2)
     # As many as clients: of four that come again and again the caches have every second one.
     ys = [np.random.default_rng(client).normal(size=n).astype(np.float32) * 1e-3 for client in range(S)]
     x0 = np.zeros(n, np.float32)
     if how == "threads":
-        server = cluster.Server(method, x0, CLIENTS, lr=0.1, shards=SHARDS, path=folder)
-    elif folder is None:
-        server = fedcore.Server(method, x0, CLIENTS, lr=0.1)
+        server = Server(x0, method, CLIENTS, lr=0.1, storage=folder, compute=Compute(shards=SHARDS))
     else:
-        store = fedcore.ClientStore(CLIENTS, n, medium="mmap", path=folder, undoable=True)
-        server = fedcore.Server(method, x0, lr=0.1, store=store)
+        storage = Storage(folder, keep_previous=folder is not None)
+        server = Server(x0, method, CLIENTS, lr=0.1, storage=storage)
     found = []
     for t in range(rounds):
         began, used = time.perf_counter(), time.process_time()
         with server.open_round() as opened:
             for client in cohort(t):
-                opened.add(client, delta=ys[client % S], steps=2, keep=True)
+                opened.add(client, value=ys[client % S], kind="delta", steps=2, keep=True)
         found.append([time.process_time() - used, 0, 0, 0, time.perf_counter() - began])
     return found
 
@@ -68,15 +67,19 @@ def shards(method, folder, n, rounds, how):
     import ray
 
     from bench.engines.processes import seconds
-    from fedcore import cluster
-    from fedcore.cluster.on_ray import OnRay
+    from fedcore.cluster import OnRay, Slices
 
     with OnRay(object_store_memory=STORE_BYTES) as there:
-        server = cluster.Server(
-            method, np.zeros(n, np.float32), CLIENTS, lr=0.1, shards=SHARDS, path=folder, placement=there
+        server = Server(
+            np.zeros(n, np.float32),
+            method,
+            CLIENTS,
+            lr=0.1,
+            storage=folder,
+            compute=Compute(shards=SHARDS, executor=there),
         )
         whole = [slice(0, n)]
-        cuts = [slice(span.start, span.stop) for span in server.ranges] if how == "slices" else whole
+        cuts = [slice(span.start, span.stop) for span in server._backend.ranges] if how == "slices" else whole
 
         @ray.remote(num_cpus=1)
         class Client:
@@ -108,16 +111,16 @@ def shards(method, folder, n, rounds, how):
             opened = server.open_round()
             for client, parts in zip(cohort(t), sent, strict=True):
                 if how == "slices":
-                    opened.add_slices(client, parts, steps=2, kind="delta")
+                    opened.add(client, Slices(parts), steps=2, kind="delta")
                 else:
-                    opened.add(client, delta=ray.get(parts), steps=2)
+                    opened.add(client, value=ray.get(parts), kind="delta", steps=2)
             opened._fold_held()
             marks.append(time.process_time())
             walls.append(time.perf_counter())
             folded = used()  # looks at all processes, which is no part of a round
             marks.append(time.process_time())
             walls.append(time.perf_counter())
-            assert len(opened.finish().heard) == S
+            assert len(opened.finish().accepted) == S
             marks.append(time.process_time())
             walls.append(time.perf_counter())
             (adding, _), (ending, _), (_, others) = folded - before, used() - folded, used() - before

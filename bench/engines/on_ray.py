@@ -39,7 +39,7 @@ OFFLINE = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY
 
 def problem(model):
     """Noise as examples, and who holds which."""
-    from fedcore.data import Dataset
+    from fedcore.simulation.data import Dataset
 
     clients, examples, *_ = MODELS[model]
     shape = (1, 28, 28) if model == "lenet" else (64,)
@@ -69,7 +69,7 @@ def measured(do, rounds, workers):
 def idle():
     """A trainer that trains nothing."""
     import fedcore
-    from fedcore.engines.ray.trainer import Trained, Trainer
+    from fedcore.simulation.ray_engine import Trained, Trainer
 
     class Idle(Trainer):
         """A worker that sends the model back."""
@@ -89,9 +89,10 @@ def idle():
 def overhead(rows):
     """A line for each of the sizes."""
     import fedcore
-    from fedcore.engines import Ray
-    from fedcore.engines.ray import Session, engine
-    from fedcore.local import build
+    from fedcore.simulation import ray_engine as engine
+    from fedcore.simulation.executor import Session
+    from fedcore.simulation.nets import build
+    from fedcore.simulation.ray_engine import Ray
 
     engine.Trainer = idle()
     data, _ = problem("mlp")
@@ -100,7 +101,7 @@ def overhead(rows):
             parts = [np.array([0])] * S
             with Ray(build("mlp", seed=0), data, parts, batch=1, steps=1, seed=0, workers=WORKERS, group=group) as work:
                 pids = set(work.processes())
-                server = fedcore.Server("FedAvg", np.zeros(n, np.float32), clients=S, lr=0.1)
+                server = fedcore.Server(np.zeros(n, np.float32), "FedAvg", clients=S, lr=0.1)
 
                 def do(server=server, work=work, S=S):
                     one_round(server, work.updates, range(S))
@@ -125,9 +126,10 @@ def trained(model, how, rounds):
     import torch
 
     import fedcore
-    from fedcore.engines import InProcess, Ray
-    from fedcore.engines.ray import Session
-    from fedcore.local import build
+    from fedcore.simulation.executor import Session
+    from fedcore.simulation.in_process import InProcess
+    from fedcore.simulation.nets import build
+    from fedcore.simulation.ray_engine import Ray
 
     torch.set_num_threads(1)
     fedcore.set_threads(1)
@@ -141,7 +143,7 @@ def trained(model, how, rounds):
         Session(cpus=WORKERS, object_store_memory=STORE_BYTES)
         work = Ray(build(model, seed=0), data, parts, workers=WORKERS, **given)
         workers = set(work.processes())
-    server = fedcore.Server("FedAvg", work.initial, clients=clients, lr=0.05)
+    server = fedcore.Server(work.initial, "FedAvg", clients=clients, lr=0.05)
     one_round(server, work.updates, range(clients))
     told = measured(lambda: one_round(server, work.updates, range(clients)), rounds - 1, lambda _, pid: pid in workers)
     work.close()
@@ -151,9 +153,10 @@ def trained(model, how, rounds):
 def large(how, rounds):
     """Rounds of clients that send a large model back: {"cpu", "wall", "x"}."""
     import fedcore
-    from fedcore.engines import Ray
-    from fedcore.engines.ray import Session, engine
-    from fedcore.local import build
+    from fedcore.simulation import ray_engine as engine
+    from fedcore.simulation.executor import Session
+    from fedcore.simulation.nets import build
+    from fedcore.simulation.ray_engine import Ray
 
     n, clients, _ = LARGE
     fedcore.set_threads(1)
@@ -164,7 +167,7 @@ def large(how, rounds):
             return [array.copy() for array in arrays], 1
 
         return simulated(train, [x0], clients, rounds)
-    server = fedcore.Server("FedAvg", x0, clients=clients, lr=0.1)
+    server = fedcore.Server(x0, "FedAvg", clients=clients, lr=0.1)
     if how == "in process":
         ready = [fedcore.Update(client, x0.copy(), 1, keep=True) for client in range(clients)]
         server.round(ready)
@@ -184,8 +187,8 @@ def large(how, rounds):
 
 def flower(model, rounds):
     """Flower's FedAvg over its simulation; a client takes the same minibatches, steps and rates."""
-    from fedcore.layout import Layout
-    from fedcore.local import build
+    from fedcore.model import Layout
+    from fedcore.simulation.nets import build
 
     clients, _, epochs, _ = MODELS[model]
     kept = {}
@@ -196,7 +199,7 @@ def flower(model, rounds):
         import fedcore
         from bench.engines.on_ray import problem
         from fedcore import Server
-        from fedcore.engines import InProcess
+        from fedcore.simulation.in_process import InProcess
 
         if "work" not in kept:  # an actor's, for all of its clients: as good as it can be had
             torch.set_num_threads(1)
@@ -206,11 +209,11 @@ def flower(model, rounds):
             kept["layout"] = Layout.of(module)
             kept["work"] = InProcess(module, data, parts, batch=16, epochs=epochs, seed=0)
         x = np.concatenate([array.ravel() for array in arrays])
-        server = Server("FedAvg", x, clients=clients, lr=0.05)
+        server = Server(x, "FedAvg", clients=clients, lr=0.05)
         broadcast = replace(server.broadcast([partition]), round=number)
         (update,) = kept["work"].updates(broadcast)
         sizes = np.cumsum([array.size for array in arrays])[:-1]
-        ys = [part.reshape(array.shape) for part, array in zip(np.split(update.model, sizes), arrays, strict=True)]
+        ys = [part.reshape(array.shape) for part, array in zip(np.split(update.value, sizes), arrays, strict=True)]
         return ys, update.examples
 
     state = [tensor.detach().numpy() for tensor in build(model, seed=0).parameters()]

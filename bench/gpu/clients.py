@@ -14,11 +14,11 @@ import torch
 
 from bench.gpu.lines import line, show
 from fedcore import Server
-from fedcore.data import Dataset
-from fedcore.engines import InProcess
-from fedcore.local import build
-from fedcore.local.together import seconds_of_ways
-from fedcore.local.torch_device import torch_device
+from fedcore.simulation.batching.batched_sgd import seconds_of_ways
+from fedcore.simulation.data import Dataset
+from fedcore.simulation.in_process import InProcess
+from fedcore.simulation.nets import build
+from fedcore.simulation.torch_device import torch_device
 
 REAL = not os.environ.get("FEDCORE_CUDA_DRIVER")
 CLIENTS, EXAMPLES = 6, 20
@@ -50,8 +50,8 @@ def trained(what, together, device):
     parts = np.split(np.arange(CLIENTS * EXAMPLES), [15, 40, 57, 80, 97])
     module = build(name, seed=1, **options)
     work = InProcess(module, dataset(shape), parts, batch=8, steps=3, seed=0, together=together, device=device)
-    server = Server("FedAvg", build(name, seed=1, **options), clients=CLIENTS, lr=0.01)
-    sent = [np.array(update.model) for update in work.updates(server.broadcast(range(CLIENTS)))]
+    server = Server(build(name, seed=1, **options), "FedAvg", clients=CLIENTS, lr=0.01)
+    sent = [np.array(update.value) for update in work.updates(server.broadcast(range(CLIENTS)))]
     return np.stack(sent), work.initial, work.evaluate(work.initial).loss
 
 

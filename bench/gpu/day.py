@@ -127,8 +127,8 @@ def steps():
     if REHEARSAL:
         sizes = ("1e4", "3e4", "1e3", "0.0001", 1)
     middle, large, small, gigabytes, long = sizes
-    there_is_one = "import fedcore.cuda, sys; sys.exit(fedcore.cuda.reason())"
-    yield "devices", f"{PYTHON} -m fedcore info && {PYTHON} -c '{there_is_one}'", 60, {}
+    there_is_one = "import fedcore.arrays, sys; sys.exit(fedcore.arrays.reason())"
+    yield "devices", f"{PYTHON} -m fedcore doctor && {PYTHON} -c '{there_is_one}'", 60, {}
     yield "parity", f"{parity} --seconds {long} --largest {middle}", 80, {}
     yield "bandwidth", f"{PYTHON} -m bench.gpu.bandwidth --gigabytes {gigabytes}", 110, {}
     yield "rounds", f"{PYTHON} -m bench.gpu.rounds", 100, {}

@@ -9,7 +9,7 @@ from bench.gpu.arrays import REAL, Placed
 from bench.gpu.bandwidth import MODEL
 from bench.gpu.lines import line, show
 from bench.gpu.stopwatch import TIMES, host_seconds, rivals_seconds
-from fedcore import ClientStore, Server, Update
+from fedcore import Compute, Server, Storage, Update
 from fedcore.native import core
 
 N, CLIENTS = (MODEL, 32) if REAL else (4_000, 3)
@@ -32,8 +32,11 @@ def round_of(server, sent):
 
 
 def server_of(method, **options):
-    clients = None if isinstance(options.get("store"), ClientStore) else CLIENTS
-    return Server(method, np.zeros(N, np.float32), clients, lr=RATE, **options)
+    return Server(np.zeros(N, np.float32), method, CLIENTS, lr=RATE, **options)
+
+
+def on_device(method, medium="cuda", **storage):
+    return server_of(method, compute=Compute(device="cuda"), storage=Storage(medium=medium, **storage))
 
 
 def by_torch(method, sent):
@@ -48,7 +51,7 @@ def by_torch(method, sent):
     made = rivals.Round(zeros(), zeros(), [zeros() for _ in sent], v, scale, gamma, CLIENTS)
     if method == "MIFA":
         made.one_by_one(sent)
-        server = server_of(method, device="cuda", store="cuda")
+        server = on_device(method)
         round_of(server, sent)()
         np.testing.assert_allclose(server.x.to_host(), made.x.cpu().numpy(), rtol=1e-3, atol=1e-5)
     return made.ways(sent)
@@ -63,7 +66,7 @@ def rounds(method):
         ways = {} if method == "FedAvg" else by_torch(method, there)
         others = rivals_seconds(ways, host_seconds)
         others["the CPU"] = host_seconds(round_of(server_of(method), here), 3)
-    ours = host_seconds(round_of(server_of(method, device="cuda", store="cuda"), there), TIMES)
+    ours = host_seconds(round_of(on_device(method), there), TIMES)
     targets = {"the CPU": CPU} | {name: TORCH for name in others if name.startswith("torch")}
     moved = 4 * N * CLIENTS * METHODS[method]
     return line(f"a round of {method}, {CLIENTS} clients of {N:,}", ours, moved, rivals=others, targets=targets)
@@ -72,7 +75,7 @@ def rounds(method):
 def from_host_memory(method, hot):
     """A line: a round whose rows lie in host memory, to which it writes them, with or without copies on the device."""
     sent = [Placed(y, own=not REAL) for y in models()]
-    server = server_of(method, device="cuda", store=ClientStore(CLIENTS, N), hot_rows=CLIENTS if hot else 0)
+    server = on_device(method, "ram", cached_rows=CLIENTS if hot else 0)
     run = round_of(server, [y.array for y in sent])
 
     def whole():

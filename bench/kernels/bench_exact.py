@@ -6,7 +6,8 @@ import pytest
 from bench.alone import Work
 from bench.rivals.aggregate import rows_and_weights
 from bench.rivals.exchange import models_and_rows
-from fedcore import kernels, memory
+from fedcore import arrays as memory
+from fedcore import kernels
 from fedcore.kernels import ExactSum
 
 N = 11_173_962

@@ -10,7 +10,8 @@ import fedcore
 from bench.alone import Work
 from bench.probe import rewrite_floor, write_floor
 from bench.rivals.exchange import models_and_rows, torch_exchange
-from fedcore import kernels, memory
+from fedcore import arrays as memory
+from fedcore import kernels
 
 S, N = 32, 11_173_962
 

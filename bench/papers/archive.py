@@ -13,7 +13,7 @@ import tarfile
 from pathlib import Path
 
 from fedcore.errors import MissingDataError
-from fedcore.experiment.records import read, started
+from fedcore.experiment.results import read, started
 from fedcore.experiment.run_folder import BUILD, CONFIG, begun_runs
 
 

@@ -15,10 +15,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import fedcore
+from bench.papers.theory.local_sgd import largest_full_gradient_rate
 from fedcore import Network, Update, algorithms
-from fedcore.rates import InverseStep
-from fedcore.theory.local_sgd import largest_full_gradient_rate
-from fedcore.topology import Topology
+from fedcore.algorithms.rates import InverseStep
+from fedcore.network.topology import Topology
 from tests.network.problem import LeastSquares
 from tests.theory.local_descent import DRAWN, E, N, descend, diversity, hear, n
 from tests.theory.quadratics import Clients, server_of

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from fedcore import Storage
+
 warnings.simplefilter("ignore")
 logging.disable(logging.WARNING)
 
@@ -60,7 +62,7 @@ def steps_of(user, x, offset):
 
 
 def fedcore_scaffold(rounds, cohort=lambda round: list(USERS)):
-    server = fedcore.Server("SCAFFOLD", np.zeros(1, np.float32), list(USERS), lr=LR)
+    server = fedcore.Server(np.zeros(1, np.float32), "SCAFFOLD", list(USERS), lr=LR)
     for number in range(rounds):
         sent = server.broadcast(cohort(number))
         with server.open_round() as opened:
@@ -88,7 +90,7 @@ def restored(server):
     """The server out of a copy on the disk."""
     with tempfile.TemporaryDirectory() as folder:
         server.save(Path(folder) / "state")
-        return fedcore.Server.load(Path(folder) / "state", medium="ram")
+        return fedcore.Server.load(Path(folder) / "state", storage=Storage(medium="ram"))
 
 
 def described(value):
@@ -340,7 +342,7 @@ def fedml(wheel):
     args = types.SimpleNamespace(federated_optimizer="SCAFFOLD", client_num_in_total=2, ml_engine="torch")
     sent = [(10, {"w": torch.tensor([value])}, {"w": torch.tensor([value])}) for value in (1.0, 3.0)]
     x, c = FedMLAggOperator.agg(args, sent)
-    server = fedcore.Server(SCAFFOLD(control="sent"), np.zeros(1, np.float32), 2, lr=1.0)
+    server = fedcore.Server(np.zeros(1, np.float32), SCAFFOLD(control="sent"), 2, lr=1.0)
     with server.open_round() as opened:
         for client, value in enumerate((1.0, 3.0)):
             opened.add(client, np.float32([value]), steps=1, control=np.float32([value]))

@@ -20,7 +20,7 @@ def problem(model, clients, examples, batch, epochs, rounds):
 
 
 def module(model):
-    """The same layers that ``fedcore.local.nets`` has under that name."""
+    """The same layers that ``fedcore.simulation.nets`` has under that name."""
     if model == "logistic":
         return nn.Sequential(nn.Linear(60, 10))
     if model == "mlp":

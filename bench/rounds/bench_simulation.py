@@ -10,11 +10,10 @@ import fedcore
 from bench.alone import Work
 from bench.line import Line
 from bench.rivals.simulation import LR, pfl_rounds, problem, torch_loop
-from fedcore.data import Dataset
-from fedcore.engines import InProcess
-from fedcore.experiment.build import TrialParts
-from fedcore.experiment.loop import rounds
-from fedcore.local import build
+from fedcore.experiment.trial import TrialParts, rounds
+from fedcore.simulation.data import Dataset
+from fedcore.simulation.in_process import InProcess
+from fedcore.simulation.nets import build
 
 CORES = fedcore.threads()
 PFL, PLAIN = "pfl-research 0.6", "a plain torch loop"
@@ -44,7 +43,7 @@ def simulated(work, threads=1):
     dataset = Dataset("noise", x, y, x[:10], y[:10], classes=10)
     parts = np.split(np.arange(len(x)), clients)
     engine = InProcess(build(model, seed=0), dataset, parts, batch=batch, epochs=epochs, seed=0, threads=threads)
-    server = fedcore.Server("FedAvg", engine.initial, clients=clients, lr=LR)
+    server = fedcore.Server(engine.initial, "FedAvg", clients=clients, lr=LR)
     trial = TrialParts(server, engine, fedcore.participation.Always(clients))
 
     def run():

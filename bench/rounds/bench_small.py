@@ -18,7 +18,7 @@ def bench_small_round(versus, method, clients, n):
     work: they are there to be seen."""
     work = Work(rows_and_weights, clients, n)
     rows, _ = work.arrays
-    server = Server(method, np.zeros(n, np.float32), clients=clients, lr=0.1)
+    server = Server(np.zeros(n, np.float32), method, clients=clients, lr=0.1)
     versus(
         f"{method}, a whole Server.round of {clients} NumPy rows x {n:,}, making the updates counted",
         lambda: server.round([Update(client, y, 1) for client, y in enumerate(rows)]),

@@ -19,7 +19,7 @@ def bench_streaming(versus, size, method, delivery):
     n = size(N, 1_200_000)
     work = Work(rows_and_weights, S, n)
     ys, _ = work.arrays
-    server = Server(method, np.zeros(n, np.float32), clients=S, lr=0.1)
+    server = Server(np.zeros(n, np.float32), method, clients=S, lr=0.1)
     with server.open_round() as opened:  # so that what is lent lies in memory of its own, not on the page of zeros
         for buffer in [opened.buffer() for _ in range(8)]:
             buffer[:] = ys[0]

@@ -5,9 +5,9 @@ import pytest
 
 import fedcore
 from bench.rounds.bench_simulation import one_thread  # noqa: F401  (a fixture)
-from fedcore.data import Dataset
-from fedcore.engines import InProcess
-from fedcore.local import build
+from fedcore.simulation.data import Dataset
+from fedcore.simulation.in_process import InProcess
+from fedcore.simulation.nets import build
 
 STEPS = 10
 # model, an example's shape, batch
@@ -36,7 +36,7 @@ def bench_together(versus, one_thread, case, clients):  # noqa: F811
     def trained(together):
         module = build(model, seed=0, **options)
         engine = InProcess(module, data, parts, batch=batch, steps=STEPS, seed=0, together=together)
-        server = fedcore.Server("FedAvg", engine.initial, clients=clients, lr=0.01)
+        server = fedcore.Server(engine.initial, "FedAvg", clients=clients, lr=0.01)
         return lambda: [None for _ in engine.updates(server.broadcast(range(clients)))]
 
     n = sum(p.numel() for p in build(model, seed=0, **options).parameters())

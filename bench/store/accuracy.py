@@ -16,9 +16,8 @@ import numpy as np
 
 from fedcore import ClientStore, Server
 from fedcore.experiment import load_preset
-from fedcore.experiment.build import build
-from fedcore.experiment.loop import rounds
-from fedcore.experiment.trial import Trial
+from fedcore.experiment.schema import Trial
+from fedcore.experiment.trial import build, rounds
 
 CODECS = ("f32", "bf16", "int8")
 METHODS = ("MIFA", "MimiC", "SCAFFOLD")
@@ -30,7 +29,7 @@ def run(trial, codec):
     """One trial, with rows in that codec: yields (round, accuracy, loss)."""
     parts = build(trial)
     store = ClientStore(trial.experiment.partition.clients, parts.server.layout.n_parameters, codec=codec)
-    server = Server(trial.method.make(), parts.server.tensors(), store=store, lr=trial.experiment.rate.lr.make())
+    server = Server(parts.server.tensors(), trial.method.make(), storage=store, lr=trial.experiment.rate.lr.make())
     every = trial.experiment.evaluate.every
     for line in rounds(replace(parts, server=server), count=trial.experiment.rounds, evaluate_every=every):
         if line.accuracy is not None:

@@ -5,7 +5,8 @@ from itertools import count
 import numpy as np
 
 from bench.rivals.exchange import models_and_rows
-from fedcore import ClientStore, kernels, memory
+from fedcore import ClientStore, kernels
+from fedcore import arrays as memory
 
 S, N = 32, 11_173_962
 

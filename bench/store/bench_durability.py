@@ -21,11 +21,11 @@ def bench_durability(versus, size, tmp_path_factory):
     def rounds(medium, durability="round"):
         path = folder / durability if medium == "mmap" else None
         store = ClientStore(N, n, medium=medium, codec="bf16", path=path, durability=durability)
-        server = Server(algorithms.MIFA(wait=False), np.zeros(n, np.float32), store=store, lr=0.1)
+        server = Server(np.zeros(n, np.float32), algorithms.MIFA(wait=False), storage=store, lr=0.1)
         cohorts = itertools.cycle([range(start, start + S) for start in range(0, N, S)])
 
         def run():
-            updates = [Update(i, gradient=h, steps=1) for i, h in zip(next(cohorts), hs, strict=True)]
+            updates = [Update(i, value=h, kind="gradient", steps=1) for i, h in zip(next(cohorts), hs, strict=True)]
             server.round(updates)
             if durability == "checkpoint" and server.round_number % CHECKPOINT == 0:
                 store.checkpoint()

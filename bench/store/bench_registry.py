@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server
-from fedcore.clients import Registry
-from fedcore.store.files.index_digests import listed_digests
-from fedcore.store.files.stored_ids import Listed
+from fedcore.store.files.entries import Listed, listed_digests
+from fedcore.store.registry import Registry
 
 N, K = 1_000_000, 1_000
 SPREAD = np.random.default_rng(0).permutation(N).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -52,14 +51,14 @@ def bench_come_and_go(versus):
     """A client comes and goes, among a million with sizes against among a thousand."""
 
     def among(clients):
-        server = Server("FedAvg", np.zeros(10, np.float32), clients, lr=0.1, client_sizes=[5] * clients)
+        server = Server(np.zeros(10, np.float32), "FedAvg", dict(enumerate([5] * clients)), lr=0.1)
         server.round([])
         names = count()
 
         def come_and_go():
             name = f"new {next(names)}"
-            server.arrive(name, client_sizes=3)
-            server.depart(name)
+            server.add_clients({name: 3})
+            server.remove_client(name)
 
         return come_and_go
 

@@ -39,12 +39,12 @@ def measure(folder, options, durability):
         resident_rows=RESIDENT_ROWS,
     )
     yield f"registering {options.clients:,} ids in a new folder, s", f"{time.perf_counter() - began:.2f}"
-    server = Server(algorithms.MIFA(wait=False), np.zeros(options.elements, np.float32), store=store, lr=0.1)
+    server = Server(np.zeros(options.elements, np.float32), algorithms.MIFA(wait=False), storage=store, lr=0.1)
     h = np.random.default_rng(1).standard_normal(options.elements).astype(np.float32)
     took, most = [], 0.0
     for t in range(options.rounds):
         drawn = sampling.without_replacement(options.clients, options.cohort, seed=0, round=t)
-        updates = [Update(client, gradient=h, steps=1) for client in ids[drawn].tolist()]
+        updates = [Update(client, value=h, kind="gradient", steps=1) for client in ids[drawn].tolist()]
         began = time.perf_counter()
         server.round(updates)
         took.append(time.perf_counter() - began)

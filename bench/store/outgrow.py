@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from bench import machine
-from fedcore import ClientStore, Server, Update, algorithms, kernels, randomness
+from fedcore import ClientStore, Server, Storage, Update, algorithms, kernels, randomness
 
 PIECE = 8 << 20  # bytes read or written at a time where the disk itself is measured
 COLD, WARM = "a cold round, right away", "a warm round"
@@ -39,7 +39,7 @@ class Bench:
         store = ClientStore(
             options.clients, n, medium="mmap", codec="bf16", path=options.folder, resident_rows=2 * options.cohort
         )
-        self.server = Server(algorithms.MIFA(wait=False), np.zeros(n, np.float32), store=store, lr=0.1)
+        self.server = Server(np.zeros(n, np.float32), algorithms.MIFA(wait=False), storage=store, lr=0.1)
         self.h = np.random.default_rng(0).standard_normal(n, dtype=np.float32)
         self.row_bytes = store.info().row_bytes
         self._next = 0
@@ -50,7 +50,7 @@ class Bench:
         self.took.setdefault(name, []).append(time.perf_counter() - began)
 
     def round(self, ids):
-        self.server.round([Update(client, gradient=self.h, steps=1) for client in ids])
+        self.server.round([Update(client, value=self.h, kind="gradient", steps=1) for client in ids])
 
     def fill(self):
         """Give the first clients their rows."""
@@ -108,7 +108,7 @@ class Bench:
 
     def exchanges(self, ids):
         """The kernel alone: to free slots, in place, and in memory."""
-        store, S, n = self.server._state.store, self.options.cohort, self.options.elements
+        store, S, n = self.server._backend.store, self.options.cohort, self.options.elements
         old, new = [store.row(client) for client in ids], [store.stage(client) for client in ids]
         acc, ys, ones, none = np.zeros(n), [self.h] * S, np.ones(S), [None] * S
         minus, keys = -ones, randomness.keys("row", round=0, clients=ids)
@@ -128,7 +128,7 @@ class Bench:
 
     def write_back(self, early):
         """Rounds that are safe at a checkpoint after training, with writing begun early or not."""
-        store, ids = self.server._state.store, self.cold()
+        store, ids = self.server._backend.store, self.cold()
         store._session._write_back = early
         self.server.broadcast(ids)
         time.sleep(self.options.training)
@@ -177,7 +177,7 @@ def main():
         for _ in range(options.repeats):
             bench.repeat()
         bench.server.close()
-        bench.server = Server.load(options.folder, durability="checkpoint")
+        bench.server = Server.load(options.folder, storage=Storage(durability="checkpoint"))
         for _ in range(options.repeats):
             bench.write_back(early=False)
             bench.write_back(early=True)

@@ -15,21 +15,7 @@ namespace fedcore::bindings {
 namespace {
 
 // The fields of fedcore.Update, in their order, which a test holds to it.
-enum Field {
-    kClient,
-    kModel,
-    kSteps,
-    kExamples,
-    kLr,
-    kControl,
-    kCount,
-    kRound,
-    kDelta,
-    kGradient,
-    kKeep,
-    kWeight,
-    kFields
-};
+enum Field { kClient, kValue, kSteps, kExamples, kLr, kControl, kCount, kRound, kKind, kKeep, kWeight, kFields };
 
 // A plain int within 1..most; else 0.
 double whole(PyObject* object, double most) {
@@ -61,6 +47,10 @@ py::object plain_model(PyObject* model, std::int64_t n) {
         if (!error.matches(PyExc_Exception)) throw;
         return {};
     }
+}
+
+bool is_model(PyObject* kind) {
+    return PyUnicode_CheckExact(kind) && PyUnicode_CompareWithASCIIString(kind, "model") == 0;
 }
 
 py::list list_of(std::vector<py::object>& objects) {
@@ -106,9 +96,9 @@ py::object read_plain_updates(const py::object& updates, const py::handle& type,
         const double rate_used = rate(field(kLr), lr, own_rates, max_lr);
         const bool plain = done > 0 && held > 0 && rate_used > 0 && std::isfinite(1 / (rate_used * done)) &&
                            whole(field(kCount), 1) == 1 && field(kControl) == Py_None && field(kRound) == Py_None &&
-                           field(kDelta) == Py_None && field(kGradient) == Py_None && field(kWeight) == Py_None;
+                           is_model(field(kKind)) && field(kWeight) == Py_None;
         if (!plain) return py::none();
-        py::object model = plain_model(field(kModel), n);
+        py::object model = plain_model(field(kValue), n);
         if (!model) return py::none();
         {
             const OneThread scope(index);

@@ -24,7 +24,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import fedcore
-from fedcore.experiment import load_preset, run_experiment
+from fedcore.experiment import load_preset, read_records, run_experiment
+from fedcore.simulation import participation
 
 folder = Path(mkdtemp())
 
@@ -35,7 +36,7 @@ folder = Path(mkdtemp())
 # clients.
 
 # %%
-pattern = fedcore.participation.Bernoulli(30, 0.1, seed=0, first_round="all")
+pattern = participation.Bernoulli(30, 0.1, seed=0, first_round="all")
 there = np.zeros((30, 60))
 for t in range(60):
     there[pattern.active(t).clients, t] = 1
@@ -59,7 +60,7 @@ plt.show()
 experiment = load_preset("quickstart", ["rounds=40", "seeds=[0]"])
 failed = run_experiment(experiment, folder / "run", jobs=0)
 assert not failed
-records = fedcore.read_records(folder / "run")
+records = read_records(folder / "run")
 last = records[records["round"] >= 30].groupby("algorithm").accuracy
 print((100 * last.agg(["mean", "std"])).round(1))
 
@@ -85,15 +86,16 @@ plt.show()
 # %%
 import torch
 
-from fedcore import data, engines
+from fedcore.simulation import data
+from fedcore.simulation.in_process import InProcess
 
 torch.manual_seed(0)
 digits = data.load("digits")
 parts = data.divide(digits, "shards", 30, seed=0, shards_per_client=2, distinct_classes=True)
 net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
-engine = engines.InProcess(net, digits, parts, batch=16, epochs=5, seed=0)
+engine = InProcess(net, digits, parts, batch=16, epochs=5, seed=0)
 
-server = fedcore.Server("MimiC", engine.initial, clients=30, lr=0.2)
+server = fedcore.Server(engine.initial, "MimiC", clients=30, lr=0.2)
 for t in range(20):
     active = pattern.active(t)
     report = server.round(engine.updates(server.broadcast(active.clients), active))

@@ -36,6 +36,7 @@ import numpy as np
 
 import fedcore
 from fedcore.algorithms import Algorithm, Cohort, Linear, Step, Terms
+from fedcore.testing import check_algorithm
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Mine(Algorithm):
     row = Terms(h=1)
     adds = Terms(row=1, r=-1)
     keeps_total = True
+    total_sums_rows = True
+    total_is_whole = True
 
     def step(self, cohort: Cohort) -> Step:
         return Step(v=Linear(A=1 / cohort.S, T=1 / cohort.N), T=Linear(T=1, A=1))
@@ -63,7 +66,7 @@ class Forgotten(Mine):
 
 
 try:
-    fedcore.Server(Forgotten(), np.zeros(1, np.float32), clients=2, lr=0.1)
+    check_algorithm(Forgotten())
 except fedcore.errors.AlgorithmError as error:
     print(error)
 
@@ -75,8 +78,6 @@ except fedcore.errors.AlgorithmError as error:
 # follow the rows.
 
 # %%
-from fedcore.testing import check_algorithm
-
 check_algorithm(Mine())
 
 # %% [markdown]
@@ -109,7 +110,7 @@ def transcription(optima, rounds, eta, steps):
 def served(algorithm, optima, rounds, eta, steps):
     """The same by a server."""
     clients, n = optima.shape
-    server = fedcore.Server(algorithm, np.zeros(n, np.float32), clients=clients, lr=eta)
+    server = fedcore.Server(np.zeros(n, np.float32), algorithm, clients=clients, lr=eta)
     for t in range(rounds):
         sent = server.broadcast(np.random.default_rng(t).choice(clients, 3, replace=False))
         with server.open_round() as round:
@@ -138,14 +139,14 @@ from tempfile import mkdtemp
 
 import matplotlib.pyplot as plt
 
-from fedcore.experiment import load_preset, run_experiment
+from fedcore.experiment import load_preset, read_records, run_experiment
 
 fedcore.algorithms.REGISTRY["Mine"] = Mine
 folder = Path(mkdtemp()) / "run"
 changes = ["rounds=40", "seeds=[0]", 'algorithms=["FedAvg", "Mine"]', "participation.p=0.2"]
 assert not run_experiment(load_preset("quickstart", changes), folder, jobs=0)
 
-records = fedcore.read_records(folder)
+records = read_records(folder)
 figure, axes = plt.subplots(figsize=(7, 3))
 for name, rows in records.groupby("algorithm"):
     axes.plot(rows["round"], 100 * rows.accuracy, label=name, linewidth=1.2)

@@ -26,6 +26,8 @@ from tempfile import mkdtemp
 import numpy as np
 
 import fedcore
+from fedcore import Storage
+from fedcore.rules import RejectLong
 
 folder = Path(mkdtemp())
 state = folder / "state"
@@ -44,13 +46,14 @@ import sys
 from pathlib import Path
 import numpy as np
 import fedcore
+from fedcore import Storage
 
 state, rounds = Path(sys.argv[1]), int(sys.argv[2])
 if state.exists():
     server = fedcore.Server.load(state)
 else:
     x0 = np.zeros(10_000, np.float32)
-    server = fedcore.Server("MimiC", x0, clients=200, lr=0.1, store=f"mmap:{state}", undoable=True)
+    server = fedcore.Server(x0, "MimiC", clients=200, lr=0.1, storage=Storage(state, keep_previous=True))
 with server:
     while server.round_number < rounds:
         random = np.random.default_rng(server.round_number)
@@ -77,7 +80,7 @@ with serve(1000) as running:
     for _ in range(5):
         running.stdout.readline()
     running.send_signal(signal.SIGKILL)
-left = fedcore.Server.load(state, medium="ram")
+left = fedcore.Server.load(state, storage=Storage(medium="ram"))
 print("rounds are there:", left.round_number >= 5, "and clients are remembered:", len(left.store) > 20)
 
 # %% [markdown]
@@ -90,7 +93,7 @@ rounds = left.round_number + 10
 for place in (state, folder / "straight"):
     with serve(rounds, place) as running:
         running.communicate()
-killed, straight = (fedcore.Server.load(each, medium="ram") for each in (state, folder / "straight"))
+killed, straight = (fedcore.Server.load(each, storage=Storage(medium="ram")) for each in (state, folder / "straight"))
 print("the same bits:", killed.x.tobytes() == straight.x.tobytes())
 
 # %% [markdown]
@@ -100,12 +103,12 @@ print("the same bits:", killed.x.tobytes() == straight.x.tobytes())
 # for.
 
 # %%
-limited = fedcore.Server("MIFA", np.zeros(100, np.float32), clients=10, lr=0.1, max_norm_ratio=10)
+limited = fedcore.Server(np.zeros(100, np.float32), "MIFA", clients=10, lr=0.1, aggregation=[RejectLong(10)])
 with limited.open_round() as round:
     for client in range(10):
         delta = np.full(100, {3: 1e6, 4: np.nan}.get(client, 1), np.float32)
-        round.add(client, delta=delta, steps=1)
-for client, reason in round.report.refused:
+        round.add(client, value=delta, kind="delta", steps=1)
+for client, reason in round.report.rejected:
     print(client, reason)
 
 # %% [markdown]
@@ -125,7 +128,7 @@ undone = subprocess.run(
     [sys.executable, "-m", "fedcore", "store", "undo", state], capture_output=True, text=True, check=True
 )
 print(undone.stdout.strip().replace(str(folder), "..."))
-print("as before:", np.array_equal(fedcore.Server.load(state, medium="ram").x, before))
+print("as before:", np.array_equal(fedcore.Server.load(state, storage=Storage(medium="ram")).x, before))
 
 # %% [markdown]
 # ## And then

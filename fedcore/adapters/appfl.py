@@ -3,20 +3,26 @@
 from collections import OrderedDict
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from appfl.algorithm.aggregator import BaseAggregator
 from appfl.misc.utils import create_instance_from_file
 
-from fedcore.adapters.open_server import newcomers, open_server
-from fedcore.adapters.order import with_plain_steps
-from fedcore.adapters.refusals import refusal_line
-from fedcore.adapters.replies import add_reply
-from fedcore.arguments import absolute_store, integral
+from fedcore.adapters.session import (
+    add_reply,
+    chain_of,
+    is_begun,
+    newcomers,
+    open_server,
+    options_of,
+    rejection_line,
+    with_plain_steps,
+)
+from fedcore.arguments import integral
 from fedcore.errors import RangeError
-from fedcore.server import RoundReport, Server, Update
+from fedcore.options import Compute, Limits, Storage
+from fedcore.server import Report, Server, Update
 
 
 class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
@@ -30,16 +36,18 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
 
     Args:
         aggregator_configs: the agent's ``aggregator_kwargs``. ``model_path``, ``model_name``, ``model_kwargs``: as in
-            its ``model_configs``, whose model it hands to APPFL's own aggregators alone. ``algorithm``: one of
-            ``fedcore.algorithms`` of plain local steps. ``lr``: their rate. ``steps``: K of a reply that does not say
-            it (1), and the most that one may say, unless ``max_steps`` does. ``clients``: the ids of all clients,
-            whether or not they ever answer (those that do, from their first answer that counts). ``store``: "ram", or
-            "mmap:PATH" to go on after the last finished round. Any more are arguments of ``fedcore.Server``.
+            its ``model_configs``, whose model it gives only to APPFL's own aggregators. ``algorithm``: one of
+            ``fedcore.algorithms`` of plain local steps. ``lr``: their rate. ``steps``: K of a reply that does not
+            report it (1), and the most that one may report, unless ``limits`` have ``max_steps``. ``clients``: the ids
+            of all clients, whether or not they ever answer. Default: each from its first accepted answer. ``storage``,
+            ``limits``, ``compute``: as for ``fedcore.Server``, or their fields as a mapping; with the path of a folder
+            a later run goes on after the last finished round. ``aggregation``: names, and rules as mappings such as
+            ``{"name": "RejectLong", "ratio": 20}``. Any more are arguments of ``fedcore.Server``.
         logger: the agent's.
 
     Attributes:
         server: the ``fedcore.Server``, once a client has answered.
-        reports: the ``RoundReport`` of each round.
+        reports: the ``Report`` of each round.
 
     Raises:
         RangeError: the method's clients take no plain steps, or ``lr`` differs between the steps of a round.
@@ -52,18 +60,21 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
         self.model = create_instance_from_file(*source, **options.pop("model_kwargs", {}))
         self.algorithm = with_plain_steps(options.pop("algorithm"), options.get("lr"))
         self.server: Server | None = None
-        self.reports: list[RoundReport] = []
+        self.reports: list[Report] = []
         self._steps, self._clients = options.pop("steps", None), list(options.pop("clients", []))
         self._sizes = options.pop("client_sizes", None)
         self._weighs = options.pop("client_weights_mode", "equal") == "sample_size"
-        self._options = options | {"store": absolute_store(options.get("store", "ram"))}
+        limits, self._storage = options.get("limits"), Storage.of(options_of(Storage, options.get("storage")))
+        options["limits"] = None if limits is None else options_of(Limits, limits)
+        options["compute"] = options_of(Compute, options.get("compute") or {})
+        options["aggregation"] = chain_of(options.get("aggregation"))
+        self._options = options | {"steps": self._steps, "storage": self._storage}
         self._logger = logger
         self.client_sample_size: dict[Any, int] = {}  # which the base class fills
 
     def get_parameters(self, /, **told: Any) -> OrderedDict[str, torch.Tensor]:
         """The global model; before the first round the one that a run before this has left, if there is one."""
-        medium, _, path = self._options["store"].partition(":")
-        if self.server is None and medium == "mmap" and Path(path).is_dir():
+        if self.server is None and is_begun(self._storage):
             self._open()
         return self._tensors()
 
@@ -88,7 +99,7 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
                 add_reply(round, client, partial(self._read, client, model, told))
         assert round.report is not None
         self.reports.append(round.report)
-        line = refusal_line(round.report)
+        line = rejection_line(round.report)
         if line and self._logger is not None:
             self._logger.warning(line)
         return self._tensors()
@@ -102,9 +113,9 @@ class Aggregator(BaseAggregator):  # type: ignore[misc, unused-ignore]
 
     def _open(self) -> Server:
         if self.server is None:
-            sizes = self._sizes and {client: self._sizes[client] for client in self._clients}
-            known = {"client_sizes": sizes, "steps": self._steps}
-            self.server = open_server(self.algorithm, self.model, self._clients, **known, **self._options)
+            self.server = open_server(
+                self.model, self.algorithm, self._clients, client_sizes=self._sizes, **self._options
+            )
         return self.server
 
     def _tensors(self) -> OrderedDict[str, torch.Tensor]:

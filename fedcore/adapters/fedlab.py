@@ -11,15 +11,13 @@ from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 from fedlab.core.server.manager import SynchronousServerManager
 from fedlab.utils import MessageCode
 
-from fedcore.adapters.open_server import open_server
-from fedcore.adapters.order import with_plain_steps
-from fedcore.adapters.refusals import refusal_line, silence
-from fedcore.adapters.replies import add_reply
+from fedcore.adapters.session import add_reply, open_server, rejection_line, silence, with_plain_steps
 from fedcore.algorithms import Algorithm
-from fedcore.arguments import absolute_store, integral, reason_of, shown, whole
+from fedcore.arguments import integral, reason_of, shown, whole
+from fedcore.arrays import to_host
 from fedcore.errors import ArrayError, RoundError
-from fedcore.memory import to_host
-from fedcore.server import Round, RoundReport, Server, Update
+from fedcore.options import Storage
+from fedcore.server import Report, Round, Server, Update
 
 
 class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
@@ -43,14 +41,14 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         sample_ratio: the share of the clients that takes part in a round.
         algorithm: one of ``fedcore.algorithms`` whose clients take plain steps, or its name.
         lr: the rate of the local steps.
-        steps: K, of an upload without claims (1), and the most that claims may say, unless ``max_steps`` does.
+        steps: K, of an upload without claims (1), and the most that claims may say, unless ``limits`` do.
         evaluate: called with the model at each ``evaluate()``.
-        store: "ram", or "mmap:PATH" so that a later run goes on after the last finished round.
-        options: further arguments of ``fedcore.Server``.
+        storage: as for ``fedcore.Server``; with a folder a later run goes on after the last finished round.
+        options: further arguments of ``fedcore.Server``, and ``client_sizes``, n_k by id.
 
     Attributes:
         server: the ``fedcore.Server``, once FedLab has said how many clients there are.
-        reports: the ``RoundReport`` of each round.
+        reports: the ``Report`` of each round.
 
     Raises:
         RangeError: the method's clients take no plain steps, or ``lr`` differs between the steps of a round.
@@ -66,15 +64,15 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         lr: float,
         steps: int | None = None,
         evaluate: Callable[[torch.nn.Module], Any] | None = None,
-        store: str = "ram",
+        storage: Storage | str | None = None,
         logger: Any = None,
         **options: Any,
     ) -> None:
         super().__init__(model, global_round, sample_ratio, logger=logger)
         self._algorithm, self._steps, self._evaluate = with_plain_steps(algorithm, lr), steps, evaluate
-        self._options = {"lr": lr, "store": absolute_store(store), "steps": steps, **options}
+        self._options = {**options, "lr": lr, "storage": Storage.of(storage), "steps": steps}
         self.server: Server | None = None
-        self.reports: list[RoundReport] = []
+        self.reports: list[Report] = []
         self._round: Round | None = None
         self._sampled: tuple[int, ...] = ()
         self._due: dict[int, None] = {}  # of the sampled, in order, those who have not answered
@@ -138,7 +136,7 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
         reason = f"client: expected {due}, got an upload that claims to be {client!r}'s"
         if 0 <= int(client) < self.num_clients and client not in self._strays:
             self._strays.add(int(client))
-            round.refuse(client, reason)
+            round.reject(client, reason)
         return reason
 
     def global_update(self, buffer: Any) -> None:
@@ -149,10 +147,9 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
             self.reports.append(report := opened.finish())
             if silent:
                 self._LOGGER.info(f"round {report.round}: {silence(silent)}")
-            if line := refusal_line(report):
+            if line := rejection_line(report):
                 self._LOGGER.warning(line)
-            self.round = self.server.round_number
-            self.set_model(torch.from_numpy(np.array(to_host(self.server.x))).to(self.model_parameters.dtype))
+            self._show(self.server)
 
     def setup_optim(self) -> None:
         """Do nothing: the method's options are arguments of ``__init__``."""
@@ -164,10 +161,14 @@ class ServerHandler(SyncServerHandler):  # type: ignore[misc, unused-ignore]
     def _start(self) -> Server:
         if self.server is None:
             x0 = self.model_parameters.float().numpy()
-            self.server = open_server(self._algorithm, x0, range(self.num_clients), **self._options)
-            self.round = self.server.round_number
-            self.set_model(torch.from_numpy(np.array(to_host(self.server.x))).to(self.model_parameters.dtype))
+            self.server = open_server(x0, self._algorithm, range(self.num_clients), **self._options)
+            self._show(self.server)
         return self.server
+
+    def _show(self, server: Server) -> None:
+        """Give FedLab the server's model, and the number of its rounds."""
+        self.round = server.round_number
+        self.set_model(torch.from_numpy(np.array(to_host(server.x))).to(self.model_parameters.dtype))
 
     def _update(self, payload: Any, sender: "Sender | None") -> Update:
         """An upload as a round takes it, whose parameters and numbers are checked there.

@@ -3,32 +3,24 @@
 from inspect import isclass, signature
 from typing import Any
 
-from fedcore.algorithms.algorithm import (
+from fedcore.algorithms.averaging import FedAvg, FedExP, FedNova, FedProx, FlexibleFedAvg, LocalDescent
+from fedcore.algorithms.base import (
     MEAN_GRADIENT,
     ROW_CHANGE,
     Algorithm,
+    Claims,
+    Cohort,
     Direction,
     Placement,
     Step,
+    check_step,
+    check_table,
+    check_weights,
     is_made_here,
 )
-from fedcore.algorithms.checks import check_step, check_table, check_weights
-from fedcore.algorithms.cohort import Claims, Cohort
-from fedcore.algorithms.fedavg import FedAvg
-from fedcore.algorithms.fedavg_m import FedAvgM, FedAvgMVR
-from fedcore.algorithms.feddyn import FedDyn
-from fedcore.algorithms.fedexp import FedExP
-from fedcore.algorithms.fednova import FedNova
-from fedcore.algorithms.fedprox import FedProx
-from fedcore.algorithms.fedstale import FedStale
-from fedcore.algorithms.fedvarp import FedVARP
-from fedcore.algorithms.flexible import FlexibleFedAvg
-from fedcore.algorithms.local_descent import LocalDescent
-from fedcore.algorithms.mb_storm import MBSTORM
-from fedcore.algorithms.mifa import MIFA
-from fedcore.algorithms.mimic import MimiC
-from fedcore.algorithms.scaffold import SCAFFOLD
-from fedcore.algorithms.scaffold_m import SCAFFOLDM, SCAFFOLDMVR
+from fedcore.algorithms.controls import SCAFFOLD, SCAFFOLDM, SCAFFOLDMVR, FedDyn
+from fedcore.algorithms.memory import MIFA, FedStale, FedVARP, MimiC
+from fedcore.algorithms.momentum import MBSTORM, FedAvgM, FedAvgMVR
 from fedcore.errors import UnknownNameError
 from fedcore.kernels import Linear, Terms
 from fedcore.registries import Registry

@@ -1,56 +1,132 @@
-"""``fedcore list``."""
+"""``fedcore list``: the presets, and the names that a configuration can use."""
 
-from typing import Any
+import inspect
+import os
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from fedcore.cli import terminal
+from fedcore.cli.terminal import Options, Parser
 
-from fedcore import algorithms, data, optimizers, participation, rates
-from fedcore.cli.imports import load_all
-from fedcore.cli.pairs import show_json
-from fedcore.experiment import presets
-from fedcore.local import nets
-from fedcore.registries import Registry
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
-SAID = ("title", "rounds", "seeds")
-"""What is listed of a preset."""
+KINDS = ("presets", "methods", "data", "partitions", "models", "participation", "rates", "optimizers")
 
 
-def folded(file: str, axes: list[list[str]]) -> str:
-    """A file's presets in one line, as shells write several words in one.
+def add_arguments(top: Parser) -> None:
+    """Add the command."""
+    parser = top.add_command("list", run, needs=terminal.SIMULATOR)
+    parser.add_argument("kind", nargs="?", choices=KINDS, metavar="KIND", help=f"one of {', '.join(KINDS)}")
+    terminal.add_imports(parser)
+    terminal.add_json(parser)
 
-    >>> folded("t", [["a", "b"], ["x"]])
-    't-{a,b}-x'
+
+def run(options: Options) -> None:
+    """List the presets, and the names that a configuration can use.
+
+    With a KIND, show each name with its options. Every name can be written into a
+    configuration, or set from the command line:
+      fedcore run quickstart --set 'partition={name="dirichlet", clients=30, alpha=0.3}'
+
+    Data is read from $FEDCORE_DATA_DIR/NAME if that variable is set; otherwise it is
+    downloaded once.
+
+    Examples:
+      fedcore list
+      fedcore list partitions
     """
-    return "-".join([file, *("{" + ",".join(axis) + "}" if len(axis) > 1 else axis[0] for axis in axes)])
+    from rich.console import Console
 
-
-REGISTRIES: dict[str, Registry[Any]] = {
-    "algorithms": algorithms.REGISTRY,
-    "participation": participation.REGISTRY,
-    "rates": rates.REGISTRY,
-    "server optimisers": optimizers.REGISTRY,
-    "data": data.REGISTRY,
-    "partitions": data.partitions.REGISTRY,
-    "models": nets.REGISTRY,
-}
-
-
-def list_names(imports: list[str], as_json: bool) -> None:
-    """List the presets, and the names that a configuration can use."""
-    load_all(imports)
-    if as_json:
-        listed = [{"name": name} | {key: presets.read(name)[key] for key in SAID} for name in presets.names()]
-        show_json({"presets": listed} | {what: registry.names() for what, registry in REGISTRIES.items()})
+    terminal.load_imports(options.imports)
+    console, kind = Console(), options.kind
+    if options.json:
+        terminal.print_json(_as_json(kind))
         return
-    console = Console()
+    if kind in (None, "presets"):
+        _print_presets(console)
+    if kind is None:
+        for one in KINDS[1:]:
+            console.print(f"[bold]{one}[/bold]: {', '.join(_room(one).REGISTRY.names())}", highlight=False)
+        console.print("\nMore on each: fedcore list KIND\nRun one with: fedcore run quickstart", highlight=False)
+    elif kind != "presets":
+        console.print(_table(kind))
+    if kind == "data":
+        folder = os.environ.get("FEDCORE_DATA_DIR")
+        where = f"read from FEDCORE_DATA_DIR, {folder}" if folder else "downloaded once (FEDCORE_DATA_DIR is not set)"
+        console.print(f"Files are {where}.", markup=False, highlight=False, soft_wrap=True)
+
+
+def _room(kind: str) -> Any:
+    """Return the module that has the registry of a kind."""
+    from fedcore import algorithms
+    from fedcore.algorithms import optimizers, rates
+    from fedcore.simulation import data, participation
+
+    if kind == "models":
+        from fedcore.simulation import nets
+
+        return nets
+    rooms = {"methods": algorithms, "participation": participation, "rates": rates, "optimizers": optimizers}
+    return (rooms | {"data": data, "partitions": data.partitions})[kind]
+
+
+def _as_json(kind: str | None) -> dict[str, Any]:
+    from fedcore.experiment import presets
+
+    if kind not in (None, "presets"):
+        return {kind: _described(kind)}
+    found = [(name, presets.read(name)) for name in presets.names()]
+    listed = [{"name": name} | {key: tables[key] for key in ("title", "rounds", "seeds")} for name, tables in found]
+    return {"presets": listed} | {one: _room(one).REGISTRY.names() for one in KINDS[1:] if kind is None}
+
+
+def _print_presets(console: "Console") -> None:
+    """Print a line for each file of presets, its names folded as shells write several words in one: ``t-{a,b}``."""
+    from fedcore.experiment import presets
+
     console.print("[bold]presets[/bold] ({a,b} stands for one of them each, as shells expand it):", highlight=False)
     for file, axes in presets.files():
         tables = presets.read("-".join([file, *(axis[0] for axis in axes)]))
         title = tables["title"].rpartition(": ")[0] if axes else tables["title"]
-        console.print(f"  {folded(file, axes)}", markup=False, highlight=False, soft_wrap=True)
+        name = "-".join([file, *("{" + ",".join(axis) + "}" if len(axis) > 1 else axis[0] for axis in axes)])
         size = f"{tables['rounds']} rounds, {len(tables['seeds'])} seeds"
+        console.print(f"  {name}", markup=False, highlight=False, soft_wrap=True)
         console.print(f"      {title}; {size}", style="dim", markup=False, highlight=False, soft_wrap=True)
-    for what, registry in REGISTRIES.items():
-        console.print(f"[bold]{what}[/bold]: {', '.join(registry.names())}", highlight=False)
-    console.print("\nMore on data and partitions: fedcore data list", highlight=False)
-    console.print(f"Run one with: fedcore run {presets.names()[0]}", highlight=False)
+
+
+def _described(kind: str) -> list[dict[str, Any]]:
+    """Return the names of a kind, each with a line about it and its options with their defaults."""
+    from fedcore.simulation.data import Source
+
+    filled_in = getattr(_room(kind), "FILLED_IN", ("clients", "seed", "first_round"))  # by the experiment
+    registry, found = _room(kind).REGISTRY, []
+    for name in registry.names():
+        row = registry.find(name)
+        about = row.about if isinstance(row, Source) else (inspect.getdoc(row) or "").split("\n")[0]
+        one = {"name": name, "about": about}
+        if isinstance(row, Source):
+            one |= {"shape": row.shape, "classes": row.classes}
+        own = inspect.signature(row.load if isinstance(row, Source) else row).parameters.values()
+        options = {
+            option.name: {} if option.default is option.empty else {"default": option.default}
+            for option in own
+            if option.name not in filled_in
+        }
+        found.append(one | {"options": options})
+    return found
+
+
+def _table(kind: str) -> "Table":
+    """Return a table of the names of a kind."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in (kind, *(("example", "classes") if kind == "data" else ()), "description", "options"):
+        table.add_column(heading, no_wrap=heading == kind, overflow="fold")
+    for one in _described(kind):
+        shape = ("x".join(map(str, one["shape"])), str(one["classes"])) if kind == "data" else ()
+        options = (f"{name}={given['default']!r}" if given else name for name, given in one["options"].items())
+        table.add_row(one["name"], *shape, one["about"], ", ".join(options))
+    return table

@@ -1,7 +1,7 @@
-"""The loggers that ``--log`` names: they are told of each round while trials run."""
+"""The loggers of ``fedcore run --log``: they get each round while trials run."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -12,21 +12,21 @@ from rich.console import Console
 from fedcore.callbacks import Callback, MLflow, TensorBoard, WandB
 from fedcore.errors import ConfigError, MissingDataError
 from fedcore.experiment import Event
-from fedcore.experiment.records import read, started
+from fedcore.experiment.results import read, started
 
 KINDS = ("tensorboard", "mlflow", "wandb")
 
 
 class Loggers:
-    """Tells loggers of the events of a run or a sweep, and says at the end how their files are read. A context manager.
+    """Passes the events of a run or a sweep to loggers, and prints at the end how to read their files.
 
-    A logger that fails is left out from then on: the run goes on, and its records have all that was to be logged.
+    A context manager. A logger that fails is left out from then on: the run continues, and its records have all rounds.
     Rounds that were recorded before are not logged again.
 
     Args:
         asked: ``KIND`` or ``KIND=WHERE``, as on the command line.
-        folder: of the run or the sweep, which need not be there yet.
-        console: where it is said.
+        folder: of the run or the sweep; it need not exist yet.
+        console: for messages.
 
     Raises:
         ConfigError: there is no such kind, or one comes twice.
@@ -45,10 +45,10 @@ class Loggers:
                 raise ConfigError(f"--log: expected one of {', '.join(KINDS)}, got {text!r}: KIND or KIND=WHERE")
             if kind in self._loggers:
                 raise ConfigError(f"--log: expected each kind once, got {kind} twice: leave one out")
-            self._loggers[kind], self._read[kind] = self._made(kind, where)
+            self._loggers[kind], self._read[kind] = self._make(kind, where)
 
     def show(self, event: Event) -> None:
-        """Tell the loggers of an event."""
+        """Pass an event to the loggers."""
         if event.round is None:
             return
         if event.round.round < self._before.get(event.job.folder / "records" / event.trial.file_name, 0):
@@ -73,10 +73,10 @@ class Loggers:
                 self._drop(name, failed)
                 continue
             if name in self._logged:
-                self._say(f"logged to {name}: {self._read[name]}")
+                self._print(f"logged to {name}: {self._read[name]}")
 
-    def _made(self, kind: str, where: str) -> tuple[Callback, str]:
-        """A logger, and how what it writes is read."""
+    def _make(self, kind: str, where: str) -> tuple[Callback, str]:
+        """Return a logger, and how to read its files."""
         if kind == "tensorboard":
             board = where or str(self._folder / "tensorboard")
             return TensorBoard(board), shlex.join(["tensorboard", "--logdir", board])
@@ -87,30 +87,20 @@ class Loggers:
 
     def _drop(self, kind: str, error: Exception) -> None:
         del self._loggers[kind]
-        self._say(
-            f"note: {kind} failed and is left out from here on ({type(error).__name__}: {error}); the run goes on, and "
-            f"fedcore.callbacks can replay({str(self._folder)!r}) later",
+        self._print(
+            f"note: {kind} failed and is left out from here on ({type(error).__name__}: {error}); the run "
+            f"continues, and fedcore.callbacks can replay({str(self._folder)!r}) later",
             style="yellow",
         )
 
-    def _say(self, text: str, style: str = "") -> None:
+    def _print(self, text: str, style: str = "") -> None:
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
-def both(*listeners: Callable[[Event], None]) -> Callable[[Event], None]:
-    """A listener that tells several of an event, in this order."""
-
-    def show(event: Event) -> None:
-        for listener in listeners:
-            listener(event)
-
-    return show
-
-
 def _recorded(folder: Path) -> dict[Path, int]:
-    """The number of rounds in each record."""
+    """Return the number of rounds in each record."""
     found = {}
     for path in folder.rglob("records/*.jsonl"):
-        with suppress(MissingDataError):  # a damaged one: its own trial says so
+        with suppress(MissingDataError):  # its trial raises the error
             found[path] = len(read(path).rounds) if started(path) else 0
     return found

@@ -1,110 +1,283 @@
-"""``fedcore run``."""
+"""``fedcore run``: one run, or a sweep of several presets and of grids."""
 
+import json
 import shlex
-from contextlib import nullcontext
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from fedcore.callbacks import Progress
-from fedcore.cli.engine import EngineOptions
-from fedcore.cli.exit_status import exit_on_failures, interruptible
-from fedcore.cli.imports import flags, load_all
-from fedcore.cli.log import Loggers, both
-from fedcore.cli.overrides import given, on_device
-from fedcore.cli.report import show_report
+from fedcore.arguments import absolute, expanded
+from fedcore.cli import terminal
+from fedcore.cli.report import show_run, show_sweep
+from fedcore.cli.terminal import Options, Parser
 from fedcore.errors import ConfigError
-from fedcore.experiment import load_preset, presets, run_experiment
-from fedcore.experiment.additions import gone_on_with
-from fedcore.experiment.records import started
-from fedcore.experiment.run_folder import CONFIG, default_folder
-from fedcore.experiment.trial import trials
-from fedcore.tracing import trace
+from fedcore.profiling import profile
+from fedcore.registries import ADDED
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedcore.experiment import Event, Experiment
 
 TRACE = "trace.json"
-TOGETHER = {"yes": "true", "no": "false", "vmap": '"vmap"'}
+WORKERS = 2
+"""The workers on Ray without ``--workers``."""
+MOST_SEEDS = 1_000_000
 
 
-def run(
-    preset: str,
-    rounds: int | None,
-    seeds: str | None,
-    changes: list[str],
-    scale: Literal["full", "quick"],
-    out: Path | None,
-    resume: bool,
-    jobs: int | None,
-    threads: int | None,
-    together: Literal["yes", "no", "vmap"] | None,
-    device: str | None,
-    server_device: str | None,
-    imports: list[str],
-    profile: bool,
-    engine: Literal["process", "ray"],
-    workers: int | None,
-    gpus: float | None,
-    address: str | None,
-    loggers: list[str],
+def add_arguments(top: Parser) -> None:
+    """Add the command."""
+    parser = top.add_command("run", run, needs=terminal.SIMULATOR)
+    add = parser.add_argument
+    add("presets", nargs="+", metavar="PRESET", help="presets (see `fedcore list presets`), or .toml or .json files")
+    add("--scale", choices=("full", "quick"), default="full", help="quick: the preset's small size")
+    add("--rounds", type=terminal.whole_number(1), metavar="N", help="communication rounds")
+    add("--seeds", metavar="SEEDS", help="a count (3: seeds 0,1,2), or a list (0,4,7; 4, is seed 4)")
+    terminal.add_changes(parser)
+    add(
+        "--out", type=expanded, metavar="DIR", help="output folder (default: runs/PRESET-DATE-TIME or runs/sweep-SCALE)"
+    )
+    add("--sweep", action="store_true", help="run one preset without a grid as a sweep, too")
+    add("--resume", action="store_true", help="resume or extend a run; PRESET is its folder")
+    add("--backend", choices=("local", "ray"), default="local", help="execution backend; results do not depend on it")
+    words = "local: processes (default: one a core; 0: this process); ray: workers (default: 2)"
+    add("--workers", type=terminal.whole_number(0), metavar="N", help=words)
+    add("--ray-address", metavar="ADDRESS", help="a running Ray cluster, auto or HOST:PORT (default: start Ray here)")
+    words = "GPUs of each Ray worker; 0.25 lets four workers share one"
+    add("--gpus-per-worker", type=terminal.share, metavar="SHARE", help=words)
+    add("--device", metavar="NAME", help="device of the clients: cpu, cuda, cuda:1, ...")
+    add("--server-device", metavar="NAME", help="device of the server's vectors: cpu, cuda, ...")
+    words = "log each round: tensorboard[=DIR], mlflow[=ADDRESS] or wandb[=PROJECT]; repeatable"
+    add("--log", dest="loggers", action="append", default=[], metavar="KIND[=WHERE]", help=words)
+    add("--profile", action="store_true", help="print where time went, and write DIR/trace.json")
+    terminal.add_imports(parser)
+
+
+def run(options: Options) -> None:
+    """Run presets: one run, or a sweep of several presets or a grid.
+
+    A run has every algorithm with every seed, on the same clients in the same rounds. Its
+    folder has a table, plots, the records of all rounds and the configuration.
+
+    Several presets, a grid, or --sweep make a sweep: each preset at each point of its grid,
+    in one folder. The same command resumes a sweep; trials that are complete are skipped,
+    and presets, seeds, algorithms, rounds and points can be added.
+    A run is resumed by --resume. --rounds and --seeds are then its new totals, and
+    --set 'algorithms=[...]' adds algorithms; nothing else can change.
+
+    On Ray, the clients of a run, or the trials of a sweep, are distributed over the workers.
+    Use --ray-address on a trusted network only.
+
+    Examples:
+      fedcore run quickstart
+      fedcore run mimic/table3-tau20 --scale quick --device cuda
+      fedcore run quickstart --set rate.lr=0.1 --set 'participation={name="Bernoulli", p=0.2}'
+      fedcore run quickstart --set 'algorithms=["MimiC", {name="MIFA", wait=false}]'
+      fedcore run quickstart --set 'algorithms=["MimiC", "mine.methods:FedACG"]' --log tensorboard
+      fedcore run runs/quickstart-20260101-120000 --resume --rounds 200 --seeds 10
+      fedcore run mimic/table3-tau20 --backend ray --workers 8
+
+      fedcore run flexible/table3-synthetic-niid-t{1,2,3,4} --seeds 5 --out runs/table3
+      fedcore run momentum/figure5-s10 --set 'grid={"rate.lr"=[0.01, 0.1]}'
+      fedcore run mimic/table3-tau20 --sweep --backend ray --workers 64 --ray-address auto
+    """
+    from rich.console import Console
+
+    from fedcore.experiment import load_preset
+    from fedcore.experiment.run_folder import CONFIG, default_folder, gone_on_with
+
+    terminal.load_imports(options.imports)
+    _check(options)
+    overrides = _overrides(options)
+    names = list(dict.fromkeys(options.presets))
+    if options.resume:
+        folder = Path(names[0])
+        experiment = gone_on_with(folder, load_preset(str(folder / CONFIG), overrides, scale=options.scale))
+        _run(options, [experiment], folder, Console(), sweep=False)
+        return
+    experiments = [load_preset(name, overrides, scale=options.scale) for name in names]
+    sweep = options.sweep or len(experiments) > 1 or any(experiments[0].grid.values())
+    default = Path("runs", f"sweep-{options.scale}") if sweep else default_folder(experiments[0])
+    _run(options, experiments, options.out or default, Console(), sweep=sweep)
+
+
+def _run(
+    options: Options, experiments: "Sequence[Experiment]", folder: Path, console: "Console", *, sweep: bool
 ) -> None:
-    """Run an experiment."""
-    load_all(imports)
-    engines = EngineOptions(engine, workers, gpus, address, jobs)
-    overrides = given(changes, rounds, seeds)
-    overrides += [f"threads={threads}"] if threads is not None else []
-    overrides += [f"together={TOGETHER[together]}"] if together is not None else []
-    overrides += on_device(device, server_device)
-    if resume and (out or scale != "full"):
-        named = "--out" if out else "--scale"
-        raise ConfigError(
-            f"--resume: expected no {named}, since a run goes on in its folder as it was begun, got one: leave it out "
-            "(--rounds, --seeds and --set 'algorithms=[...]' may add to it)"
-        )
-    _require_run_or_preset(preset, resume)
-    experiment = load_preset(str(Path(preset, CONFIG)) if resume else preset, overrides, scale=scale)
-    folder = Path(preset) if resume else out or default_folder(experiment)
-    experiment = gone_on_with(folder, experiment) if resume else experiment
-    console = Console()
-    total = experiment.rounds * len(trials(experiment))
-    traced = trace() if profile else None
+    """Run a checked command, and show its reports."""
+    from fedcore.callbacks import Progress
+    from fedcore.cli.log import Loggers
+    from fedcore.experiment import Sweep, run_experiment, run_sweep
+    from fedcore.experiment.schema import trials
+
+    chosen = Sweep(experiments, folder)
+    work = [job.trial for job in chosen.jobs()] if sweep else trials(experiments[0])
+    total = sum(trial.experiment.rounds for trial in work)
+    traced = profile() if options.profile else None
+    advice = _sweep_advice if sweep else partial(_run_advice, options.imports)
     with (
-        engines.clients(imports) as make_engine,
-        interruptible(console, lambda: _how_to_go_on(folder, imports)),
-        Loggers(loggers, folder, console) as logged,
+        _backend(options, sweep) as backend,
+        interruptible(console, lambda: advice(folder)),
+        Loggers(options.loggers, folder, console) as logged,
         Progress(total, console=console) as progress,
         traced or nullcontext(),
     ):
-        failed = run_experiment(
-            experiment,
-            folder,
-            resume=resume,
-            jobs=jobs,
-            imports=imports,
-            make_engine=make_engine,
-            on_event=both(progress.event, logged.show),
-        )
-    show_report(console, folder)
+
+        def on_event(event: "Event") -> None:
+            progress.event(event)
+            logged.show(event)
+
+        shared = backend | {"imports": absolute_imports(options.imports), "on_event": on_event}
+        if sweep:
+            failed = run_sweep(chosen, **shared)
+        else:
+            failed = run_experiment(experiments[0], folder, resume=options.resume, **shared)
+    (show_sweep if sweep else show_run)(console, folder)
     if traced is not None:
         traced.save(folder / TRACE)
-        console.print(traced.table(), markup=False, highlight=False, soft_wrap=True)
-        console.print(f"wrote {folder / TRACE}", markup=False, highlight=False, soft_wrap=True)
-    exit_on_failures(console, [(event.trial.name, event) for event in failed])
+        for text in (traced.table(), f"wrote {folder / TRACE}"):
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
+    for event in failed:
+        name = event.job.name if sweep else event.trial.name
+        console.print(f"{name}: failed: {event.error}", style="red", markup=False, soft_wrap=True)
+    if failed:
+        sys.exit(terminal.FAILED)
 
 
-def _how_to_go_on(folder: Path, imports: list[str]) -> str:
-    """The advice after an interruption, by what the folder holds then."""
+def _check(options: Options) -> None:
+    """Reject options that do not go together, and folders in the place of presets.
+
+    Raises:
+        ConfigError: there are such.
+    """
+    from fedcore.experiment import presets
+    from fedcore.experiment.run_folder import CONFIG
+
+    of_ray = {"--ray-address": options.ray_address, "--gpus-per-worker": options.gpus_per_worker}
+    if options.backend != "ray" and (beside := [name for name, value in of_ray.items() if value is not None]):
+        raise ConfigError(f"{beside[0]}: has no effect on the local backend; add --backend ray")
+    if options.backend == "ray" and options.workers == 0:
+        raise ConfigError("--workers: expected at least 1 on Ray, got 0")
+    first = options.presets[0]
+    is_run = Path(first, CONFIG).is_file()
+    if options.resume:
+        beside = [name for name in ("out", "sweep") if getattr(options, name)]
+        beside += ["scale"] if options.scale != "full" else []
+        if beside or len(options.presets) > 1:
+            named = f"--{beside[0]}" if beside else "several PRESETs"
+            raise ConfigError(
+                f"--resume: does not go with {named}, since a run resumes in its own folder; leave it out "
+                "(--rounds, --seeds and --set 'algorithms=[...]' may extend the run)"
+            )
+        if not is_run:
+            raise ConfigError(f"{first}: there is no run in this folder, which needs {CONFIG}; name a run's folder")
+    elif is_run and first not in presets.names():
+        raise ConfigError(f"{first}: it is a run's folder: --resume goes on, `fedcore report {first}` shows it")
+
+
+def _overrides(options: Options) -> list[str]:
+    """Return the changes of the configuration that the options ask for."""
+    found: list[str] = [*options.changes]
+    found += [f"rounds={options.rounds}"] if options.rounds is not None else []
+    found += [f"seeds={parse_seeds(options.seeds)}"] if options.seeds is not None else []
+    named = {"device": options.device, "server_device": options.server_device}
+    return found + [f"{key}={json.dumps(name)}" for key, name in named.items() if name is not None]
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Return the seeds of ``--seeds``: of ``"3"`` the first three, of ``"0,4"`` these two.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise ConfigError(f"--seeds: expected a count or numbers with commas between them, got {text!r}") from None
+    if "," in text:
+        return numbers
+    if not numbers or numbers[0] < 1:
+        raise ConfigError(f"--seeds: expected at least one seed, got {text!r}; only seed 0 is 0,")
+    if numbers[0] > MOST_SEEDS:
+        raise ConfigError(f"--seeds: expected at most {MOST_SEEDS} seeds, got {text!r}; only this seed is {text},")
+    return list(range(numbers[0]))
+
+
+@contextmanager
+def _backend(options: Options, sweep: bool) -> Iterator[dict[str, Any]]:
+    """Give the arguments that select the backend: on Ray, workers do the clients of a run, or the trials of a sweep."""
+    if options.backend == "local":
+        yield {"jobs": options.workers}
+        return
+    from fedcore.experiment.executor import RayTrials
+    from fedcore.simulation.executor import Session
+    from fedcore.simulation.ray_engine import Ray
+
+    count, gpus, address = options.workers or WORKERS, options.gpus_per_worker or 0.0, options.ray_address
+    if sweep:
+        yield {"runner": RayTrials(count, gpus, address)}
+        return
+    imports = absolute_imports(options.imports)
+    with Session(address, cpus=count):
+        yield {"make_engine": partial(Ray, workers=count, gpus=gpus, address=address, imports=imports)}
+
+
+def absolute_imports(imports: Sequence[str]) -> list[str]:
+    """Return the imports with absolute paths, since a worker's folder may be another one."""
+    folders = [f"{folder}/" for folder in ADDED]
+    modules = [name for name in imports if not name.endswith("/")]
+    return folders + [str(absolute(name).resolve()) if name.endswith(".py") else name for name in modules]
+
+
+def import_flags(imports: Sequence[str]) -> list[str]:
+    """Return the words of a command line that import these, and find modules where this process finds them."""
+    folders = [f"{folder}/" for folder in ADDED if folder != str(Path().resolve())]
+    names = [*(name for name in imports if not name.endswith("/")), *folders]
+    return [word for name in names for word in ("--import", name)]
+
+
+@contextmanager
+def interruptible(console: "Console", advice: Callable[[], str]) -> Iterator[None]:
+    """At Ctrl-C, or SIGTERM (a scheduler's time limit), print how to resume, and exit with ``INTERRUPTED``."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, interrupt) if in_main else None
+    try:
+        yield
+    except KeyboardInterrupt:
+        text = f"interrupted; {advice()}"
+        console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(terminal.INTERRUPTED)
+    finally:
+        if in_main:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _run_advice(imports: Sequence[str], folder: Path) -> str:
+    """Return how to resume a run, by what its folder holds."""
+    from fedcore.experiment.results import started
+    from fedcore.experiment.run_folder import CONFIG
+
     if not (folder / CONFIG).is_file():
         return "nothing was written yet: the same command begins again"
-    go_on = shlex.join(["fedcore", "run", str(folder), "--resume", *flags(imports)])
+    resume = shlex.join(["fedcore", "run", str(folder), "--resume", *import_flags(imports)])
     if not any(map(started, (folder / "records").glob("*.jsonl"))):
-        return f"no round is finished yet; go on: {go_on}"
-    return f"the finished rounds are in {folder / 'records'}: fedcore report {folder}, or go on: {go_on}"
+        return f"no round is finished yet; resume: {resume}"
+    return f"the finished rounds are in {folder / 'records'}: fedcore report {folder}, or resume: {resume}"
 
 
-def _require_run_or_preset(preset: str, resume: bool) -> None:
-    """Refuse a folder that is no run's with ``--resume``, and one that is without."""
-    is_run = Path(preset, CONFIG).is_file()
-    if resume and not is_run:
-        raise ConfigError(f"{preset}: expected the folder of a run, with {CONFIG} in it, found none: name the folder")
-    if not resume and is_run and preset not in presets.names():
-        raise ConfigError(f"{preset}: it is a run's folder: --resume goes on, `fedcore report {preset}` shows it")
+def _sweep_advice(folder: Path) -> str:
+    """Return how to resume a sweep, by what its folder holds."""
+    from fedcore.experiment.results import started
+
+    if any(map(started, folder.rglob("records/*.jsonl"))):
+        return f"the same command resumes the sweep; report what is there: fedcore report {folder}"
+    return "no round is finished yet: the same command begins again"

@@ -1,96 +1,179 @@
-"""``fedcore store``: what is in a store's folder and whether it is sound; models out of it, and what changes it."""
+"""``fedcore store``: the folder of a client store, of a server, or of a cluster."""
 
 import re
 import sys
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from fedcore.cli import cluster_store
-from fedcore.cli.imports import load_all
-from fedcore.cli.pairs import bytes_of, show_json, show_pairs
-from fedcore.cli.status import FAILED
-from fedcore.cluster.manifest import manifest_at
+from fedcore import cluster
+from fedcore.arguments import expanded
+from fedcore.arrays import NARROW
+from fedcore.cli import terminal
+from fedcore.cli.terminal import Options, Parser
+from fedcore.cluster.coordinator import common_transaction
+from fedcore.cluster.manifest import Manifest, manifest_at
 from fedcore.errors import CheckpointError, MissingDependencyError, StoreError
-from fedcore.libraries import NARROW
-from fedcore.model_files import FORMS, form_of, write_model
+from fedcore.model import FORMS, form_of, write_model
+from fedcore.options import Storage
 from fedcore.server import Server
-from fedcore.server.invariant import folder_problems, loading_hints, loading_problems
-from fedcore.server.saved_model import read_model
-from fedcore.server.transactions import last_change, transactions
+from fedcore.server.folder import (
+    folder_problems,
+    last_change,
+    loading_hints,
+    loading_problems,
+    read_model,
+    transactions,
+)
 from fedcore.store import ClientStore
-from fedcore.store.recovery import give_up, look
+from fedcore.store.inspect import give_up, look
+
+HELP = """
+    Inspect and maintain the folder of a client store, a server or a cluster.
+
+    Start with: fedcore store info PATH
+"""
 
 
-def info(path: Path, as_json: bool, folders: list[Path] | None = None) -> None:
-    """Show what a store holds, or a cluster's shards."""
-    if (found_cluster := manifest_at(path)) is not None:
-        cluster_store.info(*found_cluster, as_json, folders)
+def add_arguments(top: Parser) -> None:
+    """Add the commands."""
+    group = top.add_command("store", help=HELP)
+    group.add_commands()
+    for name, run in {"info": info, "verify": verify, "compact": compact, "undo": undo, "recover": recover}.items():
+        parser = group.add_command(name, run)
+        parser.add_argument("path", type=expanded, metavar="PATH", help="the folder of a store or a cluster")
+        if run in (info, verify):
+            _add_folders(parser, "--folders", "folders of a cluster's shards that are not beside the manifest")
+            terminal.add_json(parser)
+    # The last one is the parser of recover.
+    parser.add_argument("--accept-loss", action="store_true", help="discard the lost commits (default: dry run)")
+    parser = group.add_command("export", export)
+    parser.add_argument("path", type=expanded, metavar="STATE", help="the folder of a server")
+    parser.add_argument("file", type=expanded, metavar="FILE", help="the file: .safetensors, .pt, .pth or .npz")
+    parser = group.add_command("remove-client", remove_client)
+    parser.add_argument("path", type=expanded, metavar="STATE", help="the folder of a server on an mmap store")
+    parser.add_argument("client", metavar="ID", help="the client's id")
+    parser.add_argument("--keep-in-objective", action="store_true", help="leave the other clients' weights as they are")
+    terminal.add_imports(parser)
+    parser = group.add_command("reshard", reshard)
+    parser.add_argument("path", type=expanded, metavar="PATH", help="a cluster's manifest or folder, or a server's")
+    parser.add_argument(
+        "--shards", type=terminal.whole_number(1), required=True, metavar="N", help="new number of shards"
+    )
+    parser.add_argument("--to", type=expanded, metavar="FOLDER", help="write the new cluster there, and keep PATH")
+    _add_folders(parser, "--folders", "folders of the new shards, e.g. one a disk (default: beside the manifest)")
+    _add_folders(parser, "--current-folders", "folders of the present shards that are not beside the manifest")
+
+
+def _add_folders(parser: Parser, name: str, words: str) -> None:
+    parser.add_argument(name, nargs="+", type=expanded, metavar="FOLDER", help=words)
+
+
+def info(options: Options) -> None:
+    """Show clients, rows, vectors, the last round and the disk space of a store.
+
+    It only reads, and can run while a server writes to the store.
+    """
+    if (found_cluster := manifest_at(options.path)) is not None:
+        _cluster_info(*found_cluster, options)
         return
-    with ClientStore.open(path, readonly=True) as opened:
+    with ClientStore.open(options.path, readonly=True) as opened:
         found, undo = opened.info(), _undo(opened)
         problems = loading_problems(opened, read=False)
         hints = [] if problems else loading_hints(opened)
-    if as_json:
-        undone = None if undo is None else undo._asdict()
-        show_json(asdict(found) | {"undo": undone, "problems": problems, "to_load": hints})
+    if options.json:
+        last = None if undo is None else undo._asdict()
+        terminal.print_json(asdict(found) | {"undo": last, "problems": problems, "to_load": hints})
         return
-    pairs = [
-        ("path", str(found.path)),
-        ("format", str(found.format)),
-        ("last round", "none yet" if found.round is None else str(found.round)),
-        ("clients", f"{found.clients:,}"),
-        ("rows", f"{found.rows:,} of {found.n:,} elements, {found.codec}, {bytes_of(found.row_bytes)} each"),
-        ("free slots", f"{found.free:,}"),
-        ("on disk", bytes_of(found.bytes)),
-        ("undo", "nothing to take back" if undo is None else f"takes back {undo.what}: to {undo.before}"),
-    ]
-    for process, behind in found.readers:
-        pairs.append(("read by", f"process {process}, {behind:,} commits behind"))
-    pairs += [("cannot be loaded", problem) for problem in problems]
-    pairs += [("to load it", hint) for hint in hints]
-    for name, (dtype, shape) in found.vectors.items():
-        pairs.append((f"vector {name}", f"{dtype}[{', '.join(map(str, shape))}]"))
-    show_pairs(pairs)
+    rows = f"{found.rows:,} of {found.n:,} elements, {found.codec}, {terminal.bytes_text(found.row_bytes)} each"
+    terminal.print_pairs(
+        [
+            ("path", found.path),
+            ("format", found.format),
+            ("last round", "none yet" if found.round is None else found.round),
+            ("clients", f"{found.clients:,}"),
+            ("rows", rows),
+            ("free slots", f"{found.free:,}"),
+            ("on disk", terminal.bytes_text(found.bytes)),
+            ("undo", "nothing to roll back" if undo is None else f"rolls back {undo.what}: to {undo.before}"),
+            *(("read by", f"process {process}, {behind:,} commits behind") for process, behind in found.readers),
+            *(("cannot be loaded", problem) for problem in problems),
+            *(("to load it", hint) for hint in hints),
+            *(
+                (f"vector {name}", f"{dtype}[{', '.join(map(str, shape))}]")
+                for name, (dtype, shape) in found.vectors.items()
+            ),
+        ]
+    )
 
 
-def verify(path: Path, as_json: bool, folders: list[Path] | None = None) -> None:
-    """Compare everything with its checksums, and a server's sums with its rows; of a cluster, all shards'."""
-    if (found_cluster := manifest_at(path)) is not None:
-        cluster_store.verify(*found_cluster, as_json, folders)
+def verify(options: Options) -> None:
+    """Check all data of a store against its checksums, and sums against rows.
+
+    Each damaged row is named with its client. The exit status is 1 if there is damage.
+    It only reads, and can run while a server writes to the store.
+    """
+    if (found_cluster := manifest_at(options.path)) is not None:
+        _verify_cluster(*found_cluster, options)
         return
-    with ClientStore.open(path, readonly=True) as opened:
+    with ClientStore.open(options.path, readonly=True) as opened:
         problems = opened.verify() or folder_problems(opened)
         rows, vectors = len(opened), len(opened.vector_names())
         hints = [] if problems else loading_hints(opened)
-    if as_json:
-        sound = {"sound": not problems, "problems": problems, "to_load": hints}
-        show_json(sound | {"rows": rows, "vectors": vectors})
-    else:
-        for problem in problems:
-            print(problem)
-    if problems:
-        sys.exit(FAILED)
-    if not as_json:
-        print(f"sound: {rows:,} rows and {vectors} vectors")
-        for hint in hints:
-            print(f"to load it, {hint}")
+    facts = {"to_load": hints, "rows": rows, "vectors": vectors}
+    lines = [f"sound: {rows:,} rows and {vectors} vectors", *(f"to load it, {hint}" for hint in hints)]
+    _print_verdict(problems, facts, lines, options)
 
 
-def compact(path: Path) -> None:
-    """Give back free slots."""
-    with ClientStore.open(path) as opened:
+def compact(options: Options) -> None:
+    """Give free slots back: move rows down to fill them, and shorten the files.
+
+    No server may write to the store meanwhile. It is one transaction: if it is
+    interrupted, the store stays as it was.
+    """
+    with ClientStore.open(options.path) as opened:
         before = opened.info().bytes
         opened.compact()
         after = opened.info().bytes
-    print(f"{bytes_of(before)} on disk before, {bytes_of(after)} now")
+    print(f"{terminal.bytes_text(before)} on disk before, {terminal.bytes_text(after)} now")
 
 
-def recover(path: Path, accept_loss: bool) -> None:
-    """Say what is left of a store that lost commits; if the loss is accepted, let it go on from there."""
-    found = look(path)
+def undo(options: Options) -> None:
+    """Roll back the last transaction, if the folder keeps the state before it.
+
+    For a server's folder, that is its last round, arrival, departure or warm start:
+    the model, the sums, the rows and the clients are restored, and Server.load continues
+    from there. With durability="checkpoint" it is everything since the checkpoint
+    before. `fedcore store info PATH` shows the transaction and changes nothing.
+
+    One transaction is kept. No server may write to the store meanwhile; readers keep
+    what they see. If it is interrupted, the store is as before, or as after.
+
+    Example:
+      fedcore store undo PATH
+    """
+    with ClientStore.open(options.path, readonly=True) as opened:
+        _required(opened)  # before the store is converted from an older format, which keeps no transaction
+    with ClientStore.open(options.path, undoable=True) as writing:
+        found = _required(writing)
+        writing.undo()
+    print(f"{found.what} is rolled back: the store is as after {found.before}")
+
+
+def recover(options: Options) -> None:
+    """Reopen a store that lost commits, at the last commit that is there.
+
+    Without --accept-loss it only reads: it shows that commit and the lost ones, and
+    checks all data. A row of the last commit that a lost commit overwrote is damaged;
+    then only a copy of the store helps.
+
+    Example:
+      fedcore store recover PATH --accept-loss
+    """
+    found = look(options.path)
     round = "no round yet" if found.round is None else f"round {found.round}"
     print(f"commit {found.commit} ({round}) is the last that is there")
     if not found.lost:
@@ -99,64 +182,157 @@ def recover(path: Path, accept_loss: bool) -> None:
     for problem in found.problems:
         print(problem)
     if found.problems:
-        print(f"expected commit {found.commit} to be whole, got what is said above: use a copy of the store")
-        sys.exit(FAILED)
+        print(f"commit {found.commit} is damaged, see above: use a copy of the store")
+        sys.exit(terminal.FAILED)
     first, last = found.lost[0], found.lost[-1]
     lost = f"commit {first}" if first == last else f"commits {first} to {last}"
-    if not accept_loss:
-        print(f"{lost} would be given up, for ever; nothing is changed yet: --accept-loss does it")
-        sys.exit(FAILED)
-    give_up(path)
-    print(f"{lost} given up: the store opens again")
+    if not options.accept_loss:
+        print(f"{lost} would be discarded for good; nothing is changed yet: --accept-loss does it")
+        sys.exit(terminal.FAILED)
+    give_up(options.path)
+    print(f"{lost} discarded: the store opens again")
 
 
-def undo(path: Path) -> None:
-    """Take the last transaction back."""
-    with ClientStore.open(path, readonly=True) as opened:
-        _required(opened)  # before an older format is raised, to keep what is not there
-    with ClientStore.open(path, undoable=True) as writing:
-        found = _required(writing)
-        writing.undo()
-    print(f"{found.what} is taken back: the store is as after {found.before}")
+def export(options: Options) -> None:
+    """Write the model of a server's folder into a file for other programs.
 
+    It is the model after the last finished round. The command only reads, and can run
+    while a server writes to the folder. The file's ending selects the format:
+    .safetensors, .pt (a state_dict, which needs torch) or .npz (NumPy's). A complete
+    new file replaces an old one.
 
-def export(path: Path, file: Path) -> None:
-    """Write the model of a server's folder into a file."""
+    Examples:
+      fedcore store export state model.safetensors
+      fedcore store export runs/mine/checkpoints/0-mimic-seed0 model.pt
+
+    The second is a trial that was stopped. A complete trial has models if its run was
+    begun with --set evaluate.keep=N.
+    """
+    file: Path = options.file
     form = form_of(file)
-    model = read_model(path)
+    model = read_model(options.path)
     narrow = sorted({piece.dtype for piece in model.layout.slices if piece.dtype in NARROW})
+    library: Literal["torch", "numpy"] = "numpy"
     if "numpy" not in FORMS[form] or (form == ".safetensors" and narrow):
-        if find_spec("torch") is None:
-            what = f"{file.name} of {narrow[0]}" if narrow else file.name
-            raise MissingDependencyError.of(what, "torch", extra="torch", instead="write .npz")
-        tensors = model.tensors("torch")
-    else:
-        tensors = model.tensors("numpy")
+        library = "torch"
+    if library == "torch" and find_spec("torch") is None:
+        what = f"{file.name} of {narrow[0]}" if narrow else file.name
+        raise MissingDependencyError.of(what, "torch", extra="torch", instead="write .npz")
+    tensors = model.tensors(library)
     write_model(tensors, file)
-    size = f"{len(tensors)} tensors, {bytes_of(file.stat().st_size)}"
+    size = f"{len(tensors)} tensors, {terminal.bytes_text(file.stat().st_size)}"
     print(f"wrote {file}: the model after {model.round_number} rounds, {size}")
 
 
-def depart(path: Path, client: str, include: bool, imports: list[str]) -> None:
-    """Have a client of a server's folder depart."""
-    load_all(imports)
-    with Server.load(path, medium="mmap") as server:
-        number = int(client) if re.fullmatch(r"[0-9]{1,20}", client) else None
-        gone = number if number is not None and number in server.clients else client
-        server.depart(gone, from_objective=not include)
+def remove_client(options: Options) -> None:
+    """Remove a client from a saved server and subtract its row from all sums.
+
+    No server may write to the folder meanwhile; a running server has Server.depart.
+    It is one transaction; `fedcore store undo` rolls it back if the folder keeps the
+    last one.
+
+    Example:
+      fedcore store remove-client state 6718209338712947
+    """
+    terminal.load_imports(options.imports)
+    with Server.load(options.path, storage=Storage(medium="mmap")) as server:
+        client: int | str = options.client
+        if re.fullmatch(r"[0-9]{1,20}", options.client) and int(options.client) in server.clients:
+            client = int(options.client)
+        server.remove_client(client, from_objective=not options.keep_in_objective)
         left = len(server.clients)
-    print(f"{gone!r} departed after round {server.round_number}: {left:,} clients are left")
+    print(f"{client!r} removed after round {server.round_number}: {left:,} clients are left")
+
+
+def reshard(options: Options) -> None:
+    """Change the number of shards of a cluster, or shard a server's folder.
+
+    Later rounds have the same bits: no row is rounded. All folders must be on this
+    machine, and no server may use them. Old and new shards need disk space together. If
+    it is killed, the old or the new cluster is complete, and it can be started again.
+
+    Examples:
+      fedcore store reshard run/cluster.json --shards 4
+      fedcore store reshard run --shards 2 --folders /disk0/run /disk1/run
+      fedcore store reshard state --shards 2 --to run      (state: a fedcore.Server's)
+    """
+    places = {"to": options.to, "folders": options.folders, "current_folders": options.current_folders}
+    with _progress("rows written") as show:
+        file = cluster.reshard(options.path, options.shards, progress=show, **places)
+    print(f"{options.shards} shards: {file}")
+
+
+def _cluster_info(file: Path, manifest: Manifest, options: Options) -> None:
+    """Show what each shard holds."""
+    layout, facts = manifest.layout, []
+    pairs = [("manifest", str(file)), ("parameters", f"{layout.n_parameters:,} of {layout.n:,} elements")]
+    for shard, span in zip(manifest.shards(file.parent, options.folders), manifest.ranges, strict=True):
+        with shard.open(readonly=True) as opened:
+            found, last = opened.info(), transactions(opened)
+        facts.append(asdict(found) | {"transactions": last._asdict(), "range": span._asdict()})
+        held = f"transaction {last.last}, {found.rows:,} rows, {terminal.bytes_text(found.bytes)} on disk"
+        pairs.append((f"shard {shard.shard}", f"[{span.start:,}, {span.stop:,}), {held}, {shard.folder}"))
+    if options.json:
+        terminal.print_json(
+            {"manifest": file, "parameters": layout.n_parameters, "elements": layout.n, "shards": facts}
+        )
+    else:
+        terminal.print_pairs(pairs)
+
+
+def _verify_cluster(file: Path, manifest: Manifest, options: Options) -> None:
+    """Check all shards against their checksums, their sums against their rows, and them against each other."""
+    problems, held, rows, to = [], [], 0, None
+    shards = manifest.shards(file.parent, options.folders)
+    for shard in shards:
+        with shard.open(readonly=True) as opened:
+            found = opened.verify() or folder_problems(opened)
+            held.append(transactions(opened))
+            rows = max(rows, len(opened))
+        problems += [f"shard {shard.shard}: {problem}" for problem in found]
+    try:
+        to = common_transaction(held, shards)
+    except CheckpointError as error:
+        problems.append(str(error))
+    ahead = sum(one.last != to for one in held)
+    rest = f"; {ahead} ahead of it, to be rolled back when a server is opened" if ahead else ""
+    facts = {"rows": rows, "transaction": to, "shards": [one.last for one in held]}
+    _print_verdict(problems, facts, [f"sound: {len(shards)} shards at transaction {to}, {rows:,} rows{rest}"], options)
+
+
+def _print_verdict(problems: list[str], facts: dict[str, Any], lines: list[str], options: Options) -> None:
+    """Print the problems, or the lines of a sound store, and exit with ``FAILED`` if there are problems."""
+    if options.json:
+        terminal.print_json({"sound": not problems, "problems": problems, **facts})
+    else:
+        print("\n".join(problems or lines))
+    if problems:
+        sys.exit(terminal.FAILED)
+
+
+@contextmanager
+def _progress(words: str) -> Iterator[Callable[[int, int], object]]:
+    """Show a progress bar on a terminal if rich is installed."""
+    if not sys.stderr.isatty() or find_spec("rich") is None:
+        yield lambda done, due: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        bar = bars.add_task(words, total=None)
+        yield lambda done, due: bars.update(bar, completed=done, total=due)
 
 
 class _Undo(NamedTuple):
-    """The transaction that an undo takes back, and the one to which it goes back."""
+    """The transaction that an undo rolls back, and the one before it."""
 
     what: str
     before: str
 
 
 def _undo(opened: ClientStore) -> _Undo | None:
-    """The undo that is possible, or None."""
+    """Return the undo that is possible, or None."""
     found, previous = opened.info(), opened.previous
     if previous is None:
         return None
@@ -169,15 +345,15 @@ def _undo(opened: ClientStore) -> _Undo | None:
 
 
 def _required(opened: ClientStore) -> _Undo:
-    """The undo that is possible.
+    """Return the undo that is possible.
 
     Raises:
-        StoreError: there is nothing to take back.
+        StoreError: there is no transaction to roll back.
     """
     if (found := _undo(opened)) is None:
         raise StoreError(
-            f"{opened.path}: expected a last transaction that can be taken back, got none: it can where whoever wrote "
-            "it had undoable=True, once, and until a compaction"
+            f"{opened.path}: there is no transaction to roll back; a folder keeps one with Storage(keep_previous=True) "
+            "or ClientStore(undoable=True), until it is rolled back or compacted"
         )
     return found
 

@@ -1,10 +1,9 @@
-"""The server in shards, past one machine's memory and disks."""
+"""Servers in shards, larger than the memory or the disk of one machine: ``Compute(shards=..., executor=...)``."""
 
-from fedcore.cluster.placement import Here, Placement
-from fedcore.cluster.ranges import Range
+from fedcore.cluster.manifest import Range
+from fedcore.cluster.on_ray import OnRay
+from fedcore.cluster.placement import LocalThreads, Placement
 from fedcore.cluster.resharding import reshard
-from fedcore.cluster.round import Round
-from fedcore.cluster.server import Server
-from fedcore.server.slices import Slices, digest_of
+from fedcore.server.update import Slices, digest_of
 
-__all__ = ["Here", "Placement", "Range", "Round", "Server", "Slices", "digest_of", "reshard"]
+__all__ = ["LocalThreads", "OnRay", "Placement", "Range", "Slices", "digest_of", "reshard"]

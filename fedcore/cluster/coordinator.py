@@ -1,156 +1,343 @@
-"""The coordinator of a cluster's shards: it sees lengths and decisions, and never a vector."""
+"""The coordinator: it sends each call to all shards and answers their questions. It never has a vector."""
 
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import wraps
+from functools import cached_property, wraps
 from threading import RLock
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
-from fedcore.cluster.exchange import BrokenOffError, Exchange
-from fedcore.cluster.placement import Placement, Referring, ShardLostError
-from fedcore.cluster.shard import Known, Place
+import numpy as np
+
+from fedcore import kernels
+from fedcore.arrays import F32, copy_into
+from fedcore.cluster.manifest import Range, ShardInfo
+from fedcore.cluster.placement import Answer, Lost, Placement, Referring, ShardLostError
+from fedcore.cluster.shard import AbandonedError, Question, Raised, Returned, ShardState, concatenate
 from fedcore.errors import CheckpointError, ClusterError, StoreError
 from fedcore.interrupts import uninterrupted
-from fedcore.server.transactions import Transactions
+from fedcore.profiling import span
+from fedcore.server.folder import Transactions
+from fedcore.server.update import SentSlices
 from fedcore.store import Durability
+from fedcore.store.registry import ClientId
+
+LOGGER = logging.getLogger("fedcore.cluster")
+TICK = 0.25
+"""Seconds between two checks of signals and clocks."""
+HELD = 1.0
+"""Seconds for which a signal waits for the end of a call. Most calls are shorter, and no handler runs within them."""
+LATE = 10.0
+"""Seconds until the log names the shards that have not answered."""
+LATE_AGAIN = 60.0
+"""Seconds until the log names them again."""
+PATIENCE = 10.0
+"""Seconds to wait for a folder whose process is being killed."""
+GRACE = 2.0
+"""Seconds that shards have to leave an aborted call before they are ended."""
+MOST_TRIES = 4
+"""Attempts to open all shards if one is lost each time: Ray may not know yet that a machine is lost."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
-LOGGER = logging.getLogger("fedcore.cluster")
-PATIENCE = 10.0
-"""Seconds that a folder is waited for whose process is being killed."""
-GRACE = 2.0
-"""Seconds for which shards may go on with a call that is broken off, before they are ended."""
-MOST_TRIES = 4
-"""Times that shards are opened, if one is lost each time: a machine that is gone may not be known to be yet."""
 
 
-def alone(call: Callable[Concatenate["Coordinator", P], R]) -> Callable[Concatenate["Coordinator", P], R]:
-    """Have one thread at a time call the shards, from its first message to their last answer."""
+class CallAbortedError(Exception):
+    """A call of all shards was aborted after some may have committed, or since a shard was lost.
+
+    Attributes:
+        error: the error to raise if the change did not happen.
+        reason: what happened, without advice.
+        result: of a shard whose call has returned; None if there is none.
+        interrupt: the error of a signal's handler, to raise after recovery; None if there is none.
+    """
+
+    def __init__(
+        self, error: BaseException, reason: str, result: Returned | None, interrupt: BaseException | None = None
+    ) -> None:
+        super().__init__(str(error))
+        self.error, self.reason, self.result, self.interrupt = error, reason, result, interrupt
+
+
+class Exchange:
+    """One call of a method of all shards: the messages, the answers to questions, and a wait that can be aborted.
+
+    A signal's handler runs after the call. If the call takes longer than HELD, the handler runs during the wait. Its
+    exception aborts the call if no shard may have committed; after that, a second one does.
+
+    Args:
+        signals: those that are held back meanwhile.
+
+    Attributes:
+        may_have_committed: whether a shard may have committed.
+        interrupts: exceptions of signals' handlers.
+    """
+
+    def __init__(self, placement: Placement, shards: int, name: str, signals: uninterrupted) -> None:
+        self._placement, self._shards, self._name, self._signals = placement, shards, name, signals
+        self._replies: dict[int, Answer] = {}
+        self.may_have_committed = False
+        self.interrupts: list[BaseException] = []
+
+    def call(self, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call the method; return the result of each shard.
+
+        Raises:
+            CallAbortedError: a shard is lost, or some may have changed.
+            BaseException: an error of a shard or of a signal's handler; no shard has changed.
+        """
+        self._placement.begin(self._name, arguments)
+        self._wait()
+        while questions := self._questions():
+            answers, is_commit = self._answers(questions)
+            self.may_have_committed |= is_commit
+            self._answer(answers)
+            self._wait()
+        return self._results()
+
+    def read(self, references: Sequence[Any]) -> list[Any]:
+        """Read the results of references, with the errors of ``call``."""
+        cast(Referring, self._placement).read(references)
+        self._wait()
+        return self._results()
+
+    def abandon(self, signals: uninterrupted, seconds: float) -> bool:
+        """End the call in every shard; return whether each has left it within so many seconds, and none is lost.
+
+        A second exception of a signal's handler ends the wait.
+        """
+        until = time.monotonic() + seconds
+        self._abandon_questions()
+        if self._placement.waiting:
+            self._replies |= self._placement.wait(TICK)
+            self._abandon_questions()
+        if waiting := list(self._placement.waiting):
+            LOGGER.warning("%s: the call was aborted, but shards %s are still in it", self._name, waiting)
+        while self._placement.waiting:
+            if len(self.interrupts) > 1 or time.monotonic() > until:
+                return False
+            self._replies |= self._placement.wait(TICK)
+            self._abandon_questions()
+            self.interrupts += signals.obeyed()
+        return not self.lost
+
+    @property
+    def lost(self) -> dict[int, Exception]:
+        """The errors of the lost shards, by number."""
+        return {k: reply.error for k, reply in sorted(self._replies.items()) if isinstance(reply, Lost)}
+
+    def _wait(self) -> None:
+        """Wait until every shard asks a question or ends the call."""
+        began = time.monotonic()
+        late = began + LATE
+        while self._placement.waiting:
+            self._replies |= self._placement.wait(TICK)
+            now, waiting = time.monotonic(), list(self._placement.waiting)
+            if waiting and now > late:
+                late = now + LATE_AGAIN
+                LOGGER.warning("%s: shards %s have not answered for %.0f s", self._name, waiting, now - began)
+            if waiting and now > began + HELD:
+                self._run_handlers()
+        if len(self._replies) < self._shards:
+            raise ClusterError(f"{self._name}: a signal's handler closed the shards within the call")
+
+    def _run_handlers(self) -> None:
+        """Run signals' handlers; raise the first exception, or after a commit has begun only a second one."""
+        before = len(self.interrupts)
+        self.interrupts += self._signals.obeyed()
+        if not self.may_have_committed and self.interrupts:
+            raise self.interrupts[0]
+        if len(self.interrupts) > 1:
+            first = self.interrupts[0]
+            raise CallAbortedError(first, "it was interrupted twice", self._first_result(), first)
+        if len(self.interrupts) > before:
+            LOGGER.warning(
+                "%s: the interrupt waits until all shards have committed; a second one ends the shards %s",
+                self._name,
+                list(self._placement.waiting),
+            )
+
+    def _abandon_questions(self) -> None:
+        self._answer({k: AbandonedError("the call was aborted") for k in self._questions()})
+
+    def _questions(self) -> dict[int, Question]:
+        return {k: reply for k, reply in sorted(self._replies.items()) if isinstance(reply, Question)}
+
+    def _answer(self, answers: Mapping[int, Any]) -> None:
+        for k in answers:
+            del self._replies[k]
+        self._placement.answer(answers)
+
+    def _answers(self, questions: Mapping[int, Question]) -> tuple[dict[int, Any], bool]:
+        """The answer to each question, and whether the shards may commit now."""
+        names = {one.name for one in questions.values()}
+        if len(questions) < self._shards or len(names) > 1:
+            return {k: AbandonedError("another shard has failed") for k in questions}, False
+        (name,) = names
+        answer = ANSWERS[name]([one.value for one in questions.values()])
+        return dict.fromkeys(questions, answer), name == "ready"
+
+    def _first_result(self) -> Returned | None:
+        replies = sorted(self._replies.items())
+        return next((reply for _, reply in replies if isinstance(reply, Returned)), None)
+
+    def _results(self) -> list[Any]:
+        replies = [reply for _, reply in sorted(self._replies.items())]
+        raised = [reply.error for reply in replies if isinstance(reply, Raised)]
+        errors = [error for error in raised if not isinstance(error, AbandonedError)]
+        if lost := self.lost:
+            reason = f"the shards {list(lost)} were lost: {next(iter(lost.values()))}"
+            unchanged = ShardLostError(f"{self._name}: {reason}; nothing has changed; call it again")
+            raise CallAbortedError(errors[0] if errors else unchanged, reason, self._first_result())
+        if raised:
+            error = errors[0] if errors else ClusterError(f"{self._name}: the shards asked different questions")
+            if self.may_have_committed:
+                raise CallAbortedError(error, str(error), self._first_result())
+            raise error
+        return [reply.value for reply in replies if isinstance(reply, Returned)]
+
+
+def _add(values: Sequence[Sequence[Any]]) -> list[Any]:
+    """The squared lengths of several sums: each from its blocks, in the order of the shards."""
+    return [kernels.sum_of_partials(np.concatenate(partials)) for partials in zip(*values, strict=True)]
+
+
+def _merge(values: Sequence[Sequence[str | None]]) -> list[str | None]:
+    """The reasons to reject each update: those of claims are the same in all shards, and buffers precede counters."""
+    return [next((reason for reason in reversed(reasons) if reason), None) for reasons in zip(*values, strict=True)]
+
+
+ANSWERS: dict[str, Any] = {"add": _add, "refusals": _merge, "agree": all, "ready": lambda values: None}
+"""The questions of shards, and the answer to each from the parts of all shards."""
+
+
+def serialized(call: Callable[Concatenate["Coordinator", P], R]) -> Callable[Concatenate["Coordinator", P], R]:
+    """Let one thread at a time call the shards, from its first message to their last answer."""
 
     @wraps(call)
     def calling(self: "Coordinator", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self.turn:
+        with self.lock:
             return call(self, *args, **kwargs)
 
     return calling
 
 
 class Coordinator:
-    """Calls all shards at once, answers what they ask each other, and brings them together after a failure.
+    """Calls all shards together, answers their questions, and recovers them after a failure.
 
-    A change happened when the last shard's transaction is durable: nothing else is written of it anywhere. Shards that
-    are a transaction ahead take it back.
+    A change has happened once the last shard's transaction is durable; there is no other record of it. Shards that are
+    one transaction ahead roll it back.
 
     Args:
-        places: the shards'.
+        placement: where the shards run.
+        shards: their descriptions.
         durability: of their stores.
-        still: raises where these are no longer the cluster's shards, which they may cease to be while nobody has them.
-        given: what the caller said of a server's own code, for shards that come back.
+        given: the objects that ``Server.load`` was given again.
+        check_manifest: raises an error if the manifest names other shards by now.
 
     Attributes:
-        known: the numbers that all shards have alike.
-        openings: how often the shards' folders were opened, or marked as apart.
-        is_apart: whether the shards were ended, differ, or are still in a call: the next call brings them together.
-        settings: as the folders have them, once they are opened.
-        turn: of the thread that calls them.
+        state: the numbers that all shards have alike.
+        openings: how often the shards were opened, or were found to be inconsistent: what one opening gave is of no use
+            in the next.
+        settings: as the first shard's folder has them; None for a new server.
+        is_inconsistent: whether shards may be in different states; the next call recovers them.
     """
 
     def __init__(
         self,
         placement: Placement,
-        places: Sequence[Place],
+        shards: Sequence[ShardInfo],
         durability: Durability,
         given: Mapping[str, Any],
-        still: Callable[[], None],
+        check_manifest: Callable[[], None],
     ) -> None:
-        self._still = still
-        self.placement, self._places, self._durability, self._given = placement, places, durability, given
-        self.known, self.openings = Known(0, 0), 0
+        self.placement, self._shards, self._durability, self._given = placement, shards, durability, given
+        self._check_manifest = check_manifest
+        self.state, self.openings = ShardState(0, 0), 0
         self.settings: dict[str, Any] | None = None
-        self.is_apart, self._is_calling = False, False
-        self._broken: str | None = None
-        self._left: Exchange | None = None  # the call that shards may still be in, though it was broken off
-        self.turn = RLock()
+        self.is_inconsistent, self._is_calling = False, False
+        self._failure: str | None = None
+        self._unfinished: Exchange | None = None  # an aborted call that shards may still be in
+        self.lock = RLock()
 
     def __len__(self) -> int:
         """The number of shards."""
-        return len(self._places)
+        return len(self._shards)
 
-    @alone
+    @serialized
     def call(self, name: str, *shared: Any, each: Sequence[tuple[Any, ...]] | None = None) -> list[Any]:
-        """Call a method of all shards that changes nothing that counts; returns what each does.
+        """Call a method of all shards that is no transaction; return the result of each.
 
         Args:
-            shared: arguments that all are given.
-            each: further ones of each.
+            shared: arguments of every shard.
+            each: further arguments of each shard.
 
         Raises:
-            ClusterError: a shard is lost; all are opened again, and were changed by nothing.
-            Exception: what a shard raised.
+            ClusterError: a shard is lost; all are opened again, and nothing has changed.
+            Exception: an error of a shard.
         """
         self._require_shards()
         try:
             return self._call(name, shared, each)
-        except BrokenOffError as broken:
-            self._recover(broken)
-            raise broken.error from None
+        except CallAbortedError as aborted:
+            self._recover_from(aborted)
+            raise aborted.error from None
 
-    @alone
+    @serialized
     def change(self, name: str, *shared: Any, each: Sequence[tuple[Any, ...]] | None = None, rounds: int = 0) -> Any:
-        """Call a method of all shards that is one transaction of each; returns what the first does.
+        """Call a method of all shards that is one transaction of each; return the result of the first.
 
         Args:
-            rounds: how many rounds are finished by it.
+            rounds: how many rounds it finishes.
 
         Raises:
-            ClusterError: a shard is lost, and it never happened; or it did, and nobody knows what it returned.
-            Exception: what a shard raised: it never happened.
+            ClusterError: a shard is lost, and the change did not happen; or it happened, and its result is lost.
+            Exception: an error of a shard; the change did not happen.
         """
         self._require_shards()
-        due = Known(self.known.round_number + rounds, self.known.transactions + 1)
+        after = ShardState(self.state.round_number + rounds, self.state.transactions + 1)
         try:
-            found = self._call(name, shared, each, due)
-        except BrokenOffError as broken:
-            self._recover(broken)
-            if self.known != due:
-                raise broken.error from None
-            if broken.found is None:
+            results = self._call(name, shared, each, after)
+        except CallAbortedError as aborted:
+            self._recover_from(aborted)
+            if self.state != after:
+                raise aborted.error from None
+            if aborted.result is None:
                 raise ClusterError(
-                    f"{name}: expected a shard to report, got none: it happened, and all shards are together again, "
-                    f"but what is known of it is their state alone: {broken.why}"
+                    f"{name}: it happened, and all shards are at one transaction, but its report is lost: "
+                    f"{aborted.reason}"
                 ) from None
-            return broken.found.value
-        return found[0] if found else None
+            return aborted.result.value
+        return results[0] if results else None
 
-    @alone
+    @serialized
     def fetch(self, name: str, *arguments: Any) -> list[Any]:
-        """The results of a method of each shard that asks nothing and changes nothing, or references to them.
+        """The results of a method of each shard that asks and changes nothing, or references to them.
 
         Raises:
-            ClusterError: there are no shards any more.
-            Exception: what a shard raised, here or where the reference is read.
+            ClusterError: the shards are closed.
+            Exception: an error of a shard, here or where the reference is read.
         """
-        if not self.placement.refers:
+        if not self.placement.has_references:
             return self.call(name, *arguments)
         self._require_shards()
         with uninterrupted():  # which takes no time
             return cast(Referring, self.placement).fetch(name, *arguments)
 
-    @alone
+    @serialized
     def read(self, fetched: Sequence[Any], opening: int) -> list[Any]:
-        """The results that ``fetch`` gave, here.
+        """The results that ``fetch`` returned, in this process.
 
         Args:
-            opening: what ``openings`` was then.
+            opening: the value of ``openings`` at that time.
 
         Raises:
-            ClusterError: a shard is lost; all are opened again, unless they were since, and were changed by nothing.
-            Exception: what a shard raised.
+            ClusterError: a shard is lost; all are opened again, unless they were since, and nothing has changed.
+            Exception: an error of a shard.
         """
-        if not self.placement.refers:
+        if not self.placement.has_references:
             return list(fetched)
         self._require_no_call()
         try:
@@ -160,43 +347,40 @@ class Coordinator:
                     return Exchange(self.placement, len(fetched), "fetch", signals).read(fetched)
                 finally:
                     self._is_calling = False
-        except BrokenOffError as broken:
+        except CallAbortedError as aborted:
             if opening != self.openings:
-                raise ClusterError(
-                    "broadcast: expected one whose vectors are still there, got one from before a shard was lost: "
-                    "ask for another"
-                ) from None
-            self._part()
-            self._come_together()
-            raise broken.error from None
+                raise ClusterError("broadcast: its vectors were lost with a shard; make a new broadcast") from None
+            self._mark_inconsistent()
+            self._recover()
+            raise aborted.error from None
 
-    @alone
+    @serialized
     def make(self, *shared: Any, each: Sequence[tuple[Any, ...]]) -> None:
-        """Make the shards of a new server; if one cannot be made, none is."""
+        """Make the shards of a new server: all of them, or none."""
         try:
-            self.placement.make(self._places)
+            self.placement.make(self._shards)
             try:
                 self._call("make", shared, each)
             except BaseException:
-                if self._left is None:
-                    with suppress(Exception):  # one that is lost cannot delete anything
+                if self._unfinished is None:
+                    with suppress(Exception):  # a lost shard cannot delete anything
                         self._call("unmake", (), None)
                 raise
         except BaseException as error:
             self.placement.drop()
-            raise (error.error if isinstance(error, BrokenOffError) else error) from None
+            raise (error.error if isinstance(error, CallAbortedError) else error) from None
 
-    @alone
+    @serialized
     def open(self) -> None:
-        """Open the shards' folders, at one transaction: those that are ahead take one back.
+        """Open the shards' folders at one transaction: shards that are ahead roll one back.
 
-        Each locks its folder before it is looked at. It may be interrupted at any point, and be done again; where a
-        shard is lost meanwhile, it is.
+        Each locks its folder before it reads it. If it is interrupted, it may be called again; if a shard is lost, it
+        is repeated.
 
         Raises:
-            CheckpointError: they are further apart than one transaction, or are not each other's.
+            CheckpointError: the shards are further apart than one transaction, or do not belong together.
             LockedError: another process has one.
-            ClusterError: a shard is lost, again and again.
+            ClusterError: a shard is lost each time.
         """
         for left in reversed(range(MOST_TRIES)):
             try:
@@ -205,167 +389,217 @@ class Coordinator:
             except ShardLostError as error:
                 if not left:
                     raise
-                LOGGER.info("a shard is lost while all are opened, which is done again: %s", error)
+                LOGGER.info("a shard was lost while all were opened; they are opened again: %s", error)
 
     def _open_once(self) -> None:
         try:
-            self.placement.make(self._places)
-            held = self._looked()
-            to = least(held, self._places)
-            if ahead := [place.shard for one, place in zip(held, self._places, strict=True) if one.last > to]:
-                LOGGER.info("transaction %d never happened: shards %s of %d take it back", to + 1, ahead, len(held))
-            found = self._call("go_on", (to, self._given), None)
-            known = set(self._call("known", (), None))
+            self.placement.make(self._shards)
+            held = self._open_folders()
+            to = common_transaction(held, self._shards)
+            if ahead := [info.shard for one, info in zip(held, self._shards, strict=True) if one.last > to]:
+                LOGGER.info("transaction %d never happened: shards %s of %d roll it back", to + 1, ahead, len(held))
+            saved = self._call("resume", (to, self._given), None)
+            states = set(self._call("shard_state", (), None))
         except BaseException as error:
             self.placement.drop()
-            raise (error.error if isinstance(error, BrokenOffError) else error) from None
-        if len(known) != 1 or any(common(settings) != common(found[0]) for settings in found):
+            raise (error.error if isinstance(error, CallAbortedError) else error) from None
+        if len(states) != 1 or any(shared_settings(settings) != shared_settings(saved[0]) for settings in saved):
             self.placement.drop()
-            raise CheckpointError("shards: expected one server's, got ones of different rounds or settings")
-        self.settings, (self.known,) = found[0], known
+            raise CheckpointError("shards: their rounds or settings differ; they do not belong to one server")
+        self.settings, (self.state,) = saved[0], states
         self.openings += 1
-        self.is_apart = False
+        self.is_inconsistent = False
 
-    def _looked(self) -> list[Transactions]:
-        """Lock the folders and look at them; whether they are the cluster's is asked before any is changed."""
+    def _open_folders(self) -> list[Transactions]:
+        """Lock the folders and read their transactions; check the manifest before any folder is changed."""
         try:
-            held: list[Transactions] = self._call("look", (self._durability, PATIENCE), None)
+            held: list[Transactions] = self._call("open_folder", (self._durability, PATIENCE), None)
         except StoreError:
-            self._still()  # which says why one is not there
+            self._check_manifest()  # its error says why a folder is missing
             raise
-        self._still()
+        self._check_manifest()
         return held
 
-    @alone
+    @serialized
     def drop(self) -> None:
         """End the shards."""
-        self._left = None
+        self._unfinished = None
         self.placement.drop()
-        self._broken = self._broken or "it is closed"
+        self._failure = self._failure or "the server is closed"
 
     def _require_shards(self) -> None:
-        """Bring the shards together if they are apart; raise where that cannot be, or within another call."""
+        """Recover the shards if they are inconsistent; raise an error if that fails, or within another call."""
         self._require_no_call()
-        if self.is_apart and self._broken is None:
-            self._come_together()
-        if self._broken is not None:
-            raise ClusterError(f"server: expected one with all its shards, got none of them: {self._broken}")
+        if self.is_inconsistent and self._failure is None:
+            self._recover()
+        if self._failure is not None:
+            raise ClusterError(f"server: it has no shards: {self._failure}")
 
     def _require_no_call(self) -> None:
         if self._is_calling:
-            raise ClusterError(
-                "server: expected one call at a time, got one from within another, as a signal's handler makes it: "
-                "make it when that is over"
-            )
+            raise ClusterError("server: a signal's handler called it within another call; call it after that one")
 
     def _call(
-        self, name: str, shared: Sequence[Any], each: Sequence[tuple[Any, ...]] | None, due: Known | None = None
+        self, name: str, shared: Sequence[Any], each: Sequence[tuple[Any, ...]] | None, after: ShardState | None = None
     ) -> list[Any]:
-        """Call all shards; ``due`` is known once they have returned."""
+        """Call all shards; ``after`` is the state once they have returned."""
         arguments = [(*shared, *own) for own in (each or [()] * len(self))]
         try:
             with uninterrupted() as signals:
                 exchange = Exchange(self.placement, len(self), name, signals)
                 try:
                     self._is_calling = True
-                    found = exchange.call(arguments)
-                    self.known = due or self.known
+                    with span("gather"):
+                        results = exchange.call(arguments)
+                    self.state = after or self.state
                 except BaseException as error:
-                    raise self._broken_off(exchange, signals, error) from None
+                    raise self._abort(exchange, signals, error) from None
                 finally:
                     self._is_calling = False
-                if exchange.stops:
-                    raise exchange.stops[0]
-        except BrokenOffError:
+                if exchange.interrupts:
+                    raise exchange.interrupts[0]
+        except CallAbortedError:
             raise
         except BaseException:
-            if self.is_apart and self._left is None:
+            if self.is_inconsistent and self._unfinished is None:
                 self.placement.drop()
             raise
-        return found
+        return results
 
-    def _broken_off(self, exchange: Exchange, signals: uninterrupted, error: BaseException) -> BaseException:
-        """Have all shards leave a call that has failed, or mark them as apart; return what is to be raised."""
-        if exchange.may_differ:
-            if not isinstance(error, BrokenOffError):
-                error = BrokenOffError(error, str(error), None)
-            exchange.stops += signals.obeyed()
-            error.stop = next(iter(exchange.stops), error.stop)
-        if isinstance(error, BrokenOffError):
-            self._part()
-        elif self._broken is None:
-            exchange.stops = exchange.stops or [error]  # the next one ends the wait
-            if not exchange.leave(signals, GRACE):
-                self._part(None if exchange.lost else exchange)
+    def _abort(self, exchange: Exchange, signals: uninterrupted, error: BaseException) -> BaseException:
+        """End a failed call in all shards, or mark them as inconsistent; return the error to raise."""
+        if exchange.may_have_committed:
+            if not isinstance(error, CallAbortedError):
+                error = CallAbortedError(error, str(error), None)
+            exchange.interrupts += signals.obeyed()
+            error.interrupt = next(iter(exchange.interrupts), error.interrupt)
+        if isinstance(error, CallAbortedError):
+            self._mark_inconsistent()
+        elif self._failure is None:
+            exchange.interrupts = exchange.interrupts or [error]  # the next one ends the wait
+            if not exchange.abandon(signals, GRACE):
+                self._mark_inconsistent(None if exchange.lost else exchange)
         return error
 
-    def _part(self, left: Exchange | None = None) -> None:
-        """Mark the shards as apart: to be opened again, or, without folders, to leave the call that they are in."""
-        self.is_apart = True
+    def _mark_inconsistent(self, unfinished: Exchange | None = None) -> None:
+        """Mark the shards: they must be opened again or, in memory, leave the unfinished call."""
+        self.is_inconsistent = True
         self.openings += 1
-        if any(place.folder is None for place in self._places):
-            self._left = left
-            if left is None:
-                self._broken = self._broken or "a shard failed whose state was in memory alone"
+        if any(info.folder is None for info in self._shards):
+            self._unfinished = unfinished
+            if unfinished is None:
+                self._failure = self._failure or "a shard failed, and its state was only in memory"
 
-    def _settle(self, left: Exchange) -> None:
-        """Wait until all shards have left a call that was broken off."""
+    def _finish(self, unfinished: Exchange) -> None:
+        """Wait until all shards have left an aborted call."""
         with uninterrupted() as signals:
             self._is_calling = True
             try:
-                left.leave(signals, math.inf)
+                unfinished.abandon(signals, math.inf)
             finally:
                 self._is_calling = False
             if not self.placement.waiting:
-                self._left, self.is_apart = None, False
-                if left.lost:
-                    self._part()
-            if len(left.stops) > 1:
-                raise left.stops.pop()
+                self._unfinished, self.is_inconsistent = None, False
+                if unfinished.lost:
+                    self._mark_inconsistent()
+            if len(unfinished.interrupts) > 1:
+                raise unfinished.interrupts.pop()
 
-    def _recover(self, broken: BrokenOffError) -> None:
-        """Open all shards again; then raise what a signal's handler has raised."""
+    def _recover_from(self, aborted: CallAbortedError) -> None:
+        """Recover; then raise the exception of a signal's handler, if there is one."""
         try:
-            self._come_together()
+            self._recover()
         finally:
-            if broken.stop is not None:
-                raise broken.stop
+            if aborted.interrupt is not None:
+                raise aborted.interrupt
 
-    def _come_together(self) -> None:
-        """Open all shards again, after a failure in which some may have changed, or wait for them.
-
-        If it is interrupted, the next call does it.
-        """
-        if self._left is not None:
-            self._settle(self._left)
+    def _recover(self) -> None:
+        """Open all shards again, or wait for them. If it is interrupted, the next call does it."""
+        if self._unfinished is not None:
+            self._finish(self._unfinished)
             return
-        if self._broken is not None:
+        if self._failure is not None:
             self.placement.drop()
             return
         try:
             self.open()
         except Exception as error:
-            self._broken = f"they could not be opened again: {error}; Server.load does it, once they can be"
+            self._failure = f"they could not be opened again: {error}; call Server.load once they can be"
             raise
 
 
-def common(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of the settings that all shards have alike."""
+def shared_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that all shards have alike."""
     return {name: value for name, value in settings.items() if name not in ("layout", "nonnegative")}
 
 
-def least(held: Sequence[Transactions], places: Sequence[Place]) -> int:
-    """The transaction at which all shards can be: the least of their last ones.
+def common_transaction(held: Sequence[Transactions], shards: Sequence[ShardInfo]) -> int:
+    """The transaction that all shards can have: the least of their last ones.
 
     Raises:
-        CheckpointError: one is more than a transaction ahead, or cannot go back.
+        CheckpointError: one is more than a transaction ahead, or cannot roll back.
     """
     to = min(one.last for one in held)
-    for one, place in zip(held, places, strict=True):
+    for one, info in zip(held, shards, strict=True):
         if one.last != to and one.before != to:
+            before = "nothing" if one.before is None else one.before
             raise CheckpointError(
-                f"{place.folder}: expected transaction {to}, as another shard has, or the next and what it replaced, "
-                f"got {one.last} and {'nothing' if one.before is None else one.before} before it: one of them is not "
-                "of this run, or of an older copy"
+                f"{info.folder}: it holds transaction {one.last} and {before} before it, but another shard is at "
+                f"transaction {to}; one of them belongs to another run or an older copy"
             )
     return to
+
+
+class GatheredVectors:
+    """The ``SentVectors`` of shards. A whole vector is put together when it is asked for.
+
+    Args:
+        x, x_prev: of each shard, from ``Coordinator.fetch``.
+        offset: the slices of a client's offset.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        ranges: Sequence[Range],
+        x: Sequence[Any],
+        x_prev: Sequence[Any] | None,
+        offset: Callable[[ClientId], Sequence[Any]],
+    ) -> None:
+        self._coordinator, self._opening = coordinator, coordinator.openings
+        self._sent = SentSlices(ranges, x, x_prev, offset)
+
+    @cached_property
+    def x(self) -> F32:
+        """See ``SentVectors``. Cost: 4 n bytes, read and written."""
+        return self._gather(self._sent.x)
+
+    @cached_property
+    def x_prev(self) -> F32 | None:
+        """See ``SentVectors``."""
+        return None if self._sent.x_prev is None else self._gather(self._sent.x_prev)
+
+    @property
+    def slices(self) -> SentSlices | None:
+        """See ``SentVectors``; None if other processes cannot read slices."""
+        return self._sent if self._coordinator.placement.has_references else None
+
+    def offset(self, client: ClientId, out: Any) -> Any:
+        """See ``SentVectors``."""
+        offset = self._gather(self._sent.offset(client))
+        if out is None:
+            return offset
+        copy_into(out, offset)
+        return out
+
+    def on_host(self) -> Self:
+        """See ``SentVectors``: shards are on CPUs."""
+        return self
+
+    def facts(self) -> dict[str, Any]:
+        """See ``SentVectors``."""
+        return {"n": self._sent.ranges[-1][1], "shards": len(self._sent.ranges)}
+
+    def _gather(self, slices: Sequence[Any]) -> F32:
+        vector: F32 = concatenate(self._coordinator.read(slices, self._opening))
+        return vector

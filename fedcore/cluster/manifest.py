@@ -1,40 +1,180 @@
-"""The manifest of a cluster: which folders are its shards, of which elements. It is written last."""
+"""The manifest of a server in shards, and the folders of its shards."""
 
 import fcntl
 import json
+import logging
 import os
+import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
-from fedcore.arguments import expanded, is_whole
+from fedcore.algorithms.optimizers import Optimizer
+from fedcore.arguments import expanded, is_whole, whole
 from fedcore.atomic_file import is_own, mode_of, require_file
-from fedcore.cluster.ranges import BLOCK, Range
-from fedcore.cluster.shard import Place, shard_in
-from fedcore.errors import CheckpointError, LockedError, RangeError, StoreError
-from fedcore.layout import Layout
-from fedcore.server.folder_checks import believed
-from fedcore.store.files import system_calls as disk
+from fedcore.errors import CheckpointError, FedcoreError, LockedError, RangeError, StoreError
+from fedcore.model import Layout, Slice
+from fedcore.server.folder import believed, server_state
+from fedcore.store import ClientStore, Durability
+from fedcore.store.files import disk
+from fedcore.store.files.folder import remove, sweep
+from fedcore.store.files.inventory import INDEX, is_disposable, is_own_folder, require_same
 
+LOGGER = logging.getLogger("fedcore.cluster")
 NAME = "cluster.json"
+"""The manifest's file. It is written last, after the shards."""
+INTENT = "cluster.json.intent"
+"""The file beside the manifest that exists while folders of shards are written or deleted."""
+BLOCK = 16_384
+"""Elements of a block of the kernels. Ranges end at blocks, so that lengths and rows have the bits of one server."""
+
 _WHAT, _VERSION = "a fedcore cluster", 1
-_MOST = 1 << 28
+_MOST_BYTES = 1 << 28
+_FOLDER = re.compile(r"shard-(0|[1-9][0-9]{0,5})(-[0-9a-f]{8})?")
+
+
+class Range(NamedTuple):
+    """The elements [start, stop) of the flat vector, float buffers included; its parameters end at ``end``."""
+
+    start: int
+    stop: int
+    end: int
+
+
+def ranges_of(layout: Layout, shards: int) -> tuple[Range, ...]:
+    """Ranges of about as many parameters each; the last has all float buffers too.
+
+    Raises:
+        RangeError: there are more shards than blocks of 16,384 parameters, or none.
+    """
+    p, blocks = layout.n_parameters, -(-layout.n_parameters // BLOCK)
+    most = max(1, blocks)
+    if whole("shards", shards, 1) > most:
+        raise RangeError(f"shards={shards}: must be at most {most}, one for each {BLOCK:,} of {p:,} parameters")
+    starts = [BLOCK * (blocks * k // shards) for k in range(shards)]
+    ends = [*starts[1:], p]
+    stops = [*starts[1:], layout.n]
+    return tuple(map(Range, starts, stops, ends))
+
+
+def cut(layout: Layout, span: Range, *, counters: bool) -> Layout:
+    """The layout of a range: the parts of tensors within it, flat.
+
+    Args:
+        counters: whether the shard keeps the counters and constants.
+    """
+    pieces = []
+    for piece in layout.slices:
+        start, stop = max(piece.start, span.start), min(piece.stop, span.stop)
+        if start < stop:
+            pieces.append(Slice(piece.name, piece.kind, (stop - start,), piece.dtype))
+    kept = [replace(piece) for piece in layout.outside] if counters else []
+    return Layout([*pieces, *kept], library="numpy")
+
+
+def require_elementwise(optimizer: Optimizer | None) -> None:
+    """Reject an optimizer that may need a whole vector.
+
+    Raises:
+        RangeError: its class does not have ``elementwise = True``.
+    """
+    if optimizer is not None and getattr(optimizer, "elementwise", False) is not True:
+        raise RangeError(
+            f"optimizer={optimizer}: shards need a step that is taken element by element; if this class has one, set "
+            "elementwise = True"
+        )
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    """The description of a shard.
+
+    Attributes:
+        cluster: the cluster's own name, which differs from that of any other.
+        shard, shards: its number, from 0, and how many there are.
+        first: the place of its first parameter.
+        has_buffers: whether the model has float buffers, which are the last shard's.
+        folder: of its part of the store, on its own machine; None in memory.
+        is_named: whether the caller has named the folder, and not the manifest.
+    """
+
+    cluster: str
+    shard: int
+    shards: int
+    first: int
+    has_buffers: bool
+    folder: str | None
+    is_named: bool = False
+
+    def to_state(self) -> dict[str, Any]:
+        """The description that its folder keeps."""
+        return {"cluster": self.cluster, "shard": self.shard, "shards": self.shards, "first": self.first}
+
+    def require(self, state: Any) -> dict[str, Any]:
+        """Return the state of its folder, if it is this shard's.
+
+        Raises:
+            CheckpointError: it is another shard's.
+        """
+        folder = self.folder or "store"
+        with believed(folder):
+            saved = server_state(folder, state, shard=True)
+            if saved["place"] != self.to_state():
+                raise CheckpointError(f"{folder}: the manifest says {self.to_state()}, the folder {saved['place']}")
+        return saved
+
+    def open(self, *, readonly: bool = False, durability: Durability = "round") -> ClientStore:
+        """Open its folder.
+
+        Raises:
+            StoreError: the manifest names a link, or a folder of another user.
+            CheckpointError: it is another shard's.
+        """
+        assert self.folder is not None
+        found = self.require_inside()
+        rows = ClientStore.open(self.folder, readonly=readonly, durability=durability, undoable=not readonly)
+        try:
+            require_same(Path(self.folder), found, os.lstat(self.folder))
+            self.require(rows.state)
+        except BaseException:
+            rows.close()
+            raise
+        return rows
+
+    def require_inside(self) -> os.stat_result | None:
+        """Reject a folder beside the manifest that is a link, or another user's; None if the caller has named it.
+
+        Raises:
+            StoreError: it is one.
+        """
+        if self.folder is None or self.is_named or not os.path.lexists(self.folder):
+            return None
+        found, home = os.lstat(self.folder), os.stat(os.path.dirname(self.folder))
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), home.st_uid):
+            raise StoreError(f"{self.folder}: it is a link, or another user's folder; pass folders= if it is yours")
+        return found
+
+
+def shard_in(folder: str) -> int | None:
+    """The number of a shard in the name that fedcore gives its folder; None for any other name or path."""
+    found = _FOLDER.fullmatch(folder)
+    return None if found is None else int(found[1])
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """See above.
+    """The shards of a server: their ranges and folders.
 
     Attributes:
         cluster: its own name.
         layout: of the whole model.
         ranges: of each shard.
-        folders: of each shard, on its own machine; relative ones are beside the manifest. None for memory.
-        is_copy: whether ``save`` wrote it, and may put another copy in its place.
+        folders: of each shard, on its own machine; relative ones are beside the manifest. None in memory.
+        is_copy: whether ``save`` wrote it, and may replace it with another copy.
     """
 
     cluster: str
@@ -43,12 +183,12 @@ class Manifest:
     folders: tuple[str, ...] | None
     is_copy: bool = False
 
-    def places(self, beside: Path | None, named: Sequence[str | os.PathLike[str]] | None = None) -> list[Place]:
-        """The shards' places.
+    def shards(self, home: Path | None, named: Sequence[str | os.PathLike[str]] | None = None) -> list[ShardInfo]:
+        """The descriptions of the shards.
 
         Args:
-            beside: the folder of the manifest.
-            named: the shards' folders, as the caller names them; None for those beside the manifest.
+            home: the folder of the manifest.
+            named: the shards' folders from the caller. Default: those beside the manifest.
 
         Raises:
             RangeError: ``named`` has not one for each shard.
@@ -56,88 +196,94 @@ class Manifest:
         """
         has_buffers = self.layout.n > self.layout.n_parameters
         folders: Sequence[str | None] = [None] * len(self.ranges)
-        if self.folders is not None and beside is not None:
-            folders = self._beside(beside) if named is None else folders_of(self.folders, named)
+        if self.folders is not None and home is not None:
+            folders = self._beside(home) if named is None else folders_of(self.folders, named)
         return [
-            Place(self.cluster, k, len(self.ranges), span.start, has_buffers, folder, is_named=named is not None)
+            ShardInfo(self.cluster, k, len(self.ranges), span.start, has_buffers, folder, is_named=named is not None)
             for k, (span, folder) in enumerate(zip(self.ranges, folders, strict=True))
         ]
 
     def _beside(self, home: Path) -> list[str]:
-        """The folders, each of which lies beside the manifest under a name that fedcore gives.
+        """The folders, if each lies beside the manifest under a name that fedcore gives.
 
-        A manifest may come from a stranger: it says nothing about what lies elsewhere.
+        A manifest may come from anybody, so that it cannot name folders elsewhere.
         """
         assert self.folders is not None
         for k, folder in enumerate(self.folders):
             if shard_in(folder) != k:
                 raise StoreError(
-                    f"{home / NAME}: expected shards beside it, named shard-0 and so on, got {folder!r}: pass "
-                    "folders=, one for each shard, if these are your folders"
+                    f"{home / NAME}: it names the folder {folder!r}, which is not shard-{k} beside it; pass folders=, "
+                    "one for each shard, if these are your folders"
                 )
         return [str(home / folder) for folder in self.folders]
 
     def write(self, path: Path) -> None:
-        """Write it durably, in the place of one that may be there.
+        """Write it durably, in place of an older one.
 
         Raises:
             StoreError: it cannot be written.
         """
-        text = json.dumps(
-            {
-                "what": _WHAT,
-                "version": _VERSION,
-                "cluster": self.cluster,
-                "copy": self.is_copy,
-                "layout": self.layout.to_state(),
-                "shards": [
-                    {"folder": folder, **span._asdict()}
-                    for folder, span in zip(self.folders or (), self.ranges, strict=True)
-                ],
-            },
-            indent=1,
-        )
+        folders = self.folders or ()
+        state = {
+            "what": _WHAT,
+            "version": _VERSION,
+            "cluster": self.cluster,
+            "copy": self.is_copy,
+            "layout": self.layout.to_state(),
+            "shards": [{"folder": one, **span._asdict()} for one, span in zip(folders, self.ranges, strict=True)],
+        }
         with disk.explained("writing a manifest", path):
-            replace_text(path, text)
+            replace_text(path, json.dumps(state, indent=1))
 
-    def require_still(self, path: Path) -> None:
-        """Raise a StoreError unless the file names these shards still, now that nobody else has them."""
-        if not self.names_the_shards_of(Manifest.read(path)):
-            raise StoreError(
-                f"{path}: expected the shards that it named when it was read, got others now: load it again"
-            )
+    def require_current(self, path: Path) -> None:
+        """Raise a StoreError unless the file still names these shards, whose folders are locked by now."""
+        if not self.has_shards_of(Manifest.read(path)):
+            raise StoreError(f"{path}: it names other shards than when it was read; load it again")
 
-    def names_the_shards_of(self, other: "Manifest") -> bool:
-        """Tell whether it is the same cluster, of the same ranges in the same folders."""
+    def has_shards_of(self, other: "Manifest") -> bool:
+        """Whether both are of one cluster with the same ranges in the same folders."""
         return (self.cluster, self.ranges, self.folders) == (other.cluster, other.ranges, other.folders)
 
     @classmethod
     def read(cls, path: Path) -> "Manifest":
-        """The manifest of a file.
+        """Read the manifest of a file.
 
         Raises:
             StoreError: there is none.
             CheckpointError: it is something else, or of a newer version.
         """
         try:
-            if path.exists() and os.lstat(require_file(path)).st_size > _MOST:
-                raise CheckpointError(f"{path}: expected a manifest, got more than {_MOST} bytes")
+            if path.exists() and os.lstat(require_file(path)).st_size > _MOST_BYTES:
+                raise CheckpointError(f"{path}: a manifest has at most {_MOST_BYTES} bytes, and this file more")
             text = path.read_text() if path.is_file() or not path.exists() else ""
         except (OSError, UnicodeDecodeError) as error:
-            raise StoreError(
-                f"{path}: expected the manifest of a cluster, got none that can be read: {error}"
-            ) from None
+            raise StoreError(f"{path}: there is no manifest of a server in shards that can be read: {error}") from None
         with believed(path):
-            said: Mapping[str, Any] = json.loads(text)
-            if said.get("what") != _WHAT:
-                raise CheckpointError(f"{path}: expected the manifest of a fedcore cluster, got something else")
-            if (version := said["version"]) != _VERSION:
-                raise CheckpointError(f"{path}: expected version {_VERSION}, got {version!r}: a newer one wrote it")
-            layout = Layout.from_state(said["layout"])
-            ranges = tuple(Range(one["start"], one["stop"], one["end"]) for one in said["shards"])
-            _require_whole(layout, ranges)
-            folders = tuple(str(one["folder"]) for one in said["shards"])
-            return cls(str(said["cluster"]), layout, ranges, folders, said.get("copy") is True)
+            state: Mapping[str, Any] = json.loads(text)
+            if state.get("what") != _WHAT:
+                raise CheckpointError(f"{path}: it is not the manifest of a server in shards")
+            if (version := state["version"]) != _VERSION:
+                raise CheckpointError(f"{path}: version {version!r} is of a newer fedcore; this one reads {_VERSION}")
+            layout = Layout.from_state(state["layout"])
+            ranges = tuple(Range(one["start"], one["stop"], one["end"]) for one in state["shards"])
+            _require_partition(layout, ranges)
+            folders = tuple(str(one["folder"]) for one in state["shards"])
+            return cls(str(state["cluster"]), layout, ranges, folders, state.get("copy") is True)
+
+
+def _require_partition(layout: Layout, ranges: tuple[Range, ...]) -> None:
+    """Reject ranges that do not partition the layout in order."""
+    starts, stops, ends = ([span[i] for span in ranges] for i in range(3))
+    if (
+        not ranges
+        or not all(is_whole(number, 0, layout.n) for span in ranges for number in span)
+        or starts[0] != 0
+        or any(start % BLOCK for start in starts)
+        or ends != [*starts[1:], layout.n_parameters]
+        or stops != [*starts[1:], layout.n]
+        or any(span.start >= span.end for span in ranges)
+    ):
+        raise ValueError(f"shards: {ranges} do not cover {layout.n_parameters} parameters and {layout.n} elements")
 
 
 def require_own_file(path: Path) -> None:
@@ -148,13 +294,11 @@ def require_own_file(path: Path) -> None:
     """
     found = os.lstat(path)
     if not stat.S_ISREG(found.st_mode) or not is_own(path, found):
-        raise StoreError(
-            f"{path}: expected a file of this user's own, got a link or another user's: use another folder"
-        )
+        raise StoreError(f"{path}: it is a link, or another user's file; use another folder")
 
 
 def folders_of(names: Sequence[str], folders: Sequence[str | os.PathLike[str]] | None) -> tuple[str, ...]:
-    """The folders of shards: those that are given, or ones of these names beside the manifest.
+    """The given folders of shards, or those of these names beside the manifest.
 
     Raises:
         RangeError: there is not one for each.
@@ -162,25 +306,25 @@ def folders_of(names: Sequence[str], folders: Sequence[str | os.PathLike[str]] |
     if folders is None:
         return tuple(names)
     if len(folders) != len(names):
-        raise RangeError(f"folders: expected one for each of {len(names)} shards, got {len(folders)}")
+        raise RangeError(f"folders: give one for each of {len(names)} shards, not {len(folders)}")
     return tuple(os.path.realpath(expanded(folder)) for folder in folders)
 
 
 def prepare(home: Path) -> None:
-    """Make a manifest's folder.
+    """Make a manifest's folder for a new server.
 
     Raises:
-        StoreError: there is a cluster already, or it cannot be made.
+        StoreError: there is a manifest already, or the folder cannot be made.
     """
     if (home / NAME).exists():
-        raise StoreError(f"{home / NAME}: expected none yet, got one: Server.load goes on with it")
-    made_folder(home)
+        raise StoreError(f"{home / NAME}: there is a server in shards already; Server.load resumes it")
+    make_folder(home)
     with disk.explained("making a cluster", home):
         disk.sync_path(home.parent)
 
 
-def made_folder(home: Path) -> None:
-    """Make a manifest's folder, where none is there.
+def make_folder(home: Path) -> None:
+    """Make a manifest's folder, unless it exists.
 
     Raises:
         StoreError: it cannot be made.
@@ -190,25 +334,25 @@ def made_folder(home: Path) -> None:
 
 
 def older_copy(home: Path) -> Manifest | None:
-    """The copy that a folder holds, in whose place another may be put; None if it holds nothing.
+    """The copy in a folder that another one may replace; None in an empty folder.
 
     Raises:
-        StoreError: it holds something else.
+        StoreError: the folder has something else.
     """
     if (found := manifest_at(home / NAME)) is None:
-        if strange := [name for name in sorted(os.listdir(home)) if not name.startswith(NAME)]:
-            raise StoreError(f"{home}: expected a new or empty folder, or of an older copy, got one with {strange[0]}")
+        if others := [name for name in sorted(os.listdir(home)) if not name.startswith(NAME)]:
+            raise StoreError(f"{home}: it has {others[0]}; save to a new or empty folder, or over an older copy")
         return None
     require_own_file(home / NAME)
     if not found[1].is_copy:
-        raise StoreError(f"{home}: expected a new or empty folder, or of an older copy, got a server's own")
+        raise StoreError(f"{home}: it is a server's own folder; save to a new or empty folder, or over an older copy")
     if any(shard_in(folder) is None or folder.count("-") < 2 for folder in found[1].folders or ()):
-        raise StoreError(f"{home / NAME}: expected the shards of a copy beside it, got others: save to another folder")
+        raise StoreError(f"{home / NAME}: its shards are not those of a copy; save to another folder")
     return found[1]
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file durably, in the place of one that may be there, in one step. It keeps the mode of that one."""
+    """Write a file durably in one step, in place of an older one, whose mode it gets."""
     draft, mode = path.with_name(f"{path.name}.draft-{uuid4().hex[:12]}"), mode_of(path)
     try:
         with open(draft, "x") as file:
@@ -224,11 +368,11 @@ def replace_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def alone_in(home: Path) -> Iterator[None]:
-    """Keep everybody else from writing a manifest to the folder meanwhile, where the system can lock a folder.
+def locked(home: Path) -> Iterator[None]:
+    """Lock a folder against other writers of manifests, if the file system can lock folders.
 
     Raises:
-        LockedError: somebody does.
+        LockedError: another one has the lock.
     """
     folder = os.open(home, os.O_RDONLY)
     try:
@@ -236,16 +380,14 @@ def alone_in(home: Path) -> Iterator[None]:
             try:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise LockedError(
-                    f"{home}: expected nobody who saves to it or cuts it anew, got somebody: wait for him"
-                ) from None
+                raise LockedError(f"{home}: another process or thread saves or reshards there; wait for it") from None
         yield
     finally:
         os.close(folder)
 
 
 def manifest_at(path: Path) -> tuple[Path, Manifest] | None:
-    """The manifest that a path is, or that its folder has; None where there is none.
+    """The manifest of a path, which is its file or its folder; None if there is none.
 
     Raises:
         CheckpointError: it is something else, or of a newer version.
@@ -254,18 +396,99 @@ def manifest_at(path: Path) -> tuple[Path, Manifest] | None:
     return (file.absolute(), Manifest.read(file)) if file.is_file() else None
 
 
-def _require_whole(layout: Layout, ranges: tuple[Range, ...]) -> None:
-    """Refuse ranges that are not those of the layout, one behind the other."""
-    p, n = layout.n_parameters, layout.n
-    numbers = [number for span in ranges for number in span]
-    inner = [span.start for span in ranges[1:]]
-    if (
-        not ranges
-        or not all(is_whole(number, 0, n) for number in numbers)
-        or ranges[0].start != 0
-        or any(start % BLOCK for start in inner)
-        or [span.end for span in ranges] != [*inner, p]
-        or [span.stop for span in ranges] != [*inner, n]
-        or any(span.start >= span.end for span in ranges)
-    ):
-        raise ValueError(f"shards: expected ranges of {p} parameters and {n} elements, got {ranges}")
+Delete = Callable[[str, Sequence[str]], bool]
+"""Deletes the shards of a cluster, by its name, from folders that have them; returns whether all are deleted."""
+
+
+def write_intent(home: Path, *, new: Manifest, old: Manifest | None) -> None:
+    """Write the intent of a save or a reshard, durably.
+
+    Args:
+        home: the folder of the manifest, which is locked.
+        new: the manifest whose shards will be written.
+        old: the manifest whose shards will then be deleted.
+    """
+    state = {"made": _intent_of(home, new), "going": None if old is None else _intent_of(home, old)}
+    replace_text(home / INTENT, json.dumps(state))
+
+
+def clean_up(home: Path, delete: Delete, *, deletes_old: bool = True, named: Collection[str] = ()) -> None:
+    """Delete the shards that a finished or killed save or reshard has left.
+
+    If its new manifest is there, these are the old shards; otherwise the new ones. Other users may write to the folder,
+    so that the intent only counts if it is this user's, and only for shards beside it under names that fedcore gives,
+    or for folders that the caller names now. ``delete`` checks each of them.
+
+    Args:
+        home: as for ``write_intent``.
+        deletes_old: False leaves old shards for the next call.
+        named: folders elsewhere that the caller has named.
+
+    Raises:
+        StoreError: the intent is another user's, or a link.
+        CheckpointError: the intent is damaged.
+    """
+    if not os.path.lexists(home / INTENT):
+        return
+    require_own_file(home / INTENT)
+    present = manifest_at(home / NAME)
+    try:
+        with believed(home / INTENT):
+            state = json.loads((home / INTENT).read_text())
+            new, old = state["made"], state["going"]
+            is_done = present is not None and _intent_of(home, present[1]) == new
+            unused = old if is_done else new
+            cluster = None if unused is None else str(unused["cluster"])
+            folders = [] if unused is None else [str(folder) for folder in unused["folders"]]
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error}; delete {home / INTENT}: it only lists shards that a killed save or reshard left; they stay"
+        ) from error
+    if is_done and not deletes_old:
+        return
+    inside = [str(home / folder) for folder in folders if shard_in(folder) is not None]
+    outside = [folder for folder in folders if shard_in(folder) is None]
+    if left := [folder for folder in outside if folder not in named]:
+        LOGGER.warning("%s: shards in other folders are not deleted; delete them by hand: %s", home / INTENT, left)
+    if cluster is None or delete(cluster, [*inside, *(folder for folder in outside if folder in named)]):
+        (home / INTENT).unlink()  # otherwise the next call tries again
+
+
+def _intent_of(home: Path, manifest: Manifest) -> dict[str, Any]:
+    """The shards of a manifest. Those beside it are listed by name, so that the folder may be moved."""
+    paths = [Path(os.path.abspath(home / folder)) for folder in manifest.folders or ()]
+    folders = [path.name if path.parent == home and shard_in(path.name) is not None else str(path) for path in paths]
+    return {"cluster": manifest.cluster, "folders": folders}
+
+
+def delete_shard(cluster: str, folder: str, shard: int | None) -> bool:
+    """Delete a cluster's shard and the drafts of it.
+
+    Only a folder of this user is deleted, and only with a proof inside: a store whose state names this cluster and
+    shard, or a lock file that marks the folder as a draft or as the rest of a deleted store.
+
+    Args:
+        shard: its number, from the folder's name; None for a folder that the caller has named.
+
+    Returns:
+        Whether it is deleted, or is not that shard; False if another process uses it.
+    """
+    path = Path(folder)
+    try:
+        sweep(path)
+        if os.path.lexists(path):
+            found = os.lstat(path)
+            if is_own_folder(path) and _is_of(cluster, shard, path):
+                remove(path, found)
+    except FedcoreError:
+        return not os.path.lexists(path)
+    return True
+
+
+def _is_of(cluster: str, shard: int | None, path: Path) -> bool:
+    if not (path / INDEX).exists():
+        return is_disposable(path)
+    with ClientStore.open(path, readonly=True) as rows, believed(path):
+        state: Any = rows.state
+        place = (state or {}).get("place") or {}
+        return place.get("cluster") == cluster and shard in (None, place["shard"])

@@ -1,4 +1,4 @@
-"""Shards as actors on Ray: each a process of its own, on the machine that has its disk."""
+"""Shards as actors on Ray: each in its own process, on the machine that has its disk."""
 
 import logging
 import math
@@ -11,11 +11,11 @@ from typing import Any, Self
 import numpy as np
 
 from fedcore.arguments import real, whole
+from fedcore.cluster.manifest import ShardInfo
 from fedcore.cluster.placement import Answer, Lost, ShardLostError
-from fedcore.cluster.shard import Place, Shard
-from fedcore.cluster.strand import Raised, Reply, Returned
+from fedcore.cluster.shard import Raised, Reply, Returned, Shard
 from fedcore.errors import ClusterError, RangeError
-from fedcore.ray_session import ArgumentLostError, LostError, Session
+from fedcore.simulation.executor import ArgumentLostError, LostError, Session
 
 LOGGER = logging.getLogger("fedcore.cluster")
 LATE = 10.0
@@ -25,22 +25,22 @@ LATE = 10.0
 class Actor:
     """The process of a shard."""
 
-    def prepare(self, place: Place, threads: int) -> None:
-        """Make the shard's object; nothing is opened yet."""
-        self._shard = Shard(place, threads)
+    def prepare(self, info: ShardInfo, threads: int) -> None:
+        """Make the shard's object; it opens nothing yet."""
+        self._shard = Shard(info, threads)
 
     def call(self, name: str, *arguments: Any) -> Reply:
-        """Begin a call, and wait until it asks or is over. Slices that are references have come by then."""
+        """Begin a call, and wait for a question or its end. Ray has brought slices that came as references."""
         self._shard.begin(name, *arguments)
         return self._reply()
 
     def answer(self, value: Any) -> Reply:
-        """Answer what it has asked, and wait for the next."""
+        """Answer a question, and wait for the next one or the end of the call."""
         self._shard.answer(value)
         return self._reply()
 
     def fetch(self, name: str, *arguments: Any) -> Any:
-        """The result of a call that asks nothing, by itself: whoever has its reference reads it where he is."""
+        """The plain result of a call without questions, which any process can read by its reference."""
         reply = self.call(name, *arguments)
         if isinstance(reply, Raised):
             raise reply.error
@@ -56,24 +56,23 @@ class Actor:
 class OnRay:
     """The placement of shards on Ray; a context manager.
 
-    Vectors that are put go to Ray's object store, and from there to the shards; references go as they are. A shard
-    whose process or machine is lost is made anew, on the machine of its disk, before all of them go on.
+    Vectors go to the shards by Ray's object store; references are passed on. A shard whose process or machine is lost
+    is made again, on the machine of its disk.
 
     Args:
-        nodes: for each shard a resource that its machine alone has, "node:10.0.0.1", say; None for wherever there is
-            room, on one machine.
-        cpus: cores that each shard asks for.
+        nodes: for each shard a resource that only its machine has, such as "node:10.0.0.1". Default: any machine.
+        cpus: the cores that each shard reserves.
         threads: of each shard.
-        seconds: after which a shard that has not answered a call counts as lost, and is ended; None for never.
-        start_seconds: for the start of the shards' processes, which may have to wait for room; None for no limit.
-        address, own: as for ``fedcore.ray_session.Session``: the loopback interface alone, unless told otherwise.
+        seconds: a shard that does not answer a call for so long is ended, and counts as lost. Default: no limit.
+        start_seconds: the limit for the start of the shards' processes, which may wait for room; None for no limit.
+        address, own: as for ``fedcore.simulation.executor.Session``.
 
     Raises:
         MissingDependencyError: Ray is not installed.
         ClusterError: there is no cluster at the address.
     """
 
-    keeps, refers = True, True
+    copies, has_references = True, True
 
     def __init__(
         self,
@@ -92,34 +91,34 @@ class OnRay:
         self._start = math.inf if start_seconds is None else real("start_seconds", start_seconds, "(0, inf)")
         self._session = Session(address, cpus=8 if nodes is None else max(1, len(nodes)), **own)
         self._actors: list[Any] = []
-        self.waiting: dict[int, Any] = {}  # the reference of each shard's answer
+        self.waiting: dict[int, Any] = {}  # references to the shards' answers
         self._values, self._until = False, math.inf
 
-    def make(self, places: Sequence[Place]) -> None:
+    def make(self, shards: Sequence[ShardInfo]) -> None:
         """See ``Placement``."""
         self._session.require_open()
         self.drop()
-        if self._nodes is not None and len(self._nodes) != len(places):
-            raise RangeError(f"nodes: expected one for each of {len(places)} shards, got {len(self._nodes)}")
-        nodes: Sequence[str | None] = self._nodes or [None] * len(places)
-        self._actors = [self._session.actor(Actor, cpus=self._cpus, node=node) for node in nodes]
+        if self._nodes is not None and len(self._nodes) != len(shards):
+            raise RangeError(f"nodes: give one for each of {len(shards)} shards, not {len(self._nodes)}")
+        nodes: Sequence[str | None] = self._nodes or [None] * len(shards)
+        self._actors = [self._session.start(Actor, cpus=self._cpus, node=node) for node in nodes]
         self._values, self._until = True, time.monotonic() + self._start
-        for k, (actor, place) in enumerate(zip(self._actors, places, strict=True)):
-            self.waiting[k] = actor.prepare.remote(place, self._threads)
+        for k, (actor, info) in enumerate(zip(self._actors, shards, strict=True)):
+            self.waiting[k] = actor.prepare.remote(info, self._threads)
         late = time.monotonic() + LATE
         while self.waiting:
             now = time.monotonic()
             if now > self._until:
                 raise ClusterError(
-                    f"shards: expected a process for each within {self._start:g} s, got none for {list(self.waiting)}: "
-                    f"Ray has {self._session.room()}; make room, or raise start_seconds"
+                    f"shards: the processes of {list(self.waiting)} did not start within {self._start:g} s: Ray has "
+                    f"{self._session.room()}; make room, or raise start_seconds"
                 )
             if now > late:
                 late = math.inf
-                self._tell_late()
+                self._warn_late()
             for answer in self.wait(max(0.0, min(late, self._until) - now)).values():
                 if isinstance(answer, Lost):
-                    raise ShardLostError(f"shards: expected a process for each, got none for one: {answer.error}")
+                    raise ShardLostError(f"shards: a process could not start: {answer.error}")
 
     def begin(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> None:
         """See ``Placement``."""
@@ -136,12 +135,12 @@ class OnRay:
     def wait(self, seconds: float) -> dict[int, Answer]:
         """See ``Placement``."""
         left = self._until - time.monotonic()
-        ready = self._session.ready(list(self.waiting.values()), max(0.0, min(seconds, left)))
+        ready = self._session.wait(list(self.waiting.values()), max(0.0, min(seconds, left)))
         found = {k: self._result(one) for k, one in self.waiting.items() if one in ready}
         if not found and left <= 0:
             for k in self.waiting:
                 self._session.kill(self._actors[k])
-                found[k] = Lost(LostError(f"it has not answered for {self._seconds:g} s"))
+                found[k] = Lost(LostError(f"no answer for {self._seconds:g} s"))
         for k in found:
             del self.waiting[k]
         return found
@@ -151,10 +150,10 @@ class OnRay:
         self._session.require_open()
         return [actor.fetch.remote(name, *arguments) for actor in self._actors]
 
-    def read(self, fetched: Sequence[Any]) -> None:
+    def read(self, references: Sequence[Any]) -> None:
         """See ``Referring``."""
         self._begin(True)
-        self.waiting.update(enumerate(fetched))
+        self.waiting.update(enumerate(references))
 
     def put(self, vector: Any) -> Any:
         """See ``Placement``."""
@@ -168,7 +167,7 @@ class OnRay:
             self._actors.pop()
 
     def close(self) -> None:
-        """End the shards, and the connection if it was made here."""
+        """End the shards, and the connection if this object made it."""
         self.drop()
         self._session.close()
 
@@ -181,11 +180,11 @@ class OnRay:
         self.close()
 
     def _begin(self, values: bool) -> None:
-        """Begin to wait for answers: replies, or values as they are."""
+        """Begin to wait for answers: replies, or plain values."""
         self._session.require_open()
         self._values, self._until = values, time.monotonic() + self._seconds
 
-    def _tell_late(self) -> None:
+    def _warn_late(self) -> None:
         LOGGER.warning(
             "shards %s have no process after %.0f s: each asks for %g CPUs%s, and Ray has %s",
             list(self.waiting),
@@ -199,12 +198,7 @@ class OnRay:
         try:
             answer = self._session.result(reference)
         except ArgumentLostError as error:
-            return Raised(
-                ClusterError(
-                    "shards: expected the slices that were sent, got one whose machine is gone: "
-                    f"begin the round again: {error}"
-                )
-            )
+            return Raised(ClusterError(f"shards: a slice was lost with its machine; begin the round again: {error}"))
         except LostError as error:
             return Lost(error)
         except Exception as error:
@@ -213,7 +207,7 @@ class OnRay:
 
 
 def _portable(reply: Reply) -> Reply:
-    """A reply that can leave the process: an error that cannot be pickled is told in words."""
+    """A reply that can leave the process: an error that cannot be pickled becomes a ClusterError with its text."""
     if isinstance(reply, Raised):
         try:
             pickle.loads(pickle.dumps(reply.error))

@@ -1,25 +1,25 @@
-"""The placement of shards: in threads of this process, or in processes of their own."""
+"""Where shards run: in threads of this process, or in other processes."""
 
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from fedcore.cluster.shard import Place, Shard
-from fedcore.cluster.strand import Asks, Raised, Returned
+from fedcore.cluster.manifest import ShardInfo
+from fedcore.cluster.shard import Question, Raised, Returned, Shard
 from fedcore.errors import ClusterError
 
 
 class Lost(NamedTuple):
-    """The shard's process has ended."""
+    """The process of a shard has ended."""
 
     error: Exception
 
 
 class ShardLostError(ClusterError):
-    """A shard has ended, or has not begun: who opens all of them may do it again."""
+    """A shard has ended, or has not started; opening all shards may be tried again."""
 
 
-Answer: TypeAlias = Asks | Returned | Raised | Lost
+Answer: TypeAlias = Question | Returned | Raised | Lost
 
 
 ENDING = 1.0
@@ -27,23 +27,23 @@ ENDING = 1.0
 
 
 class Placement(Protocol):
-    """The shards, all of which are called at once. Only ``make`` and ``wait`` take time.
+    """The shards, which are called together. Only ``make`` and ``wait`` take time.
 
     Attributes:
-        keeps: whether a vector that is put somewhere else stays as it is, whatever its owner does with his.
-        refers: whether it is ``Referring``: it has references to results, which other processes read for themselves.
+        copies: whether ``put`` copies a vector, so that its owner may change it afterwards.
+        has_references: whether it is ``Referring``: other processes can read results by reference.
     """
 
-    keeps: bool
-    refers: bool
+    copies: bool
+    has_references: bool
 
     @property
     def waiting(self) -> Collection[int]:
         """The numbers of the shards that have not answered yet."""
         ...
 
-    def make(self, places: Sequence[Place]) -> None:
-        """Make the shards' objects, in the place of those that there were. An exception may end it anywhere."""
+    def make(self, shards: Sequence[ShardInfo]) -> None:
+        """Make the shards' objects in place of the present ones. An exception may end it at any point."""
         ...
 
     def begin(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> None:
@@ -51,63 +51,63 @@ class Placement(Protocol):
         ...
 
     def answer(self, answers: Mapping[int, Any]) -> None:
-        """Answer those that have asked, by their numbers."""
+        """Answer the questions of shards, by number."""
         ...
 
     def wait(self, seconds: float) -> dict[int, Answer]:
-        """Wait until a shard asks or is through, at most so many seconds; return the answers that have come."""
+        """Wait until a shard asks or ends its call, at most so many seconds; return the answers so far."""
         ...
 
     def put(self, vector: Any) -> Any:
-        """A vector, on its way to a shard."""
+        """Put a vector on its way to a shard; return the argument of the call."""
         ...
 
     def drop(self) -> None:
-        """End all shards, whatever they are at; their locks are let go, now or soon."""
+        """End all shards, even within a call; their locks are released now or soon."""
         ...
 
 
 class Referring(Placement, Protocol):
-    """A placement that ``refers``."""
+    """A placement that ``has_references``."""
 
     def fetch(self, name: str, *arguments: Any) -> list[Any]:
-        """References to the results of a method of each ``Shard`` that asks nothing."""
+        """References to the results of a method of each ``Shard`` that asks no question."""
         ...
 
-    def read(self, fetched: Sequence[Any]) -> None:
+    def read(self, references: Sequence[Any]) -> None:
         """Begin to read the results of references."""
         ...
 
 
-class Here:
+class LocalThreads:
     """Shards in threads of this process: for several disks of one machine, and for tests.
 
-    Slices are views of the client's vector. A thread that hangs in a call cannot be ended: no shards are made until it
-    is through.
+    Slices are views of the client's vector. A thread that hangs in a call cannot be ended: until it returns, no shards
+    can be made.
     """
 
-    keeps, refers = False, False
+    copies, has_references = False, False
 
     def __init__(self) -> None:
         self._shards: list[Shard] = []
         self._ending: list[Shard] = []
         self.waiting: set[int] = set()
 
-    def make(self, places: Sequence[Place]) -> None:
+    def make(self, shards: Sequence[ShardInfo]) -> None:
         """See ``Placement``."""
         self.drop()
         if self._ending:
             raise ClusterError(
-                f"shards: expected threads that have left their last call, got {len(self._ending)} still in it, as "
-                "where a disk hangs: end this process, and load the folder in another"
+                f"shards: {len(self._ending)} threads still hang in their last call, as on a slow disk; end this "
+                "process, and load the folder in another"
             )
-        self._shards = [Shard(place) for place in places]
+        self._shards = [Shard(info) for info in shards]
 
     def begin(self, name: str, arguments: Sequence[tuple[Any, ...]]) -> None:
         """See ``Placement``."""
-        for k, (shard, some) in enumerate(zip(self._shards, arguments, strict=True)):
+        for k, (shard, own) in enumerate(zip(self._shards, arguments, strict=True)):
             self.waiting.add(k)
-            shard.begin(name, *some)
+            shard.begin(name, *own)
 
     def answer(self, answers: Mapping[int, Any]) -> None:
         """See ``Placement``."""

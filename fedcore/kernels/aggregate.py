@@ -1,26 +1,64 @@
-"""aggregate: sums over clients in one pass, and the server's step along them."""
+"""Weighted sums of rows and models, and sums of clients' mean gradients."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, overload
 
 import numpy as np
-import numpy.typing as npt
 
-from fedcore import memory
+from fedcore import arrays as memory
 from fedcore.arguments import length, listed, numbers
+from fedcore.arrays import F64, Bools, Floats, ieee
 from fedcore.errors import ShapeError, UnknownNameError
-from fedcore.float_mode import ieee
-from fedcore.kernels.forms import Linear
-from fedcore.kernels.summed import Summed
 from fedcore.native import core
-from fedcore.typing import F64
 
-Sum: TypeAlias = npt.NDArray[np.floating[Any]]
 Accumulate: TypeAlias = Literal["float32", "float64"]
 
-KEPT = Linear(T=1)
-"""A running total that stays as it is."""
+
+@dataclass(frozen=True, eq=False)
+class Summed:
+    """A weighted sum, its norm and the norms of its rows, from one pass; h_i is row i, or base - row i.
+
+    Attributes:
+        sum: sum_i w_i h_i, an array or the list of a model's arrays.
+        squared_norms: float64[k], |h_i|^2.
+        squared_norm_of_sum: |sum_i w_i h_i|^2, before the sum is rounded to 16 bits.
+        weights: float64[k], w_i.
+    """
+
+    sum: Any
+    squared_norms: F64
+    squared_norm_of_sum: float
+    weights: F64 = field(repr=False)
+
+    @property
+    def finite(self) -> Bools:
+        """bool[k], whether each |h_i|^2, and so h_i, is finite; float64 rows above 1e154 count as infinite."""
+        return np.isfinite(self.squared_norms)
+
+    @property
+    @ieee
+    def diversity(self) -> float | None:
+        """The weighted gradient diversity sum_i q_i |h_i|^2 / |sum_i q_i h_i|^2, q_i = w_i / sum w.
+
+        1 if all h_i are equal, large if they cancel. None if the weights or the h_i add up to zero, or if a number is
+        not finite.
+
+        Reference: Haddadpour and Mahdavi, On the Convergence of Local Descent Methods in Federated Learning, 2019,
+        eq. 7.
+        """
+        if not (self.finite.all() and 0 < self.squared_norm_of_sum < np.inf):
+            return None
+        total = float(self.weights.sum())
+        diversity = total * float(self.weights @ self.squared_norms) / self.squared_norm_of_sum
+        return diversity if total != 0 and np.isfinite(diversity) else None
+
+    @classmethod
+    @ieee
+    def of(cls, sum: Any, squares: F64, weights: Any) -> "Summed":
+        """From float64[k + 1], the rows' squared norms and the sum's."""
+        return cls(sum, squares[:-1], float(squares[-1]), np.array(weights, np.float64))
 
 
 @overload
@@ -61,19 +99,18 @@ def weighted_sum(
             torch, or ml_dtypes' for NumPy). Read-only.
         weights: float32[k], with float64 sums also float64[k]; or a list of k numbers, taken in the precision of the
             sum.
-        out: float32[n], or n numbers of the rows' dtype, written in place and overlapping no input. If None a new
-            array beside the rows, NumPy's or a ``DeviceArray``: float32, or float64 where rows and sum are, so that
-            nothing is thrown away.
+        out: float32[n], or n numbers of the rows' dtype, written in place and overlapping no input. Default: a new
+            array on the rows' device, NumPy's or a ``DeviceArray``; float64 if rows and sum are, else float32.
         base: float32[n]: the sum is of base - rows[i], and the differences are never stored. Read-only.
-        accumulate: the sum's precision while it grows.
-        norms: whether to return the squared norms of all rows and of the sum too, from the same pass.
+        accumulate: the precision of the additions.
+        norms: whether to return the squared norms of all rows and of the sum, too.
 
     Returns:
         The sum, ``out`` if it was given. With ``norms`` a ``Summed``: the sum, float64[k] |h_i|^2 and
-        |sum_i w_i h_i|^2; with them which rows are finite and how diverse.
+        |sum_i w_i h_i|^2.
 
     Raises:
-        ShapeError, DtypeError, ArrayError: an argument is not what is said above; nothing was written.
+        ShapeError, DtypeError, ArrayError: an argument differs from ``Args``; nothing was written.
 
     Determinism: elements and differences are float32 (float64 where rows and sum are), products and sums are in the
         precision of ``accumulate``, one row after another, and rounded to ``out`` once, to the nearest and ties to
@@ -126,17 +163,17 @@ def weighted_sum_segments(
     accumulate: Accumulate = "float32",
     norms: bool = False,
 ) -> Sequence[Any] | Summed:
-    """The weighted sum of models whose tensors lie apart, without flattening them: outs[s] = sum_i w[i] models[i][s].
+    """The weighted sum of models in separate tensors, without flattening them: outs[s] = sum_i w[i] models[i][s].
 
     Args:
         models: k lists of as many arrays each, of any shapes, contiguous, in CPU memory or on one CUDA device. All
             models share the size and the dtype of a tensor, one of those of ``weighted_sum``; tensors may differ.
             Read-only.
         weights, accumulate: as for ``weighted_sum``.
-        outs: arrays of the same sizes, each float32 or of its tensors' dtype, written in place and overlapping nothing;
-            new arrays if None, as for ``weighted_sum`` (vectors on a device).
+        outs: arrays of the same sizes, each float32 or of its tensors' dtype, written in place and overlapping nothing.
+            Default: new arrays, as for ``weighted_sum`` (vectors on a device).
         base: float32 arrays of the same sizes: the sum is of base[s] - models[i][s].
-        norms: whether to return the squared norms of whole models and of their sum too, added up over the tensors in
+        norms: whether to return the squared norms of whole models and of their sum, too, added up over the tensors in
             float64.
 
     Returns:
@@ -205,101 +242,41 @@ def _sum_dtype(row: Any, float64: bool) -> type[np.floating[Any]]:
 
 @ieee
 def accumulate(
-    acc: Sum | None,
+    acc: Floats | None,
     bases: Sequence[Any],
     ys: Sequence[Any],
-    scales: npt.NDArray[np.float64],
-    weights: npt.NDArray[np.float64],
+    scales: F64,
+    weights: F64,
     *,
-    out: Sum,
+    out: Floats,
     partials: F64 | None = None,
-) -> npt.NDArray[np.float64]:
+) -> F64:
     """Add clients' mean gradients to a sum: out = acc + sum_i weights[i] h_i, h_i = (bases[i] - ys[i]) scales[i].
 
     Args:
         acc: float32[n] or float64[n], the sum so far; None for zeros.
-        bases: k entries: the float32[n] that client i started from, or None where ``ys[i]`` is no model but a
-            difference (then h_i = -ys[i] scales[i]).
+        bases: k entries: the float32[n] that client i started from, or None if ``ys[i]`` is a difference (then
+            h_i = -ys[i] scales[i]).
         ys: k arrays [n], as the clients sent them: each float32, float64, float16 or bfloat16 (torch.bfloat16, by
-            DLPack) and rounded to float32 first. Read-only. Each may also be a list of tensors of any shapes that lie
-            apart and have n elements together, cut alike in all lists.
+            DLPack) and rounded to float32 first. Read-only. An entry may also be a list of tensors of any shapes that
+            have n elements together, cut alike in all lists.
         scales: float64[k]; 1 / (eta_i K_i) makes h_i the mean gradient of client i's steps.
         weights: float64[k].
         out: of the dtype and length of ``acc``, which it may be, or float32 or float64 where that is None; disjoint
             from everything else.
         partials: float64[blocks, k], in the host's memory, written: the share of each block of 16,384 elements in each
-            |h_i|^2, for ``sum_of_partials``; blocks = ceil(n / 16,384), or where tensors lie apart the blocks of each
-            tensor, one tensor behind the other. Nobody gets them if None.
+            |h_i|^2, for ``sum_of_partials``. blocks = ceil(n / 16,384), for lists of tensors the blocks of each tensor,
+            one tensor behind the other. Default: not written.
 
     Returns:
-        float64[k], the squared norms |h_i|^2. One that is not finite tells that ``ys[i]`` held a NaN or an infinity:
-        ``out`` is then worthless, and a separate ``acc`` still good.
+        float64[k], the squared norms |h_i|^2. One is not finite exactly if ``ys[i]`` has a NaN or an infinity, which
+        makes ``out`` invalid; a separate ``acc`` stays valid.
 
     Raises:
-        ShapeError, DtypeError, ArrayError: an argument is not what is said above; nothing was written.
+        ShapeError, DtypeError, ArrayError: an argument differs from ``Args``; nothing was written.
 
     Determinism: h_i is float32; the sum is in the dtype of ``acc``, one client after another: the same bits one by
         one, in batches, on every ISA level and thread count.
     Cost: reads the ys once (4 k n bytes in float32), 4 n bytes, reads ``acc`` and writes ``out`` once.
     """
-    norms: npt.NDArray[np.float64] = core.accumulate(acc, out, bases, ys, scales, weights, partials)
-    return norms
-
-
-@ieee
-def server_step(
-    sum: Sum,
-    total: npt.NDArray[np.float64] | None,
-    x: npt.NDArray[np.float32],
-    *,
-    v_of: Linear,
-    total_of: Linear = KEPT,
-    gamma: float,
-    momentum: npt.NDArray[np.float32] | None = None,
-    control: npt.NDArray[np.float64] | None = None,
-    v: npt.NDArray[np.float32],
-    total_out: npt.NDArray[np.float64] | None,
-    x_out: npt.NDArray[np.float32],
-    partials: F64 | None = None,
-) -> tuple[float, float]:
-    """The linear step that ends a round, from the round's sums A and B and the running total T::
-
-        v  = v_of.A A + v_of.T T + v_of.g g + v_of.B B
-        T' = total_of.T T + total_of.A A + total_of.B B + total_of.g g + total_of.v v
-        x' = x - gamma v
-
-    Args:
-        sum: float32[n] or float64[n], A.
-        total: float64[n], T, or None where the method keeps no total.
-        x: float32[n].
-        momentum: float32[n], g, the direction of the round before, or None.
-        control: float64[n], B, a second sum of the round, or None.
-        v, total_out, x_out: outputs float32[n], float64[n] (None where ``total`` is), float32[n]; each may be the
-            input that it replaces: ``momentum``, ``total``, ``x``.
-        partials: float64[ceil(n / 16,384), 2], written: the blocks' shares of |v|^2 and |x'|^2, as of ``accumulate``.
-
-    Returns:
-        |v|^2 and |x'|^2 in float64; the second is not finite exactly if an element of x' is not.
-
-    Raises:
-        ShapeError, DtypeError, ArrayError: an argument is not what is said above; nothing was written.
-
-    Determinism: elementwise in float64, each formula from its left to its right and without the terms that are None;
-        v and x' rounded once to float32; T' sees v as it was rounded.
-    Cost: reads 12 n bytes (8 n more with a total, 4 n with a momentum, 8 n with a control), writes 8 n (16 n).
-    """
-    v_square, x_square = core.server_step(
-        sum,
-        total,
-        momentum,
-        control,
-        x,
-        v,
-        total_out,
-        x_out,
-        v_of=v_of,
-        total_of=total_of,
-        gamma=gamma,
-        partials=partials,
-    )
-    return v_square, x_square
+    return core.accumulate(acc, out, bases, ys, scales, weights, partials)

@@ -1,8 +1,8 @@
-"""exact: sums over clients whose bits do not depend on any order, tree or number of workers.
+"""Exact sums over clients: their bits do not depend on the order, the tree of additions or the number of workers.
 
-Each term is rounded by itself to a fixed grid, and integers are added: high words of 2^-10 and low words of 2^-60. So a
-sum is one function of its terms, whichever came first; partial sums join to the same; and what was added can be taken
-off again without a trace.
+Each term is rounded separately to a fixed grid, then integers are added: high words of 2^-10 and low words of 2^-60.
+The sum is a function of the set of its terms. Partial sums join to the same sum, and subtracting a term restores the
+sum before it.
 """
 
 from collections.abc import Sequence
@@ -11,23 +11,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedcore import memory
+from fedcore import arrays as memory
 from fedcore.arguments import numbers
-from fedcore.float_mode import ieee
-from fedcore.kernels.exchange import ANCHORED, REPLACED
+from fedcore.arrays import F64, I64, ieee
 from fedcore.kernels.forms import Terms
 from fedcore.kernels.norms import sum_of_partials
+from fedcore.kernels.rows import ANCHORED, REPLACED
 from fedcore.native import core
-from fedcore.typing import F64
-
-Words = npt.NDArray[np.int64]
 
 LONGEST_EXACT = 2.0**39
-"""|weight h| from which on a term is too long for the grid."""
+"""The |weight h| at which a term is too long for the grid."""
 MOST_EXACT = 2.0**52
-"""What the lengths of all terms of a sum may add up to."""
+"""The bound on the sum of the lengths of all terms."""
 NEWS = Terms(h=1)
-"""What ``accumulate_exact`` adds."""
+"""The form that ``accumulate_exact`` adds."""
 
 
 class ExactSum(NamedTuple):
@@ -42,19 +39,19 @@ class ExactSum(NamedTuple):
     array([ 1., -4.])
     """
 
-    high: Words
+    high: I64
     """int64[n]."""
-    low: Words
+    low: I64
     """int64[n]."""
 
     @classmethod
     def zeros(cls, n: int) -> "ExactSum":
-        """A sum of nothing."""
+        """A sum of no terms."""
         return cls(memory.zeros(n, np.int64), memory.zeros(n, np.int64))
 
     @classmethod
     def empty(cls, n: int) -> "ExactSum":
-        """Memory for a sum, whatever is in it."""
+        """Memory for a sum; its content is uninitialised."""
         return cls(memory.empty(n, np.int64), memory.empty(n, np.int64))
 
     def cut(self, span: slice) -> "ExactSum":
@@ -67,12 +64,12 @@ def accumulate_exact(
     acc: ExactSum | None,
     bases: Sequence[Any],
     ys: Sequence[Any],
-    scales: npt.NDArray[np.float64],
-    weights: npt.NDArray[np.float64],
+    scales: F64,
+    weights: F64,
     *,
     out: ExactSum,
     partials: F64 | None = None,
-) -> npt.NDArray[np.float64]:
+) -> F64:
     """Add clients' mean gradients to an exact sum: out = acc + sum_i rounded(weights[i] h_i), as ``accumulate`` does.
 
     Args:
@@ -82,20 +79,19 @@ def accumulate_exact(
         partials: as for ``accumulate``, for ``sum_of_partials_exact``.
 
     Returns:
-        float64[k], the squared norms |h_i|^2. One that is not finite tells that ``ys[i]`` held a NaN or an infinity, or
-        that |weights[i] h_i| is ``LONGEST_EXACT`` or more: ``out`` is then worthless, and a separate ``acc`` still
-        good. The caller sees to it that the lengths of all terms of a sum stay below ``MOST_EXACT`` together.
+        float64[k], the squared norms |h_i|^2. One is not finite if ``ys[i]`` has a NaN or an infinity, or if
+        |weights[i] h_i| is at least ``LONGEST_EXACT``; ``out`` is then invalid, a separate ``acc`` stays valid. The
+        caller keeps the sum of the lengths of all terms below ``MOST_EXACT``.
 
     Raises:
-        ShapeError, DtypeError, ArrayError: an argument is not what is said above; nothing was written.
+        ShapeError, DtypeError, ArrayError: an argument differs from ``Args``; nothing was written.
 
     Determinism: the same bits in any order and for any partition into partial sums that are joined, on every ISA level
         and thread count. The error is below 2^-61 a term, and one rounding when the sum is read.
     Cost: that of ``accumulate`` with a float64 sum, and 16 n bytes more.
     Reference: Demmel and Nguyen, "Parallel Reproducible Summation", 2015, whose bins are here integers on a fixed grid.
     """
-    norms: npt.NDArray[np.float64] = core.accumulate_exact(acc, out, bases, ys, scales, weights, partials)
-    return norms
+    return core.accumulate_exact(acc, out, bases, ys, scales, weights, partials)
 
 
 @ieee
@@ -103,8 +99,8 @@ def exchange_exact(
     acc: ExactSum,
     bases: Sequence[Any],
     ys: Sequence[Any],
-    scales: npt.NDArray[np.float64],
-    weights: npt.NDArray[np.float64],
+    scales: F64,
+    weights: F64,
     old_rows: Sequence[Any],
     anchors: Sequence[Any],
     new_rows: Sequence[Any],
@@ -116,21 +112,21 @@ def exchange_exact(
     sums: npt.NDArray[np.uint64] | None = None,
     first: int = 0,
     partials: F64 | None = None,
-) -> npt.NDArray[np.float64]:
-    """``exchange`` with an exact sum: each term of ``adds`` is rounded by itself.
+) -> F64:
+    """``exchange`` with an exact sum: each term of ``adds`` is rounded separately.
 
     ::
 
         r_i' = row.h h_i + row.r r_i + row.q q_i
         out  = acc + sum_i sum over the terms of rounded((weights[i] adds.term) term)
 
-    With weights of 1 and ``adds`` of 1 and -1 a row that is replaced takes off what it once added, to the last bit: a
-    running total of many exchanges is the sum of the rows as they are.
+    With weights of 1 and ``adds`` of 1 and -1 a replaced row is subtracted to the last bit. So a running total of many
+    exchanges is the sum of the current rows.
 
     Args:
         acc, out: the same sum, or disjoint ones.
-        bases, ys, scales, weights, old_rows, anchors, new_rows, row, adds, keys, sums, first: as for ``exchange``. Rows
-            before and anchors are such as were once taken in: their weighted elements are below 2^40.
+        bases, ys, scales, weights, old_rows, anchors, new_rows, row, adds, keys, sums, first: as for ``exchange``. The
+            weighted elements of old rows and anchors are below 2^40, as earlier calls have checked.
         partials: as for ``exchange``, for ``sum_of_partials_exact``.
 
     Returns:
@@ -140,7 +136,7 @@ def exchange_exact(
     Raises, Determinism: as for ``exchange`` and ``accumulate_exact``.
     Cost: that of ``exchange``, and 16 n bytes more.
     """
-    norms: npt.NDArray[np.float64] = core.exchange_exact(
+    return core.exchange_exact(
         acc,
         out,
         bases,
@@ -157,15 +153,13 @@ def exchange_exact(
         first=first,
         partials=partials,
     )
-    return norms
 
 
 @ieee
 def sum_of_partials_exact(partials: F64, weights: F64, *, row: Terms = REPLACED, adds: Terms = NEWS) -> F64:
     """The squared norms that one call of ``accumulate_exact`` or ``exchange_exact`` returns, from its parts' partials.
 
-    A bound on a term is one on the length of a whole h_i, which no part knows: the squares that a call on a part
-    returns tell of ``LONGEST_EXACT`` for the part alone.
+    ``LONGEST_EXACT`` bounds the length of a whole h_i. A call on a part compares only the part's length with it.
 
     Args:
         partials: float64[blocks, k] of all blocks, as for ``sum_of_partials``.
@@ -173,7 +167,7 @@ def sum_of_partials_exact(partials: F64, weights: F64, *, row: Terms = REPLACED,
         row, adds: those of the calls of ``exchange_exact``.
 
     Returns:
-        float64[k], infinite where the call on the whole says so.
+        float64[k], infinite where a call on the whole returns infinity.
 
     >>> sum_of_partials_exact(np.array([[9, 2.0**77], [16, 2.0**77]]), np.ones(2))
     array([25., inf])
@@ -193,14 +187,14 @@ def combine_exact(terms: Sequence[Any], coefficients: Sequence[int], out: ExactS
     Args:
         terms: k >= 1 sums, or vectors float32[n], which are rounded to the grid. Read-only.
         coefficients: k integers of at most 2^31.
-        out: ``terms[0]`` itself, or words that no term overlaps; new ones if None.
+        out: ``terms[0]`` itself, or words that no term overlaps. Default: new words.
 
     Returns:
-        The combination, ``out`` if it was given. None where a sum on the way could pass 2^52, or an element of a vector
-        is 2^40 or more, or no number; then ``out`` is worthless.
+        The combination, ``out`` if it was given. None if an intermediate sum could pass 2^52, or if an element of a
+        vector is NaN or at least 2^40; ``out`` is then invalid.
 
     Raises:
-        ShapeError, DtypeError, ArrayError, RangeError: an argument is not what is said above; nothing was written.
+        ShapeError, DtypeError, ArrayError, RangeError: an argument differs from ``Args``; nothing was written.
 
     Determinism: the same bits in any order of the terms, on every ISA level and thread count.
     Cost: reads 16 n bytes a sum and 4 n a vector, writes 16 n.
@@ -221,13 +215,14 @@ def read_exact(sum: ExactSum, out: Any = None) -> Any:
 
     Args:
         sum: read-only.
-        out: float64[n] or float32[n] (rounded from float64 once more), written in place; a new float64 array if None.
+        out: float64[n] or float32[n] (rounded from float64 once more), written in place. Default: a new float64
+            array.
 
     Returns:
         ``out``.
 
     Raises:
-        ShapeError, DtypeError, ArrayError: an argument is not what is said above; nothing was written.
+        ShapeError, DtypeError, ArrayError: an argument differs from ``Args``; nothing was written.
 
     Determinism: one function of the integers.
     Cost: reads 16 n bytes, writes 8 n or 4 n.

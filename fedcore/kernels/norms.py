@@ -1,18 +1,16 @@
-"""norms: how long rows are, whether they are finite, and lengths of what lies in parts."""
+"""Squared norms of rows, and of vectors in parts."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from fedcore.float_mode import ieee
+from fedcore.arrays import F64, Bools, ieee
 from fedcore.native import core
-from fedcore.typing import F64
 
 
 @ieee
-def squared_norms(rows: Sequence[Any], *, partials: F64 | None = None) -> npt.NDArray[np.float64]:
+def squared_norms(rows: Sequence[Any], *, partials: F64 | None = None) -> F64:
     """The squared Euclidean norm of each row.
 
     Args:
@@ -23,7 +21,7 @@ def squared_norms(rows: Sequence[Any], *, partials: F64 | None = None) -> npt.ND
         float64[k].
 
     Raises:
-        ShapeError, DtypeError, ArrayError: a row is not what is said above.
+        ShapeError, DtypeError, ArrayError: a row differs from ``Args``.
 
     Determinism: float64 on 16 fixed lanes folded in a fixed tree: the same bits on every ISA level and thread count.
     Cost: reads 4 k n bytes.
@@ -31,20 +29,19 @@ def squared_norms(rows: Sequence[Any], *, partials: F64 | None = None) -> npt.ND
     >>> squared_norms([np.float32([3, 4])])
     array([25.])
     """
-    norms: npt.NDArray[np.float64] = core.squared_norms(rows, partials)
-    return norms
+    return core.squared_norms(rows, partials)
 
 
 @ieee
-def all_finite(rows: Sequence[Any]) -> npt.NDArray[np.bool_]:
-    """Tell whether each row is free of NaN and infinities; arguments, errors and cost as for ``squared_norms``.
+def all_finite(rows: Sequence[Any]) -> Bools:
+    """Return whether each row is free of NaN and infinities; arguments and cost as for ``squared_norms``.
 
     A float32's square cannot overflow the float64 sum, so a row is finite exactly if its squared norm is.
 
     >>> all_finite([np.float32([3, np.inf])])
     array([False])
     """
-    finite: npt.NDArray[np.bool_] = np.isfinite(squared_norms(rows))
+    finite: Bools = np.isfinite(squared_norms(rows))
     return finite
 
 
@@ -52,8 +49,8 @@ def all_finite(rows: Sequence[Any]) -> npt.NDArray[np.bool_]:
 def sum_of_partials(partials: F64) -> F64:
     """The squared norms of whole vectors, with the bits that one call on the whole vectors returns.
 
-    A norm is a sum over blocks of 16,384 elements. So vectors may be cut at multiples of that, each part's kernels
-    called where the part lies, with ``partials=``, and the parts' partials put one behind the other.
+    A norm is a sum over blocks of 16,384 elements. So a caller may cut vectors at multiples of that, call the kernels
+    on each part with ``partials=``, and concatenate the parts' partials.
 
     Args:
         partials: float64[blocks, k] of all blocks, as ``accumulate``, ``exchange``, ``server_step``,
@@ -62,7 +59,7 @@ def sum_of_partials(partials: F64) -> F64:
     Returns:
         float64[k].
 
-    Determinism: the blocks are added one after another, in their order.
+    Determinism: the blocks are added in their order.
 
     >>> x, partials = np.ones(40_000, np.float32), np.empty((3, 1))
     >>> squared_norms([x[:32_768]], partials=partials[:2])

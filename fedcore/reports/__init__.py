@@ -1,4 +1,4 @@
-"""Tables, curves and pages, made from record files alone, and the papers' figures beside them."""
+"""Tables, pictures and pages, made from record files, with the papers' figures beside them."""
 
 from fedcore.reports.report import Report, write_report
 from fedcore.reports.sweeps import Overview, is_sweep, write_overview

@@ -1,23 +1,27 @@
-"""The papers' own figures, preset by preset, and how each kind of them is measured on records."""
+"""The papers' figures, preset by preset, and the same figures measured on records beside them."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from statistics import fmean
 from typing import Any
 
-from fedcore.experiment.records import Record
-from fedcore.reports.paired import Difference, difference
-from fedcore.reports.summary import Statistic, accuracies, final, losses
+from pandas import DataFrame
+
+from fedcore.experiment.changes import Change, other_figures, said
+from fedcore.experiment.results import Record
+from fedcore.reports import statistics as stats
+from fedcore.reports.statistics import Difference, Statistic, difference
 
 HOLD = 5
-"""Rounds over whose mean one curve must be above another to have crossed it; one round alone may be chance."""
+"""The rounds over which one mean curve must be above another to have crossed it; one round may be chance."""
 
 ACCURACY, POINTS = ", accuracy %", ", points"
 RECOVERY, CROSSING = ": rounds to recover", ": rounds until the loss is lower"
-"""The kinds of figure, as they follow the label of what they are of."""
+"""The kinds of figure, as they follow the label of an algorithm or a pair."""
+FORMATS = {ACCURACY: ".2f", POINTS: "+g"}
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,22 @@ class Figures:
     crossing: Mapping[str, int] = field(default_factory=dict)
     better: Sequence[str] = ()
 
+    def sized_source(self) -> str:
+        """Return the source with its numbers of rounds and seeds.
+
+        >>> Figures("A 2020, Table 1", rounds=200, seeds=3).sized_source()
+        'A 2020, Table 1; 200 rounds, 3 seeds'
+        """
+        sizes = {"rounds": self.rounds, "seeds": self.seeds}
+        size = ", ".join(f"{count} {name}" for name, count in sizes.items() if count)
+        return f"{self.source}; {size}" if size else self.source
+
+    def expected(self, records: Sequence[Record], changed: Iterable[Change]) -> tuple[int, int]:
+        """Return the paper's rounds and seeds; where it does not print them, those of the preset."""
+        preset = {change.key: change.was for change in changed}
+        asked = max((record.header.rounds for record in records), default=0)
+        return self.rounds or preset.get("rounds", asked), self.seeds or len(preset.get("seeds", ()))
+
 
 @dataclass(frozen=True)
 class Line:
@@ -42,32 +62,74 @@ class Line:
     Attributes:
         label: the algorithm, or the pair of them ("B - A").
         kind: of figure, ``ACCURACY`` and so on.
-        paper: the paper's, as it is printed there; empty for a claim without one.
-        here: the mean over our seeds, in the paper's unit; None where no seed has it.
-        spread: how sure that is, in words.
-        values: one a seed, None where it never comes to that.
+        expected: the paper's; None for a claim that the difference is positive.
+        here: the mean over our seeds, in the paper's unit; None where a seed has no value.
+        spread: the deviation, the interval or the single seeds.
+        values: one for each seed; None where the seed never gets there.
     """
 
     label: str
     kind: str
-    paper: str
+    expected: float | None
     here: float | None
     spread: str
     values: tuple[float | None, ...]
 
     @property
-    def what(self) -> str:
-        """The figure's meaning, in words."""
+    def name(self) -> str:
+        """The label and the kind."""
         return self.label + self.kind
 
     @property
-    def seeds(self) -> int:
-        """The number of our seeds."""
-        return len(self.values)
+    def paper(self) -> str:
+        """The paper's figure as it is printed there."""
+        return "> 0" if self.expected is None else f"{self.expected:{FORMATS.get(self.kind, 'g')}}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The part of a report on a paper.
+
+    Attributes:
+        source: the paper, and the numbers of rounds and seeds of its figures.
+        lines: its figures beside ours; empty where ours are of another experiment.
+        accuracy: its accuracies in percent, by algorithm; empty where ours are of another experiment.
+        short: the part of the paper's rounds and seeds that ours have, if it is less; else empty.
+        withdrawn: the reason why there is no comparison; else empty.
+    """
+
+    source: str
+    lines: tuple[Line, ...] = ()
+    accuracy: Mapping[str, float] = field(default_factory=dict)
+    short: str = ""
+    withdrawn: str = ""
+
+    @property
+    def has_accuracies(self) -> bool:
+        """Return whether the paper's figures are accuracies, so that ours are in this table."""
+        return any(line.kind == ACCURACY for line in self.lines)
+
+    @property
+    def is_warning(self) -> bool:
+        """Return whether its remark must not be overlooked."""
+        return bool(self.short or self.withdrawn)
+
+    def table(self) -> DataFrame:
+        """Return a table with a row for each figure."""
+        rows = [
+            (line.name, line.paper, Statistic(line.here).text(), line.spread, str(len(line.values)))
+            for line in self.lines
+        ]
+        here = "here, CUT SHORT" if self.short else "here"
+        return stats.frame(("figure", "paper", here, "spread", "seeds"), rows)
+
+    def remark(self) -> str:
+        """Return the sentences below the table, or in its place."""
+        return self.withdrawn or f"{self.source}." + (f" CUT SHORT here: {self.short}." if self.short else "")
 
 
 def figures(preset: str) -> Figures | None:
-    """The figures of a paper for a preset, or None.
+    """Return the figures of a paper for a preset, or None.
 
     >>> figures("mimic/table3-tau20").accuracy["MimiC"]
     75.89
@@ -76,44 +138,69 @@ def figures(preset: str) -> Figures | None:
     return None if found is None else Figures(**found)
 
 
-def compare(records: Sequence[Record], paper: Figures, due: tuple[int, int] = (0, 0)) -> list[Line]:
-    """Every figure of the paper that the records can be held to, beside the records' own.
+def comparison(records: Sequence[Record], changed: Iterable[Change]) -> Comparison | None:
+    """Return the figures of a paper beside those of an experiment's records; None if no paper has figures of it.
+
+    Args:
+        records: of one experiment, as ``read_folder`` returns them: at least one.
+        changed: the changes of the experiment from the preset of its name.
+    """
+    paper = figures(records[0].header.preset)
+    if paper is None:
+        return None
+    source, changed = paper.sized_source(), tuple(changed)
+    if others := other_figures(changed):
+        why = f"No comparison with {source}: those figures are of another experiment (changed: {said(others)})."
+        return Comparison(source, withdrawn=why)
+    expected = paper.expected(records, changed)
+    lines = tuple(compare(records, paper, expected))
+    return Comparison(source, lines, paper.accuracy, lacking(records, expected)) if lines else None
+
+
+def compare(records: Sequence[Record], paper: Figures, expected: tuple[int, int] = (0, 0)) -> list[Line]:
+    """Return each figure of the paper that the records have too.
 
     Args:
         records: of one experiment.
-        paper: what the paper says of it.
-        due: rounds and seeds that there should be, for what is said of a claim where there are fewer.
+        paper: its figures.
+        expected: rounds and seeds of a full run; the verdict on a claim names a shorter one.
     """
-    labels = {record.header.algorithm for record in records}
-    lines = [_accuracy(records, label, value) for label, value in paper.accuracy.items() if label in labels]
+    groups, lines = stats.by_algorithm(records), []
+    for label, value in paper.accuracy.items():
+        if label in groups:
+            ours = Statistic.of(values := percents(groups[label]))
+            spread = "" if ours.deviation is None else f"± {ours.deviation:.1f}"
+            lines.append(Line(label, ACCURACY, value, ours.mean, spread, values))
     for pair, gain in paper.gain.items():
-        found = difference(records, *_pair(pair))
-        lines.append(_gain(found, f"{gain:+g}", interval(found)))
+        found = difference(records, *pair.split(" - "))
+        lines.append(_gain(found, gain, found.interval_text()))
     for label, count in paper.recovery.items():
-        own = [record for record in records if record.header.algorithm == label]
-        took = [recovery(record, paper.shift) for record in own if paper.shift - 1 in accuracies(record)]
-        lines.append(_counted(label, RECOVERY, count, took))
+        own = [record for record in groups.get(label, ()) if paper.shift - 1 in stats.accuracies(record)]
+        lines.append(_counted(label, RECOVERY, count, [recovery(record, paper.shift) for record in own]))
     for pair, count in paper.crossing.items():
-        lines.append(_counted(pair, CROSSING, count, _crossings(records, pair, paper.shift)))
+        lower, higher = ({r.header.seed: stats.losses(r) for r in groups.get(label, ())} for label in pair.split(" - "))
+        counts = [crossing(higher[seed], lower[seed], paper.shift) for seed in lower if seed in higher]
+        lines.append(_counted(pair, CROSSING, count, counts))
     for claim in paper.better:
-        found = difference(records, *_pair(claim))
+        found = difference(records, *claim.split(" - "))
         if found.values:
-            said = verdict(found, lacking(_paired(records, *_pair(claim)), due))
-            lines.append(_gain(found, "> 0", f"{interval(found)}: {said}"))
+            of, over = ([r for r in groups[label] if r.rounds] for label in claim.split(" - "))
+            both = {r.header.seed for r in of} & {r.header.seed for r in over}
+            short = lacking([r for r in (*of, *over) if r.header.seed in both], expected)
+            lines.append(_gain(found, None, f"{found.interval_text()}: {verdict(found, short)}"))
     return lines
 
 
-def percents(records: Sequence[Record], label: str) -> tuple[float, ...]:
-    """An algorithm's results in percent, one a seed that has any evaluated round."""
-    values = [final(record) for record in records if record.header.algorithm == label]
-    return tuple(100 * value for value in values if value is not None)
+def percents(records: Iterable[Record]) -> tuple[float, ...]:
+    """Return the results of trials in percent, without trials that were not evaluated."""
+    return tuple(100 * value for value in map(stats.final, records) if value is not None)
 
 
 def recovery(record: Record, shift: int) -> int | None:
-    """Rounds from a shift on until the accuracy is again what it was in the round before it; None if it never is, or if
+    """Return the rounds from a shift until the accuracy is that of the round before it; None if it never is, or if
     that round was not evaluated.
     """
-    curve = accuracies(record)
+    curve = stats.accuracies(record)
     before = curve.get(shift - 1)
     if before is None:
         return None
@@ -121,7 +208,7 @@ def recovery(record: Record, shift: int) -> int | None:
 
 
 def crossing(above: Mapping[int, float], below: Mapping[int, float], shift: int) -> int | None:
-    """Rounds from a shift on until one curve is above the other over ``HOLD`` evaluated rounds; None if it never is."""
+    """Return the rounds from a shift until one curve is above the other over ``HOLD`` evaluated rounds, or None."""
     shared = [round for round in sorted(above) if round in below and round >= shift]
     for place in range(len(shared) - HOLD + 1):
         if fmean(above[round] - below[round] for round in shared[place : place + HOLD]) > 0:
@@ -129,20 +216,8 @@ def crossing(above: Mapping[int, float], below: Mapping[int, float], shift: int)
     return None
 
 
-def interval(found: Difference) -> str:
-    """``95 %: +1.0 .. +3.2``, in points.
-
-    >>> interval(Difference("A", "B", (0.02, 0.02, 0.02)))
-    '95 %: +2.0 .. +2.0'
-    """
-    ends = found.interval
-    if ends is None:
-        return "one seed" if found.values else "no seed"
-    return f"95 %: {100 * ends[0]:+.1f} .. {100 * ends[1]:+.1f}"
-
-
 def verdict(found: Difference, short: str = "") -> str:
-    """Tell whether a difference that is claimed to be positive is, as far as the interval says, and in how short a run.
+    """Return whether the interval shows a claim that a difference is positive, and in how short a run.
 
     >>> verdict(Difference("A", "B", (0.02, 0.021, 0.019)))
     'shown'
@@ -155,49 +230,26 @@ def verdict(found: Difference, short: str = "") -> str:
     return ("shown" if ends[0] > 0 else "contradicted") + (f" in {short}" if short else "")
 
 
-def lacking(records: Sequence[Record], due: tuple[int, int]) -> str:
-    """Of how many of the rounds and seeds that are due the records are, where there are fewer: ``10 of 200 rounds``."""
-    rounds = min((len(record.rounds) for record in records if record.rounds), default=0)
-    seeds = len({record.header.seed for record in records if record.rounds})
-    words = [f"{rounds} of {due[0]} rounds"] if rounds < due[0] else []
-    return ", ".join([*words, *([f"{seeds} of {due[1]} seeds"] if seeds < due[1] else [])])
+def lacking(records: Sequence[Record], expected: tuple[int, int]) -> str:
+    """Return the rounds and seeds of the records that are fewer than expected: ``10 of 200 rounds``."""
+    begun = [record for record in records if record.rounds]
+    rounds = min((len(record.rounds) for record in begun), default=0)
+    counts = {"rounds": rounds, "seeds": len({record.header.seed for record in begun})}
+    here = zip(counts.items(), expected, strict=True)
+    return ", ".join(f"{count} of {due} {name}" for (name, count), due in here if count < due)
 
 
-def _paired(records: Sequence[Record], of: str, over: str) -> list[Record]:
-    """The records of two algorithms, of the seeds that both have."""
-    own = [record for record in records if record.rounds and record.header.algorithm in (of, over)]
-    both = set.intersection(*({r.header.seed for r in own if r.header.algorithm == label} for label in (of, over)))
-    return [record for record in own if record.header.seed in both]
-
-
-def _accuracy(records: Sequence[Record], label: str, paper: float) -> Line:
-    values = percents(records, label)
-    ours = Statistic.of(values)
-    spread = "" if ours.deviation is None else f"± {ours.deviation:.1f}"
-    return Line(label, ACCURACY, f"{paper:.2f}", ours.mean, spread, values)
-
-
-def _gain(found: Difference, paper: str, spread: str) -> Line:
-    mean = None if found.mean is None else 100 * found.mean
+def _gain(found: Difference, paper: float | None, spread: str) -> Line:
     values = tuple(100 * value for value in found.values)
+    mean = None if found.mean is None else 100 * found.mean
     return Line(f"{found.of} - {found.over}", POINTS, paper, mean, spread, values)
 
 
-def _crossings(records: Sequence[Record], pair: str, shift: int) -> list[int | None]:
-    lower, higher = ({r.header.seed: losses(r) for r in records if r.header.algorithm == x} for x in _pair(pair))
-    return [crossing(higher[seed], lower[seed], shift) for seed in lower if seed in higher]
-
-
 def _counted(label: str, kind: str, paper: int, counts: Sequence[int | None]) -> Line:
-    came = [count for count in counts if count is not None]
+    known = [count for count in counts if count is not None]
     spread = f"seeds: {', '.join('never' if count is None else str(count) for count in counts)}" if counts else ""
-    mean = fmean(came) if came and len(came) == len(counts) else None
-    return Line(label, kind, str(paper), mean, spread, tuple(counts))
-
-
-def _pair(text: str) -> tuple[str, str]:
-    of, _, over = text.partition(" - ")
-    return of, over
+    mean = fmean(known) if known and len(known) == len(counts) else None
+    return Line(label, kind, paper, mean, spread, tuple(counts))
 
 
 @cache

@@ -1,38 +1,179 @@
-"""All reports of a run's folder: ``table.md``, ``table.csv``, ``curves.png``, ``loss.png`` and ``report.html``."""
+"""The reports of a run's folder: ``table.md``, ``table.csv``, ``curves.png``, ``loss.png`` and ``report.html``."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+import re
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
+
+from pandas import DataFrame, option_context
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
 
 from fedcore.atomic_file import require_file, write_text
 from fedcore.errors import MissingDataError
 from fedcore.experiment import presets
-from fedcore.experiment.records import Record, read_folder
+from fedcore.experiment.changes import Changes, of_tables, said
+from fedcore.experiment.results import Record, read_folder
 from fedcore.experiment.run_folder import CONFIG
-from fedcore.experiment.schema.changes import Changes, of_tables, said
-from fedcore.experiment.schema.pictures import Pictures
-from fedcore.reports import html_page as page
-from fedcore.reports.comparison import Comparison, comparison
-from fedcore.reports.curves import LOSS, draw_curves
-from fedcore.reports.diagnostics import NOTE, diagnostics, diagnostics_table
-from fedcore.reports.paired import Difference, differences_to_first
-from fedcore.reports.papers import interval
-from fedcore.reports.summary import Summary, losses, summarise
-from fedcore.reports.table import cells, csv_table, escaped, legend, markdown_lines, markdown_table
-
-DIFFERENCES = ("paired by seed", "points", "interval", "seeds")
-
+from fedcore.experiment.schema import Pictures
+from fedcore.reports import statistics as stats
+from fedcore.reports.figures import draw_curves
+from fedcore.reports.papers import Comparison, comparison
+from fedcore.reports.statistics import Summary
 
 FILES = ("table.md", "table.csv", "curves.png", "loss.png", "report.html")
+ESSENTIAL = 5
+"""The number of columns that a terminal of 80 characters has room for."""
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #333; margin: 2rem auto; padding: 0 1rem; box-sizing: border-box;
+  width: fit-content; min-width: min(64rem, 100%); max-width: 100%; }
+p, pre, img { max-width: 62rem; box-sizing: border-box; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; white-space: nowrap; }
+td, th { padding: .25rem .8rem; text-align: right; }
+th { border-bottom: 2px solid #ddd; } td { border-bottom: 1px solid #eee; }
+td:first-child, th:first-child { text-align: left; } img { width: 100%; } p.faint { color: #777; }
+p.remark { border-left: .3rem solid #D55E00; padding-left: .7rem; font-weight: 600; }
+pre { background: #f7f7f7; padding: .8rem; overflow-x: auto; font-size: 13px; }
+"""
+
+
+class Bold(str):
+    """A cell of a table in bold."""
+
+    __slots__ = ()
+
+
+class Document:
+    """A report, written as Markdown and as one HTML page that needs no other file and no network.
+
+    Every text is plain text: no part of it becomes markup.
+
+    Args:
+        title: its heading.
+    """
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._markdown, self._html = [f"# {escaped(title)}"], [f"<h1>{escape(title)}</h1>"]
+
+    def heading(self, text: str) -> None:
+        """Add a heading."""
+        self._add(f"## {escaped(text)}", f"<h2>{escape(text)}</h2>")
+
+    def paragraph(self, text: str, kind: str = "") -> None:
+        """Add a paragraph: of kind "faint", or a "remark" that must not be overlooked."""
+        plain = escaped(text)
+        tag = f"<p class={kind}>" if kind else "<p>"
+        self._add(f"**{plain}**" if kind == "remark" else plain, f"{tag}{escape(text)}</p>")
+
+    def table(self, table: DataFrame) -> None:
+        """Add a table."""
+        self._add(markdown_table(table), html_table(table))
+
+    def notes(self, notes: Sequence[str]) -> None:
+        """Add a list of notes."""
+        if notes:
+            items = "\n".join(f"- {escaped(note)}" for note in notes)
+            self._add(items, "\n".join(f"<p class=faint>{escape(note)}</p>" for note in notes))
+
+    def picture(self, path: Path, text: str) -> None:
+        """Add a PNG to the page."""
+        data = b64encode(path.read_bytes()).decode("ascii")
+        self._html.append(f'<img alt="{escape(text)}" src="data:image/png;base64,{data}">')
+
+    def pictures(self, drawings: Mapping[Path, str], title: str) -> None:
+        """Add a run's pictures to the page, each with what it shows."""
+        for path, what in drawings.items():
+            self.picture(path, f"{title}: {what}")
+
+    def source(self, text: str) -> None:
+        """Add a text as it is, such as a configuration, to the page."""
+        self._html.append(f"<pre>{escape(text)}</pre>")
+
+    def comparison(self, paper: Comparison | None) -> None:
+        """Add a paper's figures beside ours, or the reason why there is no comparison."""
+        if paper:
+            if paper.lines:
+                self.table(paper.table())
+            self.paragraph(paper.remark(), "remark" if paper.is_warning else "faint")
+
+    def markdown(self) -> str:
+        """Return the text as Markdown."""
+        return "\n\n".join(self._markdown) + "\n"
+
+    def html(self) -> str:
+        """Return the page."""
+        head = f'<meta charset="utf-8"><title>{escape(self._title)}</title><style>{STYLE}</style>'
+        body = "\n".join(self._html)
+        return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}\n</body></html>\n'
+
+    def _add(self, markdown: str, html: str) -> None:
+        self._markdown.append(markdown)
+        self._html.append(html)
+
+
+@dataclass(frozen=True)
+class Config:
+    """The parts of a run's ``config.json`` that the reports use.
+
+    Attributes:
+        text: the file; empty without one.
+        pictures: what the curves are drawn over, and what the preset varies.
+        changes: the changes of the experiment from the preset of its name; empty in older versions.
+        shifts: the rounds in which clients arrive or depart, ascending.
+    """
+
+    text: str
+    pictures: Pictures
+    changes: Changes
+    shifts: tuple[int, ...]
+
+    @classmethod
+    def parse(cls, preset: str, text: str) -> "Config":
+        """Read a configuration.
+
+        Raises:
+            MissingDataError: it is damaged.
+        """
+        try:
+            tables = json.loads(text or "{}")
+            if not isinstance(tables, dict):
+                raise ValueError(f"expected tables at the top, got {type(tables).__name__}")
+            pictures = tables.get("pictures")
+            if pictures is None and preset in presets.names():  # of an older version
+                pictures = presets.read(preset).get("pictures")
+            shifts: set[int] = set()
+            pattern = tables.get("participation")
+            while isinstance(pattern, dict):
+                for moves in (pattern.get("arrivals"), pattern.get("departures")):
+                    shifts |= {t for t in moves.values() if isinstance(t, int)} if isinstance(moves, dict) else set()
+                pattern = pattern.get("among")
+            return cls(
+                text,
+                Pictures.model_validate({} if pictures is None else pictures),
+                of_tables(tables),
+                tuple(sorted(shifts - {0})),
+            )
+        except ValueError as error:
+            raise MissingDataError(f"{preset}: its {CONFIG} is damaged: {error}") from None
 
 
 @dataclass(frozen=True)
 class Report:
-    """A run's summary, the files that were written, the pictures among them with what each shows, and what a paper says
-    of it, if one does."""
+    """The reports of a run.
+
+    Attributes:
+        summary: the statistics.
+        files: that were written; the last is the page that shows all of it.
+        drawings: the pictures among them, and what each shows.
+        paper: the comparison with a paper, if there is one.
+    """
 
     summary: Summary
     files: tuple[Path, ...]
@@ -41,175 +182,137 @@ class Report:
 
     @property
     def page(self) -> Path:
-        """The page that shows all of it, with the other files beside it."""
+        """The page."""
         return self.files[-1]
 
     @property
     def has_accuracies(self) -> bool:
-        """Tell whether the paper's figures are accuracies, so that ours stand beside them."""
+        """Return whether the paper's figures are accuracies, so that ours are beside them."""
         return self.paper is not None and self.paper.has_accuracies
 
 
 def write_report(folder: Path) -> Report:
-    """Read the records of a run, whole or partial, and write its reports beside them.
+    """Read the records of a run, complete or not, and write its reports beside them.
 
     Raises:
         MissingDataError: there are no records, or one is damaged.
     """
-    config = folder / CONFIG
-    text = require_file(config).read_text(encoding="utf-8") if config.exists() else ""
+    path = folder / CONFIG
+    text = require_file(path).read_text(encoding="utf-8") if path.exists() else ""
     records = read_folder(folder)
-    preset = records[0].header.preset
-    return report_on(records, folder, pictures(preset, text), changed=changes(preset, text), config=text)
+    return report_on(records, folder, Config.parse(records[0].header.preset, text))
 
 
-def pictures(preset: str, config: str) -> Pictures:
-    """The axis of a run's pictures: its configuration says it, or, of a run of an older version, its preset.
-
-    Args:
-        preset: the name of the experiment.
-        config: its ``config.json``; empty without one.
-
-    Raises:
-        MissingDataError: the configuration is damaged.
-    """
-    with _config(preset, config) as tables:
-        found = tables.get("pictures")
-        if found is None and preset in presets.names():
-            found = presets.read(preset).get("pictures")
-        return Pictures() if found is None else Pictures.model_validate(found)
-
-
-def changes(preset: str, config: str) -> Changes:
-    """The changes of a run's experiment against its title; runs of older versions do not tell.
-
-    Args:
-        preset, config: as for ``pictures``.
-
-    Raises:
-        MissingDataError: the configuration is damaged.
-    """
-    with _config(preset, config) as tables:
-        return of_tables(tables)
-
-
-def shifts(preset: str, config: str) -> list[int]:
-    """The rounds in which clients arrive or depart, ascending.
-
-    Args:
-        preset, config: as for ``pictures``.
-
-    Raises:
-        MissingDataError: the configuration is damaged.
-    """
-    with _config(preset, config) as tables:
-        rounds: set[int] = set()
-        pattern = tables.get("participation")
-        while isinstance(pattern, dict):
-            for kind in ("arrivals", "departures"):
-                given = pattern.get(kind)
-                rounds |= {t for t in given.values() if isinstance(t, int)} if isinstance(given, dict) else set()
-            pattern = pattern.get("among")
-        return sorted(rounds - {0})
-
-
-@contextmanager
-def _config(preset: str, config: str) -> Iterator[dict[str, Any]]:
-    try:
-        tables = json.loads(config or "{}")
-        if not isinstance(tables, dict):
-            raise ValueError(f"expected tables at the top, got {type(tables).__name__}")
-        yield tables
-    except ValueError as error:
-        raise MissingDataError(f"{preset}: its {CONFIG} is damaged: {error}") from None
-
-
-def report_on(
-    records: Sequence[Record],
-    folder: Path,
-    drawn: Pictures,
-    *,
-    changed: Changes = (),
-    notes: Sequence[str] = (),
-    config: str = "",
-) -> Report:
+def report_on(records: Sequence[Record], folder: Path, config: Config, notes: Sequence[str] = ()) -> Report:
     """Write the reports of some records into a folder.
 
     Args:
         records: of one experiment, in the order of the comparison.
         folder: where the files go.
-        drawn: what the curves are drawn over.
-        changed: what the experiment has otherwise than its title says.
-        notes: what else is to be said.
-        config: the configuration, for the page.
+        config: of the experiment.
+        notes: to be shown before those on the records.
     """
-    paper = comparison(records, changed)
-    summary = summarise(records, said(changed))
-    summary = replace(summary, notes=(*notes, *summary.notes))
-    apart = differences_to_first(records)
+    paper, differences = comparison(records, config.changes), stats.differences_to_first(records)
+    summary = stats.summarise(records, said(config.changes), notes)
     markdown, table, curves, loss, html = (folder / name for name in FILES)
-    write_text(markdown, f"{markdown_table(summary)}\n{diagnostics_table(records)}{_sections(paper, apart)}")
-    write_text(table, csv_table(summary))
-    drawings, when = {curves: "test accuracy"}, shifts(records[0].header.preset, config)
-    draw_curves(records, curves, paper, over=drawn.over, changed=summary.changed, shifts=when)
-    if any(map(losses, records)):  # runs of older versions have none
+    write_text(table, stats.summary_csv(summary))
+    drawings = {curves: "test accuracy"}
+    options: dict[str, Any] = {"over": config.pictures.over, "changed": summary.changed, "shifts": config.shifts}
+    draw_curves(records, curves, paper, **options)
+    if any(map(stats.losses, records)):  # runs of older versions have none
         drawings[loss] = "test loss"
-        draw_curves(records, loss, over=drawn.over, changed=summary.changed, measure=LOSS, shifts=when)
+        draw_curves(records, loss, measure="loss", **options)
     report = Report(summary, (markdown, table, *drawings, html), drawings, paper)
-    write_text(html, _page(report, records, apart, config))
+    document = Document(summary.title)
+    if summary.changed:
+        document.paragraph(f"Changed: {summary.changed}.", "remark")
+    document.pictures(drawings, summary.title)
+    document.table(stats.summary_table(summary))
+    document.paragraph(stats.legend(summary), "faint")
+    document.notes(summary.notes)
+    if paper:
+        document.heading("The paper")
+        document.comparison(paper)
+    if differences:
+        document.heading("Differences")
+        document.table(stats.difference_table(differences))
+    document.heading("Cost")
+    document.table(stats.cost_table(records))
+    document.paragraph(stats.COST_NOTE, "faint")
+    write_text(markdown, document.markdown())
+    if config.text:
+        document.heading("Configuration")
+        document.source(config.text)
+    write_text(html, document.html())
     return report
 
 
-def picture_parts(report: Report) -> list[str]:
-    """A run's pictures as parts of a page: accuracies, and test losses where there are any."""
-    return [page.picture(file, f"{report.summary.title}: {what}") for file, what in report.drawings.items()]
+def terminal_table(table: DataFrame, bold: Sequence[bool] = (), *, right: bool = True) -> Table:
+    """Return a table for a terminal, with its first column flush left.
+
+    Args:
+        table: the cells.
+        bold: for each row, whether it is bold. Default: none is.
+        right: whether the other columns are flush right.
+    """
+    shown = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for index, heading in enumerate(table.columns):
+        shown.add_column(Text(heading), justify="right" if index and right else "left", no_wrap=right)
+    styles = ["bold" if one else None for one in bold or [False] * len(table)]
+    for cells, style in zip(table.itertuples(index=False, name=None), styles, strict=True):
+        shown.add_row(*map(Text, cells), style=style)  # Text, since labels may look like markup
+    return shown
 
 
-def paper_parts(paper: Comparison) -> list[str]:
-    """A paper's figures beside ours as parts of a page, or why they are not there."""
-    said = page.remark(paper.remark()) if paper.is_loud else page.paragraph(paper.remark(), faint=True)
-    return [page.table(*paper.table()), said] if paper.lines else [said]
+def summary_for_terminal(summary: Summary) -> Table:
+    """Return the first columns of the summary, the best accuracy in bold."""
+    means = [row.final.mean for row in summary.rows]
+    best = max((mean for mean in means if mean is not None), default=None)
+    bold = [best is not None and mean == best for mean in means]
+    return terminal_table(stats.summary_table(summary).iloc[:, :ESSENTIAL], bold)
 
 
-def paper_lines(paper: Comparison) -> list[str]:
-    """The same as lines of Markdown."""
-    remark = escaped(paper.remark())
-    said = f"**{remark}**" if paper.is_loud else remark
-    return [*markdown_lines(*paper.table()), "", said] if paper.lines else [said]
+def markdown_table(table: DataFrame) -> str:
+    """Return a table as Markdown, its first column flush left.
+
+    >>> print(markdown_table(DataFrame({"a": ["x|y"], "b": [Bold("1")]}, dtype=object)))
+    | a | b |
+    | --- | ---: |
+    | x\\|y | **1** |
+    """
+
+    def line(cells: Iterable[str]) -> str:
+        texts = [(escaped(cell).replace("|", r"\|"), isinstance(cell, Bold)) for cell in cells]
+        return f"| {' | '.join(f'**{text}**' if bold else text for text, bold in texts)} |"
+
+    rule = f"| {' | '.join(['---'] + ['---:'] * (len(table.columns) - 1))} |"
+    return "\n".join([line(table.columns), rule, *map(line, table.itertuples(index=False, name=None))])
 
 
-def _differences(apart: Sequence[Difference]) -> list[list[str]]:
-    return [
-        [
-            f"{one.of} - {one.over}",
-            "–" if one.mean is None else f"{100 * one.mean:+.1f}",
-            interval(one) + (f"; not the same clients: seeds {list(one.apart)}" if one.apart else ""),
-            str(len(one.values)),
-        ]
-        for one in apart
-    ]
+def html_table(table: DataFrame) -> str:
+    """Return a table as HTML."""
+    marked = table.map(lambda cell: f"<b>{escape(cell)}</b>" if isinstance(cell, Bold) else escape(cell))
+    marked.columns = [escape(heading) for heading in table.columns]
+    with option_context("display.max_colwidth", None):
+        text: str = marked.to_html(index=False, escape=False, border=0)
+    return text
 
 
-def _sections(paper: Comparison | None, apart: Sequence[Difference]) -> str:
-    found: list[str] = []
-    if apart:
-        found += ["", "## Differences", "", *markdown_lines(DIFFERENCES, _differences(apart))]
-    if paper:
-        found += ["", "## The paper", "", *paper_lines(paper)]
-    return "\n".join([*found, ""]) if found else ""
+_MARKS = re.compile(
+    r"[\\`*\[\]~$]"  # code, emphasis, links, pictures, formulas
+    r"|(?<![^\W_])_|_(?![^\W_])"  # emphasis too, except within a word
+    r"|:(?=//)|(?<=mailto):|(?<=xmpp):|(?<=www)\.|@"  # addresses, which some viewers make links of
+    r"|^[#>]|#$|^[-+=:](?=[-+=:\s]|$)",  # headings, quotations, lists and rules, at the start; the end of a heading
+    re.IGNORECASE,
+)
+_NUMBERED = re.compile(r"^(\d+)([.)])(?=\s|$)")
 
 
-def _page(report: Report, records: Sequence[Record], apart: Sequence[Difference], config: str) -> str:
-    summary = report.summary
-    parts = [page.remark(f"Changed: {summary.changed}.")] if summary.changed else []
-    parts += picture_parts(report)
-    if report.paper:
-        parts += [page.heading("The paper"), *paper_parts(report.paper)]
-    parts += [page.heading("Here"), page.table(*cells(summary)), page.paragraph(legend(summary), faint=True)]
-    parts += [page.paragraph(note) for note in summary.notes]
-    if apart:
-        parts += [page.heading("Differences"), page.table(DIFFERENCES, _differences(apart))]
-    parts += [page.heading("What it took"), page.table(*diagnostics(records)), page.paragraph(NOTE, faint=True)]
-    if config:
-        parts += [page.heading("Configuration"), page.source(config)]
-    return page.page(summary.title, parts)
+def escaped(text: str) -> str:
+    """Return a text on one line of Markdown, where every part of it is text: no HTML, link, picture or emphasis.
+
+    >>> escaped("a < b\\n![c](https://d) max_norm *e*")
+    'a &lt; b !\\\\[c\\\\](https\\\\://d) max_norm \\\\*e\\\\*'
+    """
+    plain = _NUMBERED.sub(r"\1\\\2", _MARKS.sub(r"\\\g<0>", " ".join(text.split())))
+    return plain.replace("&", "&amp;").replace("<", "&lt;")

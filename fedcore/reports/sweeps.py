@@ -2,43 +2,50 @@
 presets that vary one thing, an overview with a table of conditions x methods, and every trial.
 
 The best point of an algorithm is the one with the highest accuracy (the mean over the last 10 evaluated rounds, then
-over the seeds) among those whose trials are all complete, with each seed that another is complete with. Where
-none is, nothing is chosen of it. It is chosen on the test set, as the papers do; what is chosen among many is
-a little too good. Where a grid changes the problem, not only choices within a method, each problem is a condition with
-a report of its own: nobody chooses among problems.
+over the seeds) among those whose trials are all complete, with each seed that another point is complete with. Without
+such a point, nothing is chosen. The choice is made on the test set, as in the papers, so the best of many is a little
+too good. Where a grid changes the problem, each problem is a condition with a report of its own.
 """
 
-import csv
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 
-from fedcore.atomic_file import inside, replacing, require_file, write_text
+from pandas import DataFrame, notna
+
+from fedcore.atomic_file import inside, require_file, write_text
 from fedcore.errors import MissingDataError
-from fedcore.experiment.records import Record, read_folder
+from fedcore.experiment.changes import Change, Changes, other_figures, said
+from fedcore.experiment.results import Record, read_folder
 from fedcore.experiment.run_folder import CONFIG, runs_in
-from fedcore.experiment.schema.changes import Change, Changes
-from fedcore.reports import conditions as table_of
-from fedcore.reports import html_page as page
-from fedcore.reports.conditions import Condition, condition, setting_of
-from fedcore.reports.families import Family, draw_family, families
-from fedcore.reports.report import (
-    FILES,
-    Report,
-    changes,
-    paper_lines,
-    paper_parts,
-    picture_parts,
-    pictures,
-    report_on,
-)
-from fedcore.reports.summary import Statistic, final, final_loss, waiting
-from fedcore.reports.table import cells, code_span, escaped, legend, markdown_lines
+from fedcore.experiment.schema import Varied
+from fedcore.reports import papers
+from fedcore.reports import statistics as stats
+from fedcore.reports.figures import KINDS, draw_family
+from fedcore.reports.report import FILES, Bold, Config, Document, Report, report_on
+from fedcore.reports.statistics import NONE, Statistic, by_algorithm, final
 
 MOST = 10
-"""Folders that are named."""
+"""The number of folders that a message names."""
+PROBLEM = frozenset({"data", "model", "network", "objective", "partition", "participation"})
+"""The tables of a configuration that say what the methods meet; a grid's other keys are choices within a method."""
+CONDITIONS_NOTE = (
+    "Accuracy in %, the mean over the seeds, and its 95 % interval by Student's t; of a method that was tried at "
+    "several points, its best. Bold: better than the row's next, seed by seed, beyond the 95 % interval of their "
+    "difference."
+)
+COLUMNS = ("preset", "figure", "paper", "here", "spread", "seeds", "rounds", "setting", "low", "high", "best")
+
+FIGURES = {"kind": str, "label": str, "order": int, "x": float, "mean": float, "text": str}
+FIGURES |= {"low": float, "high": float, "seeds": int, "paper": float}
+"""The columns of ``Family.figures``."""
+
+Runs = dict[str, tuple[Path, list[Record]]]
+"""A preset's points by name, each with its folder and its records."""
 
 
 @dataclass(frozen=True)
@@ -54,44 +61,129 @@ class Overview:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Condition:
+    """A row of the table of conditions x methods.
+
+    Attributes:
+        preset: its name.
+        setting: what its grid changes of the problem here, ``participation.p=0.3``; empty for nothing.
+        values: the accuracies of each method, fractions, one for each seed; by label, in the order of the comparison.
+        best: the method that is better than the next beyond the interval of their paired difference, if there is one.
+        rounds: done by the shortest trial.
+    """
+
+    preset: str
+    setting: str
+    values: dict[str, tuple[float, ...]]
+    best: str | None
+    rounds: int
+
+    @property
+    def name(self) -> str:
+        """The name of the row."""
+        return f"{self.preset}, {self.setting}" if self.setting else self.preset
+
+    def cell(self, label: str) -> str:
+        """Return the method's mean accuracy in percent, and its interval."""
+        if label not in self.values:
+            return NONE
+        ends = stats.interval_of(self.values[label])
+        text = f"{100 * fmean(self.values[label]):.1f}"
+        text += f" ({100 * ends[0]:.1f} .. {100 * ends[1]:.1f})" if ends else ""
+        return Bold(text) if label == self.best else text
+
+
+@dataclass(frozen=True)
+class Family:
+    """Presets that differ in one thing.
+
+    Attributes:
+        title: what they have in common.
+        label: what is varied.
+        place: where the picture goes.
+        members: their presets, by the value of what is varied, ascending.
+        figures: a row for each figure of each member: the kind of figure, the label and the order of the algorithm, the
+            varied value x, our mean over the seeds as number and as text, the lowest and the highest seed, the number
+            of seeds, and the paper's figure. There is no mean where a seed never gets there.
+        size: their rounds and seeds, in words.
+        changed: the changes of the presets' experiments.
+        short: the part of a paper's rounds and seeds that ours have, where it is less.
+    """
+
+    title: str
+    label: str
+    place: Path
+    members: dict[float, str]
+    figures: DataFrame
+    size: str
+    changed: str = ""
+    short: str = ""
+
+    def draw(self) -> None:
+        """Draw the picture."""
+        notes = [self.size, *([f"CUT SHORT beside the paper: {self.short}"] if self.short else [])]
+        if self.figures["seeds"].max() > 1:
+            notes.append("means, bars from the lowest seed to the highest")
+        if self.figures["paper"].notna().any():
+            notes.append("diamonds: the paper's")
+        if self.figures["mean"].isna().any():
+            notes.append("no mean where a seed never gets there")
+        text = "; ".join(notes) + (f"\nchanged: {self.changed}" if self.changed else "")
+        draw_family(self.place, self.title, text, self.label, self.figures)
+
+    def tables(self) -> Iterator[DataFrame]:
+        """Give a table for each kind of figure: a row for each of our lines, and below it the paper's."""
+        for kind, lines in self.figures.groupby("kind"):
+            rows = []
+            for label, line in lines.groupby("label", sort=False):
+                ours, printed = (dict(zip(line["x"], line[column], strict=True)) for column in ("text", "paper"))
+                rows.append((label, *(ours.get(x, NONE) for x in self.members)))
+                paper = [f"{printed[x]:g}" if notna(printed.get(x)) else NONE for x in self.members]
+                if set(paper) != {NONE}:
+                    rows.append((f"{label}, the paper", *paper))
+            yield stats.frame((f"{KINDS[kind]} over {self.label}", *(f"{x:g}" for x in self.members)), rows)
+
+
 def is_sweep(folder: Path) -> bool:
-    """Tell whether a folder holds runs below it, and is none itself."""
+    """Return whether a folder holds runs below it, and is none itself."""
     return runs_in(folder) != [folder]
 
 
 def write_overview(folder: Path) -> Overview:
-    """Write the reports of every preset of a sweep, whole or partial, an overview of them, and ``trials.csv``.
+    """Write the reports of every preset of a sweep, complete or not, an overview of them, and ``trials.csv``.
 
-    A condition's files lie in PRESET, or in PRESET/reports/SETTING, beside which no point has its folder.
+    A condition's files lie in PRESET, or in PRESET/reports/SETTING, where no point has its folder.
 
     Presets that vary one thing are drawn over it as well, once two of them have complete trials.
 
     Raises:
         MissingDataError: there are no records, or one is damaged, or there are runs that are no part of one sweep.
     """
-    reports, chosen, changed = {}, [], {}
-    all_rows: dict[str, Condition] = {}
+    reports: dict[str, Report] = {}
+    conditions: dict[str, Condition] = {}
+    chosen: list[tuple[str, Varied | None, list[Record]]] = []
+    changed: dict[str, Changes] = {}
     found, others = _presets(folder)
     for preset, runs in found.items():
         settings = _by_setting(runs)
         if len(settings) > 1:
-            for name in FILES:  # of when there was one
+            for name in FILES:  # written when there was one setting
                 (inside(folder, folder / preset) / name).unlink(missing_ok=True)
         for setting, group in settings.items():
             records, notes, points = best(group)
             if not records:
                 continue
-            config = require_file(group[points[0]][0] / CONFIG).read_text(
-                encoding="utf-8"
-            )  # of the first method's best point
-            drawn, changed[preset] = pictures(preset, config), _changes(preset, [group[point][0] for point in points])
+            configs = [_config(preset, group[point][0]) for point in points]
+            changed[preset] = _each_once(config.changes for config in configs)
             row = condition(preset, setting, records)
-            all_rows[row.name] = row
+            conditions[row.name] = row
             place = folder / preset / "reports" / setting if setting else folder / preset
             inside(folder, place).mkdir(parents=True, exist_ok=True)
-            reports[row.name] = report_on(records, place, drawn, changed=changed[preset], notes=notes, config=config)
+            config = replace(configs[0], changes=changed[preset])  # of the first method's best point
+            reports[row.name] = report_on(records, place, config, notes)
             if not setting:
-                chosen.append((preset, drawn.varied, records))
+                chosen.append((preset, config.pictures.varied, records))
     if not reports and others:
         raise MissingDataError(
             f"{folder}: expected a run or a sweep, got the folder of {_listed(others)}; "
@@ -101,66 +193,155 @@ def write_overview(folder: Path) -> Overview:
         raise MissingDataError(f"{folder}: expected records (PRESET/records/*.jsonl), found none")
     related = families(chosen, folder, changed)
     for family in related:
-        draw_family(family)
+        family.draw()
     in_families = {preset for family in related for preset in family.members.values()}
-    rows = [row for row in all_rows.values() if row.cells and row.preset not in in_families]
-    rows = rows if len(rows) > 1 else []  # of one, its own table says it
+    rows = {name: row for name, row in conditions.items() if row.values and row.preset not in in_families}
+    rows = rows if len(rows) > 1 else {}  # one row is in its own table
     files = tuple(folder / name for name in ("overview.md", "overview.csv", "overview.html", "trials.csv"))
-    write_text(files[0], _markdown(reports, related, rows))
-    _write_csv(reports, all_rows, rows, files[1])
-    write_text(files[2], _html(reports, related, rows))
-    _write_trials(found, files[3])
+    document = _document(reports, related, rows)
+    write_text(files[0], document.markdown())
+    write_text(files[1], _overview_csv(reports, conditions, rows))
+    write_text(files[2], document.html())
+    write_text(files[3], _trials_csv(found))
     left_out = (f"left out, since they are no part of this sweep: {_listed(others)}",) if others else ()
     return Overview(reports, (*files, *(family.place for family in related)), left_out)
 
 
-Runs = dict[str, tuple[Path, list[Record]]]
-"""A preset's points by name, each with its folder and its records."""
-
-
 def best(runs: Runs) -> tuple[list[Record], list[str], list[str]]:
-    """The records of every algorithm's best point, in the order of the comparison, notes, and the points' names."""
+    """Return the records of each algorithm's best point, in the order of the comparison, notes, and the points."""
     tried: dict[str, dict[str, list[Record]]] = {}
     for point, (_, records) in sorted(runs.items(), key=lambda item: (item[0].count("="), item[0])):
-        for record in records:
-            tried.setdefault(record.header.algorithm, {}).setdefault(point, []).append(record)
-    found, notes, points = [], [], []
-    for order, (label, by_point) in enumerate(_in_order(tried).items()):
-        done = [_seeds(record for record in records if record.is_complete) for records in by_point.values()]
-        whole = {point: own for point, own in by_point.items() if not any(_seeds(own) < seeds for seeds in done)}
+        for label, own in by_algorithm(records).items():
+            tried.setdefault(label, {})[point] = own
+    # Algorithms that few keys of the grid concern come first, so that the plain ones do; then in their own order.
+    order = {label: (next(iter(points)).count("="), next(iter(points.values()))) for label, points in tried.items()}
+    labels = sorted(tried, key=lambda label: (order[label][0], order[label][1][0].header.order))
+    found, notes, chosen = [], [], []
+    for place, label in enumerate(labels):
+        points = tried[label]
+        done = [_seeds(record for record in records if record.is_complete) for records in points.values()]
+        whole = {point: own for point, own in points.items() if not any(_seeds(own) < seeds for seeds in done)}
         scores = {point: score for point, records in whole.items() if (score := _score(records)) is not None}
-        if len(by_point) == 1:
-            scores = dict.fromkeys(by_point, 0.0)  # nothing to choose from, so a part of it can be shown too
+        if len(points) == 1:
+            scores = dict.fromkeys(points, 0.0)  # no choice, so a part of it can be shown too
         if not scores:
             notes.append(f"{label}: no point is complete")
             continue
         point = max(scores, key=scores.__getitem__)
-        points.append(point)
-        if len(by_point) > 1:
-            of = f"{len(scores)} complete point{'s' * (len(scores) > 1)} of " if len(scores) < len(by_point) else ""
-            best_of = f"{label}: {point}, the best of {of}{len(by_point)}{'' if of else ' points'}"
-            moved = any(len(waiting(record)) < len(record.rounds) for point in scores for record in by_point[point])
+        chosen.append(point)
+        if len(points) > 1:
+            of = f"{len(scores)} complete point{'s' * (len(scores) > 1)} of " if len(scores) < len(points) else ""
+            best_of = f"{label}: {point}, the best of {of}{len(points)}{'' if of else ' points'}"
+            moved = any(len(stats.waiting(record)) < len(record.rounds) for point in scores for record in points[point])
             notes.append(best_of if moved else f"{label}: {point}, but no point is best: no model moved at any")
-        found += [replace(record, header=replace(record.header, order=order)) for record in by_point[point]]
-    return found, notes, list(dict.fromkeys(points))
+        found += [replace(record, header=replace(record.header, order=place)) for record in points[point]]
+    return found, notes, list(dict.fromkeys(chosen))
+
+
+def setting_of(point: str) -> str:
+    """Return the part of a point's name that changes the problem, in the order of the keys' names.
+
+    >>> setting_of("rate.lr=0.1,participation.p=0.3,beta=0.2,data.name=mnist")
+    'data.name=mnist,participation.p=0.3'
+    """
+    return ",".join(sorted(part for part in point.split(",") if re.split("[=.]", part)[0] in PROBLEM))
+
+
+def condition(preset: str, setting: str, records: Sequence[Record]) -> Condition:
+    """Return the row of some records: one point's of each method."""
+    groups = {label: tuple(v for v in map(final, own) if v is not None) for label, own in by_algorithm(records).items()}
+    values = {label: own for label, own in groups.items() if own}
+    ranked = sorted(values, key=lambda label: -fmean(values[label]))
+    lead = stats.difference(records, *ranked[:2]).interval if len(ranked) > 1 else None
+    leader = ranked[0] if lead is not None and lead[0] > 0 else None
+    return Condition(preset, setting, values, leader, min(len(record.rounds) for record in records))
+
+
+def conditions_table(conditions: Iterable[Condition]) -> DataFrame:
+    """Return a table with a row for each condition and a column for each method."""
+    rows = list(conditions)
+    labels = list(dict.fromkeys(label for one in rows for label in one.values))
+    return stats.frame(("accuracy %", *labels), [(one.name, *map(one.cell, labels)) for one in rows])
+
+
+def families(
+    presets: Iterable[tuple[str, Varied | None, Sequence[Record]]],
+    folder: Path,
+    changes: Mapping[str, Changes] = MappingProxyType({}),
+) -> list[Family]:
+    """Return the families that have at least two members.
+
+    Trials that are not complete are left out, and presets without any other.
+
+    Args:
+        presets: name, what it varies, and its records.
+        folder: of the sweep.
+        changes: of the presets' experiments.
+    """
+    found: dict[tuple[str, str], dict[float, tuple[str, Varied, list[Record]]]] = {}
+    for preset, varied, records in presets:
+        whole = [record for record in records if record.is_complete]
+        if varied and whole:
+            found.setdefault((varied.family, varied.label), {})[varied.value] = preset, varied, whole
+    several = [dict(sorted(members.items())) for members in found.values() if len(members) > 1]
+    return [_family(members, folder, changes) for members in several]
+
+
+def _family(
+    members: Mapping[float, tuple[str, Varied, list[Record]]], folder: Path, changes: Mapping[str, Changes]
+) -> Family:
+    rows: list[tuple[object, ...]] = []
+    short, changed = list[str](), list[Change]()
+    for x, (preset, _, records) in members.items():
+        own, groups = changes.get(preset, ()), by_algorithm(records)
+        paper = papers.figures(preset)
+        lines = []
+        if paper and not other_figures(own):
+            lines = papers.compare(records, paper)
+            short.append(papers.lacking(records, paper.expected(records, own)))
+        accuracy = {line.label: line.expected for line in lines if line.kind == papers.ACCURACY}
+        figures: list[tuple[str, str, float | None, tuple[float | None, ...]]]
+        figures = [(papers.ACCURACY, label, accuracy.get(label), papers.percents(groups[label])) for label in groups]
+        figures += [(one.kind, one.label, one.expected, one.values) for one in lines if one.kind != papers.ACCURACY]
+        for kind, label, expected, values in figures:
+            known = [value for value in values if value is not None]
+            here = Statistic.of(known if len(known) == len(values) else ())
+            ends = (min(known, default=None), max(known, default=None))
+            order = groups[label.partition(" - ")[0]][0].header.order
+            rows.append((kind, label, order, x, here.mean, here.text(), *ends, len(values), expected))
+        changed += own
+    preset, varied, _ = next(iter(members.values()))
+    slug = re.sub(r"[^\w.]+", "-", varied.label).strip("-")
+    return Family(
+        title=varied.title,
+        label=varied.label,
+        place=inside(folder, folder / preset).parent / f"{Path(varied.family).name}-over-{slug}.png",
+        members={x: preset for x, (preset, _, _) in members.items()},
+        figures=DataFrame(rows, columns=list(FIGURES))
+        .astype(FIGURES)
+        .groupby(["kind", "label"])
+        .filter(lambda line: line["seeds"].any()),
+        size=_family_size([records for _, _, records in members.values()]),
+        changed=said(changed),
+        short=" / ".join(dict.fromkeys(filter(None, short))),
+    )
+
+
+def _family_size(members: Sequence[Sequence[Record]]) -> str:
+    """Return ``60 rounds, 2 to 3 seeds``, with the rounds of each member where they differ."""
+    rounds = [records[0].header.rounds for records in members]
+    seeds = sorted({len({record.header.seed for record in records}) for records in members})
+    counts = " / ".join(map(str, rounds if len(set(rounds)) > 1 else rounds[:1]))
+    many = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"{seeds[0]}"
+    return f"{counts} rounds, {many} seed{'s' if seeds[-1] > 1 else ''}"
 
 
 def _by_setting(runs: Runs) -> dict[str, Runs]:
-    """A preset's points by the settings of the problem that its grid has; all of them by "" if it has but one."""
+    """Return a preset's points by the settings of the problem in its grid; all of them by "" if there is only one."""
     groups: dict[str, Runs] = {}
     for point, run in runs.items():
         groups.setdefault(setting_of(point), {})[point] = run
     return {setting: groups[setting] for setting in sorted(groups, key=_natural)} if len(groups) > 1 else {"": runs}
-
-
-def _in_order(tried: dict[str, dict[str, list[Record]]]) -> dict[str, dict[str, list[Record]]]:
-    """Labels by how many keys concern them, then as their experiments have them: the plain methods come first."""
-
-    def place(label: str) -> tuple[int, int]:
-        point, records = next(iter(tried[label].items()))
-        return point.count("="), records[0].header.order
-
-    return {label: tried[label] for label in sorted(tried, key=place)}
 
 
 def _seeds(records: Iterable[Record]) -> set[int]:
@@ -170,12 +351,22 @@ def _seeds(records: Iterable[Record]) -> set[int]:
 def _score(records: Sequence[Record]) -> float | None:
     if not all(record.is_complete for record in records):
         return None
-    values = [value for record in records if (value := final(record)) is not None]
-    return fmean(values) if values else None
+    return Statistic.of(map(final, records)).mean
+
+
+def _each_once(changes: Iterable[Changes]) -> Changes:
+    found: list[Change] = []
+    for change in chain.from_iterable(changes):
+        found += [] if change in found else [change]
+    return tuple(found)
+
+
+def _config(preset: str, run: Path) -> Config:
+    return Config.parse(preset, require_file(run / CONFIG).read_text(encoding="utf-8"))
 
 
 def _presets(folder: Path) -> tuple[dict[str, Runs], list[Path]]:
-    """The runs of each preset of a sweep; and whatever else lies in its folder, runs and sweeps."""
+    """Return the runs of each preset of a sweep, and the other runs and sweeps in its folder."""
     found: dict[str, Runs] = {}
     others: list[Path] = []
     for config in sorted(folder.rglob(CONFIG)):
@@ -185,27 +376,17 @@ def _presets(folder: Path) -> tuple[dict[str, Runs], list[Path]]:
         except MissingDataError:
             if any((run / "records").glob("*.jsonl")):
                 raise
-            continue  # its turn has not come
+            continue  # not begun yet
         preset = records[0].header.preset
         if Path(preset).is_absolute() or ".." in Path(preset).parts:
             others.append(run)
-            continue
-        if not run.is_relative_to(folder / preset):
+        elif run.is_relative_to(folder / preset):
+            point = run.relative_to(folder / preset)
+            found.setdefault(preset, {})["" if point == Path() else str(point)] = run, records
+        else:
             sweeps = [above for above in run.parents if above != folder and run.is_relative_to(above / preset)]
             others.append(sweeps[0] if sweeps and sweeps[0].is_relative_to(folder) else run)
-            continue
-        inside = run.relative_to(folder / preset)
-        found.setdefault(preset, {})["" if inside == Path() else str(inside)] = run, records
     return {preset: found[preset] for preset in sorted(found, key=_natural)}, list(dict.fromkeys(others))
-
-
-def _changes(preset: str, runs: Sequence[Path]) -> Changes:
-    """The changes of these points against their preset, each once."""
-    found: list[Change] = []
-    for run in runs:
-        here = changes(preset, require_file(run / CONFIG).read_text(encoding="utf-8"))
-        found += [change for change in here if change not in found]
-    return tuple(found)
 
 
 def _listed(folders: Sequence[Path]) -> str:
@@ -214,118 +395,86 @@ def _listed(folders: Sequence[Path]) -> str:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """A key that sorts t10 behind t5."""
+    """Return a key that sorts t10 behind t5."""
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
-def _markdown(reports: dict[str, Report], related: Sequence[Family], rows: Sequence[Condition]) -> str:
-    lines: list[str] = []
+def _document(reports: dict[str, Report], related: Sequence[Family], rows: Mapping[str, Condition]) -> Document:
+    document = Document("Overview")
     if rows:
-        headings, texts, bold = table_of.table(rows)
-        lines += ["## Conditions and methods", "", *markdown_lines(headings, texts, bold), "", table_of.NOTE, ""]
+        document.heading("Conditions and methods")
+        document.table(conditions_table(rows.values()))
+        document.paragraph(CONDITIONS_NOTE, "faint")
     for family in related:
-        lines += [f"## {escaped(family.title)}", "", f"{escaped(family.size)}.", ""]
-        lines += [line for remark in family.remarks() for line in (f"**{escaped(remark)}**", "")]
+        document.heading(family.title)
+        document.paragraph(f"{family.size}.", "faint")
+        if family.changed:
+            document.paragraph(f"Changed: {family.changed}.", "remark")
+        if family.short:
+            document.paragraph(f"CUT SHORT beside the paper: {family.short}.", "remark")
+        document.picture(family.place, f"{family.title} over {family.label}")
         for table in family.tables():
-            lines += [*markdown_lines(*table), ""]
+            document.table(table)
     for name, report in reports.items():
-        lines += [f"## {escaped(_title(name, report))}", "", f"{code_span(name)}, {escaped(size(report))}.", ""]
-        lines += [f"Changed: {escaped(report.summary.changed)}.", ""] if report.summary.changed else []
-        lines += [*paper_lines(report.paper), ""] if report.paper else []
-        if not report.has_accuracies and name not in _of(rows):
-            lines += [*markdown_lines(*cells(report.summary)), ""]
-        lines += [*(f"- {escaped(note)}" for note in report.summary.notes), ""]
-    return "\n".join(lines)
+        _, comma, setting = name.partition(", ")
+        document.heading(f"{report.summary.title}{comma}{setting}")
+        document.paragraph(f"{name}, {size(report)}.", "faint")
+        if report.summary.changed:
+            document.paragraph(f"Changed: {report.summary.changed}.", "remark")
+        document.comparison(report.paper)
+        if not report.has_accuracies and name not in rows:
+            document.table(stats.summary_table(report.summary))
+        document.pictures(report.drawings, report.summary.title)
+        document.notes(report.summary.notes)
+    document.paragraph(stats.legend(*(report.summary for report in reports.values())), "faint")
+    return document
 
 
-def _html(reports: dict[str, Report], related: Sequence[Family], rows: Sequence[Condition]) -> str:
-    parts = []
-    if rows:
-        parts += [page.heading("Conditions and methods"), page.table(*table_of.table(rows))]
-        parts.append(page.paragraph(table_of.NOTE, faint=True))
-    for family in related:
-        parts += [page.heading(family.title), page.paragraph(f"{family.size}.", faint=True)]
-        parts += [page.remark(remark) for remark in family.remarks()]
-        parts.append(page.picture(family.place, f"{family.title} over {family.label}"))
-        parts += [page.table(*table) for table in family.tables()]
+def _overview_csv(reports: Mapping[str, Report], conditions: Mapping[str, Condition], shown: Collection[str]) -> str:
+    """Return the figures of papers beside ours, and the conditions that the table shows, a line for each cell."""
+    lines: list[tuple[object, ...]] = []
     for name, report in reports.items():
-        parts += [page.heading(_title(name, report)), page.paragraph(f"{name}, {size(report)}.", faint=True)]
-        parts += [page.remark(f"Changed: {report.summary.changed}.")] if report.summary.changed else []
-        parts += paper_parts(report.paper) if report.paper else []
-        if not report.has_accuracies and name not in _of(rows):
-            parts.append(page.table(*cells(report.summary)))
-        parts += picture_parts(report)
-        parts += [page.paragraph(note, faint=True) for note in report.summary.notes]
-    summaries = [report.summary for report in reports.values()]
-    return page.page("Overview", [*parts, page.paragraph(legend(*summaries), faint=True)])
-
-
-def _title(name: str, report: Report) -> str:
-    """The experiment's title, with the setting of the problem where there are several."""
-    _, comma, setting = name.partition(", ")
-    return f"{report.summary.title}{comma}{setting}"
-
-
-def _of(rows: Sequence[Condition]) -> Collection[str]:
-    """The names in the table of conditions."""
-    return {row.name for row in rows}
-
-
-def _write_csv(
-    reports: dict[str, Report], all_rows: dict[str, Condition], conditions: Sequence[Condition], path: Path
-) -> None:
-    """The figures of papers beside ours, and the table of conditions, a line for each cell."""
-    with replacing(path) as file:
-        writer = csv.writer(file, lineterminator="\n")
-        besides = ["setting", "low", "high", "best"]
-        writer.writerow(["preset", "figure", "paper", "here", "spread", "seeds", "rounds", *besides])
-        for name, report in reports.items():
-            preset, setting = all_rows[name].preset, [all_rows[name].setting, "", "", ""]
-            rounds = report.summary.rows[0].rounds
-            lines = report.paper.lines if report.paper else ()
-            for line in lines:
+        preset, setting, rows = conditions[name].preset, conditions[name].setting, report.summary.rows
+        if report.paper and report.paper.lines:
+            for line in report.paper.lines:
                 here = "" if line.here is None else f"{line.here:.2f}"
-                writer.writerow([preset, line.what, line.paper, here, line.spread, line.seeds, rounds, *setting])
-            for row in report.summary.rows:
-                if not lines and name not in _of(conditions) and row.final.mean is not None:
-                    spread = "" if row.final.deviation is None else f"± {100 * row.final.deviation:.2f}"
-                    here = f"{100 * row.final.mean:.2f}"
-                    figure = f"{row.algorithm}, accuracy %"
-                    writer.writerow([preset, figure, "", here, spread, len(row.seeds), row.rounds, *setting])
-        for one in conditions:
-            for label, cell in one.cells.items():
-                deviation = Statistic.of(cell.values).deviation
-                spread = "" if deviation is None else f"± {100 * deviation:.2f}"
-                ends = ["", ""] if cell.interval is None else [f"{100 * end:.2f}" for end in cell.interval]
-                figures = ["", f"{100 * cell.mean:.2f}", spread, len(cell.values), one.rounds]
-                writer.writerow([one.preset, f"{label}, accuracy %", *figures, one.setting, *ends, int(cell.best)])
+                counts = (len(line.values), rows[0].rounds)
+                lines.append((preset, line.name, line.paper, here, line.spread, *counts, setting))
+        elif name not in shown:
+            for row in rows:
+                if row.final.mean is not None:
+                    lines.append((preset, *_accuracy(row.algorithm, row.final), len(row.seeds), row.rounds, setting))
+    for name in shown:
+        one = conditions[name]
+        for label, values in one.values.items():
+            ends = [f"{100 * end:.2f}" for end in stats.interval_of(values) or ()] or ["", ""]
+            counts = (len(values), one.rounds)
+            own = (*_accuracy(label, Statistic.of(values)), *counts, one.setting, *ends, int(label == one.best))
+            lines.append((one.preset, *own))
+    return stats.csv_text(stats.frame(COLUMNS, [(*line, "", "", "")[: len(COLUMNS)] for line in lines]))
 
 
-def _write_trials(found: dict[str, Runs], path: Path) -> None:
-    """A line for each trial, whole or not: its result in full precision, as a fraction."""
-    with replacing(path) as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["preset", "point", "algorithm", "seed", "rounds", "accuracy", "loss", "uploads", "seconds"])
-        for preset, runs in found.items():
-            for point, (_, records) in runs.items():
-                for record in records:
-                    header, lines = record.header, record.rounds
-                    uploads = lines[-1].uploads if lines else 0
-                    seconds = round(sum(sum(line.seconds.values()) for line in lines), 1)
-                    own = [
-                        header.algorithm,
-                        header.seed,
-                        len(lines),
-                        final(record),
-                        final_loss(record),
-                        uploads,
-                        seconds,
-                    ]
-                    writer.writerow([preset, point, *own])
+def _accuracy(label: str, accuracy: Statistic) -> tuple[str, ...]:
+    spread = "" if accuracy.deviation is None else f"± {100 * accuracy.deviation:.2f}"
+    return f"{label}, accuracy %", "", f"{100 * (accuracy.mean or 0):.2f}", spread
+
+
+def _trials_csv(found: dict[str, Runs]) -> str:
+    """Return a line for each trial, complete or not: its result in full precision, as a fraction."""
+    rows = []
+    for preset, runs in found.items():
+        for point, (_, records) in runs.items():
+            for record in records:
+                uploads = record.rounds[-1].uploads if record.rounds else 0
+                seconds = round(sum(sum(line.seconds.values()) for line in record.rounds), 1)
+                results = (len(record.rounds), final(record), final(record, stats.losses), uploads, seconds)
+                rows.append((preset, point, record.header.algorithm, record.header.seed, *results))
+    headings = ("preset", "point", "algorithm", "seed", "rounds", "accuracy", "loss", "uploads", "seconds")
+    return stats.csv_text(stats.frame(headings, rows))
 
 
 def size(report: Report) -> str:
-    """At what size a report's first algorithm was run: ``60 rounds, seeds 0 to 9``."""
+    """Return the size of a report's first algorithm: ``60 rounds, seeds 0 to 9``."""
     row = report.summary.rows[0]
     low, high = min(row.seeds, default=0), max(row.seeds, default=0)
     many = len(row.seeds) > 2 and len(row.seeds) == high - low + 1

@@ -2,26 +2,101 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from fedcore.algorithms import Direction
-from fedcore.assignment import Assignment
-from fedcore.clients import ClientId, Registry
-from fedcore.clients.registry import canonical
-from fedcore.errors import RoundError
-from fedcore.local_rules import LocalRule
-from fedcore.memory import view_of
+from fedcore.algorithms.rates import rate_at, rate_of_steps
+from fedcore.arrays import F32, copy_into, freeze, to_host
+from fedcore.options import Settings
 from fedcore.pickling import Unpicklable
-from fedcore.rates import rate_at, rate_of_steps
 from fedcore.representation import Represented
-from fedcore.server.rounded_model import as_sent
-from fedcore.server.sent_vectors import SentVectors, Whole
-from fedcore.server.settings import Settings
-from fedcore.server.slices import SentSlices
-from fedcore.server.state import State
-from fedcore.typing import F32
+from fedcore.server.instructions import Instructions
+from fedcore.server.update import SentSlices
+from fedcore.simulation.local_rules import LocalRule
+from fedcore.store.registry import ClientId, Registry, canonical
+
+# The vectors of a broadcast, wherever they lie.
+
+
+class SentVectors(Protocol):
+    """The vectors from which clients start. What is not here is brought when it is asked for, and kept."""
+
+    @property
+    def x(self) -> F32:
+        """float32[n], read-only, and never changed later."""
+        ...
+
+    @property
+    def x_prev(self) -> F32 | None:
+        """The x of the round before, or None where no client needs it."""
+        ...
+
+    @property
+    def slices(self) -> SentSlices | None:
+        """References to their slices; None where there are none."""
+        ...
+
+    def offset(self, client: ClientId, out: Any) -> Any:
+        """See ``Broadcast.offset``."""
+        ...
+
+    def on_host(self) -> "SentVectors":
+        """The same in host memory."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """The facts to show, for which nothing is brought."""
+        ...
+
+
+@dataclass(frozen=True)
+class WholeVectors:
+    """Vectors of one piece, which are there.
+
+    Attributes:
+        x, x_prev: as above.
+        make: an offset, as ``offset`` does.
+    """
+
+    x: F32
+    x_prev: F32 | None
+    make: Callable[[ClientId, Any], Any]
+
+    @property
+    def slices(self) -> None:
+        """None: they are of one piece."""
+        return
+
+    def offset(self, client: ClientId, out: Any) -> Any:
+        """See ``SentVectors``."""
+        return self.make(client, out)
+
+    def on_host(self) -> "WholeVectors":
+        """See ``SentVectors``."""
+        if isinstance(self.x, np.ndarray):
+            return self
+
+        def offset(client: ClientId, out: Any) -> Any:
+            here = to_host(self.make(client, None))
+            if out is None:
+                return here
+            copy_into(out, here)
+            return out
+
+        x, x_prev = to_host(self.x), None if self.x_prev is None else to_host(self.x_prev)
+        for vector in (x, x_prev):
+            if vector is not None:
+                freeze(vector)
+        return WholeVectors(x, x_prev, offset)
+
+    def facts(self) -> dict[str, Any]:
+        """See ``SentVectors``."""
+        return {"x": self.x, "x_prev": self.x_prev}
+
+
+# The broadcast from which the clients of a round start.
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,7 +116,7 @@ class Broadcast(Represented, Unpicklable):
         second_vector: what a client must send back as ``control``, or None: "mean gradient", that of its gradients at y
             alone, before any correction; "change of the row", its difference from the row, where clients keep their
             rows; or what a method of one's own says.
-        local_rule: what the clients make of their minibatches (``fedcore.local_rules``).
+        local_rule: what the clients make of their minibatches (``fedcore.simulation.local_rules``).
         keeps_row: whether each client keeps its own row; an offset is then short of the row's part.
         has_offset: whether the method has offsets; else all are zero, and need not be sent.
         plain: whether the steps must be plain, without local momentum or clipping, because the server derives a
@@ -108,7 +183,7 @@ class Broadcast(Represented, Unpicklable):
         """Tell whether a client must send a second vector."""
         return self.second_vector is not None
 
-    def of(self, client: ClientId) -> Assignment:
+    def of(self, client: ClientId) -> Instructions:
         """The order to one of the clients.
 
         Raises:
@@ -117,17 +192,17 @@ class Broadcast(Represented, Unpicklable):
         return self._order(self.offset(client) if self.has_offset else None, self.x_prev)
 
     @property
-    def common(self) -> Assignment:
+    def common(self) -> Instructions:
         """The order to all of the clients alike: without an offset, which may be each one's own."""
         return self._order(None, self.x_prev)
 
     @property
-    def numbers(self) -> Assignment:
+    def numbers(self) -> Instructions:
         """The order to all of the clients alike, without any vector."""
         return self._order(None, None)
 
-    def _order(self, offset: F32 | None, x_prev: F32 | None) -> Assignment:
-        return Assignment(
+    def _order(self, offset: F32 | None, x_prev: F32 | None) -> Instructions:
+        return Instructions(
             round=self.round,
             lr=self.lr,
             lr_of_step=self.lr_of_step,
@@ -162,7 +237,7 @@ class Broadcast(Represented, Unpicklable):
         return replace(self.on_host()._with(offset), has_offset=True)
 
     def _with(self, offset: Callable[[ClientId, Any], Any]) -> "Broadcast":
-        return replace(self, vectors=Whole(self.x, self.x_prev, offset))
+        return replace(self, vectors=WholeVectors(self.x, self.x_prev, offset))
 
     def offset(self, client: ClientId, out: Any = None) -> Any:
         """The part of a client's direction that stays the same over its steps, float32[n_parameters].
@@ -180,24 +255,6 @@ class Broadcast(Represented, Unpicklable):
         Cost: reads 8 n bytes, writes 4 n bytes.
         """
         return self.vectors.offset(client, out)
-
-
-def broadcast(settings: Settings, state: State, ids: Iterable[ClientId], newcomers: Iterable[ClientId]) -> Broadcast:
-    """See ``Server.broadcast``."""
-    state.store.require_files()
-    algorithm, layout, now, registry = settings.algorithm, settings.layout, state.snapshot, state.store.registry
-    asked, new = asked_of(registry, ids, newcomers)
-    if algorithm.keeps_rows:
-        state.store.prefetch(client for client in asked if client not in new)
-
-    def offset(client: ClientId, out: Any) -> Any:
-        if state.snapshot.round_number != now.round_number:
-            due = f"the round of the broadcast, {now.round_number}"
-            raise RoundError(f"offset: expected {due}, got {state.snapshot.round_number}")
-        return state.offset(client, out, is_new=client in new and client not in registry)
-
-    x_prev = view_of(as_sent(layout, now.x_prev)) if algorithm.direction.b else None
-    return broadcast_of(settings, now.round_number, asked, Whole(view_of(as_sent(layout, now.sent)), x_prev, offset))
 
 
 def asked_of(

@@ -1,24 +1,119 @@
-"""The update that a client sends back, and its vectors as the kernels take them."""
+"""A client's update, and how a round reads it."""
 
-from collections.abc import Callable, Iterable, Iterator
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import wraps
+from hashlib import blake2b
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from fedcore import devices, kernels
+from fedcore import kernels
 from fedcore.arguments import reason_of
-from fedcore.clients import ClientId
+from fedcore.arrays import (
+    CPU,
+    F32,
+    NARROW,
+    copied,
+    device_of,
+    dtype_name,
+    empty,
+    freeze,
+    is_device_array,
+    is_own_class,
+    own_class,
+    read_leaf,
+    to_host,
+)
 from fedcore.errors import ArrayError, DtypeError, FedcoreError, RangeError, ShapeError
-from fedcore.layout import Layout
-from fedcore.libraries import dtype_name, is_own_class, own_class, read_leaf
-from fedcore.memory import copied, empty, to_host
+from fedcore.kernels import Codes, dequantise, quantise
+from fedcore.model import Layout
 from fedcore.native import core
+from fedcore.profiling import timed
 from fedcore.representation import shown
+from fedcore.store.registry import ClientId
+from fedcore.store.slots import checksums
+
+# A vector in slices, one for each shard of a server: arrays, or references to arrays that are elsewhere.
+
+
+@dataclass(frozen=True)
+class Slices:
+    """A client's vector as shards take it: it stands in an ``Update`` in the place of the whole.
+
+    Attributes:
+        parts: for each of ``Server.ranges`` float32[stop - start], or up to ``end`` where there are no buffers in it;
+            or references to such (``ray.ObjectRef``).
+        digests: ``digest_of`` each part, as whoever had the whole has made them; None where nobody did.
+    """
+
+    parts: Sequence[Any]
+    digests: Sequence[str] | None = None
+
+    def require(self, name: str, shards: int) -> None:
+        """Refuse slices of another server.
+
+        Raises:
+            RangeError: they, or their digests, are not as many as there are shards.
+        """
+        for what, given in (("slice", self.parts), ("digest", self.digests)):
+            if given is not None and len(given) != shards:
+                raise RangeError(f"{name}: expected a {what} for each of {shards} shards, got {len(given)}")
+
+
+@dataclass(frozen=True)
+class SentSlices:
+    """The vectors of a broadcast, for workers that read them where they are: references, one for each shard.
+
+    Attributes:
+        ranges: (start, stop, end) of each shard: it has the elements [start, stop) of x, [start, end) of an offset.
+        x, x_prev: of the models; x_prev is None where there is none.
+        offset: of a client's offset, made when it is asked for.
+    """
+
+    ranges: Sequence[tuple[int, int, int]]
+    x: Sequence[Any]
+    x_prev: Sequence[Any] | None
+    offset: Callable[[ClientId], Sequence[Any]]
+
+
+def digest_of(vector: Any) -> str:
+    """The digest of a slice, by which its shard knows that it is of the vector that the others have slices of.
+
+    Cost: reads the slice once, near the speed of a plain sum.
+    """
+    array = np.ascontiguousarray(vector)
+    return hashlib.blake2b(checksums(array).tobytes(), digest_size=16).hexdigest()
+
+
+# The model as clients get it: a difference is measured from what was sent, not from what the server keeps.
+
+
+def as_sent(layout: Layout, x: F32) -> F32:
+    """x, float32[n], rounded to the model's dtypes, ties to even; itself where all are float32.
+
+    Cost: nothing, or reads 4 n bytes and writes 4 n.
+    """
+    if not layout.narrow:
+        return x
+    sent = copied(x)
+    codes = empty(max(piece.stop - piece.start for piece in layout.narrow), np.uint16, device=device_of(x))
+    for piece in layout.narrow:
+        part = sent[piece.start : piece.stop]
+        coded = Codes(NARROW[piece.dtype], codes[: len(part)])
+        dequantise(quantise(part, coded.codec, out=coded), out=part)
+    freeze(sent)
+    return sent
+
+
+# The update that a client sends back, and its vectors as the kernels take them.
+
 
 Kind = Literal["model", "delta", "gradient"]
+KINDS = get_args(Kind)
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 P = ParamSpec("P")
@@ -26,42 +121,41 @@ R = TypeVar("R")
 
 
 class Update(NamedTuple):
-    """One client's result: the arguments of ``Round.add``, for the batch form ``Server.round``.
+    """One client's result: the arguments of ``Round.add``, for ``Round.add_batch`` and ``Server.round``.
 
     Attributes:
         client: a registered id.
-        model: y, the client's model after its local steps: float32[n] in CPU memory or on the server's device, or a
-            model that the server's layout fits. Or, in its place, exactly one of ``delta`` and ``gradient``.
-        steps: K_i, the local steps that the client really did; 0, which nobody did, is refused.
-        examples: n_i, its number of examples, or another positive measure of its data; None if it gives none. In a
-            round in which no client gives a number all weigh the same; if some give one, the updates without are
-            rejected (methods that weigh by examples).
-        lr: eta_i, the rate of its steps, or their mean where the rate changes from step to step; None for the rate that
-            was broadcast. Another one needs ``Server(own_rates=True)``.
+        value: y, the client's model after its local steps: float32[n] in CPU memory or on the server's device, or a
+            model that the server's layout fits; or what ``kind`` says.
+        steps: K_i, the local steps that the client did; 0 is rejected.
+        examples: n_i, its number of examples, or another positive measure of its data. Default: none. In a round in
+            which no client gives a number all weigh the same; if some give one, the updates without are rejected
+            (methods that weigh by examples).
+        lr: eta_i, the rate of its steps, or their mean where the rate changes from step to step. Default: the rate that
+            was broadcast. Another one needs ``Limits(max_client_lr=...)``.
         control: float32[n_parameters], the second vector of the methods that ask for one: the mean of the client's
             gradients before any correction, or its change where the client keeps its row.
         count: how many times the client was drawn (sampling with replacement).
-        round: the round whose x the client started from; None for the open one. An earlier one is a late reply, which
-            is measured against the x of then (``Server(late_rounds=)``).
-        delta: the difference y - x, in the forms of a model.
-        gradient: float32[n_parameters], the mean gradient of the client's steps.
+        round: the round whose x the client started from. Default: the open one. A late update is measured against the x
+            that it started from (``Server(max_staleness=...)``).
+        kind: "model"; "delta", the difference y - x in the forms of a model; or "gradient", float32[n_parameters], the
+            mean gradient of the client's steps.
         keep: the caller promises not to change the vectors until the round is finished, so that the round may hold them
             and fold several in one pass. ``bytes``, arrays over ``bytes``, and what ``Round.buffer`` lent are held
             without the promise; any other buffer is folded at once and may then be used again.
-        weight: >= 0, the caller's weight of this update in the place of n_i, for methods that weigh by examples; None
-            for n_i. No limit of claims applies to it.
+        weight: >= 0, the caller's weight of this update in place of n_i, for methods that weigh by examples. No limit
+            of examples applies to it. Default: n_i.
     """
 
     client: ClientId
-    model: Any = None
-    steps: int = 0
+    value: Any
+    steps: int
     examples: float | None = None
     lr: float | None = None
     control: Any = None
-    count: int = 1  # type: ignore[assignment]  # in the place of tuple.count, which nobody misses
+    count: int = 1  # type: ignore[assignment]  # hides tuple.count
     round: int | None = None
-    delta: Any = None
-    gradient: Any = None
+    kind: Kind = "model"
     keep: bool = False
     weight: float | None = None
 
@@ -70,29 +164,11 @@ class Update(NamedTuple):
         told = {name: value for name, value in self._asdict().items() if value is not usual.get(name, self)}
         return f"Update({', '.join(f'{name}={shown(value)}' for name, value in told.items())})"
 
-    @property
-    def sent(self) -> tuple[Kind, Any]:
-        """The one of the three that came, under its name."""
-        if self.delta is not None:
-            return "delta", self.delta
-        return ("model", self.model) if self.gradient is None else ("gradient", self.gradient)
-
-    def check_one(self) -> None:
-        """Refuse what is more than one of the three; none of them is a model that did not come.
-
-        Raises:
-            RangeError: it is more.
-        """
-        if self.delta is not None or self.gradient is not None:
-            given = [name for name in get_args(Kind) if getattr(self, name) is not None]
-            if len(given) > 1:
-                raise RangeError(f"model, delta, gradient: expected one of them, got {' and '.join(given)}")
-
 
 def held_together(updates: Iterable[Update], most: int) -> Iterator[list[Update]]:
     """The updates in their order, those that may be kept up to ``most`` at a time, in one list that is used again."""
     some: list[Update] = []
-    for update in updates:
+    for update in timed("clients", iter(updates)):
         some.append(update)
         if len(some) == most or not update.keep:
             yield some
@@ -117,7 +193,7 @@ def reads_sent(read: Callable[P, R]) -> Callable[P, R]:
 
 
 @reads_sent
-def read_vector(update: Update, layout: Layout, *, apart: bool, device: str = devices.CPU) -> tuple[Any, bool]:
+def read_vector(update: Update, layout: Layout, *, apart: bool, device: str = CPU) -> tuple[Any, bool]:
     """Read what an update sent; say whether nobody can change it: made here, or of memory that is read-only for good.
 
     It is one vector or, if y is a model of named tensors, a list of them in the layout's order; views of the client's
@@ -130,13 +206,13 @@ def read_vector(update: Update, layout: Layout, *, apart: bool, device: str = de
     Raises:
         FedcoreError: it has the wrong type, dtype, shape or names.
     """
-    kind, y = update.sent
+    kind, y = update.kind, update.value
     n = layout.n_parameters if kind == "gradient" else layout.n
     one_tensor = layout.slices[0].shape if len(layout.slices) == 1 else None
     vector = as_vector(kind, y, n, one_tensor, device=device)
     if vector is None:
         if not apart:
-            return layout.flatten(y, None if device == devices.CPU else empty(layout.n, device=device)), True
+            return layout.flatten(y, None if device == CPU else empty(layout.n, device=device)), True
         pieces = layout.pieces(y, device=device)
         return pieces, core.are_immutable(pieces)
     if isinstance(vector, np.ndarray) and not vector.flags.aligned:
@@ -145,7 +221,7 @@ def read_vector(update: Update, layout: Layout, *, apart: bool, device: str = de
 
 
 @reads_sent
-def as_vector(name: str, y: Any, n: int, shape: tuple[int, ...] | None = None, *, device: str = devices.CPU) -> Any:
+def as_vector(name: str, y: Any, n: int, shape: tuple[int, ...] | None = None, *, device: str = CPU) -> Any:
     """A flat vector of n floats as the kernels take it, or None if it is no array at all.
 
     Args:
@@ -177,15 +253,15 @@ def as_vector(name: str, y: Any, n: int, shape: tuple[int, ...] | None = None, *
         raise ShapeError(f"{name}: expected float32[{n}], {got}")
     y = y if tuple(y.shape) == (n,) else y.reshape(-1)
     if not is_own_class(y):
-        if device != devices.CPU and devices.of(y) == device:
+        if device != CPU and device_of(y) == device:
             return y  # of this process's own code: a copy there would cost a wait for each reply
-        return _in_float32_there(y, n, devices.CPU)  # read once: the next time it may export another
+        return _in_float32_there(y, n, CPU)  # read once: the next time it may export another
     return y
 
 
 def in_float32(y: Any) -> npt.NDArray[np.float32]:
     """A vector that ``as_vector`` accepted, in float32 and in host memory: itself or a copy."""
-    if (device := devices.of(y)) != devices.CPU:
+    if (device := device_of(y)) != CPU:
         return to_host(_in_float32_there(y, len(y), device))
     if isinstance(y, np.ndarray):
         return np.asarray(y, np.float32)
@@ -215,7 +291,7 @@ def _in_float32_there(y: Any, n: int, device: str) -> Any:
 @reads_sent
 def read_counters(update: Update, layout: Layout) -> dict[str, npt.NDArray[Any]]:
     """An update's counters and constants as they were sent; none from a flat vector or a gradient, which have none."""
-    kind, y = update.sent
+    kind, y = update.kind, update.value
     if not layout.outside or kind == "gradient" or isinstance(y, bytes | bytearray | memoryview):
         return {}
     return {} if hasattr(y, "__dlpack__") else layout.read_counters(y)
@@ -233,13 +309,13 @@ def _from_buffer(name: str, y: bytes | bytearray | memoryview, n: int) -> npt.ND
 def _in_memory(name: str, y: Any, n: int, dtype: str, device: str) -> Any:
     """A foreign array as NumPy's; one on the device, or of bfloat16, of which NumPy has none, as it is."""
     try:
-        if (where := devices.of(y)) == device != devices.CPU:
+        if (where := device_of(y)) == device != CPU:
             return y
-        if where != devices.CPU:
+        if where != CPU:
             raise BufferError(f"got one on {getattr(y, 'device', where)}")
         return y if dtype == "bfloat16" else np.from_dlpack(y)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        there = "" if device == devices.CPU else f" or on {device}"
+        there = "" if device == CPU else f" or on {device}"
         raise DtypeError(f"{name}: expected float32[{n}] in CPU memory{there}: {error}") from None
 
 
@@ -264,6 +340,19 @@ def lasting(y: Any) -> Any:
         return None
     if isinstance(y, list):
         return [lasting(piece) for piece in y]
-    if devices.is_device_array(y):
+    if is_device_array(y):
         return copied(y)
     return y if core.are_immutable([y]) else deepcopy(y)
+
+
+def digest_of_numbers(vector: Any) -> str:
+    """The BLAKE2b-256 digest of a vector, or of ``Layout.pieces``, as little-endian float32 in the layout's order."""
+    digest = blake2b(digest_size=32)
+    for part in vector if isinstance(vector, list) else [vector]:
+        digest.update(np.ascontiguousarray(to_host(in_float32(part)), "<f4").reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def digest_of_text(text: str) -> str:
+    """The BLAKE2b-256 digest of a document."""
+    return blake2b(text.encode(), digest_size=32).hexdigest()

@@ -8,20 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from fedcore import devices
-from fedcore.clients.registry import Registry
+from fedcore.arrays import CPU, copy_into
 from fedcore.errors import CorruptionError, StoreError
-from fedcore.memory import copy_into
-from fedcore.store.device_slots import DeviceSlots
-from fedcore.store.files.atomic_folder import replacing
-from fedcore.store.files.previous import Previous
-from fedcore.store.files.row_entries import RowEntries
-from fedcore.store.files.store_folder import Folder
-from fedcore.store.files.stored_ids import Listed, all_restored
-from fedcore.store.named_vectors import Vectors
-from fedcore.store.row_format import RowFormat
-from fedcore.store.row_table import Rows
-from fedcore.store.slots import Slots
+from fedcore.store.files.entries import Entries, Listed, Previous, all_restored, row_entries, used_slots
+from fedcore.store.files.folder import Folder, replacing
+from fedcore.store.registry import Registry
+from fedcore.store.rows import Rows
+from fedcore.store.slots import DeviceSlots, RowFormat, Slots
+from fedcore.store.vectors import Vectors
 
 _MOST_CUT = 1 << 44
 """Bytes that a file of rows can lack: of what was cut off a smaller one, each row is named when it is read."""
@@ -33,7 +27,7 @@ class Content:
     Args:
         form: of the rows.
         registry: the clients.
-        folder: where it lies; None for memory, the host's or a device's as the form says.
+        folder: of the files; None for memory, the host's or a device's by ``form``.
 
     Attributes:
         round: the last committed round.
@@ -70,11 +64,7 @@ class Content:
         return None if self.folder is None else self.folder.previous
 
     def check(self, number: int) -> None:
-        """Check a row against its checksum, once.
-
-        Raises:
-            CorruptionError: it is not what was written.
-        """
+        """Check a row against its checksum, once."""
         if self.folder is None or self.rows.trusted[number]:
             return
         problem = self.problem(number)
@@ -108,15 +98,15 @@ class Content:
         if previous is None:
             return []
         slots, found = self.rows.slots, []
-        for number, slot, _, seal in previous.rows.table()[previous.rows.slots > 0].tolist():
-            damage = slots.damage(slot, seal % 2**64)
+        for number, slot, _, seal in previous.rows[previous.rows["slot"] > 0].tolist():
+            damage = slots.damage(slot, seal)
             if damage is not None:
                 whose = f"the row of number {number} before the last commit"
                 found.append(f"{slots.where}: {whose} (slot {slot}) is damaged: {damage}")
             slots.let_go([slot])
         return found + self.vectors.kept_problems(previous.head.vectors)
 
-    def copy_to(self, other: "Content", vectors: Mapping[str, Any] | None = None) -> RowEntries:
+    def copy_to(self, other: "Content", vectors: Mapping[str, Any] | None = None) -> Entries:
         """Copy everything to an empty content with the same numbers.
 
         Args:
@@ -124,9 +114,6 @@ class Content:
 
         Returns:
             the entries of its rows, which lie in the order of their numbers.
-
-        Raises:
-            CorruptionError: something is not what was written.
         """
         numbers = np.flatnonzero(self.rows.slot)
         source, target = self.rows.slots, other.rows.slots
@@ -134,7 +121,7 @@ class Content:
         other.rows.grow(int(numbers.max(initial=-1)) + 1)
         for place, number in enumerate(numbers.tolist()):
             self.check(number)
-            slot, copy = int(self.rows.slot[number]), other.rows.stage(number)
+            slot, copy = int(self.rows.slot[number]), other.rows.stage([number])[0]
             copy_into(target.memory(copy), source.memory(slot))
             if other.folder is not None:
                 seals[place] = target.seal(copy)
@@ -143,15 +130,15 @@ class Content:
                     self.check(number)
             source.let_go([slot])
             target.let_go([copy])
-        slots = np.fromiter(other.rows.staged.values(), np.int64, len(numbers))
         if vectors is None:
             vectors = {name: self.vectors.get(name) for name in self.vectors.table}
         other.round, other.state = self.round, self.state
-        return other.adopt(RowEntries(numbers, slots, self.rows.round[numbers], seals), vectors)
+        entries = row_entries(numbers, list(other.rows.staged.values()), self.rows.round[numbers], seals)
+        return other.adopt(entries, vectors)
 
-    def adopt(self, entries: RowEntries, vectors: Mapping[str, Any]) -> RowEntries:
+    def adopt(self, entries: Entries, vectors: Mapping[str, Any]) -> Entries:
         """Make staged rows and vectors all that this content, which was empty, has; returns the rows' entries."""
-        self.rows.accept(entries, len(entries.numbers))
+        self.rows.accept(entries, len(entries))
         self.vectors.accept(self.vectors.after(*self.vectors.propose(vectors), lambda _: 0))
         return entries
 
@@ -180,13 +167,12 @@ class Content:
             head = replace(folder.head, round=self.round, state=state, vectors=copy.vectors.table, copy=True)
             folder.publish(head, entries, (), (), None, documents)
 
-    def _take_over(self, folder: Folder, rows: RowEntries) -> None:
+    def _take_over(self, folder: Folder, rows: Entries) -> None:
         head, previous = folder.head, folder.previous
-        kept = np.zeros(0, np.int64) if previous is None else previous.rows.used
-        used = np.concatenate([rows.slots, kept])
-        if int(rows.numbers.max(initial=-1)) >= self.registry.capacity:
-            raise ValueError(f"expected rows of clients, got one of number {rows.numbers.max()}")
-        if int((rows.slots == 0).sum()) or len(np.unique(used)) < len(used):
+        used = rows["slot"] if previous is None else np.concatenate([rows["slot"], used_slots(previous.rows)])
+        if (last := int(rows["number"].max(initial=-1))) >= self.registry.capacity:
+            raise ValueError(f"expected rows of clients, got one of number {last}")
+        if (used == 0).any() or len(np.unique(used)) < len(used):
             raise ValueError("expected a slot for each row, got one for two, or for none")
         if (missing := int(used.max(initial=0)) * folder.rows.stride - folder.rows.bytes) > _MOST_CUT:
             raise ValueError(f"expected rows in {folder.rows.where}, got one {missing:,} bytes past its end")
@@ -207,7 +193,7 @@ class _InMemory(dict[int, Slots]):
 
 
 def _slots_in_memory(form: RowFormat) -> Slots:
-    return Slots(form.payload) if form.device == devices.CPU else DeviceSlots(form.payload, form.device)
+    return Slots(form.payload) if form.device == CPU else DeviceSlots(form.payload, form.device)
 
 
 @contextmanager

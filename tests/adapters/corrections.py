@@ -36,7 +36,7 @@ class Client:
             self.own = raw
         return y.astype(np.float32), control.astype(np.float32)
 
-    def heard(self, v):
+    def accepted(self, v):
         """After a round in which it took part, with the server's direction."""
         if self.keeps and self.is_mimic:
             self.own = v - self._h

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedcore.adapters.order import beyond_plain_steps
-from fedcore.local_rules import Sgd
+from fedcore.adapters.session import beyond_plain_steps
+from fedcore.simulation.local_rules import Sgd
 from tests.server import liars
 from tests.server.liars import LIAR, LIES, LR, METHODS, MODEL, OPTIONS, N, bound, distance, is_refused, made
 
@@ -63,9 +63,9 @@ def assert_bounded(method, kind, x, reports, names):
     assert len(reports) == ROUNDS
     due = liars.honest_result(method, ROUNDS)
     for report in reports[since(method) :]:
-        assert {*report.heard} | {names[LIAR]} == {*names}
-        assert len(report.heard) + len(report.refused) == N
-        assert [client for client, _ in report.refused] == ([names[LIAR]] if is_refused(method, kind) else [])
+        assert {*report.accepted} | {names[LIAR]} == {*names}
+        assert len(report.accepted) + len(report.rejected) == N
+        assert [client for client, _ in report.rejected] == ([names[LIAR]] if is_refused(method, kind) else [])
     # What differs without a lie is the rounding alone: of sums, and of shares.
     most = 1e-6 if kind == "honest" else max(bound(method, kind), OF_THREE_ROUNDS.get(kind, 0))
     assert distance(x["w"], due["w"], MODEL["w"]) <= most

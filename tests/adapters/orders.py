@@ -16,10 +16,9 @@ from fedcore.algorithms import (
     Step,
     named,
 )
-from fedcore.assignment import NUMBERS
-from fedcore.rates import InverseStep
-from tests.local_rules.outsider import Share
+from fedcore.algorithms.rates import InverseStep
 from tests.outsiders.house.mine.methods import FedACG
+from tests.simulation.outsider import Share
 
 
 class Everything(Algorithm):
@@ -55,8 +54,6 @@ PLAIN = ["FedAvg", "MIFA", "MimiC", "FlexibleFedAvg", "LocalDescent", "FedProx, 
 PLAIN += ["FedVARP", "FedStale", "FedNova", "FedExP"]
 """Those whose clients do nothing but steps along their gradients, so that a wire may carry the model alone."""
 OF_STEPS = InverseStep(mu=1.0, alpha=3.0, E=4)
-
-CROSS = {*NUMBERS}
 
 
 def assert_crossed(sent, client, got):

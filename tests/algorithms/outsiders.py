@@ -10,6 +10,8 @@ CHANGE = Terms(row=1, r=-1)
 class HeavyBall(Algorithm):
     """v = 2 mean h + g / 2: no multiple of the mean."""
 
+    keeps_momentum = True
+
     def weigh(self, claims):
         return claims.examples
 
@@ -30,6 +32,7 @@ class WeighedMIFA(Algorithm):
     row = Terms(h=1)
     adds = CHANGE
     keeps_total = True
+    total_is_whole = True
 
     def weigh(self, claims):
         return claims.examples / 7
@@ -45,6 +48,8 @@ class HalfSCAFFOLD(Algorithm):
     adds = CHANGE
     anchor = "offset"
     keeps_total = True
+    total_is_whole = True
+    total_sums_rows = True
     direction = Direction(a=0.5, from_row=-0.5, from_mean=0.5, from_momentum=0.25)
 
     def step(self, cohort):
@@ -56,6 +61,8 @@ class Remembered(Algorithm):
 
     second_vector = MEAN_GRADIENT
     keeps_total = True
+    total_is_whole = True
+    total_sums_rows = True
 
     def step(self, cohort):
         return Step(v=Linear(A=1 / cohort.S, T=1 / cohort.N), T=Linear(T=1, B=1))
@@ -69,6 +76,7 @@ class Averaged(Algorithm):
 
     anchor = "v[t]"
     keeps_total = True
+    keeps_momentum = True
 
     @property
     def row(self):

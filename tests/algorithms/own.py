@@ -13,17 +13,6 @@ class Own(Algorithm):
         return Step(v=Linear(A=self.part / cohort.weight))
 
 
-class Halved(Algorithm):
-    """Its sum forgets, by halves, and so is no sum of whole terms."""
-
-    row = Terms(h=1)
-    adds = Terms(h=1)
-    keeps_total = True
-
-    def step(self, cohort):
-        return Step(v=Linear(A=1, T=1), T=Linear(T=0.5, A=1))
-
-
 class Fading:
     def __init__(self, first):
         self.first = first

@@ -3,8 +3,8 @@
 import pytest
 
 from fedcore.algorithms import MimiC, named
-from fedcore.algorithms.fedstale import FedStale
-from fedcore.algorithms.flexible import FlexibleFedAvg
+from fedcore.algorithms.averaging import FlexibleFedAvg
+from fedcore.algorithms.memory import FedStale
 from fedcore.errors import FedcoreError
 
 BAD = [

@@ -31,7 +31,7 @@ from fedcore.algorithms import (
     Terms,
 )
 from fedcore.errors import RangeError, UnknownNameError
-from fedcore.local_rules import FullGradient, OneMinibatch, Sgd
+from fedcore.simulation.local_rules import FullGradient, OneMinibatch, Sgd
 
 CLAIMS = Claims(
     steps=np.array([2.0, 5.0]),
@@ -51,7 +51,7 @@ COHORT = Cohort(
     weights=np.array([1.0, 3.0]),
     squares=np.array([16.0, 4.0]),
     eta_steps=np.array([0.2, 0.5]),
-    measure=lambda: 8.0,
+    square_of_sum=8.0,
 )
 NOBODY = Cohort(S=0, weighed=0, N=8, devices=8, W=1.0, rows=2)
 
@@ -79,7 +79,7 @@ def test_fednova_with_momentum_by_hand():
 
 def test_a_server_of_fednova_undoes_its_clients_momentum():
     """Of constant gradients 1 and 3 with p = 1/4 and 3/4: x' = x - (sum p eta a) (1/4 + 9/4)."""
-    server, a = Server(FedNova(0.5), np.zeros(1, np.float32), clients=2, lr=0.1), [1, 2.5]
+    server, a = Server(np.zeros(1, np.float32), FedNova(0.5), clients=2, lr=0.1), [1, 2.5]
     ys = [server.x - np.float32(0.1 * a[i] * gradient) for i, gradient in enumerate((1, 3))]
     server.round([Update(i, ys[i], steps=1 + i, examples=1 + 2 * i) for i in range(2)])
     np.testing.assert_allclose(server.x, -0.1 * (1 * a[0] + 3 * a[1]) / 4 * (1 + 9) / 4, rtol=1e-6)
@@ -90,7 +90,7 @@ def test_fedexps_step_by_hand():
     step = FedExP(0.2).step(COHORT)
     assert step.v == Linear(A=0.25)
     assert step.gamma == pytest.approx(5)
-    assert FedExP(0.2).step(replace(COHORT, measure=lambda: 16.0 * 28)).gamma == 1  # never less
+    assert FedExP(0.2).step(replace(COHORT, square_of_sum=16.0 * 28)).gamma == 1  # never less
 
 
 def test_mb_storms_gamma_is_that_of_so_many_steps():
@@ -113,7 +113,7 @@ def test_fedstales_weights_and_steps():
 @pytest.mark.parametrize("stranger", [2, -1, "a"])
 def test_a_client_without_a_chance_is_refused(stranger):
     claims = replace(CLAIMS, clients=[0, stranger])
-    with pytest.raises(RangeError, match=rf"chances: expected one of client {stranger!r}, got .* clients 0\.\.1"):
+    with pytest.raises(RangeError, match=rf"^chances\b.*{stranger!r}"):
         FedStale(chances=[0.5, 0.25]).weigh(claims)
 
 
@@ -217,5 +217,5 @@ def test_an_option_s_range_holds_its_ends_and_nothing_beyond(make, ends, beyond)
 def test_an_option_has_its_words_and_no_others(make, option, known):
     for word in known:
         assert getattr(make(word), option) == word
-    with pytest.raises(UnknownNameError, match=f"{option}: 'x' is unknown"):
+    with pytest.raises(UnknownNameError, match=rf"{option}\b.*'x'"):
         make("x")

@@ -3,11 +3,11 @@
 import pytest
 
 from fedcore.algorithms import MIFA
-from fedcore.algorithms.cohort import Claims
-from fedcore.algorithms.descriptions import describe, next_rate, revive
+from fedcore.algorithms.base import Claims
+from fedcore.algorithms.rates import Exponential
 from fedcore.errors import CheckpointError, RangeError
-from fedcore.rates import Exponential
-from tests.algorithms.own import Fading, Halved, Own, Untold
+from fedcore.options import describe, next_rate, revive
+from tests.algorithms.own import Fading, Own, Untold
 
 
 def test_a_method_of_one_s_own_has_a_name():
@@ -30,11 +30,6 @@ def test_what_is_said_of_an_object_is_short():
     assert len(said["was"]) == 200
 
 
-def test_a_sum_that_forgets_is_not_whole():
-    assert Halved().keeps_total
-    assert not Halved().total_is_whole
-
-
 def test_claims_of_nobody():
     claims = Claims()
     for column in (claims.steps, claims.examples, claims.counts):
@@ -53,7 +48,7 @@ def test_what_was_no_truth_is_refused():
     """JSON has numbers where a folder was forged."""
     said = describe("algorithm", MIFA())
     assert revive("algorithm", said, None) == MIFA()
-    with pytest.raises(RangeError, match="algorithm: expected wait to be true or false, got 1"):
+    with pytest.raises(RangeError, match=r"^algorithm\b.*wait"):
         revive("algorithm", said | {"options": said["options"] | {"wait": 1}}, None)
 
 
@@ -62,17 +57,17 @@ def test_an_option_that_is_left_out_has_its_default():
 
 
 def test_a_rate_by_its_module_is_not_looked_up():
-    with pytest.raises(CheckpointError, match="caller's own code"):
+    with pytest.raises(CheckpointError, match=r"^lr\b"):
         revive("lr", {"name": "tests.algorithms.own:Fading", "was": "Fading", "options": {}}, None)
 
 
 def test_another_class_is_refused_by_its_name():
     """Whatever the one that is given is: an object, a method of the package's, or a function."""
     saved = describe("algorithm", Own(0.5))
-    with pytest.raises(CheckpointError, match="expected Own, as it was saved, got MIFA"):
+    with pytest.raises(CheckpointError, match=r"^algorithm\b.*Own.*MIFA"):
         revive("algorithm", saved, MIFA())
     rate = describe("lr", Fading(0.5))
-    with pytest.raises(CheckpointError, match="expected Fading, as it was saved, got a function"):
+    with pytest.raises(CheckpointError, match=r"^lr\b.*Fading"):
         revive("lr", rate, lambda t: 0.1)
 
 

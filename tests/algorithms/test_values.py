@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError, fields
 import pytest
 
 from fedcore.algorithms import REGISTRY, Claims, Cohort, named
-from fedcore.algorithms.algorithm import Direction, Linear, Step
+from fedcore.algorithms.base import Direction, Linear, Step
 
 COHORT = dict(S=1, weighed=1, N=2, devices=2, W=1.0, rows=0)
 VALUES = [Direction, lambda: Step(v=Linear()), Claims, lambda: Cohort(**COHORT)]
@@ -24,7 +24,3 @@ def test_a_cohort_s_numbers_are_said_by_name():
     assert repr(Cohort(**COHORT)).startswith("Cohort(S=1, weighed=1, N=2, devices=2, W=1.0, rows=0, claims=Claims(")
     with pytest.raises(TypeError):
         Cohort(*COHORT.values())
-
-
-def test_what_measures_is_not_printed():
-    assert "measure" not in repr(Cohort(**COHORT))

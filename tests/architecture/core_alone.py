@@ -12,14 +12,14 @@ import numpy as np
 def main():
     import fedcore
 
-    server = fedcore.Server("FedAvg", np.zeros(3, np.float32), clients=2, lr=0.1)
+    server = fedcore.Server(np.zeros(3, np.float32), "FedAvg", clients=2, lr=0.1)
     server.round([fedcore.Update(0, np.float32([1, 2, 3]), steps=1), fedcore.Update(1, np.float32([3, 2, 1]), steps=1)])
     np.testing.assert_array_equal(server.x, [2, 2, 2])
     with TemporaryDirectory() as folder:
         server.save(f"{folder}/state")
-        for command in ("info", "doctor", "store info", "store verify", "store compact"):
+        for command in ("doctor", "store info", "store verify", "store compact"):
             fedcore_command(*command.split(), *[f"{folder}/state"] * command.startswith("store"))
-    for command in ("", "run", "sweep", "data show", "store", "store info"):
+    for command in ("", "run", "show-data", "store", "store info"):
         fedcore_command(*command.split(), "--help")
     optional = ("torch", "pydantic", "rich", "matplotlib", "sklearn", "pooch", "networkx")
     loaded = [name for name in optional if sys.modules.get(name)]

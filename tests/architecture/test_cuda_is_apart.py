@@ -12,8 +12,6 @@ import fedcore
 from fedcore import native
 from tests.native.build import editable_build, tool
 
-pytestmark = pytest.mark.skipif(native.ON_REFERENCE, reason="the native module is not loaded")
-
 # Opened in libcuda's place it says so, and has nothing else.
 MARKER = r"""
 #include <stdio.h>
@@ -25,9 +23,9 @@ __attribute__((constructor)) static void opened(void) {
 """
 COMPUTE = """
 import numpy as np
-import fedcore, fedcore.cuda
+import fedcore, fedcore.arrays
 from fedcore import kernels
-server = fedcore.Server("FedAvg", np.zeros(3, np.float32), clients=2, lr=0.1)
+server = fedcore.Server(np.zeros(3, np.float32), "FedAvg", clients=2, lr=0.1)
 server.round([fedcore.Update(0, np.ones(3, np.float32), steps=1)])
 kernels.squared_norms([np.ones(3, np.float32)])
 fedcore.build_info()
@@ -72,4 +70,4 @@ def opened(tmp_path):
 
 def test_no_driver_is_opened_until_a_device_is_asked_for(opened):
     assert not opened(COMPUTE)
-    assert opened("import fedcore.cuda; fedcore.cuda.reason()")
+    assert opened("import fedcore.arrays; fedcore.arrays.reason()")

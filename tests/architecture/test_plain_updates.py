@@ -1,4 +1,4 @@
-"""The native reader of updates knows their fields by place, and so does its twin by name."""
+"""The native reader of updates knows their fields by place, the oracle by name."""
 
 import re
 from pathlib import Path
@@ -6,18 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore import Update, reference
-from fedcore.clients import reference as clients
+from fedcore import Update
 from fedcore.native import core
+from tests import oracle
 
 SOURCE = Path(__file__).parents[2] / "csrc" / "bindings" / "bind_plain_updates.cpp"
 Y = np.ones(3, np.float32)
-PLAIN = {"client": 1, "model": Y, "steps": 2}
+PLAIN = {"client": 1, "value": Y, "steps": 2}
 LIMITS = (3, 0.5, 10, 10, False, 1.0)
-READERS = (
-    (core.read_plain_updates, core.ClientIndex(bytes(16), 3)),
-    (reference.read_plain_updates, clients.ClientIndex(bytes(16), 3)),
-)
+READERS = tuple((module.read_plain_updates, core.ClientIndex(bytes(16), 3)) for module in (core, oracle))
 
 
 def test_the_native_names_are_the_fields_in_their_order():
@@ -32,15 +29,14 @@ def test_a_field_out_of_the_plain_is_seen_by_both(field):
     """Each field in turn: what is read at its place is what stands there under its name."""
     odd = {
         "client": "nobody",
-        "model": Y.astype(np.float64),
+        "value": Y.astype(np.float64),
         "steps": 11,
         "examples": 11,
         "lr": 0.25,
         "control": Y,
         "count": 2,
         "round": 0,
-        "delta": Y,
-        "gradient": Y,
+        "kind": "delta",
         "keep": True,  # says nothing here
         "weight": 1.0,
     }
@@ -65,12 +61,12 @@ COLUMNS = (
 
 
 @pytest.mark.parametrize("numbers", COLUMNS)
-def test_the_figures_of_a_column_are_its_twins(numbers):
+def test_the_range_and_the_sum_of_a_column_are_the_oracles(numbers):
     column, times = np.array(numbers), np.arange(len(numbers)) + 0.3
     with np.errstate(all="ignore"):
-        assert str(core.column_range(column)) == str(reference.column_range(column))
+        assert str(core.column_range(column)) == str(oracle.column_range(column))
         for by in (None, times):
-            assert str(core.column_sum(0.2, column, by)) == str(reference.column_sum(0.2, column, by))
+            assert str(core.column_sum(0.2, column, by)) == str(oracle.column_sum(0.2, column, by))
 
 
 def test_tensors_of_torch_are_plain_where_numpy_can_see_them():

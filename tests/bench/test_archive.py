@@ -54,7 +54,7 @@ def test_nothing_is_packed_over_an_archive_where_no_trial_is_complete(tmp_path):
     for path in tmp_path.rglob("*.jsonl"):
         path.write_text(path.read_text().splitlines(keepends=True)[0])
     (tmp_path / "it-records.tar.xz").write_bytes(b"before")
-    with pytest.raises(MissingDataError, match="it: expected trials with all their rounds, found none"):
+    with pytest.raises(MissingDataError, match=r"/it\b"):
         pack(tmp_path / "it", tmp_path / "it-records.tar.xz")
     assert (tmp_path / "it-records.tar.xz").read_bytes() == b"before"
 

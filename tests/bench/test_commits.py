@@ -18,13 +18,6 @@ def test_what_one_commit_has_not_is_left_out():
     assert [name for name, *_ in commits.compared([({"bench_b": 1e-6}, QUICK)])] == ["bench_b"]
 
 
-def test_the_table_begins_with_what_became_slowest():
-    lines = commits.table(list(commits.compared([(QUICK, SLOW)])), "b" * 40, "h" * 40, 0.85).splitlines()
-    assert "`hhhhhhhhhhhh` against `bbbbbbbbbbbb`" in lines[0]
-    assert lines[4] == "| a | 1.0 | 2.0 | 0.50 | **slower** |"
-    assert lines[5] == "| b | 2.0 | 2.0 | 1.00 |  |"
-
-
 @pytest.mark.parametrize(
     ("heads", "status"),
     [([QUICK] * 2, 0), ([SLOW] * 4, 1), ([SLOW, SLOW, SLOW, QUICK], 0)],

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from fedcore.experiment import load_preset
-from fedcore.experiment.loop import run_trial
-from fedcore.experiment.records import read
-from fedcore.experiment.trial import Trial
-from fedcore.reports.summary import final, summarise
+from fedcore.experiment.results import read
+from fedcore.experiment.schema import Trial
+from fedcore.experiment.trial import run_trial
+from fedcore.reports.statistics import final, summarise
 
 ROOT = Path(__file__).parents[2]
 PAPERS, QUICKSTART = ROOT / "bench" / "papers", ROOT / "docs" / "quickstart.csv"

@@ -1,4 +1,4 @@
-"""The README's tables are made of the runs' JSON."""
+"""Which runs count in the README's tables."""
 
 import json
 from dataclasses import asdict
@@ -7,7 +7,6 @@ import pytest
 
 from bench import machine, table
 from bench.line import ALONE, OURS, Line
-from bench.markdown import END, put_into
 
 LINE = Line(
     "sum",
@@ -18,9 +17,6 @@ LINE = Line(
     after_pause={"torch": 3.0},
     bytes=10**9,
 )
-ROWS = """\
-| sum | 50.0 | 20.0 | read floor | 0.88 | 0.80-0.90 |  |  | 0.85 | yes |
-|  |  |  | torch | 2.50 | 2.40-2.60 | 1.75 | 3.00 | 2.00 | no |"""
 
 
 def run(folder, isa, when, **changes):
@@ -36,13 +32,6 @@ def run(folder, isa, when, **changes):
     return file
 
 
-def test_one_run(tmp_path):
-    text = table.markdown(table.read([run(tmp_path, "avx2", "2026-01-01")]))
-    assert ROWS in text
-    assert f"pages of {machine.describe()['page_bytes'] // 1024} KiB" in text
-    assert "(*)" not in text
-
-
 def test_the_newest_run_and_the_best_level_count(tmp_path):
     files = [
         run(tmp_path, "avx2", "2026-01-01"),
@@ -50,7 +39,6 @@ def test_the_newest_run_and_the_best_level_count(tmp_path):
         run(tmp_path, "baseline", "2026-01-02", ratios={"read floor": 0.4}),
     ]
     text = table.markdown(table.read(files))
-    assert ROWS in text
     assert "| line | against | baseline | avx2 |" in text
     assert "| sum | read floor | 0.50 | 0.88 |" in text
 
@@ -61,13 +49,3 @@ def test_short_and_disturbed_runs_are_no_figures(tmp_path):
     disturbed = table.markdown(table.read([run(tmp_path, "avx2", "2026-01-02", others=0.5)]))
     assert "| sum (*) |" in disturbed
     assert "no figure to quote" in disturbed
-
-
-def test_into_a_readme(tmp_path):
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{table.BEGIN}\nold\n{END}\nafter\n")
-    put_into(readme, "new", table.BEGIN)
-    assert readme.read_text() == f"before\n{table.BEGIN}\n\nnew\n\n{END}\nafter\n"
-    readme.write_text("no marks")
-    with pytest.raises(SystemExit, match="expected one"):
-        put_into(readme, "new", table.BEGIN)

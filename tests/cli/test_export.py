@@ -1,4 +1,4 @@
-"""Models out of servers' folders, live, and clients that an operator has depart."""
+"""Models out of servers' folders, live, and clients that an operator removes."""
 
 import os
 from pathlib import Path
@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedcore import Server, Update
+from fedcore import Server, Storage, Update
 from fedcore.errors import StoreError
-from fedcore.model_files import write_model
-from fedcore.server.saved_model import read_model
+from fedcore.model import write_model
+from fedcore.server.folder import read_model
 from tests.cli.command import invoke
 from tests.server.invariant import contradictions
 
@@ -40,7 +40,7 @@ def equal(found, due):
 def test_export_beside_a_writer(tmp_path, ending, dtype):
     safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
     file = tmp_path / f"model.{ending}"
-    with Server("MimiC", net(dtype), 3, lr=0.1, store=f"mmap:{tmp_path / 'state'}") as server:
+    with Server(net(dtype), "MimiC", 3, lr=0.1, storage=tmp_path / "state") as server:
         for count in (2, 1):  # the second replaces the first
             rounds(server, count)
             done = invoke("store", "export", tmp_path / "state", file)
@@ -53,7 +53,7 @@ def test_export_beside_a_writer(tmp_path, ending, dtype):
 
 
 def test_npz_needs_numpy_alone(tmp_path):
-    server = Server("FedAvg", {"w": np.zeros((2, 3), np.float32), "seen": np.int64(4)}, 2, lr=0.1)
+    server = Server({"w": np.zeros((2, 3), np.float32), "seen": np.int64(4)}, "FedAvg", 2, lr=0.1)
     rounds_ = [Update(0, {"w": np.ones((2, 3), np.float32), "seen": np.int64(5)}, 1)]
     server.round(rounds_)
     server.save(tmp_path / "state")
@@ -67,7 +67,7 @@ def test_tied_weights_are_there_by_each_name(tmp_path):
     safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
     tied = torch.nn.Sequential(torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False))
     tied[1].weight = tied[0].weight
-    server = Server("FedAvg", tied, 2, lr=0.1)
+    server = Server(tied, "FedAvg", 2, lr=0.1)
     rounds(server)
     write_model(server.tensors(), tmp_path / "m.safetensors")
     equal(safetensors.load_file(tmp_path / "m.safetensors"), server.tensors())
@@ -104,7 +104,7 @@ def test_a_method_of_one_s_own_does_not_matter(tmp_path):
     class Mine(FedVARP):
         pass
 
-    with Server(Mine(), np.zeros(3, np.float32), 2, lr=0.1, store=f"mmap:{tmp_path / 's'}") as server:
+    with Server(np.zeros(3, np.float32), Mine(), 2, lr=0.1, storage=tmp_path / "s") as server:
         rounds(server)
         model = read_model(tmp_path / "s")
         assert model.x.tobytes() == server.x.tobytes()
@@ -114,7 +114,7 @@ def test_a_method_of_one_s_own_does_not_matter(tmp_path):
 def test_a_folder_with_another_x_is_refused(tmp_path):
     from fedcore import ClientStore
 
-    Server("FedAvg", np.zeros(3, np.float32), 2, lr=0.1).save(tmp_path / "s")
+    Server(np.zeros(3, np.float32), "FedAvg", 2, lr=0.1).save(tmp_path / "s")
     with ClientStore.open(tmp_path / "s") as store:
         vectors = {name: store.vector(name) for name in store.vector_names()}
         store.commit(1, vectors | {"x": np.zeros(4, np.float32)}, store.state)
@@ -128,7 +128,7 @@ def test_a_folder_with_another_x_is_refused(tmp_path):
 def folder(tmp_path):
     path = tmp_path / "state"
     ids = [7, "7", "site a"]
-    with Server("MIFA", np.zeros(5, np.float32), ids, lr=0.1, store=f"mmap:{path}", undoable=True) as server:
+    with Server(np.zeros(5, np.float32), "MIFA", ids, lr=0.1, storage=Storage(path=path, keep_previous=True)) as server:
         for k in range(2):
             server.round([Update(i, server.x + j + k, 1) for j, i in enumerate(ids)])
     return path
@@ -136,18 +136,18 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize(("said", "gone"), [("7", 7), ("site a", "site a")])
 def test_depart(folder, said, gone):
-    done = invoke("store", "depart", folder, said)
+    done = invoke("store", "remove-client", folder, said)
     assert done.status == 0, done.errors
-    assert done.output == f"{gone!r} departed after round 2: 2 clients are left\n"
+    assert done.output == f"{gone!r} removed after round 2: 2 clients are left\n"
     with Server.load(folder) as server:
         assert gone not in server.clients
         assert not contradictions(server)
     assert invoke("store", "verify", folder).status == 0
-    assert invoke("store", "depart", folder, "nobody").status == 2
+    assert invoke("store", "remove-client", folder, "nobody").status == 2
 
 
 def test_a_departure_is_taken_back(folder):
-    assert invoke("store", "depart", folder, "7").status == 0
+    assert invoke("store", "remove-client", folder, "7").status == 0
     assert "departure" in invoke("store", "undo", folder).output
     with Server.load(folder) as server:
         assert 7 in server.clients
@@ -155,6 +155,6 @@ def test_a_departure_is_taken_back(folder):
 
 def test_nobody_departs_beside_a_writer(folder):
     with Server.load(folder):
-        done = invoke("store", "depart", folder, "7")
+        done = invoke("store", "remove-client", folder, "7")
     assert done.status == 2
     assert "expected no other writer" in done.errors

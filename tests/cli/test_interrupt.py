@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from fedcore.experiment.records import read_folder
+from fedcore.experiment.results import read_folder
 from fedcore.reports import write_report
 from tests.cli.command import invoke
 
@@ -15,7 +15,7 @@ from tests.cli.command import invoke
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_leaves_usable_records(tmp_path, interruptible, sent):
     folder = tmp_path / "run"
-    command = [sys.executable, "-m", "fedcore", "run", "quickstart", "--rounds", "100000", "--jobs", "2"]
+    command = [sys.executable, "-m", "fedcore", "run", "quickstart", "--rounds", "100000", "--workers", "2"]
     with subprocess.Popen(
         [*command, "--out", str(folder)],
         stdout=subprocess.PIPE,
@@ -61,7 +61,7 @@ def wait_for_the_end_of_group(group, seconds=120):
             time.sleep(0.05)
 
 
-@pytest.mark.parametrize("words", [("run", "quickstart"), ("sweep", "quickstart")], ids=["run", "sweep"])
+@pytest.mark.parametrize("words", [("run", "quickstart"), ("run", "quickstart", "--sweep")], ids=["run", "sweep"])
 @pytest.mark.parametrize("at", ["before the folder", "within it", "before a round"])
 def test_the_advice_is_of_what_is_there(tmp_path, monkeypatch, words, at):
     """Ctrl-C comes before anything was written, or before the first round."""
@@ -71,18 +71,18 @@ def test_the_advice_is_of_what_is_there(tmp_path, monkeypatch, words, at):
         raise KeyboardInterrupt
 
     where = {
-        "before the folder": "fedcore.experiment.jobs.data.find",
+        "before the folder": "fedcore.experiment.runner.data.find",
         "within it": "fedcore.experiment.run_folder.write_config",
-        "before a round": f"fedcore.experiment.{words[0]}.run_jobs",
+        "before a round": "fedcore.experiment.runner.run_jobs",
     }
     monkeypatch.setattr(where[at], interrupted)
-    command = [*words, "--rounds", 1, "--seeds", 1, "--jobs", 0, "--set", "local.epochs=1", "--out", folder]
+    command = [*words, "--rounds", 1, "--seeds", 1, "--workers", 0, "--set", "local.epochs=1", "--out", folder]
     stopped = invoke(*command)
     assert stopped.status == 130
     assert "fedcore report" not in stopped.output
-    assert ("--resume" in stopped.output) == (at == "before a round" and words[0] == "run")
+    assert ("--resume" in stopped.output) == (at == "before a round" and "--sweep" not in words)
     monkeypatch.undo()
-    again = ["run", folder, "--resume", "--jobs", 0] if "--resume" in stopped.output else command
+    again = ["run", folder, "--resume", "--workers", 0] if "--resume" in stopped.output else command
     done = invoke(*again)
     assert done.status == 0, done.errors
 
@@ -93,7 +93,7 @@ def test_a_logger_that_had_no_round_names_no_files(tmp_path, monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedcore.experiment.run.run_jobs", interrupted)
+    monkeypatch.setattr("fedcore.experiment.runner.run_jobs", interrupted)
     stopped = invoke("run", "quickstart", "--out", tmp_path / "run", "--log", "tensorboard")
     assert stopped.status == 130
     assert "logged to" not in stopped.output

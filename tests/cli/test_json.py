@@ -5,11 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Server, Update, build_info
-from fedcore.data import REGISTRY, holdings, partitions
+from fedcore import ClientStore, Server, Storage, Update, build_info
 from fedcore.experiment import presets
-from fedcore.experiment.datasets import load_and_partition
-from fedcore.experiment.presets.loading import load_preset
+from fedcore.experiment.presets import load_and_partition, load_preset
+from fedcore.simulation.data import REGISTRY, holdings, partitions
 from tests.cli.command import invoke
 
 
@@ -24,18 +23,29 @@ def test_list():
     assert [one["name"] for one in listed["presets"]] == presets.names()
     first = listed["presets"][0]
     assert first == {"name": "quickstart", "title": first["title"], "rounds": 100, "seeds": [0, 1, 2, 3, 4]}
-    assert "MimiC" in listed["algorithms"]
+    assert "MimiC" in listed["methods"]
     assert listed["partitions"] == partitions.REGISTRY.names()
 
 
-def test_info():
-    listed = told("info")
+def test_doctor():
+    listed = told("doctor", "core")["build"]
     assert listed | build_info() == listed
     assert (listed["cuda_missing"] is None) == bool(listed["cuda_devices"])
 
 
-def test_data_list():
-    listed = told("data", "list")
+@pytest.mark.parametrize("kind", ["methods", "models", "participation", "rates", "optimizers"])
+def test_list_of_names_with_their_options(kind):
+    (listed,) = told("list", kind).values()
+    assert [one["name"] for one in listed] == told("list")[kind]
+    assert all(one["about"] for one in listed)
+
+
+def test_list_of_presets():
+    assert told("list", "presets") == {"presets": told("list")["presets"]}
+
+
+def test_list_of_a_kind():
+    listed = told("list", "data") | told("list", "partitions")
     assert [one["name"] for one in listed["data"]] == REGISTRY.names()
     deals = {one["name"]: one for one in listed["partitions"]}
     assert deals["dirichlet"]["options"] == {"alpha": {}, "least": {"default": 1}}
@@ -43,8 +53,8 @@ def test_data_list():
     assert (digits["shape"], digits["classes"]) == ([1, 8, 8], 10)
 
 
-def test_data_show(tmp_path):
-    listed = told("data", "show", "quickstart", "--seed", 3, "--out", tmp_path / "who.png")
+def test_show_data(tmp_path):
+    listed = told("show-data", "quickstart", "--seed", 3, "--out", tmp_path / "who.png")
     dataset, parts = load_and_partition(load_preset("quickstart"), 3)
     assert listed["counts"] == holdings(dataset.train_y, parts, 10).tolist()
     assert (listed["data"], listed["seed"]) == ("digits", 3)
@@ -54,7 +64,9 @@ def test_data_show(tmp_path):
 @pytest.fixture
 def folder(tmp_path):
     path = tmp_path / "state"
-    with Server("MIFA", np.zeros(2000, np.float32), 3, lr=0.1, store=f"mmap:{path}", undoable=True) as server:
+    with Server(
+        np.zeros(2000, np.float32), "MIFA", 3, lr=0.1, storage=Storage(path=path, keep_previous=True)
+    ) as server:
         for _ in range(2):
             server.round([Update(0, server.x + 1, 1), Update(2, server.x - 3, 1)])
     return path
@@ -80,7 +92,6 @@ def test_store_verify(folder):
 
 
 def test_every_command_that_lists_can_say_it_in_json():
-
-    lists = [["list"], ["info"], ["doctor"], ["data", "list"], ["data", "show"], ["store", "info"], ["store", "verify"]]
+    lists = [["list"], ["doctor"], ["show-data"], ["store", "info"], ["store", "verify"]]
     for command in lists:
         assert "--json" in invoke(*command, "--help").output, command

@@ -1,4 +1,4 @@
-"""``--log`` of ``fedcore run`` and ``sweep``: what is logged is read back by the loggers' own readers."""
+"""``--log`` of ``fedcore run``: what is logged is read back by the loggers' own readers."""
 
 import io
 from pathlib import Path
@@ -10,15 +10,14 @@ from fedcore.callbacks import Callback
 from fedcore.cli import log
 from fedcore.cli.log import Loggers
 from fedcore.experiment import Event, load_preset
-from fedcore.experiment.jobs import Job
-from fedcore.experiment.records import read_folder
-from fedcore.experiment.trial import trials
-from tests.callbacks import test_callbacks as callbacks
-from tests.callbacks.test_callbacks import due_of_records, in_float32, scalars
-from tests.callbacks.test_progress import line
+from fedcore.experiment.executor import Job
+from fedcore.experiment.results import read_folder
+from fedcore.experiment.schema import trials
+from tests import test_callbacks as callbacks
 from tests.cli.command import invoke
+from tests.test_callbacks import due_of_records, in_float32, line, scalars
 
-SMALL = ["--rounds", "2", "--seeds", "1", "--jobs", "0", "--set", "local.epochs=1", "--set", "algorithms=['MIFA']"]
+SMALL = ["--rounds", "2", "--seeds", "1", "--workers", "0", "--set", "local.epochs=1", "--set", "algorithms=['MIFA']"]
 
 
 class Kept(Callback):
@@ -39,7 +38,7 @@ class Kept(Callback):
 @pytest.fixture
 def kept(monkeypatch):
     loggers = {"tensorboard": Kept(fails=True), "mlflow": Kept()}
-    monkeypatch.setattr(Loggers, "_made", lambda self, kind, where: (loggers[kind], f"look at {kind}"))
+    monkeypatch.setattr(Loggers, "_make", lambda self, kind, where: (loggers[kind], f"look at {kind}"))
     return loggers
 
 
@@ -55,7 +54,7 @@ def test_a_logger_that_fails_is_told_once_and_does_not_stop_the_run(kept, tmp_pa
 
 
 def test_what_was_recorded_is_not_logged_again_and_what_is_added_is(kept, tmp_path):
-    command = ["sweep", "quickstart", *SMALL, "--out", tmp_path / "sweep", "--log", "mlflow"]
+    command = ["run", "quickstart", "--sweep", *SMALL, "--out", tmp_path / "sweep", "--log", "mlflow"]
     first, second = "quickstart/MIFA-seed0", "quickstart/MIFA-seed1"
     for more, due in (
         ([], [(first, 0), (first, 1)]),
@@ -93,7 +92,7 @@ def test_what_is_no_logger_is_refused_before_anything_is_made(kept, tmp_path, as
 
 
 def test_without_its_package_it_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setattr("fedcore.callbacks.tensorboard.find_spec", lambda name: None)
+    monkeypatch.setattr("fedcore.callbacks.find_spec", lambda name: None)
     done = invoke("run", "quickstart", *SMALL, "--out", tmp_path / "run", "--log", "tensorboard")
     assert done.status == 2
     assert "pip install 'fedcore-fl[tensorboard]'" in done.errors
@@ -101,17 +100,16 @@ def test_without_its_package_it_says_what_to_install(monkeypatch, tmp_path):
 
 
 def test_the_help_teaches_it():
-    for command in ("run", "sweep"):
-        text = " ".join(invoke(command, "--help").output.split())
-        assert "--log KIND[=WHERE]" in text
-        assert "tensorboard[=FOLDER]: event files" in text
-        assert "--log tensorboard" in text.partition("options:")[0]
+    text = " ".join(invoke("run", "--help").output.split())
+    assert "--log KIND[=WHERE]" in text
+    assert "tensorboard[=DIR]" in text
+    assert "--log tensorboard" in text
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tensorboard_s_files_of_a_run_of_processes(tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    done = invoke("run", "quickstart", *SMALL, "--jobs", "1", "--out", tmp_path / "run", "--log", "tensorboard")
+    done = invoke("run", "quickstart", *SMALL, "--workers", "1", "--out", tmp_path / "run", "--log", "tensorboard")
     assert f"logged to tensorboard: tensorboard --logdir {tmp_path / 'run' / 'tensorboard'}" in done.output
     (record,) = read_folder(tmp_path / "run")
     found = scalars(tmp_path / "run" / "tensorboard" / "quickstart" / "MIFA-seed0")
@@ -126,7 +124,7 @@ def test_mlflow_s_runs_of_a_sweep(tmp_path):
     from mlflow import MlflowClient
 
     address = f"sqlite:///{tmp_path}/mlflow.db"
-    done = invoke("sweep", "quickstart", *SMALL, "--out", tmp_path / "sweep", "--log", f"mlflow={address}")
+    done = invoke("run", "quickstart", "--sweep", *SMALL, "--out", tmp_path / "sweep", "--log", f"mlflow={address}")
     assert f"logged to mlflow: {address}" in done.output
     client = MlflowClient(address)
     (run,) = client.search_runs([client.get_experiment_by_name("fedcore").experiment_id])

@@ -1,21 +1,27 @@
-"""What ``fedcore run`` and ``sweep`` refuse, and the way out that they say."""
+"""What ``fedcore run`` refuses, and what its errors advise."""
 
 import pytest
 
 from tests.cli.command import invoke
 
-SMALL = ["--rounds", "1", "--seeds", "1", "--jobs", "0", "--set", "local.epochs=1", "--set", "algorithms=['MIFA']"]
+SMALL = ["--rounds", "1", "--seeds", "1", "--workers", "0", "--set", "local.epochs=1", "--set", "algorithms=['MIFA']"]
 
 
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (["run", "nosuch", "--resume"], "nosuch: expected the folder of a run, with config.json in it, found none"),
-        (["run", "quickstart", "--seeds", "-1"], "--seeds: expected at least one seed, got '-1'; the seed 0"),
+        (["run", "nosuch", "--resume"], "nosuch: there is no run in this folder"),
+        (["run", "quickstart", "--seeds", "-1"], "--seeds: expected at least one seed, got '-1'; only seed 0"),
         (["run", "quickstart", "--seeds", "0"], "--seeds: expected at least one seed, got '0'"),
+        (["run", "quickstart", "quickstart", "mine", "--resume"], "--resume: does not go with several PRESETs"),
+        (["run", "quickstart", "--resume", "--sweep"], "--resume: does not go with --sweep"),
+        (["run", "quickstart", "--resume", "--scale", "quick"], "--resume: does not go with --scale"),
+        (["run", "quickstart", "--ray-address", "auto"], "--ray-address: has no effect on the local backend"),
+        (["run", "quickstart", "--gpus-per-worker", "1"], "--gpus-per-worker: has no effect on the local backend"),
+        (["run", "quickstart", "--backend", "ray", "--workers", "0"], "--workers: expected at least 1 on Ray, got 0"),
         (["run", "quickstart", "--set", "rate.lr"], "expected KEY=VALUE, like rate.lr=0.1, got 'rate.lr'"),
-        (["sweep", "quickstart", "--set", "grid=3"], "quickstart: grid: "),
-        (["sweep", "quickstart", "--set", "pictures=3", "--set", "data.name='x'"], "pictures: "),
+        (["run", "quickstart", "--sweep", "--set", "grid=3"], "quickstart: grid: "),
+        (["run", "quickstart", "--sweep", "--set", "pictures=3", "--set", "data.name='x'"], "pictures: "),
     ],
 )
 def test_what_is_refused(command, said, tmp_path, monkeypatch):

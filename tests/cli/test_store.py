@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Server, Update, errors
+from fedcore import ClientStore, Server, Storage, Update, errors
+from fedcore.algorithms import MimiC
 from tests.cli.command import invoke
 from tests.server.forgeries import FORGERIES, forge
 from tests.store.test_format import FORMATS
@@ -55,7 +56,8 @@ def test_verify_says_who_is_damaged(path):
 def test_verify_compares_a_server_s_sums_with_its_rows(tmp_path, method):
     """A fault that no checksum can tell: what was written is what is there, and is wrong."""
     folder = tmp_path / "run"
-    with Server(method, np.zeros(20, np.float32), 4, lr=0.1, store=f"mmap:{folder}", history_rounds=2) as server:
+    algorithm = MimiC(history=2) if method == "MimiC" else method
+    with Server(np.zeros(20, np.float32), algorithm, 4, lr=0.1, storage=folder) as server:
         for round in range(4):
             server.round([Update(i, server.x + 1 + i + round, 1) for i in range(3) if (i + round) % 3])
     assert store("verify", folder).status == 0
@@ -106,13 +108,13 @@ def changed_state(*keys):
 @pytest.mark.parametrize("what", [*FORGED, "row of round 2^62", "total short", "total of integers"])
 def test_info_and_verify_say_what_loading_would(what, tmp_path):
     folder = tmp_path / "run"
-    with Server("MIFA", np.zeros(8, np.float32), 4, lr=0.1, store=f"mmap:{folder}") as server:
+    with Server(np.zeros(8, np.float32), "MIFA", 4, lr=0.1, storage=folder) as server:
         for _ in range(3):
             server.round([Update(i, server.x + 1 + i, 1) for i in range(4)])
     assert "cannot be loaded" not in store("info", folder).output
     forge(folder, **({"head": changed_state(*FORGED[what])} if what in FORGED else FORGERIES[what]))
     with pytest.raises(errors.CheckpointError) as refused:
-        Server.load(folder, medium="ram")
+        Server.load(folder, storage=Storage(medium="ram"))
     result, shown = store("verify", folder), store("info", folder)
     assert "sound" not in result.output
     assert result.status != 0
@@ -140,7 +142,7 @@ def test_info_and_verify_say_what_loading_would(what, tmp_path):
 def test_beside_the_caller_s_own_optimizer_nothing_is_believed(change, tmp_path):
     """The optimizer cannot be made, so nothing can be loaded. The other settings are checked all the same."""
     folder = tmp_path / "run"
-    with Server("MIFA", np.zeros(8, np.float32), 4, lr=0.1, store=f"mmap:{folder}") as server:
+    with Server(np.zeros(8, np.float32), "MIFA", 4, lr=0.1, storage=folder) as server:
         server.round([Update(i, server.x + 1 + i, 1) for i in range(4)])
     forge(folder, head=changed_state("settings", "optimizer", {"was": "\x1b[31mmine", "name": None, "options": {}}))
     assert store("verify", folder).status == 0
@@ -155,7 +157,7 @@ def test_beside_the_caller_s_own_optimizer_nothing_is_believed(change, tmp_path)
 
 def test_what_is_the_caller_s_own_is_no_fault_and_is_told(tmp_path):
     folder = tmp_path / "run"
-    with Server("MIFA", np.zeros(8, np.float32), 4, lr=lambda round: 0.1, store=f"mmap:{folder}") as server:
+    with Server(np.zeros(8, np.float32), "MIFA", 4, lr=lambda round: 0.1, storage=folder) as server:
         server.round([Update(i, server.x + 1 + i, 1) for i in range(4)])
     result = store("verify", folder)
     assert result.status == 0
@@ -180,7 +182,9 @@ def test_compact_makes_the_files_shorter(path):
 
 def kept(tmp_path):
     """The folder of a server of six clients, of which every transaction can be taken back."""
-    made = Server("SCAFFOLD", np.zeros(20, np.float32), 6, lr=0.1, store=f"mmap:{tmp_path / 'run'}", undoable=True)
+    made = Server(
+        np.zeros(20, np.float32), "SCAFFOLD", 6, lr=0.1, storage=Storage(path=tmp_path / "run", keep_previous=True)
+    )
     return made, tmp_path / "run"
 
 
@@ -191,14 +195,14 @@ def a_round(server):
 def several(server):
     for _ in range(3):
         a_round(server)
-    server.arrive("new")
+    server.add_clients("new")
     server.checkpoint()
 
 
 ACTS = {
     "round 2": a_round,
-    "the arrival of 2 clients": lambda server: server.arrive(["new", 77]),
-    "the departure of 1 client": lambda server: server.depart(1),
+    "the arrival of 2 clients": lambda server: server.add_clients(["new", 77]),
+    "the departure of 1 client": lambda server: server.remove_client(1),
     "rounds 2 to 4 and the arrival of 1 client": several,
 }
 
@@ -210,23 +214,23 @@ def test_undo_says_what_it_takes_back(tmp_path, what):
         a_round(server)
         a_round(server)
         before, clients = server.x.copy(), list(server.clients)
-    with Server.load(folder, durability="checkpoint" if ACTS[what] is several else "round") as server:
+    with Server.load(folder, storage=Storage(durability="checkpoint" if ACTS[what] is several else "round")) as server:
         ACTS[what](server)
         last = server.transactions
     lines = [line.strip() for line in store("info", folder).output.splitlines()]
     info = next(line for line in lines if line.startswith("undo"))
     said = rf"{what} \(transaction {last}, commit 4, of round \d\)"
-    assert re.search(rf"takes back {said}: to transaction 2 \(commit 3, of round 1\)$", info)
+    assert re.search(rf"rolls back {said}: to transaction 2 \(commit 3, of round 1\)$", info)
     result = store("undo", folder)
     assert (result.status, result.errors) == (0, "")
-    due = rf"{said} is taken back: the store is as after transaction 2 \(commit 3, of round 1\)\n"
+    due = rf"{said} is rolled back: the store is as after transaction 2 \(commit 3, of round 1\)\n"
     assert re.fullmatch(due, result.output)
-    assert "nothing to take back" in store("info", folder).output
+    assert "nothing to roll back" in store("info", folder).output
     with Server.load(folder) as server:
         assert (server.transactions, server.round_number, list(server.clients)) == (2, 2, clients)
         np.testing.assert_array_equal(server.x, before)
         a_round(server)
-    assert store("undo", folder).output.startswith("round 2 (transaction 3, commit 6, of round 2) is taken back")
+    assert store("undo", folder).output.startswith("round 2 (transaction 3, commit 6, of round 2) is rolled back")
 
 
 def test_undo_of_a_warm_start(tmp_path):
@@ -239,7 +243,7 @@ def test_undo_of_a_warm_start(tmp_path):
 def test_undo_of_a_store_without_a_server_and_of_one_s_making(tmp_path):
     with ClientStore(3, 20, medium="mmap", path=tmp_path / "rows", undoable=True) as rows:
         rows.commit(7)
-    due = "commit 1, of round 7 is taken back: the store is as after commit 0, before any round\n"
+    due = "commit 1, of round 7 is rolled back: the store is as after commit 0, before any round\n"
     assert store("undo", tmp_path / "rows").output == due
     server, folder = kept(tmp_path)
     server.close()
@@ -263,7 +267,7 @@ def test_where_there_is_nothing_to_take_back_undo_changes_nothing(path, tmp_path
     before = store("info", folder).output
     result = store("undo", folder)
     assert (result.status, result.output) == (2, "")
-    assert f"{folder}: expected a last transaction that can be taken back, got none" in result.errors
+    assert f"{folder}: there is no transaction to roll back" in result.errors
     assert store("info", folder).output == before
 
 

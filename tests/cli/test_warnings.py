@@ -10,7 +10,7 @@ import warnings
 
 warnings.warn("this package is deprecated", FutureWarning, stacklevel=2)
 """
-RUN = ["run", "quickstart", "--rounds", "1", "--seeds", "1", "--jobs", "1", "--set", "algorithms=['FedAvg']"]
+RUN = ["run", "quickstart", "--rounds", "1", "--seeds", "1", "--workers", "1", "--set", "algorithms=['FedAvg']"]
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcore import cluster
-from fedcore.cluster.on_ray import OnRay
+from fedcore import Compute, Server, Storage, cluster
+from fedcore.cluster import OnRay
 from fedcore.errors import ClusterError
-from tests.cluster.killed import N, change, n, noting, told
+from tests.cluster.killed import N, change, n, noting, remembering, told
 
 CHANCE, LATE = 0.5, 0.02
 """Of a kill while something is changed; and how long after the usual end of that it may come, in seconds."""
@@ -44,7 +44,7 @@ def sliced(opened, client, y, steps):
 
     slices = [y[span.start : span.stop] for span in opened._ranges]
     digests = [cluster.digest_of(one) for one in slices]
-    opened.add_slices(client, list(map(ray.put, slices)), steps=steps, digests=digests)
+    opened.add(client, cluster.Slices(list(map(ray.put, slices)), digests), steps=steps)
 
 
 class Deaths:
@@ -86,11 +86,16 @@ def folders_of(home):
 def opened(folder, method, placement):
     """The server of a folder, or a new one where nobody has come so far as to write the manifest."""
     if (Path(folder) / "cluster.json").exists():
-        return cluster.Server.load(folder, folders=folders_of(folder), placement=placement)
+        return Server.load(folder, storage=Storage(folders=folders_of(folder)), compute=Compute(executor=placement))
     home = Path(f"{folder}-{os.getpid()}")  # what a coordinator leaves that is killed before is nobody's
     zeros, folders = np.zeros(n, np.float32), [home / "disk0", home / "disk1"]
-    return cluster.Server(
-        method, zeros, N, lr=0.1, history_rounds=2, shards=2, path=folder, folders=folders, placement=placement
+    return Server(
+        zeros,
+        remembering(method),
+        N,
+        lr=0.1,
+        storage=Storage(path=folder, folders=folders),
+        compute=Compute(shards=2, executor=placement),
     )
 
 

@@ -16,14 +16,19 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcore import Server, cluster, set_threads
+from fedcore import Compute, Server, algorithms, cluster, set_threads
 from fedcore.cluster import coordinator
 from fedcore.errors import ClusterError
-from tests.cluster.pairs import Ones, cohort
+from tests.cluster.pairs import cohort
 from tests.cluster.processes import Processes
 from tests.kills import die_at, kill
 
 K, N, n = 3, 6, 16_384 * 2 + 100
+
+
+def remembering(method):
+    """The algorithm; a short history in MimiC."""
+    return algorithms.named(method, **({"history": 2} if method == "MimiC" else {}))
 
 
 def told(server):
@@ -45,9 +50,9 @@ def change(server, add=None):
     add = add or (lambda opened, client, y, steps: opened.add(client, y, steps=steps))
     t = server.transactions
     if due(t) == "arrive":
-        return server.arrive([f"client {t}", f"neighbour {t}"])
+        return server.add_clients([f"client {t}", f"neighbour {t}"])
     if due(t) == "depart":
-        return server.depart(f"client {t - 2}")
+        return server.remove_client(f"client {t - 2}")
     ids = cohort(server, t)
     with server.open_round() as opened:
         for i, client in enumerate(ids):
@@ -60,7 +65,7 @@ class Straight:
     """The run that nobody kills, as far as it has been asked for."""
 
     def __init__(self, method):
-        self._server = Ones(Server(method, np.zeros(n, np.float32), N, lr=0.1, history_rounds=2))
+        self._server = Server(np.zeros(n, np.float32), remembering(method), N, lr=0.1)
         self._told = [told(self._server)]
 
     def after(self, t):
@@ -122,7 +127,7 @@ def forked(work):
 
 def one(folder, kind, who, call, after):
     """A transaction in which somebody dies, in this process."""
-    armed, group, heard = [False], os.getpid(), [0]
+    armed, group, accepted = [False], os.getpid(), [0]
     noting(f"{folder}-notes")
     if kind == "cut anew":
         die_at(call, after=after)
@@ -140,14 +145,14 @@ def one(folder, kind, who, call, after):
 
     def hear():
         if armed[0] and kind == "coordinator":
-            heard[0] += 1
-            if heard[0] == call:
+            accepted[0] += 1
+            if accepted[0] == call:
                 if not after:
                     time.sleep(0.02)  # the shards have done what they were told
                 kill()
 
     processes = Processes(prepare, hear)
-    server = cluster.Server.load(folder, placement=processes)
+    server = Server.load(folder, compute=Compute(executor=processes))
     processes.arm()
     armed[0] = True
     before = server.transactions
@@ -174,7 +179,7 @@ def recovered(folder, chance):
 
         def stopped(call=call, after=after):
             die_at(call, after=after)
-            cluster.Server.load(folder).close()
+            Server.load(folder).close()
 
         if chance.random() < 0.7 or forked(stopped) == 0:
             break
@@ -183,7 +188,7 @@ def recovered(folder, chance):
 
 def go_on(folder, what):
     """Have a cluster go on until that kind of transaction is due; the number of those before it."""
-    with cluster.Server.load(folder) as server:
+    with Server.load(folder) as server:
         while what is not None and due(server.transactions) != what:
             change(server)
         return server.transactions
@@ -191,7 +196,7 @@ def go_on(folder, what):
 
 def whole(folder):
     """The transaction at which all shards of a cluster are, undamaged."""
-    with cluster.Server.load(folder) as server:
+    with Server.load(folder) as server:
         assert server.verify() == [], server.verify()
         assert told(server) == STRAIGHT.after(server.transactions), server
         return server.transactions
@@ -202,7 +207,7 @@ def main(folder, method, stride):
     folder = f"{folder}/{method}"
     noting(f"{folder}-notes")
     zeros = np.zeros(n, np.float32)
-    cluster.Server(method, zeros, N, lr=0.1, history_rounds=2, shards=K, path=folder).close()
+    Server(zeros, remembering(method), N, lr=0.1, storage=folder, compute=Compute(shards=K)).close()
     seen, chance = Counter(), random.Random(1)
     for number, scenario in enumerate(scenarios()):
         if number % stride:

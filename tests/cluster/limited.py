@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcore import Server, cluster, set_threads
+from fedcore import Compute, Server, set_threads
 from tests.cluster.processes import Processes
 
 CLIENTS, n = 4, 2**22
@@ -32,15 +32,15 @@ def digest(server):
         for client in range(CLIENTS):
             y = np.random.default_rng(client).normal(size=n).astype(np.float32)
             opened.add(client, y, steps=1 + client)
-    assert not opened.report.refused, opened.report
+    assert not opened.report.rejected, opened.report
     return hashlib.sha256(server.x.tobytes()).hexdigest()
 
 
 def in_shards(shards):
     """The model after a round in so many processes that are limited, or what went wrong."""
-    options = dict(lr=0.1, fold=1, shards=shards, placement=Processes(begin=limit))
+    compute = Compute(batch_size=1, shards=shards, executor=Processes(begin=limit))
     try:
-        with cluster.Server("MIFA", ZEROS, CLIENTS, **options) as server:
+        with Server(ZEROS, "MIFA", CLIENTS, lr=0.1, compute=compute) as server:
             return digest(server)
     except MemoryError as error:
         return f"MemoryError: {error}"
@@ -48,4 +48,4 @@ def in_shards(shards):
 
 if __name__ == "__main__":
     set_threads(1)
-    print(in_shards(1), in_shards(2), digest(Server("MIFA", ZEROS, CLIENTS, lr=0.1)), sep="\n")
+    print(in_shards(1), in_shards(2), digest(Server(ZEROS, "MIFA", CLIENTS, lr=0.1)), sep="\n")

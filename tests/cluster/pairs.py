@@ -5,41 +5,29 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedcore import ClientStore, Server, algorithms, cluster, rates
+from fedcore import Server, algorithms
+from fedcore.algorithms import rates
+from fedcore.cluster import LocalThreads
 from fedcore.errors import FedcoreError
+from tests.kit import flat
 from tests.server.rounds import METHODS
 
 N, n = 6, 16_384 * 7 + 1_000
+SIZES = {client: client + 1 for client in range(N)}
 
 
-class Ones:
-    """The plain server, with the face of a cluster's where they differ."""
-
-    def __init__(self, server):
-        self.server = server
-
-    def __getattr__(self, name):
-        return getattr(self.server, name)
-
-    def row(self, client):
-        return self.server.store.read(client)
-
-    def total(self):
-        total = self.server._state.snapshot.total
-        return None if total is None else np.array(total)
-
-
-def made(method, x0, clients=N, *, shards=None, codec="f32", path=None, **options):
-    """A server of a method by its name in ``METHODS``: in shards, or None for the plain one."""
+def algorithm_of(method):
+    """The algorithm of a name in ``METHODS``."""
     arguments = dict(METHODS[method])
-    if "history_rounds" in arguments:
-        options = {"history_rounds": arguments.pop("history_rounds")} | options
-    algorithm = algorithms.named(arguments.pop("name", method), **arguments)
-    options = dict(lr=rates.Exponential(0.1, 0.9)) | options
+    return algorithms.named(arguments.pop("name", method), **arguments)
+
+
+def made(method, x0, clients=N, *, shards=None, executor=None, path=None, folders=None, **options):
+    """A server of a method by its name in ``METHODS``: in shards, or, without a number, of one piece."""
+    options = dict(lr=rates.Exponential(0.1, 0.9), path=path, folders=folders) | options
     if shards is not None:
-        return cluster.Server(algorithm, x0, clients, shards=shards, codec=codec, path=path, **options)
-    p = cluster.ranges.Layout.of(x0).n_parameters
-    return Ones(Server(algorithm, x0, store=ClientStore(clients, p, codec=codec), **options))
+        options |= dict(shards=shards, executor=executor or LocalThreads())
+    return Server(x0, algorithm_of(method), clients, **flat(**options))
 
 
 def same(one, many, clients=None, *, opened_again=False):
@@ -64,8 +52,8 @@ def same(one, many, clients=None, *, opened_again=False):
 
 def told(report):
     """A report, but how long it took, and in which tensor a number is not finite: shards do not tell."""
-    refused = tuple((client, reason.partition(", in ")[0]) for client, reason in report.refused)
-    fields = vars(replace(report, seconds=0.0, refused=refused))
+    rejected = tuple((client, reason.partition(", in ")[0]) for client, reason in report.rejected)
+    fields = vars(replace(report, seconds=0.0, rejected=rejected))
     return {name: value.tobytes() if isinstance(value, np.ndarray) else value for name, value in fields.items()}
 
 
@@ -120,7 +108,7 @@ def one_round(server, change=lambda t, i, update: update, **options):
                 y -= np.float32(0.1) * broadcast.x_prev
             control = rng.normal(size=server.layout.n_parameters).astype(np.float32) if broadcast.second else None
             steps = min(1 + i % 3, server.algorithm.most_steps or 3)
-            said = dict(client=client, model=y, steps=steps, examples=i + 1, control=control)
+            said = dict(client=client, value=y, steps=steps, examples=i + 1, control=control)
             opened.add(**change(t, i, said))
     return opened.report
 

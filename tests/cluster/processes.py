@@ -9,17 +9,17 @@ from fedcore.cluster.placement import Lost
 from fedcore.cluster.shard import Shard
 
 
-def serve(place, pipe, others, begin, prepare):
+def serve(info, pipe, others, begin, prepare):
     """A shard's process: it does as it is told until nobody tells it anything."""
     begin()
     for other in others:
         other.close()  # else the coordinator's death is heard by nobody
-    shard = Shard(place)
+    shard = Shard(info)
     while True:
         try:
             said, *arguments = pipe.recv()
             if said == "arm":
-                prepare(place.shard)
+                prepare(info.shard)
                 continue
             getattr(shard, said)(*arguments)
             pipe.send(shard.wait())
@@ -36,21 +36,19 @@ class Processes:
         hear: is told of every message to a shard.
     """
 
-    keeps, refers = True, False
+    copies, has_references = True, False
 
     def __init__(self, prepare=None, hear=lambda: None, begin=lambda: None):
         self._begin, self._prepare, self._hear, self._shards = begin, prepare, hear, []
         self.waiting = set()
 
-    def make(self, places):
+    def make(self, shards):
         self.drop()
         context = get_context("fork")
-        for place in places:
+        for info in shards:
             here, there = context.Pipe()
             others = [pipe for _, pipe in self._shards] + [here]
-            process = context.Process(
-                target=serve, args=(place, there, others, self._begin, self._prepare), daemon=True
-            )
+            process = context.Process(target=serve, args=(info, there, others, self._begin, self._prepare), daemon=True)
             process.start()
             there.close()
             self._shards.append((process, here))

@@ -1,33 +1,25 @@
 """``fedcore store`` on a cluster's manifest."""
 
-import contextlib
-import io
 import json
 import shutil
 
 import numpy as np
-import pytest
 
-from fedcore.cli import store
-from fedcore.cluster.ranges import BLOCK
+from fedcore.cluster.manifest import BLOCK
+from tests.cli.command import invoke
 from tests.cluster.pairs import made, n, one_round
 
 X0 = np.zeros(n, np.float32)
 
 
-def printed(act, *arguments):
-    text = io.StringIO()
-    with contextlib.redirect_stdout(text):
-        act(*arguments)
-    return text.getvalue()
-
-
 def said(command, path):
-    return printed(command, path, False)
+    done = invoke("store", command, path)
+    assert done.status == 0, done
+    return done.output
 
 
 def as_json(command, path):
-    return json.loads(printed(command, path, True))
+    return json.loads(invoke("store", command, path, "--json").output)
 
 
 def test_info_and_verify(tmp_path):
@@ -35,16 +27,16 @@ def test_info_and_verify(tmp_path):
         one_round(server)
         shutil.copytree(tmp_path / "run" / "shard-1", tmp_path / "before")
         one_round(server)
-    told = said(store.info, tmp_path / "run" / "cluster.json")
+    told = said("info", tmp_path / "run" / "cluster.json")
     assert "shard 1" in told
     assert "transaction 2" in told
-    shards = as_json(store.info, tmp_path / "run")["shards"]
+    shards = as_json("info", tmp_path / "run")["shards"]
     assert [(one["range"]["start"], one["transactions"]["last"]) for one in shards] == [(0, 2), (4 * BLOCK, 2)]
-    assert "sound: 2 shards at transaction 2" in said(store.verify, tmp_path / "run")
+    assert "sound: 2 shards at transaction 2" in said("verify", tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "shard-1")
     shutil.copytree(tmp_path / "before", tmp_path / "run" / "shard-1")
-    assert "; 1 more than that" in said(store.verify, tmp_path / "run")
-    found = as_json(store.verify, tmp_path / "run")
+    assert "; 1 ahead of it" in said("verify", tmp_path / "run")
+    found = as_json("verify", tmp_path / "run")
     assert (found["sound"], found["transaction"], found["shards"]) == (True, 1, [2, 1])
 
 
@@ -55,5 +47,6 @@ def test_damage_is_told(tmp_path):
     content = bytearray(rows.read_bytes())
     content[len(content) // 2] ^= 1
     rows.write_bytes(content)
-    with pytest.raises(SystemExit):
-        said(store.verify, tmp_path / "run")
+    done = invoke("store", "verify", tmp_path / "run")
+    assert done.status == 1
+    assert "shard 0" in done.output

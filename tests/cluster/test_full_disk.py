@@ -9,9 +9,9 @@ import threading
 import numpy as np
 import pytest
 
-from fedcore import cluster
+from fedcore import Server
 from fedcore.errors import StoreError
-from fedcore.store.files import system_calls
+from fedcore.store.files import disk as system_calls
 from tests.cluster.pairs import made, n, one_round, same
 from tests.kills import WRITING
 
@@ -47,12 +47,12 @@ def no_space(name):
 
 
 def arrive(server, number):
-    server.arrive([f"late {number}", f"later {number}"])
+    server.add_clients([f"late {number}", f"later {number}"])
 
 
 def depart(server, number):
-    server.arrive([f"late {number}"])
-    return lambda: server.depart(f"late {number}")
+    server.add_clients([f"late {number}"])
+    return lambda: server.remove_client(f"late {number}")
 
 
 ACTS = {
@@ -64,11 +64,11 @@ ACTS = {
 
 @pytest.mark.parametrize(("what", "shard"), [("round", 0), ("round", 1), ("arrive", 1), ("depart", 0)])
 def test_a_change_at_each_call(tmp_path, monkeypatch, what, shard):
-    options = {"max_steps_ratio": 10}  # one more vector to write
+    options = {"cap_steps": 10}  # one more vector to write
     one, many = made("MIFA", X0, **options), made("MIFA", X0, shards=2, path=tmp_path / "run", **options)
     for server in (one, many):
         one_round(server)
-    refused = set()
+    rejected = set()
     for call in itertools.count(1):
         here, there = (ACTS[what](server, call) for server in (one, many))
         with monkeypatch.context() as patched:
@@ -76,7 +76,7 @@ def test_a_change_at_each_call(tmp_path, monkeypatch, what, shard):
             try:
                 there()
             except StoreError:
-                refused.add(disk.failed)
+                rejected.add(disk.failed)
                 patched.undo()
                 same(one, many, opened_again=True)
                 there()
@@ -84,14 +84,14 @@ def test_a_change_at_each_call(tmp_path, monkeypatch, what, shard):
         same(one, many, opened_again=True)
         if disk.failed is None:
             break
-    assert refused >= {"write", "sync", "commit"} if what == "round" else "commit" in refused
+    assert rejected >= {"write", "sync", "commit"} if what == "round" else "commit" in rejected
     assert many.verify() == []
     many.close()
 
 
 def test_a_copy_at_each_call(tmp_path, monkeypatch):
     """The older one stays until the new one is whole, and what could not be finished goes with the next."""
-    copy, refused = tmp_path / "copy", set()
+    copy, rejected = tmp_path / "copy", set()
     with made("MIFA", X0, shards=2, path=tmp_path / "run") as server:
         server.save(copy)
         older = server.round_number
@@ -103,12 +103,12 @@ def test_a_copy_at_each_call(tmp_path, monkeypatch):
                     server.save(copy)
                     older = server.round_number
                 except StoreError:
-                    refused.add(disk.failed)
-            with cluster.Server.load(copy) as found:
+                    rejected.add(disk.failed)
+            with Server.load(copy) as found:
                 assert found.round_number == older
                 assert found.verify() == []
             if disk.failed is None:
                 break
         assert server.verify() == []
     assert len(list(copy.iterdir())) == 3
-    assert refused >= {"resize", "write", "sync", "rename"}
+    assert rejected >= {"resize", "write", "sync", "rename"}

@@ -10,8 +10,8 @@ import numpy as np
 import psutil
 import pytest
 
-from fedcore import cluster
-from fedcore.cluster.shard import Place
+from fedcore import Server
+from fedcore.cluster.manifest import ShardInfo
 from fedcore.errors import ClusterError
 from tests.cluster.pairs import both, made, n, one_round, same
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("interruptible")
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Signals wait for a shorter time than usual."""
-    monkeypatch.setattr("fedcore.cluster.exchange.HELD", 0.1)
+    monkeypatch.setattr("fedcore.cluster.coordinator.HELD", 0.1)
     monkeypatch.setattr("fedcore.cluster.coordinator.GRACE", 0.3)
     monkeypatch.setattr("fedcore.cluster.placement.ENDING", 0.1)
 
@@ -45,7 +45,7 @@ class Gate:
 
 
 def shard_of(server):
-    return server._coordinator.placement._shards[0]
+    return server._backend.coordinator.placement._shards[0]
 
 
 def hang(monkeypatch, owner, name, gate):
@@ -90,12 +90,12 @@ def test_an_interrupt_leaves_a_thread_that_hangs(tmp_path, monkeypatch, in_memor
     assert not gate.was_guarded
     assert many.round_number == 1
     if not in_memory:
-        with pytest.raises(ClusterError, match="end this process"):
+        with pytest.raises(ClusterError, match="process"):
             one_round(many)
     gate.open()
     if not in_memory:
         many.close()
-        many = cluster.Server.load(path)
+        many = Server.load(path)
     both(one, many, one_round)
     same(one, many, opened_again=not in_memory)
     many.close()
@@ -110,7 +110,7 @@ def test_a_commit_that_hangs_is_left_at_the_second_interrupt(tmp_path, monkeypat
     assert len(sent) == 2
     gate.open()
     many.close()
-    with cluster.Server.load(tmp_path / "run") as many:
+    with Server.load(tmp_path / "run") as many:
         if many.round_number == 0:
             one_round(many)
         one_round(one)
@@ -165,7 +165,7 @@ def test_a_handler_uses_a_server_of_which_a_shard_hangs(monkeypatch, within):
 
 
 def test_the_log_names_a_shard_that_hangs(monkeypatch, caplog):
-    monkeypatch.setattr("fedcore.cluster.exchange.LATE", 0.1)
+    monkeypatch.setattr("fedcore.cluster.coordinator.LATE", 0.1)
     gate, many = Gate(), made("MIFA", X0, shards=2)
     hang(monkeypatch, shard_of(many), "vector", gate)
     opener = threading.Timer(1.0, gate.open)
@@ -176,7 +176,7 @@ def test_the_log_names_a_shard_that_hangs(monkeypatch, caplog):
 
 
 def on_ray(**limits):
-    from fedcore.cluster.on_ray import OnRay
+    from fedcore.cluster import OnRay
 
     return OnRay(cpus=0.25, **limits)
 
@@ -229,7 +229,7 @@ class Stopped:
 
 def test_an_interrupt_ends_a_process_that_hangs(ray_session, tmp_path):
     with on_ray() as there:
-        one, many = made("MIFA", X0), made("MIFA", X0, shards=2, path=tmp_path / "run", placement=there)
+        one, many = made("MIFA", X0), made("MIFA", X0, shards=2, path=tmp_path / "run", executor=there)
         opened, stopped = many.open_round(), Stopped(there)
         opened.add(0, X0, steps=1)
         stopped.stop()
@@ -245,7 +245,7 @@ def test_an_interrupt_ends_a_process_that_hangs(ray_session, tmp_path):
 def test_a_second_interrupt_ends_a_process_that_hangs_behind_its_commit(ray_session, tmp_path):
     """The shards' folders then say that the round happened."""
     with on_ray() as there:
-        one, many = made("MIFA", X0), made("MIFA", X0, shards=2, path=tmp_path / "run", placement=there)
+        one, many = made("MIFA", X0), made("MIFA", X0, shards=2, path=tmp_path / "run", executor=there)
         stopped = Stopped(there)
         stopped.stop_behind_commit()
         with signals(signal.SIGINT, 2, stopped.reached) as sent, pytest.raises(KeyboardInterrupt):
@@ -259,7 +259,7 @@ def test_a_second_interrupt_ends_a_process_that_hangs_behind_its_commit(ray_sess
 
 
 def test_the_start_has_a_limit_of_its_own(ray_session):
-    place = Place("a cluster", 0, 1, 0, False, None)
+    place = ShardInfo("a cluster", 0, 1, 0, False, None)
     with on_ray(seconds=0.01) as there:
         there.make([place])
         assert not there.waiting

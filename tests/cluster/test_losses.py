@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedcore.cluster.placement import Lost
-from fedcore.cluster.strand import Returned
+from fedcore.cluster.shard import Returned
 from fedcore.errors import ClusterError, RoundError
 from tests.cluster.pairs import both, made, n, one_round, same
 from tests.cluster.processes import Processes
@@ -50,22 +50,22 @@ class Deaf(Processes):
 def test_while_a_server_is_made(tmp_path):
     there = Losing()
     there.before = "make"
-    with pytest.raises(ClusterError, match="expected an answer of every shard"):
-        made("MIFA", X0, shards=2, path=tmp_path / "run", placement=there)
+    with pytest.raises(ClusterError, match=r"\[1\]"):
+        made("MIFA", X0, shards=2, path=tmp_path / "run", executor=there)
     assert not (tmp_path / "run" / "cluster.json").exists()
     assert os.listdir(tmp_path / "run") in ([], ["shard-1"])  # whose process cannot delete it any more
 
 
 def test_while_a_round_is_open_and_something_else_is_asked(tmp_path):
     there = Losing()
-    one, many = made("MIFA", X0), made("MIFA", X0, shards=2, path=tmp_path / "run", placement=there)
+    one, many = made("MIFA", X0), made("MIFA", X0, shards=2, path=tmp_path / "run", executor=there)
     both(one, many, one_round)
     opened = many.open_round()
     opened.add(0, X0, steps=1)
     there.before = "vector"
-    with pytest.raises(ClusterError, match="may be done again"):
+    with pytest.raises(ClusterError, match="again"):
         _ = many.x
-    with pytest.raises(ClusterError, match=r"round: .* may be begun again"):
+    with pytest.raises(ClusterError, match=r"^round\b"):
         opened.finish()
     assert not opened.is_open
     with pytest.raises(RoundError):
@@ -77,10 +77,10 @@ def test_while_a_round_is_open_and_something_else_is_asked(tmp_path):
 
 def test_what_happened_is_not_said_to_be_done_again(tmp_path):
     there = Deaf()
-    with made("FedAvg", X0, shards=2, path=tmp_path / "run", placement=there) as many:
+    with made("FedAvg", X0, shards=2, path=tmp_path / "run", executor=there) as many:
         opened = many.open_round()
         opened.add(0, X0 * np.float32(0.5), steps=1)
-        with pytest.raises(ClusterError, match="it happened, and all shards are together again") as raised:
+        with pytest.raises(ClusterError, match="it happened") as raised:
             opened.finish()
         assert "done again" not in str(raised.value)
         assert many.round_number == 1

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore import cluster
+from fedcore import Compute, Server
+from fedcore.cluster import LocalThreads
 from fedcore.errors import RangeError
-from tests.clients.peaks import peak_of
 from tests.server.test_population import MORE
+from tests.store.peaks import peak_of
 
 PROGRAM = Path(__file__).with_name("limited.py")
 
@@ -31,16 +32,17 @@ class Many:
     """A cluster's server of so many clients with ids; and changes, each of another client."""
 
     def __init__(self, clients, path):
+        threads = Compute(executor=LocalThreads())
         ids = [f"client {i}" for i in range(clients)]
-        self.server = cluster.Server("MIFA", np.zeros(4, np.float32), ids, lr=0.1, shards=1, path=path)
+        self.server = Server(np.zeros(4, np.float32), "MIFA", ids, lr=0.1, storage=path, compute=threads)
         self.ids, self.numbers = iter(ids), count()
         assert len(self.server.clients) == clients
 
     def arrive(self):
-        self.server.arrive(f"new {next(self.numbers)}")
+        self.server.add_clients(f"new {next(self.numbers)}")
 
     def depart(self):
-        self.server.depart(next(self.ids))
+        self.server.remove_client(next(self.ids))
 
     def newcomer(self):
         name = f"newcomer {next(self.numbers)}"
@@ -49,7 +51,7 @@ class Many:
 
     def refused(self):
         with pytest.raises(RangeError):
-            self.server.arrive("client 999")
+            self.server.add_clients("client 999")
 
 
 @pytest.mark.parametrize("kind", ["memory", "files"])

@@ -7,9 +7,9 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from fedcore import cluster
+from fedcore import Compute, Server, Storage
 from tests.cluster import killed
-from tests.cluster.killed import Straight, change, told
+from tests.cluster.killed import Straight, change, remembering, told
 from tests.store.recording import Recorder, put
 
 K, ROUNDS, DISKS = 2, 4, 8
@@ -29,8 +29,8 @@ def test_whatever_a_loss_of_power_leaves(tmp_path, monkeypatch, method, pairs, m
     """
     run, left, straight = tmp_path / "run", tmp_path / "left", Straight(method)
     zeros = np.zeros(killed.n, np.float32)
-    cluster.Server(method, zeros, killed.N, lr=0.1, history_rounds=2, shards=K, path=run).close()
-    server = cluster.Server.load(run)
+    Server(zeros, remembering(method), killed.N, lr=0.1, storage=run, compute=Compute(shards=K)).close()
+    server = Server.load(run)
     recorders = [Recorder(run / f"shard-{k}", monkeypatch) for k in range(K)]
     for t in range(ROUNDS):
         for recorder in recorders:
@@ -50,7 +50,7 @@ def test_whatever_a_loss_of_power_leaves(tmp_path, monkeypatch, method, pairs, m
             for k, (files, _) in enumerate(chosen):
                 put(files, left / f"shard-{k}")
             committed = [at for _, at in chosen]
-            with cluster.Server.load(left, durability="none") as server:
+            with Server.load(left, storage=Storage(durability="none")) as server:
                 assert server.transactions == min(committed)
                 assert server.verify() == []
                 assert told(server) == straight.after(server.transactions)

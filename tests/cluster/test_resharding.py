@@ -8,14 +8,14 @@ import shutil
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Server, cluster, optimizers
-from fedcore.cli import cluster_store
+from fedcore import ClientStore, Server, Storage, cluster
+from fedcore.algorithms import optimizers
 from fedcore.cluster import manifest
-from fedcore.cluster.intent import INTENT
-from fedcore.cluster.ranges import BLOCK
+from fedcore.cluster.manifest import BLOCK, INTENT
 from fedcore.errors import ArrayError, CheckpointError, CorruptionError, LockedError, RangeError, StoreError
-from fedcore.store.files import system_calls
-from tests.cluster.pairs import METHODS, N, alike, made, n, one_round, same
+from fedcore.store.files import disk as system_calls
+from tests.cli.command import invoke
+from tests.cluster.pairs import METHODS, SIZES, alike, made, n, one_round, same
 from tests.cluster.test_same_bits import batch_norm
 
 X0 = np.linspace(-1, 1, n, dtype=np.float32)
@@ -32,8 +32,8 @@ def cut_between(one, many, run, to, rounds=2):
         alike(one_round(one), one_round(many))
     many.close()
     cluster.reshard(run, to)
-    many = cluster.Server.load(run)
-    assert len(many.ranges) == to
+    many = Server.load(run)
+    assert len(many._backend.ranges) == to
     assert many.verify() == []
     same(one, many, opened_again=True)
     for _ in range(rounds):
@@ -45,7 +45,7 @@ def cut_between(one, many, run, to, rounds=2):
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method(run, method):
     place = sorted(METHODS).index(method)
-    options = dict(client_sizes=range(1, N + 1), diagnostics=True, codec=("f32", "bf16", "int8")[place % 3])
+    options = dict(clients=SIZES, diagnostics=True, codec=("f32", "bf16", "int8")[place % 3])
     since, to = ((1, 3), (2, 7), (3, 2), (7, 1))[place % 4]
     cut_between(made(method, X0, **options), made(method, X0, shards=since, path=run, **options), run, to).close()
 
@@ -53,10 +53,10 @@ def test_every_method(run, method):
 @pytest.mark.parametrize(
     "options",
     [
-        dict(accumulate="exact"),
+        dict(accumulator="exact"),
         dict(optimizer=optimizers.Yogi(), server_lr=0.5),
-        dict(late_rounds=2),
-        dict(max_norm_ratio=3.0, max_examples_ratio=2.0),
+        dict(max_staleness=2),
+        dict(reject_long=3.0, cap_examples=2.0),
     ],
 )
 def test_every_kind_of_vector(run, options):
@@ -77,18 +77,18 @@ def test_buffers_and_counters(run):
 
 
 def test_clients_that_came_and_went(run):
-    options = dict(client_sizes=range(1, N + 1))
+    options = dict(clients=SIZES)
     one, many = made("MIFA", X0, **options), made("MIFA", X0, shards=2, path=run, **options)
     for server in (one, many):
         one_round(server)
-        server.arrive(["anna", 7], client_sizes=[5, 6])
+        server.add_clients({"anna": 5, 7: 6})
         one_round(server)
-        server.depart(2)
-        server.resize({0: 9})
+        server.remove_client(2)
+        server.update_clients({0: 9})
     many = cut_between(one, many, run, 3)
     for server in (one, many):
-        server.arrive(2, client_sizes=3)
-        server.depart("anna")
+        server.add_clients({2: 3})
+        server.remove_client("anna")
     same(one, many, opened_again=True)
     many.close()
 
@@ -101,7 +101,7 @@ def test_a_server_becomes_a_cluster(tmp_path, run, method):
     one.save(tmp_path / "state")
     cluster.reshard(tmp_path / "state", 3, to=run)
     Server.load(tmp_path / "state").close()
-    with cluster.Server.load(run) as many:
+    with Server.load(run) as many:
         same(one, many, opened_again=True)
         for _ in range(3):
             alike(one_round(one), one_round(many))
@@ -117,14 +117,14 @@ def test_a_copy_elsewhere(tmp_path, run):
     many.close()
     cluster.reshard(run, 2, to=tmp_path / "new", folders=folders)
     for place, shards, named in ((run, 3, None), (tmp_path / "new", 2, folders)):
-        with cluster.Server.load(place, folders=named) as found:
-            assert len(found.ranges) == shards
+        with Server.load(place, storage=Storage(folders=named)) as found:
+            assert len(found._backend.ranges) == shards
             same(one, found, opened_again=True)
-    with pytest.raises(StoreError, match="pass folders="):
+    with pytest.raises(StoreError, match="folders="):
         cluster.reshard(tmp_path / "new", 3)
     cluster.reshard(tmp_path / "new", 3, current_folders=folders)
     assert not any(folder.exists() for folder in folders)
-    with cluster.Server.load(tmp_path / "new") as found:
+    with Server.load(tmp_path / "new") as found:
         same(one, found, opened_again=True)
     cluster.reshard(tmp_path / "new", 2, folders=folders)
     assert all((folder / "index.sqlite").is_file() for folder in folders)
@@ -140,7 +140,7 @@ def test_a_shard_ahead_takes_its_transaction_back(run, tmp_path):
     shutil.rmtree(run / "shard-1")
     shutil.copytree(tmp_path / "before", run / "shard-1")
     cluster.reshard(run, 3)
-    with cluster.Server.load(run) as many:
+    with Server.load(run) as many:
         same(one, many, opened_again=True)
 
 
@@ -173,8 +173,8 @@ def test_a_copy_that_is_cut_deletes_nothing_of_the_original(run, tmp_path):
     (tmp_path / "copy" / INTENT).write_text(json.dumps({"home": str(run), "made": parts, "going": None}))
     cluster.reshard(tmp_path / "copy", 3)
     for folder, shards, named in ((run, 2, elsewhere), (tmp_path / "copy", 3, None)):
-        with cluster.Server.load(folder, folders=named) as many:
-            assert len(many.ranges) == shards
+        with Server.load(folder, storage=Storage(folders=named)) as many:
+            assert len(many._backend.ranges) == shards
             assert many.verify() == []
 
 
@@ -187,7 +187,7 @@ def test_another_cluster_in_the_place_of_what_was_left_over_stays(run, tmp_path)
     made("MIFA", X0, shards=1, path=tmp_path / "other", folders=[place]).close()
     cluster.reshard(run, 1)
     assert not (run / INTENT).exists()
-    with cluster.Server.load(tmp_path / "other", folders=[place]) as other:
+    with Server.load(tmp_path / "other", storage=Storage(folders=[place])) as other:
         assert other.verify() == []
 
 
@@ -213,8 +213,8 @@ def test_an_error_behind_the_manifest_leaves_the_new_shards(run, monkeypatch):
         with pytest.raises(StoreError, match="put"):
             cluster.reshard(run, 3)
     assert (run / "shard-0").exists()
-    with cluster.Server.load(run) as many:
-        assert (len(many.ranges), many.x.tobytes()) == (3, x.tobytes())
+    with Server.load(run) as many:
+        assert (len(many._backend.ranges), many.x.tobytes()) == (3, x.tobytes())
     cluster.reshard(run, 2)
     assert len(list(run.iterdir())) == 3
 
@@ -223,12 +223,12 @@ def test_a_server_does_not_go_on_in_shards_that_were_cut_away(run, monkeypatch):
     with made("MIFA", X0, shards=2, path=run) as many:
         one_round(many)
         shutil.copytree(run, run.with_name("old"))
-        many._coordinator.placement.drop()  # all its processes have died
+        many._backend.coordinator.placement.drop()  # all its processes have died
         cluster.reshard(run, 3)
         for folder in ("shard-0", "shard-1"):
             shutil.copytree(run.with_name("old") / folder, run / folder)
-        with pytest.raises(StoreError, match="others now: load it again"):
-            many._coordinator.open()
+        with pytest.raises(StoreError, match=r"cluster\.json.*load"):
+            many._backend.coordinator.open()
 
 
 def test_a_copy_takes_the_place_of_one_with_other_shards(run, tmp_path):
@@ -237,17 +237,17 @@ def test_a_copy_takes_the_place_of_one_with_other_shards(run, tmp_path):
         many.save(copy)
     for shards in (3, 1):
         cluster.reshard(run, shards)
-        with cluster.Server.load(run) as many:
+        with Server.load(run) as many:
             many.save(copy)
         assert len(list(copy.iterdir())) == shards + 1
-        with cluster.Server.load(copy) as many:
-            assert len(many.ranges) == shards
+        with Server.load(copy) as many:
+            assert len(many._backend.ranges) == shards
 
 
 def test_nobody_saves_to_a_copy_that_is_cut(run, tmp_path):
     with made("MIFA", X0, shards=2, path=run) as many:
         many.save(tmp_path / "copy")
-        with manifest.alone_in(tmp_path / "copy"):
+        with manifest.locked(tmp_path / "copy"):
             with pytest.raises(LockedError):
                 many.save(tmp_path / "copy")
             with pytest.raises(LockedError):
@@ -257,7 +257,7 @@ def test_nobody_saves_to_a_copy_that_is_cut(run, tmp_path):
 def test_whoever_waited_for_a_shard_is_told(run, monkeypatch):
     """He had read the manifest of before, and has the lock of an old shard once the new ones are there."""
     made("MIFA", X0, shards=2, path=run).close()
-    read, calls = cluster.manifest.Manifest.read, []
+    read, calls = manifest.Manifest.read, []
 
     def early(path):
         calls.append(path)
@@ -269,9 +269,9 @@ def test_whoever_waited_for_a_shard_is_told(run, monkeypatch):
                 shutil.copytree(run.with_name("old") / folder, run / folder)
         return found
 
-    monkeypatch.setattr(cluster.manifest.Manifest, "read", early)
-    with pytest.raises(StoreError, match="others now: load it again"):
-        cluster.Server.load(run)
+    monkeypatch.setattr(manifest.Manifest, "read", early)
+    with pytest.raises(StoreError, match=r"cluster\.json.*load"):
+        Server.load(run)
 
 
 def test_a_full_disk_changes_nothing(run, monkeypatch):
@@ -292,7 +292,7 @@ def test_a_full_disk_changes_nothing(run, monkeypatch):
         cluster.reshard(run, 3)
     assert len(calls) >= 9
     assert sorted(os.listdir(run)) == before
-    with cluster.Server.load(run) as many:
+    with Server.load(run) as many:
         assert many.x.tobytes() == x.tobytes()
 
 
@@ -314,33 +314,34 @@ def test_what_is_refused(tmp_path, run):
     made("FedAvg", X0).save(tmp_path / "state")
     for arguments, error, match in (
         ((run, 0), RangeError, "shards"),
-        ((run, 9), RangeError, "at most 8"),
-        ((run, 3, ["one"]), RangeError, "folders: expected one for each of 3"),
-        ((tmp_path / "nowhere", 2), RangeError, "where there is neither"),
-        ((tmp_path / "state", 2), RangeError, "to: expected a folder"),
-        ((run / "shard-0", 2), RangeError, "to: expected a folder"),
+        ((run, 9), RangeError, r"^shards\b.*8"),
+        ((run, 3, ["one"]), RangeError, r"^folders\b"),
+        ((tmp_path / "nowhere", 2), RangeError, "nowhere"),
+        ((tmp_path / "state", 2), RangeError, r"^to\b"),
+        ((run / "shard-0", 2), RangeError, r"^to\b"),
     ):
         path, shards, *folders = arguments
         with pytest.raises(error, match=match):
             cluster.reshard(path, shards, folders=folders[0] if folders else None)
-    with pytest.raises(CheckpointError, match=r"fedcore\.cluster\.Server\.load takes"):
+    with pytest.raises(CheckpointError, match=r"cluster\.json"):
         cluster.reshard(run / "shard-0", 2, to=tmp_path / "new")
-    with pytest.raises(StoreError, match="expected none yet"):
+    with pytest.raises(StoreError, match=r"cluster\.json"):
         cluster.reshard(tmp_path / "state", 2, to=run)
     with pytest.raises(StoreError, match="in use"):
         cluster.reshard(run, 2, folders=[tmp_path / "state", tmp_path / "other"])
-    assert len(cluster.Server.load(run).ranges) == 2
+    assert len(Server.load(run)._backend.ranges) == 2
 
 
-def test_the_command(run, capsys):
+def test_the_command(run):
     with made("MIFA", X0, shards=2, path=run) as many:
         one_round(many)
         x = many.x
-    cluster_store.reshard(run / "cluster.json", 4, None, None)
-    assert "4 shards:" in capsys.readouterr().out
-    with cluster.Server.load(run) as many:
+    done = invoke("store", "reshard", run / "cluster.json", "--shards", 4)
+    assert (done.status, done.errors) == (0, "")
+    assert "4 shards:" in done.output
+    with Server.load(run) as many:
         assert many.x.tobytes() == x.tobytes()
-        assert {span.start % BLOCK for span in many.ranges} == {0}
+        assert {span.start % BLOCK for span in many._backend.ranges} == {0}
 
 
 def test_progress_counts_rows(run):
@@ -362,8 +363,8 @@ def test_an_optimizer_that_needs_the_whole(tmp_path, run):
     """One of the caller's own code is known when it is given again."""
     made("FedAvg", X0, optimizer=Trust()).save(tmp_path / "state")
     cluster.reshard(tmp_path / "state", 2, to=run)
-    with pytest.raises(RangeError, match="element by element"):
-        cluster.Server.load(run, optimizer=Trust())
+    with pytest.raises(RangeError, match=r"^optimizer\b.*Trust"):
+        Server.load(run, optimizer=Trust())
 
 
 def test_buffers_of_an_older_folder_stay_guarded(tmp_path, run):
@@ -374,24 +375,24 @@ def test_buffers_of_an_older_folder_stay_guarded(tmp_path, run):
         del said["settings"]["nonnegative"]
         store.commit(0, None, said)
     cluster.reshard(tmp_path / "state", 2, to=run)
-    with cluster.Server.load(run) as many:
+    with Server.load(run) as many:
         bad = batch_norm() | {"bn.running_var": np.full(8, -4, np.float32)}
         with many.open_round() as opened:
             opened.add(0, bad, steps=1)
             opened.add(1, batch_norm(), steps=1)
-        assert [client for client, _ in opened.report.refused] == [0]
+        assert [client for client, _ in opened.report.rejected] == [0]
 
 
 def test_partial_sums_are_refused_by_name():
     with made("FedAvg", X0, shards=2) as many:
         opened = many.open_round()
-        with pytest.raises(RangeError, match="in shards"):
-            opened.add_partial(b"", "edge")
+        with pytest.raises(RangeError, match=r"^add_partial_sum\b"):
+            opened.add_partial_sum(b"", "edge")
 
 
 def test_digests_of_a_warm_start():
     with made("MIFA", X0, shards=2) as many:
-        parts = [np.ones(span.end - span.start, np.float32) for span in many.ranges]
+        parts = [np.ones(span.end - span.start, np.float32) for span in many._backend.ranges]
         with pytest.raises(ArrayError, match="digest"):
             many.warm_start({0: cluster.Slices(parts, [cluster.digest_of(parts[0]), "11"])})
         many.warm_start({0: cluster.Slices(parts, [cluster.digest_of(part) for part in parts])})

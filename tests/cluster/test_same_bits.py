@@ -6,12 +6,12 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from fedcore import Server, algorithms, cluster, optimizers
-from fedcore.algorithms import Step
-from fedcore.cluster.exchange import ANSWERS
+from fedcore import Compute, Server, algorithms, cluster
+from fedcore.algorithms import Step, optimizers
+from fedcore.cluster.coordinator import ANSWERS
 from fedcore.errors import DivergedError
 from fedcore.kernels import Linear
-from tests.cluster.pairs import METHODS, N, Ones, alike, both, made, n, nearly_alike, one_round, same
+from tests.cluster.pairs import METHODS, SIZES, N, alike, both, made, n, nearly_alike, one_round, same
 
 X0 = np.linspace(-1, 1, n, dtype=np.float32)
 SHARDS = (1, 2, 3, 7)
@@ -19,7 +19,7 @@ SHARDS = (1, 2, 3, 7)
 
 def liars(t, i, said):
     """Replies that are refused, each by what one shard alone can see, or what all of them need for it."""
-    y = said["model"]
+    y = said["value"]
     if (t, i) == (1, 0):
         y[-5] = np.nan  # in the last shard
     if (t, i) == (2, 1):
@@ -31,7 +31,7 @@ def liars(t, i, said):
     if (t, i) == (3, 0):
         said["steps"] = 0
     if (t, i) == (3, 1):
-        said["model"] = y[:-3]
+        said["value"] = y[:-3]
     return said
 
 
@@ -51,7 +51,7 @@ def every_method():
 
 @pytest.mark.parametrize(("method", "shards"), list(every_method()))
 def test_every_method(method, shards):
-    options = dict(client_sizes=range(1, N + 1), diagnostics=True)
+    options = dict(clients=SIZES, diagnostics=True)
     compared(made(method, X0, **options), made(method, X0, shards=shards, **options), 4)
 
 
@@ -74,7 +74,7 @@ def test_every_optimizer(optimizer):
 
 @pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC", "FedAvgM", "SCAFFOLD"])
 def test_exact_sums(method):
-    options = dict(accumulate="exact", diagnostics=True)
+    options = dict(accumulator="exact", diagnostics=True)
     compared(made(method, X0, **options), made(method, X0, shards=3, **options), 4)
 
 
@@ -82,10 +82,10 @@ def test_exact_sums(method):
 def test_limits(method):
     def long(t, i, said):
         if i == 1:
-            said["model"] *= 50
+            said["value"] *= 50
         return said
 
-    options = dict(max_norm_ratio=3.0, max_examples_ratio=2.0)
+    options = dict(reject_long=3.0, cap_examples=2.0)
     compared(made(method, X0, **options), made(method, X0, shards=3, **options), 5, long)
 
 
@@ -102,7 +102,7 @@ def batch_norm():
 
 
 @pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC", "SCAFFOLD, two vectors"])
-@pytest.mark.parametrize("limits", [{}, {"max_norm_ratio": 4.0}])
+@pytest.mark.parametrize("limits", [{}, {"reject_long": 4.0}])
 def test_buffers_and_counters(method, limits):
     """Models by name, whose buffers are the last shard's, and whose counters the first one's.
 
@@ -110,7 +110,7 @@ def test_buffers_and_counters(method, limits):
     """
 
     def named(t, i, said):
-        flat, model = said["model"], batch_norm()
+        flat, model = said["value"], batch_norm()
         at = 0
         parameters = [name for name in model if "running" not in name and "num" not in name]
         for name in [*parameters, "bn.running_mean", "bn.running_var"]:
@@ -118,7 +118,7 @@ def test_buffers_and_counters(method, limits):
             at += model[name].size
         model["bn.running_var"] = np.abs(model["bn.running_var"]) - np.float32(2 * ((t, i) == (1, 0)))
         model["bn.num_batches_tracked"] = np.array(3 * t + i + 10**7 * ((t, i) == (2, 0)), np.int64)
-        return said | {"model": model}
+        return said | {"value": model}
 
     options = dict(diagnostics=True, **limits)
     compared(
@@ -133,19 +133,19 @@ def test_half_precision():
 
 @pytest.mark.parametrize("method", ["FedAvg", "FlexibleFedAvg", "MIFA", "MimiC", "SCAFFOLD"])
 def test_clients_come_and_go(method):
-    options = dict(client_sizes=range(1, N + 1))
+    options = dict(clients=SIZES)
     one, many = made(method, X0, **options), made(method, X0, shards=3, **options)
     acts = [
         one_round,
-        lambda server: server.arrive(["anna", 7], client_sizes=[5, 6]),
+        lambda server: server.add_clients({"anna": 5, 7: 6}),
         one_round,
-        lambda server: server.depart(2),
-        lambda server: server.depart(2),
-        lambda server: server.arrive("anna", client_sizes=5),
-        lambda server: server.resize({0: 9, "anna": 2}),
-        lambda server: server.resize({0: 0}),
+        lambda server: server.remove_client(2),
+        lambda server: server.remove_client(2),
+        lambda server: server.add_clients({"anna": 5}),
+        lambda server: server.update_clients({0: 9, "anna": 2}),
+        lambda server: server.update_clients({0: 0}),
         lambda server: one_round(server, newcomers={"bert": 3, "cleo": 4}),
-        lambda server: server.depart("anna", from_objective=False),
+        lambda server: server.remove_client("anna", from_objective=False),
         one_round,
     ]
     for act in acts:
@@ -164,22 +164,22 @@ def test_lengths_are_added_in_the_order_of_the_shards():
 
 
 def test_a_listener_hears_of_each_round_that_counted():
-    heard = []
-    one = made("FedAvg", X0, shards=2, on_report=heard.append)
+    accepted = []
+    one = made("FedAvg", X0, shards=2, callbacks=[accepted.append])
     report = one_round(one)
-    assert heard == [report]
+    assert accepted == [report]
     one.close()
 
 
 def test_newcomers_are_heard():
     one, many = made("MIFA, at once", X0), made("MIFA, at once", X0, shards=2)
 
-    def heard(server):
+    def accepted(server):
         with server.open_round(newcomers=["bert", "cleo"]) as opened:
             opened.add("bert", X0 * np.float32(0.5), steps=2)
         return opened.report
 
-    both(one, many, heard)
+    both(one, many, accepted)
     assert "bert" in many.clients
     assert "cleo" not in many.clients
     both(one, many, one_round)
@@ -199,14 +199,13 @@ def test_late_replies():
     def late(t, i, said):
         return said | {"round": max(0, t - i)}
 
-    options = dict(late_rounds=2)
+    options = dict(max_staleness=2)
     compared(made("MIFA, at once", X0, **options), made("MIFA, at once", X0, shards=2, **options), 5, late)
 
 
 def test_differences_and_gradients():
     def other(t, i, said):
-        y = said.pop("model")
-        return said | ({"delta": y} if i % 2 else {"gradient": y})
+        return said | {"kind": "delta" if i % 2 else "gradient"}
 
     compared(made("FedAvg", X0, server_lr=1.0), made("FedAvg", X0, shards=3, server_lr=1.0), 3, other)
 
@@ -217,8 +216,7 @@ def test_a_round_that_diverges_leaves_all_shards_as_they_were():
     def far(t, i, said):
         delta = np.zeros(n, np.float32)
         delta[-1] = 5e28
-        said.pop("model")
-        return said | {"delta": delta}
+        return said | {"value": delta, "kind": "delta"}
 
     x0 = X0.copy()
     x0[-1] = np.finfo(np.float32).max
@@ -248,19 +246,21 @@ def test_many_at_once_and_one_at_a_time():
 
 def test_slices_of_two_vectors_are_refused():
     server = made("FedAvg", X0, shards=3)
-    assert [len(part) for part in server.slices()] == [span.stop - span.start for span in server.ranges]
+    assert [len(part) for part in server._backend.slices()] == [
+        span.stop - span.start for span in server._backend.ranges
+    ]
     first, second = X0 * np.float32(2), X0 * np.float32(3)
 
     def cut(y):
-        return [y[span.start : span.stop] for span in server.ranges]
+        return [y[span.start : span.stop] for span in server._backend.ranges]
 
     digests = list(map(cluster.digest_of, cut(first)))
     with server.open_round() as opened:
-        opened.add_slices(0, cut(first), steps=2, digests=digests)
-        opened.add_slices(1, [*cut(first)[:2], cut(second)[2]], steps=2, digests=digests)
-        opened.add_slices(2, [*cut(first)[:2], cut(second)[2][:-1]], steps=2)
-    assert opened.report.heard == (0,)
-    (client, reason), (other, short) = opened.report.refused
+        opened.add(0, cluster.Slices(cut(first), digests), steps=2)
+        opened.add(1, cluster.Slices([*cut(first)[:2], cut(second)[2]], digests), steps=2)
+        opened.add(2, cluster.Slices([*cut(first)[:2], cut(second)[2][:-1]]), steps=2)
+    assert opened.report.accepted == (0,)
+    (client, reason), (other, short) = opened.report.rejected
     assert (client, other) == (1, 2)
     assert "slices of one vector" in reason
     assert "float32[" in short
@@ -275,17 +275,19 @@ class Seen:
 
     @cached_property
     def gamma(self):
-        return max(1.0, float(self._cohort.squares.sum()) / (2 * self._cohort.sum_square + 1e-3))
+        return max(1.0, float(self._cohort.squares.sum()) / (2 * self._cohort.square_of_sum + 1e-3))
 
 
 class Lengthened(algorithms.FedExP):
+    """A method of the caller's own."""
+
     def step(self, cohort):
         return Step(v=Linear(A=1 / cohort.W), gamma=Seen(cohort).gamma)
 
 
 def test_a_method_asks_the_sum_s_length_where_python_locks_its_class():
     """In Python 3.11 a ``cached_property`` is entered by one thread at a time: by one shard, which waits for others."""
-    one, many = Ones(Server(Lengthened(), X0, N, lr=0.1)), cluster.Server(Lengthened(), X0, N, lr=0.1, shards=3)
+    one, many = (Server(X0, Lengthened(), N, lr=0.1, compute=Compute(shards=shards)) for shards in (1, 3))
     rounds = Thread(target=lambda: [both(one, many, one_round) for _ in range(3)], daemon=True)
     rounds.start()
     rounds.join(60)

@@ -8,7 +8,6 @@ import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -17,17 +16,18 @@ import pytest
 import torch
 from torch import nn
 
-from fedcore import Server, algorithms, cluster
+from fedcore import Compute, Server, algorithms
 from fedcore.cluster import Slices
-from fedcore.data import Dataset
-from fedcore.engines import KeepingClients, Ray
 from fedcore.errors import ClusterError, RangeError
+from fedcore.simulation.data import Dataset
+from fedcore.simulation.engines import KeepingClients
+from fedcore.simulation.ray_engine import Ray
 from tests.cluster.pairs import alike
-from tests.engines.ray.problems import Problem, program
+from tests.simulation.engines.ray.problems import Problem, program
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'fedcore-fl[ray]'")
 
-from fedcore.cluster.on_ray import OnRay
+from fedcore.cluster import OnRay
 
 METHODS = sorted(algorithms.REGISTRY.own)
 
@@ -35,11 +35,11 @@ METHODS = sorted(algorithms.REGISTRY.own)
 class Kept(OnRay):
     """Shards whose processes serve one server after another, since a process takes longer than a test."""
 
-    def make(self, places):
+    def make(self, shards):
         if not self._actors:
-            super().make(places)
-        for actor, place in zip(self._actors, places, strict=True):
-            self._session.result(actor.prepare.remote(place, 1))
+            super().make(shards)
+        for actor, info in zip(self._actors, shards, strict=True):
+            self._session.result(actor.prepare.remote(info, 1))
 
     def drop(self):
         pass
@@ -51,9 +51,9 @@ class Kept(OnRay):
 
 @pytest.fixture(scope="module")
 def shards(ray_session):
-    """Makes a server in two shards on Ray."""
+    """Two shards on Ray."""
     there = Kept(cpus=0.25)
-    yield partial(cluster.Server, shards=2, placement=there)
+    yield Compute(shards=2, executor=there)
     there.close()
 
 
@@ -84,16 +84,16 @@ def together(ray_session):
 
 def sliced(t, update):
     """What the driver sees of an update: references, and digests."""
-    assert isinstance(update.model, Slices)
-    assert len(update.model.parts) == len(update.model.digests) == 2
-    assert not any(hasattr(part, "dtype") for part in update.model.parts)
+    assert isinstance(update.value, Slices)
+    assert len(update.value.parts) == len(update.value.digests) == 2
+    assert not any(hasattr(part, "dtype") for part in update.value.parts)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method(one_by_one, shards, method):
     assert not one_by_one.there.together
     due = one_by_one.run(one_by_one.here, method, 3, x0=normed())
-    assert one_by_one.run(one_by_one.there, method, 3, sliced, kind=shards, x0=normed()) == due
+    assert one_by_one.run(one_by_one.there, method, 3, sliced, compute=shards, x0=normed()) == due
 
 
 @pytest.mark.parametrize(
@@ -107,15 +107,15 @@ def test_every_method(one_by_one, shards, method):
 )
 def test_clients_that_are_trained_together(together, shards, method):
     assert together.there.together
-    assert together.run(together.there, method, 4, sliced, kind=shards) == together.run(together.here, method)
+    assert together.run(together.there, method, 4, sliced, compute=shards) == together.run(together.here, method)
 
 
 def test_a_warm_start(together, shards):
     ends = []
-    for kind, engine in ((Server, together.here), (shards, together.there)):
-        with kind("MIFA", engine.initial, clients=6, lr=0.1) as server:
+    for compute, engine in ((Compute(), together.here), (shards, together.there)):
+        with Server(engine.initial, "MIFA", clients=6, lr=0.1, compute=compute) as server:
             gradients = engine.gradients(server.broadcast(range(6)))
-            assert isinstance(gradients[0], Slices) == (kind is shards)
+            assert isinstance(gradients[0], Slices) == (compute is shards)
             server.warm_start(gradients)
             server.round(engine.updates(server.broadcast([1, 4, 5])))
             ends.append(server.x.tobytes())
@@ -127,8 +127,8 @@ def test_clients_that_keep_their_rows_keep_them_in_this_process(together, shards
     """And so are sent, and send, whole vectors."""
     algorithm = algorithms.named(method, placement="client")
     ends = []
-    for kind, engine in ((Server, together.here), (shards, together.there)):
-        with kind(algorithm, engine.initial, clients=6, lr=0.1) as server:
+    for compute, engine in ((Compute(), together.here), (shards, together.there)):
+        with Server(engine.initial, algorithm, clients=6, lr=0.1, compute=compute) as server:
             keeping = KeepingClients(engine, algorithm)
             for _ in range(2):
                 keeping.after(server, server.round(keeping.updates(server.broadcast([1, 4, 5]))))
@@ -137,15 +137,15 @@ def test_clients_that_keep_their_rows_keep_them_in_this_process(together, shards
 
 
 def test_shards_in_threads_take_whole_vectors(together):
-    here = partial(cluster.Server, shards=3)
+    here = Compute(shards=3)
     due = together.run(together.here, "SCAFFOLD", 2)
-    assert together.run(together.there, "SCAFFOLD", 2, kind=here) == due
-    assert together.run(together.here, "SCAFFOLD", 2, kind=here) == due
+    assert together.run(together.there, "SCAFFOLD", 2, compute=here) == due
+    assert together.run(together.here, "SCAFFOLD", 2, compute=here) == due
 
 
-def rounds(problem, engine, kind, change=lambda server, updates: updates):
+def rounds(problem, engine, compute, change=lambda server, updates: updates):
     """Some rounds of SCAFFOLD, of which a caller changes the updates; the reports and the model."""
-    with kind("SCAFFOLD", problem.module(), clients=problem.clients, lr=0.1) as server:
+    with Server(problem.module(), "SCAFFOLD", clients=problem.clients, lr=0.1, compute=compute) as server:
         reports = [
             server.round(change(server, engine.updates(server.broadcast(range(problem.clients))))) for _ in range(3)
         ]
@@ -156,29 +156,30 @@ def test_a_worker_that_lies(one_by_one, shards):
     """Nonsense that one shard alone can see is refused as by one server."""
 
     def cut(server, y):
-        return Slices([y[span.start : span.stop] for span in server.ranges]) if hasattr(server, "ranges") else y
+        backend = server._backend
+        return Slices([y[span.start : span.stop] for span in backend.ranges]) if hasattr(backend, "ranges") else y
 
     def lying(server, updates):
         for update in updates:
             if update.client == 1:
                 y = np.array(server.x)
                 y[-1] = np.nan if server.round_number else 3e38
-                update = update._replace(model=cut(server, y))
+                update = update._replace(value=cut(server, y))
             if update.client == 2:
                 update = update._replace(steps=0)
             yield update
 
     (reports, x), (due, x_due) = (
-        rounds(one_by_one, engine, kind, lying)
-        for kind, engine in ((shards, one_by_one.there), (Server, one_by_one.here))
+        rounds(one_by_one, engine, compute, lying)
+        for compute, engine in ((shards, one_by_one.there), (Compute(), one_by_one.here))
     )
     assert x == x_due
     for report, other in zip(reports, due, strict=True):
-        assert sorted(client for client, _ in report.refused) == [1, 2]  # those who are held are refused later
-        alike(*(replace(one, refused=tuple(sorted(one.refused))) for one in (report, other)))
+        assert sorted(client for client, _ in report.rejected) == [1, 2]  # those who are held are refused later
+        alike(*(replace(one, rejected=tuple(sorted(one.rejected))) for one in (report, other)))
 
 
-@pytest.mark.parametrize("what", ["model", "control"])
+@pytest.mark.parametrize("what", ["value", "control"])
 def test_slices_of_two_vectors_are_refused(together, shards, what):
     """By the digests that the worker has made of them."""
 
@@ -192,14 +193,17 @@ def test_slices_of_two_vectors_are_refused(together, shards, what):
             before = update
             yield update
 
-    with shards(algorithms.SCAFFOLD(control="sent"), together.here.initial, clients=6, lr=0.1) as server:
+    with Server(
+        together.here.initial, algorithms.SCAFFOLD(control="sent"), clients=6, lr=0.1, compute=shards
+    ) as server:
         report = server.round(mixed(together.there.updates(server.broadcast(range(6)))))
-        assert report.heard == (0, 1, 2, 4, 5)
-        ((client, reason),) = report.refused
+        assert report.accepted == (0, 1, 2, 4, 5)
+        ((client, reason),) = report.rejected
         assert client == 3
-        assert reason.startswith(f"{what}: expected slices of one vector")
-        with server.open_round() as opened, pytest.raises(RangeError, match="expected a slice for each of 2 shards"):
-            opened.add_slices(0, [server.x], steps=1)
+        assert reason.startswith("model: " if what == "value" else "control: ")
+        assert "slices of one vector" in reason
+        with server.open_round() as opened, pytest.raises(RangeError, match=r"^model\b"):
+            opened.add(0, Slices([server.x]), steps=1)
 
 
 def test_a_worker_is_killed(one_by_one, shards):
@@ -213,7 +217,7 @@ def test_a_worker_is_killed(one_by_one, shards):
             yield update
 
     reports, x = rounds(one_by_one, engine, shards, killing)
-    due, x_due = rounds(one_by_one, one_by_one.here, Server)
+    due, x_due = rounds(one_by_one, one_by_one.here, Compute())
     assert x == x_due
     for report, other in zip(reports, due, strict=True):
         alike(report, other)
@@ -225,7 +229,7 @@ def test_a_machine_is_lost_with_slices_that_wait(ray_session):
     """The round that waited for them never happened, and is begun again."""
     told, _ = program("slices.py").communicate(timeout=300)
     lost, bits = told.splitlines()[-2:]
-    assert lost.startswith("round 1: shards: expected the slices that were sent, got one whose machine is gone: begin")
+    assert lost.startswith("round 1: shards: a slice was lost with its machine; begin")
     assert bits == "the same bits"
 
 
@@ -250,9 +254,11 @@ def test_a_shard_is_killed(one_by_one, ray_session, tmp_path):
 
     options = dict(clients=6, lr=0.1)
     with OnRay(cpus=0.25) as there:
-        server = cluster.Server("SCAFFOLD", normed(), shards=2, path=tmp_path / "run", placement=there, **options)
+        server = Server(
+            normed(), "SCAFFOLD", storage=tmp_path / "run", compute=Compute(shards=2, executor=there), **options
+        )
         server.round(engine.updates(server.broadcast([0, 1, 5])))
-        with pytest.raises(ClusterError, match=r"(?s)clients .: expected the vectors that they start from, got none"):
+        with pytest.raises(ClusterError, match=r"^clients ."):
             server.round(killing(there, engine.updates(server.broadcast(range(6))), before=True))
         server.round(engine.updates(server.broadcast(range(6))))
         with pytest.raises(ClusterError):
@@ -262,7 +268,7 @@ def test_a_shard_is_killed(one_by_one, ray_session, tmp_path):
         server.round(engine.updates(server.broadcast(range(6))))
         x = server.x.tobytes()
         server.close()
-    one = Server("SCAFFOLD", normed(), **options)
+    one = Server(normed(), "SCAFFOLD", **options)
     for ids in ([0, 1, 5], range(6), range(6)):
         one.round(one_by_one.here.updates(one.broadcast(ids)))
     assert x == one.x.tobytes()
@@ -307,12 +313,12 @@ def test_no_vector_passes_the_coordinator(shards):
     given = dict(batch=4, steps=1, seed=0, together=False, workers=1, cpus=0.25)
     with Ray(module(), data, np.split(np.arange(16), 4), **given) as engine:
         vector = engine.initial.nbytes
-        with shards("FedAvgM", engine.initial, clients=4, lr=0.1) as server:
+        with Server(engine.initial, "FedAvgM", clients=4, lr=0.1, compute=shards) as server:
 
             def three_rounds():
                 for _ in range(3):
                     report = server.round(engine.updates(server.broadcast(range(4))))
-                    assert len(report.heard) == 4
+                    assert len(report.accepted) == 4
 
             three_rounds()
             grown, gathered = growth(three_rounds), growth(lambda: server.broadcast([0]).x)

@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, cluster
-from fedcore.cluster.intent import INTENT
-from fedcore.cluster.manifest import NAME
+from fedcore import ClientStore, Server, Storage, cluster
+from fedcore.cluster.manifest import INTENT, NAME
 from fedcore.errors import CheckpointError, FedcoreError, StoreError
 from tests.cluster.pairs import made, n, one_round
-from tests.store.meanwhile import OPENING, meanwhile
+from tests.store.kit import OPENING, meanwhile
 
 X0 = np.linspace(-1, 1, n, dtype=np.float32)
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
@@ -106,7 +105,7 @@ def test_a_save_deletes_nothing_that_others_name(tmp_path, victim, shared, name,
         theirs = {path: content for path, content in beside.items() if path.parts[0] not in (NAME, INTENT)}
         assert theirs.items() <= tree(shared).items()
         server.save(tmp_path / "copy")
-    with cluster.Server.load(tmp_path / "copy") as copy, cluster.Server.load(victim) as there:
+    with Server.load(tmp_path / "copy") as copy, Server.load(victim) as there:
         assert copy.round_number == there.round_number == 1
 
 
@@ -117,7 +116,7 @@ def test_a_manifest_opens_nothing_outside_its_folder(victim, shared, name):
     (shared / NAME).write_text(manifest_of(victim, shared, folder, copy=False))
     before = tree(victim)
     with pytest.raises((StoreError, CheckpointError)):
-        cluster.Server.load(shared)
+        Server.load(shared)
     with pytest.raises((StoreError, CheckpointError)):
         cluster.reshard(shared, 3)
     assert tree(victim) == before
@@ -150,7 +149,7 @@ def test_a_folder_that_takes_a_shard_s_place_meanwhile_stays(tmp_path, shared, w
 def test_a_save_to_what_is_no_folder_is_rejected(tmp_path, make):
     make(tmp_path / "taken")
     with made("MIFA", X0, shards=2) as server:
-        with pytest.raises(StoreError, match="taken: making a cluster failed: File exists"):
+        with pytest.raises(StoreError, match=r"/taken\b"):
             server.save(tmp_path / "taken")
         with pytest.raises(StoreError, match="taken"):
             made("MIFA", X0, shards=2, path=tmp_path / "taken" / "run")
@@ -158,7 +157,7 @@ def test_a_save_to_what_is_no_folder_is_rejected(tmp_path, make):
 
 def test_the_caller_may_name_what_lies_elsewhere(victim, shared):
     (shared / NAME).write_text(manifest_of(victim, shared, str(victim / "shard-0"), copy=False))
-    with cluster.Server.load(shared, folders=[victim / "shard-0", victim / "shard-1"]) as server:
+    with Server.load(shared, storage=Storage(folders=[victim / "shard-0", victim / "shard-1"])) as server:
         assert server.round_number == 1
 
 
@@ -175,7 +174,7 @@ def test_a_file_of_another_user_decides_nothing(tmp_path, shared, name):
             (shared / INTENT).write_text(json.dumps({"made": made_, "going": going}))
         os.chown(shared / name, 1001, 1001)
         before = tree(shared)
-        with pytest.raises(StoreError, match="another user's"):
+        with pytest.raises(StoreError, match="user's"):
             server.save(shared)
         assert tree(shared) == before
 
@@ -186,15 +185,15 @@ def test_a_shard_of_another_user_is_neither_opened_nor_deleted(tmp_path, shared)
         server.save(shared)
         (theirs,) = shared.glob("shard-1-*")
         os.chown(theirs, 1001, 1001)
-        with pytest.raises(StoreError, match="another user's"):
-            cluster.Server.load(shared)
+        with pytest.raises(StoreError, match="user's"):
+            Server.load(shared)
         server.save(shared)
     assert (theirs / "index.sqlite").exists()
 
 
 def test_a_new_shard_is_not_made_behind_a_link(shared, tmp_path):
     (shared / "shard-1").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StoreError, match="shard-1: expected a folder"):
+    with pytest.raises(StoreError, match=r"/shard-1\b"):
         made("MIFA", X0, shards=2, path=shared)
     assert not (tmp_path / "elsewhere").exists()
     assert not (shared / NAME).exists()
@@ -212,8 +211,16 @@ def test_a_copy_is_replaced_where_the_file_system_names_another_owner(shared, mo
     second = {path.name for path in shared.iterdir()}
     assert first & second == {NAME}
     assert len(first) == len(second)
-    with cluster.Server.load(shared) as copy:
+    with Server.load(shared) as copy:
         assert copy.x.tobytes() == x.tobytes()
+
+
+@pytest.mark.parametrize("path", ["shared", "shared/cluster.json", "pipe"])
+def test_a_pipe_is_rejected_at_once(tmp_path, shared, path):
+    os.mkfifo(shared / NAME)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StoreError, match=path):
+        Server.load(tmp_path / path)
 
 
 def test_a_manifest_that_is_a_link_or_larger_than_memory_is_rejected(victim, shared):
@@ -221,9 +228,9 @@ def test_a_manifest_that_is_a_link_or_larger_than_memory_is_rejected(victim, sha
     for shard in ("shard-0", "shard-1"):
         shutil.copytree(victim / shard, shared / shard)
     with pytest.raises(StoreError, match="symbolic link"):
-        cluster.Server.load(shared)
+        Server.load(shared)
     (shared / NAME).unlink()
     (shared / NAME).touch()
     os.truncate(shared / NAME, 1 << 40)
     with pytest.raises(FedcoreError, match=NAME):
-        cluster.Server.load(shared)
+        Server.load(shared)

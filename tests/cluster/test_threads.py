@@ -64,4 +64,4 @@ def test_two_that_open_a_round_at_once():
             results = [one.result() for one in found]
             (opened,) = [one for one in results if not isinstance(one, RoundError)]
             opened.add(0, X0 * np.float32(t), steps=1)
-            assert opened.finish().heard == (0,)
+            assert opened.finish().accepted == (0,)

@@ -20,7 +20,7 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
-from fedcore import cluster, set_threads
+from fedcore import Server, Storage, set_threads
 from tests.cluster.coordinating import folders_of
 from tests.cluster.killed import Straight, told
 from tests.ray_machines import LOOPBACK, Machines
@@ -113,7 +113,7 @@ class Run:
 
     def end(self):
         """Look at what is on the disks."""
-        with cluster.Server.load(self._folder, folders=folders_of(self._folder)) as server:
+        with Server.load(self._folder, storage=Storage(folders=folders_of(self._folder))) as server:
             assert server.verify() == []
             assert server.transactions == self._last
             assert told(server) == self._straight.after(self._last)

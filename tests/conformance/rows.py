@@ -15,7 +15,7 @@ import torch
 
 from tests.conformance.cases import Case, Reply
 
-FRAMEWORKS = ("flower", "flower_legacy", "nvflare", "pfl", "appfl", "fedlab", "server", "aggregate")
+FRAMEWORKS = ("flower", "nvflare", "pfl", "appfl", "fedlab", "server", "aggregate")
 """The modules beside this one, in the order of the table's columns.
 
 Each has ``theirs(case)`` and ``ours(case)``, which return the next model by name. Its constants are ``NAME``;
@@ -36,7 +36,7 @@ DEVIATIONS = {
     "one weight": "Float buffers are averaged with the parameters' weights, n_k / n, as FedAvg defines the model"
     " ([the average](api/aggregate.md)).",
     "once": "A client counts once in a round: the first copy of its reply counts ([trust](trust.md)).",
-    "in its round": "A reply to an earlier round counts only with `late_rounds=`, against the model that the client"
+    "in its round": "A reply to an earlier round counts only with `max_staleness=`, against the model that the client"
     " started from ([the server](api/server.md)).",
 }
 """What fedcore does otherwise on purpose, and why."""

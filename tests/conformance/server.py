@@ -18,7 +18,7 @@ theirs = aggregate.theirs
 
 def ours(case: Case) -> Mapping[str, Any]:
     """Run a round of FedAvg."""
-    server = fedcore.Server("FedAvg", case.x0, sorted({one.client for one in case.replies}), lr=0.1)
+    server = fedcore.Server(case.x0, "FedAvg", sorted({one.client for one in case.replies}), lr=0.1)
     if any(one.is_late for one in case.replies):
         with server.open_round():
             pass  # the round that the late reply answers
@@ -27,6 +27,6 @@ def ours(case: Case) -> Mapping[str, Any]:
             name = "examples" if isinstance(one.examples, int) else "weight"
             claims = {} if one.examples is None else {name: one.examples}
             started = {"round": 0} if one.is_late else {}
-            sent = {"model" if case.kind == "model" else "delta": one.sent}
-            opened.add(one.client, steps=1, **sent, **claims, **started)
+            kind = "model" if case.kind == "model" else "delta"
+            opened.add(one.client, one.sent, steps=1, kind=kind, **claims, **started)
     return server.tensors()

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedcore.kernels import Codes, reference
+from fedcore.kernels import Codes
 from fedcore.native import core
+from tests import oracle
 from tests.devices.memory import Memory
 from tests.devices.tensors import LEGACY, Tensor
 
@@ -182,7 +183,7 @@ class Counts:
 def mirrored(name: str, counts: Counts) -> Any:
     """The kernel of this name on mirrors of its arrays; as it is where an argument is the host's alone."""
     kernel = getattr(core, name)
-    signature = inspect.signature(getattr(reference, name))
+    signature = inspect.signature(getattr(oracle, name))
     read, written = VECTORS[name]
 
     @functools.wraps(kernel)

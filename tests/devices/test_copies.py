@@ -158,16 +158,16 @@ def test_what_is_no_array_of_the_device():
             copies.upload(values(), wrong)
         with pytest.raises(TypeError, match="download"):
             copies.download(wrong, values())
-    with pytest.raises(errors.ArrayError, match="source: expected"):
+    with pytest.raises(errors.ArrayError, match=r"^source\b"):
         copies.upload(None, there)
-    with pytest.raises(errors.ArrayError, match="out: expected"):
+    with pytest.raises(errors.ArrayError, match=r"^out\b"):
         copies.download(there, None)
     there.writeable = False
-    with pytest.raises(errors.ArrayError, match="to: expected an array to write to, got a read-only one"):
+    with pytest.raises(errors.ArrayError, match=r"^to\b"):
         copies.upload(values(), there)
 
 
 @pytest.mark.parametrize("nbytes", [0, -1])
 def test_buffers_without_bytes(nbytes):
-    with pytest.raises(errors.RangeError, match=f"buffer_bytes: .*got {nbytes}"):
+    with pytest.raises(errors.RangeError, match=r"^buffer_bytes\b"):
         core.CopyStream(buffer_bytes=nbytes)

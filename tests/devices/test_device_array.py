@@ -65,11 +65,11 @@ def test_parts_and_views_are_the_same_memory():
     np.testing.assert_array_equal(array.to_host(), [0, 1, 0, 0, 0, 5, 6, 7, 8, 9])
     np.testing.assert_array_equal(array.view("uint8").to_host(), array.to_host().view(np.uint8))
     assert array[1:3].address == array.address + 4
-    with pytest.raises(errors.ArrayError, match="expected step 1, got 2"):
+    with pytest.raises(errors.ArrayError, match="step"):
         array[::2]
-    with pytest.raises(errors.DtypeError, match="whose items fill 12 bytes, got float64"):
+    with pytest.raises(errors.DtypeError, match=r"^dtype\b.*12"):
         array[:3].view("float64")
-    with pytest.raises(errors.DtypeError, match="dtype: expected one that a device's arrays have"):
+    with pytest.raises(errors.DtypeError, match=r"^dtype\b"):
         core.DeviceArray(3, "int32")
 
 
@@ -87,9 +87,9 @@ def test_a_read_only_array_stays_so():
     array = held(np.ones(4, np.float32))
     array.writeable = False
     for change in (array.fill_with_zeros, array[1:].fill_with_zeros, lambda: array.copy_from(np.zeros(4, np.float32))):
-        with pytest.raises(errors.ArrayError, match="expected an array to write to, got a read-only one"):
+        with pytest.raises(errors.ArrayError, match="read-only"):
             change()
-    with pytest.raises(errors.ArrayError, match="writeable: expected False"):
+    with pytest.raises(errors.ArrayError, match=r"^writeable\b"):
         array.writeable = True
     with pytest.raises(BufferError, match="read-only"):
         array.__dlpack__()
@@ -99,22 +99,22 @@ def test_a_read_only_array_stays_so():
 
 def test_it_is_no_array_of_the_hosts():
     array = held(np.ones(4, np.float32))
-    with pytest.raises(errors.ArrayError, match=r"got one on a CUDA device; to_host\(\) copies it"):
+    with pytest.raises(errors.ArrayError, match="to_host"):
         np.asarray(array)
-    with pytest.raises(errors.ArrayError, match=r"out: expected an array in CPU memory, got "):
+    with pytest.raises(errors.ArrayError, match=r"^out\b"):
         array.copy_to(core.DeviceArray(4, "float32"))
-    with pytest.raises(errors.ShapeError, match=r"source: .*4.* got float32\[5\]"):
+    with pytest.raises(errors.ShapeError, match=r"^source\b"):
         array.copy_from(np.ones(5, np.float32))
-    with pytest.raises(errors.DtypeError, match=r"source: .*float32.* got float64"):
+    with pytest.raises(errors.DtypeError, match=r"^source\b"):
         array.copy_from(np.ones(4))
 
 
 def test_a_part_is_a_slice():
     array = held(np.arange(5, dtype=np.float32))
     for part in (0, -1, np.int64(2), [1, 2], (slice(1), 0), None, Ellipsis, array):
-        with pytest.raises(errors.ArrayError, match=r"part: expected a slice, as in x\[2:5\], got .*to_host\(\)"):
+        with pytest.raises(errors.ArrayError, match=r"^part\b"):
             array[part]
-    with pytest.raises(errors.ArrayError, match="expected a slice"):
+    with pytest.raises(errors.ArrayError, match=r"^part\b"):
         next(iter(array))
 
 
@@ -128,11 +128,11 @@ def test_its_export_is_asked_for_what_it_can_do():
     for asked in ({"dl_device": (2, 0)}, {"copy": False}, {"dl_device": None, "copy": None}, {"stream": -1}):
         assert array.__dlpack__(**asked) is not None
     for asked, error, message in [
-        ({"dl_device": (2, 1)}, errors.ArrayError, r"dl_device: expected None or \(2, 0\), got \(2, 1\)"),
-        ({"dl_device": (1, 0)}, errors.ArrayError, r"dl_device: .* got \(1, 0\); to_host\(\) copies it"),
-        ({"copy": True}, errors.ArrayError, "copy: expected None or False, .* got True"),
-        ({"stream": -7}, errors.RangeError, "stream: expected None, -1 or the number of a stream, got -7"),
-        ({"stream": 0}, errors.RangeError, "stream: .* got 0"),
+        ({"dl_device": (2, 1)}, errors.ArrayError, r"^dl_device\b"),
+        ({"dl_device": (1, 0)}, errors.ArrayError, r"^dl_device\b"),
+        ({"copy": True}, errors.ArrayError, r"^copy\b"),
+        ({"stream": -7}, errors.RangeError, r"^stream\b"),
+        ({"stream": 0}, errors.RangeError, r"^stream\b"),
     ]:
         with pytest.raises(error, match=message):
             array.__dlpack__(**asked)

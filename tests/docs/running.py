@@ -12,13 +12,14 @@ import shlex
 import sys
 import tomllib
 
-from fedcore import algorithms, data, participation
-from fedcore.cli.commands import commands
+from fedcore import algorithms
+from fedcore.cli import app
 from fedcore.experiment import load_preset
+from fedcore.simulation import data, participation
 from tests.cli.command import invoke
 from tests.docs.pages import ROOT, blocks
 
-SHORT = (("--rounds", "2"), ("--seeds", "1"), ("--jobs", "0"))
+SHORT = (("--rounds", "2"), ("--seeds", "1"), ("--workers", "0"))
 
 
 @contextlib.contextmanager
@@ -110,15 +111,15 @@ class Page:
 
     def _fedcore(self, line, words):
         words = [each for word in words for each in expanded(word)]
-        asked = vars(commands().parse_args(words))
-        if words[0] in ("run", "sweep") and not asked.get("resume"):
-            presets = asked.get("names") or [asked["preset"]]
-            if asked["engine"] != "process" or not set(presets) <= {"quickstart", *self.files}:
+        asked = vars(app.parser().parse_args(words))
+        if words[0] == "run" and not asked["resume"]:
+            presets = asked["presets"]
+            if asked["backend"] != "local" or not set(presets) <= {"quickstart", *self.files}:
                 for name in presets:
                     load_preset(name, asked["changes"], scale=asked["scale"])
                 return ""
             words += [word for pair in SHORT if pair[0] not in words for word in pair]
-        elif asked.get("resume"):
+        elif words[0] == "run":
             words += SHORT[-1]
         done = invoke(*words)
         # The doctor's status is 1 where something that it was asked for is not installed.

@@ -6,14 +6,14 @@ from typing import ClassVar
 
 import pytest
 
-from fedcore import rates
+from fedcore.algorithms import rates
 from fedcore.cli import main
 from fedcore.errors import ConfigError
 from fedcore.experiment import Sweep, load_preset, run_experiment, run_sweep
-from fedcore.experiment.loop import run_trial
-from fedcore.experiment.records import Header, RoundRecord, Writer, read, read_folder
-from fedcore.experiment.schema.changes import said
-from fedcore.experiment.trial import Trial
+from fedcore.experiment.changes import said
+from fedcore.experiment.results import Header, RoundRecord, Writer, read, read_folder
+from fedcore.experiment.schema import Trial
+from fedcore.experiment.trial import run_trial
 
 SMALL = ["local.epochs=1", "seeds=[0]", "algorithms=['MimiC']"]
 
@@ -47,7 +47,7 @@ def labels_of(folder):
 def test_a_complete_run_goes_on_to_more_rounds_from_the_command_line(tmp_path, every):
     begun = experiment("rounds=3", f"evaluate.every={every}")
     run_experiment(begun, tmp_path / "run", jobs=0)
-    main(["run", str(tmp_path / "run"), "--resume", "--rounds", "6", "--jobs", "0"])
+    main(["run", str(tmp_path / "run"), "--resume", "--rounds", "6", "--workers", "0"])
     run_experiment(experiment("rounds=6", f"evaluate.every={every}"), tmp_path / "straight", jobs=0)
     assert timeless(tmp_path / "run") == timeless(tmp_path / "straight")
     assert load_preset(tmp_path / "run" / "config.json").rounds == 6
@@ -69,7 +69,7 @@ def test_a_run_is_given_seeds_and_algorithms_beside_its_own(tmp_path):
     run_experiment(experiment("rounds=2", "algorithms=['MIFA', 'FedAvg']"), tmp_path / "run", jobs=0)
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.jsonl")}
     named = "algorithms=['FedAvg', 'MimiC']"
-    main(["run", str(tmp_path / "run"), "--resume", "--seeds", "2", "--set", named, "--jobs", "0"])
+    main(["run", str(tmp_path / "run"), "--resume", "--seeds", "2", "--set", named, "--workers", "0"])
     assert {path: path.stat().st_mtime_ns for path in files} == files
     straight = experiment("rounds=2", "seeds=[0, 1]", "algorithms=['MIFA', 'FedAvg', 'MimiC']")
     run_experiment(straight, tmp_path / "straight", jobs=0)
@@ -120,9 +120,9 @@ class Cosine:
 @pytest.mark.parametrize(
     ("rate", "said"),
     [
-        ("rate.lr={name='Horizon', L=10.0, K=4, T=400}", "rate.lr Horizon goes by the length of the whole run"),
-        ("rate.server_lr={name='Horizon', L=10.0, K=4, T=400}", "rate.server_lr Horizon goes by"),
-        ("rate.lr={name='Cosine', rounds=9}", "rate.lr Cosine goes by"),
+        ("rate.lr={name='Horizon', L=10.0, K=4, T=400}", "rate.lr Horizon depends on the length of the whole run"),
+        ("rate.server_lr={name='Horizon', L=10.0, K=4, T=400}", "rate.server_lr Horizon depends on"),
+        ("rate.lr={name='Cosine', rounds=9}", "rate.lr Cosine depends on"),
     ],
 )
 def test_what_goes_by_the_length_of_the_run_refuses_another_one(tmp_path, monkeypatch, rate, said):
@@ -195,9 +195,9 @@ def test_seeds_that_no_trial_has_begun_are_no_part_of_the_sweep_any_more(tmp_pat
 
 def test_a_sweep_is_not_made_longer_without_a_part_of_what_is_there(tmp_path):
     sweep(tmp_path, "rounds=1", "seeds=[0, 1]")
-    with pytest.raises(ConfigError, match=r"got 2 without MimiC, seed 1, which is there too"):
+    with pytest.raises(ConfigError, match=r"rounds=2: MimiC, seed 1, is in"):
         sweep(tmp_path, "rounds=2", "seeds=[0]")
     sweep(tmp_path / "other", "rounds=2")
-    with pytest.raises(ConfigError, match=r"expected at least 2, .* got 1: take another folder for fewer"):
+    with pytest.raises(ConfigError, match=r"rounds=1: must be at least 2, .*: take another folder for fewer"):
         sweep(tmp_path / "other", "rounds=1")
     assert {len(record.rounds) for record in read_folder(tmp_path / "quickstart")} == {1}

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from fedcore.experiment import load_preset
-from fedcore.experiment.build import build
-from fedcore.experiment.loop import run_trial
-from fedcore.experiment.records import read
-from fedcore.experiment.trial import Trial
+from fedcore.experiment.results import read
+from fedcore.experiment.schema import Trial
+from fedcore.experiment.trial import build, run_trial
 
 CHANGES = ["rounds=6", "seeds=[0]", "data.largest=40", "data.smallest=40", "partition.clients=5"]
 
@@ -29,10 +28,10 @@ def test_a_newcomer_counts_from_its_arrival_on():
     for round in range(3):
         parts.begin(round)
     assert clients() == [1, 2, 3, 4]
-    assert parts.server._state.snapshot.population.total == 4 * 40
+    assert parts.server._backend.population.total == 4 * 40
     parts.begin(3)
     assert clients() == [0, 1, 2, 3, 4]
-    assert parts.server._state.snapshot.population.total == 5 * 40
+    assert parts.server._backend.population.total == 5 * 40
 
 
 def test_the_rate_begins_anew_where_the_objective_changes_and_nowhere_else(tmp_path):
@@ -52,18 +51,18 @@ def test_a_departed_client_keeps_its_share_or_does_not(order, total):
     parts = build(Trial(departing(), order, 0))
     for round in range(4):
         parts.begin(round)
-    assert parts.server._state.snapshot.population.total == total * 40
+    assert parts.server._backend.population.total == total * 40
     assert 0 not in parts.pattern.active(3).clients
 
 
 def test_the_model_is_judged_on_those_who_count():
     changing = build(Trial(arriving(), 0, 0)).changing
-    assert [sorted(changing.judged_by(round)) for round in (2, 3)] == [[1, 2, 3, 4], [0, 1, 2, 3, 4]]
+    assert [sorted(changing.counted_in(round)) for round in (2, 3)] == [[1, 2, 3, 4], [0, 1, 2, 3, 4]]
     kept = build(Trial(departing(), 0, 0)).changing
-    assert [len(kept.judged_by(round)) for round in (2, 3)] == [5, 5]  # those in the objective
+    assert [len(kept.counted_in(round)) for round in (2, 3)] == [5, 5]  # those in the objective
     method = "{name='FlexibleFedAvg', scheme='C', local_steps=5, objective={departures='include', test='present'}}"
     included = build(Trial(departing(f"algorithms=[{method}]"), 0, 0)).changing
-    assert [len(included.judged_by(round)) for round in (2, 3)] == [5, 4]  # those present
+    assert [len(included.counted_in(round)) for round in (2, 3)] == [5, 4]  # those present
 
 
 def test_the_test_examples_are_the_clients_own_and_else_those_of_their_classes():

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from fedcore.data import shards
 from fedcore.experiment import load_preset
-from fedcore.experiment.datasets import load_and_partition
+from fedcore.experiment.presets import load_and_partition
+from fedcore.simulation.data import shards
 
 
 def test_a_seed_divides_the_same_data_anew():

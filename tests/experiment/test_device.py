@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedcore.engines import InProcess
 from fedcore.errors import ConfigError, DeviceError
 from fedcore.experiment import Sweep, load_preset, run_experiment, run_sweep
-from fedcore.experiment.jobs import processes_on
-from fedcore.experiment.records import read_folder
-from fedcore.local import torch_device
+from fedcore.experiment.results import read_folder
+from fedcore.experiment.runner import processes_for
+from fedcore.simulation import torch_device
+from fedcore.simulation.in_process import InProcess
 from tests.cli.command import invoke
-from tests.local.pretended import Pretended
+from tests.simulation.pretended import Pretended
 
 CHANGES = ["rounds=2", "seeds=[0]", "algorithms=['FedAvg', 'MIFA']"]
 
@@ -68,7 +68,7 @@ def test_a_run_on_a_gpu_has_the_cpus_records_but_for_rounding(tmp_path, gpu):
 def test_what_was_begun_on_one_kind_of_device_does_not_go_on_on_another(tmp_path, gpu, first, then):
     begun, other = small(f"device={first!r}"), small(f"device={then!r}")
     assert run_experiment(begun, tmp_path / "run", jobs=0) == []
-    due = f"device: expected {first!r}, on which the trials in .* were begun, got {then!r}, which rounds otherwise"
+    due = f"device={then!r}: the trials in .* were begun on {first!r}, which rounds otherwise"
     with pytest.raises(ConfigError, match=due):
         run_experiment(other, tmp_path / "run", resume=True, jobs=0)
     assert run_sweep(Sweep([begun], tmp_path / "sweep"), jobs=0) == []
@@ -103,9 +103,9 @@ def test_without_a_gpu_nothing_is_made(tmp_path, no_gpu):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("command", ["run", "sweep"])
-def test_the_command_line_says_it_in_one_line(tmp_path, no_gpu, command):
-    done = invoke(command, "quickstart", "--device", "cuda", "--out", tmp_path / "out")
+@pytest.mark.parametrize("words", [[], ["--sweep"]])
+def test_the_command_line_says_it_in_one_line(tmp_path, no_gpu, words):
+    done = invoke("run", "quickstart", *words, "--device", "cuda", "--out", tmp_path / "out")
     assert done.status == 2
     assert done.errors.startswith("error: device: expected a GPU for 'cuda' that torch can use, got none")
     assert done.errors.count("\n") == 1
@@ -113,4 +113,8 @@ def test_the_command_line_says_it_in_one_line(tmp_path, no_gpu, command):
 
 def test_trials_share_no_gpu_unless_they_are_told_to():
     here, there = small(), small("device='cuda'")
-    assert [processes_on(here, None), processes_on(there, None), processes_on(there, 4)] == [None, 1, 4]
+    assert [processes_for(one, asked) for one, asked in (([here], None), ([here, there], None), ([there], 4))] == [
+        None,
+        1,
+        4,
+    ]

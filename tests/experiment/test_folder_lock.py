@@ -8,10 +8,10 @@ import pytest
 from fedcore.cli.app import main
 from fedcore.errors import ConfigError, LockedError, MissingDataError
 from fedcore.experiment import Sweep, load_preset, run_experiment, run_sweep
-from fedcore.experiment.folder_lock import locked
-from fedcore.experiment.records import read_folder
+from fedcore.experiment.results import read_folder
+from fedcore.experiment.run_folder import locked
 
-REFUSED = "expected nobody else who runs trials in it, got another process, or another call: wait for it, stop it"
+REFUSED = "it is in use by another run: wait for it, stop it"
 
 
 def small(*changes):
@@ -89,7 +89,7 @@ def test_what_was_added_until_the_folder_was_free_stays(tmp_path, monkeypatch):
         monkeypatch.undo()
         assert run_experiment(small("seeds=[0, 7]"), folder, resume=True, jobs=0) == []
 
-    monkeypatch.setattr("fedcore.experiment.run.find_device", meanwhile)
+    monkeypatch.setattr("fedcore.experiment.runner.find_device", meanwhile)
     assert run_experiment(small("seeds=[0, 1]"), folder, resume=True, jobs=0) == []
     assert load_preset(folder / "config.json").seeds == (0, 7, 1)
     assert [record.header.seed for record in read_folder(folder)] == [0, 1, 7]
@@ -159,6 +159,6 @@ def test_a_file_system_without_locks_holds_nobody_off(tmp_path, monkeypatch):
     def none(*_):
         raise OSError(9, "Bad file descriptor")
 
-    monkeypatch.setattr("fedcore.experiment.folder_lock.fcntl.flock", none)
+    monkeypatch.setattr("fedcore.experiment.run_folder.fcntl.flock", none)
     with locked([tmp_path]), locked([tmp_path]):
         pass

@@ -2,7 +2,7 @@ import pytest
 
 from fedcore.errors import ConfigError
 from fedcore.experiment import load_preset
-from fedcore.experiment.presets.grid import points
+from fedcore.experiment.presets import points
 
 
 def gridded(*changes):
@@ -51,12 +51,12 @@ def test_any_key_of_the_experiment_can_be_tried():
 @pytest.mark.parametrize(
     ("grid", "message"),
     [
-        ("{'rate.lrr'=[0.1]}", "got 'rate.lrr'"),
+        ("{'rate.lrr'=[0.1]}", "no key 'rate.lrr'"),
         ("{'local.epochs'=[0]}", "local.epochs"),
-        ("{'x.y'=[0]}", "got 'x.y'"),
-        ("{'rate.lr'=[0.1, 0.10]}", "got rate.lr=0.1 twice"),
-        ("{seeds=[[0], [5]]}", "expected no 'seeds'"),
-        ("{name=['a', 'b']}", "expected no 'name'"),
+        ("{'x.y'=[0]}", "no key 'x.y'"),
+        ("{'rate.lr'=[0.1, 0.10]}", "two points have the name rate.lr=0.1"),
+        ("{seeds=[[0], [5]]}", "all points share 'seeds'"),
+        ("{name=['a', 'b']}", "all points share 'name'"),
         ("{'algorithms.bta'=[0.5]}", "algorithms.bta: unknown key; did you mean 'beta'?"),
         ("{'algorithms.'=[1]}", "algorithms.: unknown key"),
         ("{'rate.lr'=[-1]}", "grid: quickstart at rate.lr=-1: rate.lr: expected a number in (0, 100], got -1"),

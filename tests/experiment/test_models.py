@@ -7,11 +7,10 @@ import torch
 
 from fedcore.errors import ConfigError
 from fedcore.experiment import load_preset, run_experiment
-from fedcore.experiment.build import build
-from fedcore.experiment.loop import run_trial
-from fedcore.experiment.records import read
-from fedcore.experiment.trial import Trial, trials
-from fedcore.local import nets
+from fedcore.experiment.results import read
+from fedcore.experiment.schema import Trial, trials
+from fedcore.experiment.trial import build, run_trial
+from fedcore.simulation import nets
 
 KEPT = ["rounds=5", "seeds=[0]", "evaluate.keep=2", "local.epochs=1"]
 
@@ -68,5 +67,5 @@ def test_without_it_there_are_none(tmp_path):
 
 
 def test_nodes_have_no_one_model():
-    with pytest.raises(ConfigError, match="keep: expected none, since nodes have a model each, got 1: leave it out"):
+    with pytest.raises(ConfigError, match="keep: must be left out, since nodes have a model each"):
         load_preset("descent/nfsgd-star", ["evaluate.keep=1"])

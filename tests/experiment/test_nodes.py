@@ -6,11 +6,10 @@ import pytest
 from fedcore import Network
 from fedcore.errors import ConfigError
 from fedcore.experiment import load_preset
-from fedcore.experiment.build import build
-from fedcore.experiment.loop import rounds, run_trial
-from fedcore.experiment.nodes import Nodes
-from fedcore.experiment.records import read
-from fedcore.experiment.trial import Trial
+from fedcore.experiment.results import read
+from fedcore.experiment.schema import Trial
+from fedcore.experiment.trial import build, rounds, run_trial
+from fedcore.simulation.engines import Nodes
 
 
 def trial_of(graph, *changes):
@@ -88,13 +87,13 @@ def test_a_stopped_trial_goes_on_bit_for_bit(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("algorithms=['FedAvg']", "expected LocalDescent"),
-        ("network.graph='cube'", "expected one of complete"),
+        ("algorithms=['FedAvg']", "must be LocalDescent"),
+        ("network.graph='cube'", "Input should be 'complete'"),
         ("network.probability=0.5", "probability"),
         ("network={graph='torus', rows=5}", "rows"),
         ("network={graph='erdos-renyi', probability=0.01}", "connected"),
-        ("rate.server_lr=0.1", "expected no rate.server_lr, which is a server's"),
-        ("objective={departures='include'}", "expected no objective"),
+        ("rate.server_lr=0.1", "leave out rate.server_lr, which is a server's"),
+        ("objective={departures='include'}", "leave out objective"),
     ],
 )
 def test_what_a_network_cannot_be_is_refused_when_it_is_read(change, message):

@@ -4,7 +4,7 @@ from dataclasses import asdict
 import pytest
 
 from fedcore.errors import MissingDataError
-from fedcore.experiment.records import Header, RoundRecord, Writer, read, read_folder
+from fedcore.experiment.results import Header, RoundRecord, Writer, read, read_folder
 
 HEADER = Header("p", "P", "FedAvg", 0, 3, rounds=2, version="0")
 

@@ -13,10 +13,10 @@ from fedcore import Server, __version__
 from fedcore.cli import main
 from fedcore.errors import ConfigError
 from fedcore.experiment import load_preset, run_experiment
-from fedcore.experiment.loop import run_trial
-from fedcore.experiment.records import read, read_folder
+from fedcore.experiment.results import read, read_folder
 from fedcore.experiment.run_folder import prepare
-from fedcore.experiment.trial import Trial
+from fedcore.experiment.schema import Trial
+from fedcore.experiment.trial import run_trial
 
 METHODS = ["FedAvg", "MIFA", "MimiC", "SCAFFOLD", "FedAvgMVR", "SCAFFOLDMVR"]
 
@@ -102,7 +102,7 @@ def test_rounds_are_durable_in_the_record_before_a_checkpoint_rests_on_them(tmp_
 
 def test_another_experiments_record_is_not_gone_on_with(tmp_path, small):
     run_trial(Trial(small, 0, 0), tmp_path)
-    with pytest.raises(ConfigError, match="expected this trial's record, got one with rounds"):
+    with pytest.raises(ConfigError, match="record of another trial, with rounds"):
         run_trial(Trial(load_preset("quickstart", ["rounds=1", "seeds=[0, 1]"]), 0, 0), tmp_path)
 
 
@@ -111,14 +111,14 @@ def test_what_another_version_began_says_so(tmp_path, small):
     run_trial(trial, tmp_path)
     record = tmp_path / "records" / trial.file_name
     record.write_text(record.read_text().replace(f'"version": "{__version__}"', '"version": "0.0.1"'))
-    with pytest.raises(ConfigError, match=f"version '0.0.1' and not '{__version__}'; another folder begins"):
+    with pytest.raises(ConfigError, match=f"version '0.0.1' and not '{__version__}': take another folder"):
         run_trial(trial, tmp_path)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is POSIX")
 def test_a_killed_run_is_resumed_from_the_command_line(tmp_path, capsys):
     overrides = ["--rounds", "40", "--seeds", "0,", "--set", "algorithms=['MimiC', 'SCAFFOLD']"]
-    command = [sys.executable, "-m", "fedcore", "run", "quickstart", *overrides, "--jobs", "2"]
+    command = [sys.executable, "-m", "fedcore", "run", "quickstart", *overrides, "--workers", "2"]
     folder = tmp_path / "killed"
     process = subprocess.Popen(
         [*command, "--out", str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -133,16 +133,16 @@ def test_a_killed_run_is_resumed_from_the_command_line(tmp_path, capsys):
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert any(len(record.rounds) < 40 for record in read_folder(folder))
-    main(resume := ["run", str(folder), "--resume", "--jobs", "0"])
+    main(resume := ["run", str(folder), "--resume", "--workers", "0"])
     prepare(tmp_path / "straight", experiment := load_preset(str(folder / "config.json"), []))
     run_experiment(experiment, tmp_path / "straight", resume=True, jobs=0)
     for killed, straight in zip(read_folder(folder), read_folder(tmp_path / "straight"), strict=True):
         assert timeless(killed) == timeless(straight)
         assert len(killed.rounds) == 40
     for more, said in (
-        (["--out", "elsewhere"], "expected no --out, since a run goes on in its folder as it was begun"),
-        (["--rounds", "39"], "rounds: expected at least 40"),
-        (["--set", "participation.p=0.3"], "got another one in its config.json (participation.p 0.1 -> 0.3)"),
+        (["--out", "elsewhere"], "--resume: does not go with --out"),
+        (["--rounds", "39"], "rounds=39: must be at least 40"),
+        (["--set", "participation.p=0.3"], "its config.json has other settings (participation.p 0.1 -> 0.3)"),
     ):
         with pytest.raises(SystemExit) as changed:
             main([*resume, *more])
@@ -164,7 +164,7 @@ def test_files_that_fedcore_did_not_write_stay(tmp_path):
         file.write_text("my notes, in one line")
     more = load_preset("quickstart", ["rounds=4", *quick])
     [failed] = run_experiment(more, tmp_path / "run", jobs=0, resume=True)
-    assert "expected this trial's record, got another file: move it" in failed.error
+    assert "it is not this trial's record: move it" in failed.error
     assert {file.read_text() for file in mine} == {"my notes, in one line"}
     for torn in (b"", b'{"pre', b'{"preset": "quick', b'{"preset"\0\0\0', b"\0\0"):
         mine[0].write_bytes(torn)

@@ -12,10 +12,11 @@ import pytest
 from fedcore import __version__
 from fedcore.errors import ConfigError, MissingDataError
 from fedcore.experiment import Sweep, load_preset, run_experiment, run_sweep
-from fedcore.experiment.records import Header, RoundRecord, Writer, read_folder
+from fedcore.experiment.executor import Ended, TrialWorker
+from fedcore.experiment.results import Header, RoundRecord, Writer, read_folder
 from fedcore.experiment.run_folder import prepare
-from fedcore.experiment.trial import trials
-from fedcore.experiment.worker import Ended, Worker
+from fedcore.experiment.schema import trials
+from fedcore.simulation.executor import Processes
 
 
 def test_all_trials_run_and_the_folder_can_be_run_again(tmp_path, small):
@@ -34,7 +35,7 @@ def test_all_trials_run_and_the_folder_can_be_run_again(tmp_path, small):
 
 def test_a_folder_that_holds_files_is_refused(tmp_path, small):
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(ConfigError, match="expected a new or empty folder"):
+    with pytest.raises(ConfigError, match="must be new or empty"):
         run_experiment(small, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
@@ -66,9 +67,12 @@ def test_a_worker_whose_run_is_gone_ends_without_a_trace(tmp_path):
     """As a run that is killed leaves its workers: their trials have not failed."""
     (endless,) = trials(load_preset("quickstart", ["rounds=100000", "seeds=[0]", "algorithms=['FedAvg']"]))
     (tmp_path / "records").mkdir()
-    worker = Worker()
-    worker.start(endless, tmp_path)
-    assert worker.receive().round == 0
+    processes = Processes()
+    worker = processes.start(TrialWorker)
+    assert processes.result(processes.submit(worker, "prepare", ())) == worker.process.pid
+    begun = processes.submit(worker, "begin", endless, tmp_path, None)
+    assert processes.result(begun)[0].round == 0
+    processes.submit(worker, "go_on")
     worker.pipe.close()
     worker.process.join(60)
     assert worker.process.exitcode == 0

@@ -12,7 +12,7 @@ import pytest
 
 from fedcore.errors import ConfigError
 from fedcore.experiment import Sweep, load_preset, run_sweep
-from fedcore.experiment.records import read, read_folder, started
+from fedcore.experiment.results import read, read_folder, started
 from fedcore.reports import write_overview
 
 CHANGES = ["algorithms=['FedAvg', 'FedAvgM']", "rounds=3", "seeds=[0]", "local.epochs=1"]
@@ -43,7 +43,7 @@ def test_two_experiments_of_one_name_are_refused(tmp_path):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "mine.toml").write_text('base = "quickstart"')
     both = [load_preset(tmp_path / folder / "mine.toml", CHANGES) for folder in ("a", "b")]
-    with pytest.raises(ConfigError, match="mine: expected one experiment of this name"):
+    with pytest.raises(ConfigError, match="mine: several experiments have this name"):
         run_sweep(Sweep(both, tmp_path / "runs"), jobs=0)
     assert not (tmp_path / "runs").exists()
 
@@ -114,7 +114,7 @@ def test_a_file_of_the_user_s_is_neither_deleted_nor_replaced(tmp_path, name):
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL is POSIX")
 def test_a_killed_sweep_goes_on_with_the_same_command(tmp_path):
     settings = ["--seeds", "1", "--rounds", "25", "--set", "algorithms=['MimiC', 'FedAvgM']", "--set", GRID]
-    command = [sys.executable, "-m", "fedcore", "sweep", "quickstart", *settings, "--jobs", "1", "--out"]
+    command = [sys.executable, "-m", "fedcore", "run", "quickstart", *settings, "--workers", "1", "--out"]
     folder = tmp_path / "killed"
     process = subprocess.Popen(
         [*command, str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True

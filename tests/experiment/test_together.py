@@ -7,10 +7,11 @@ import pytest
 from torch import nn
 
 from fedcore.errors import ConfigError
-from fedcore.experiment import Sweep, load_preset, run_experiment, run_sweep, together
-from fedcore.experiment.presets.grid import points
-from fedcore.experiment.records import read_folder
-from fedcore.local import nets
+from fedcore.experiment import Sweep, load_preset, run_experiment, run_sweep
+from fedcore.experiment import run_folder as together
+from fedcore.experiment.presets import points
+from fedcore.experiment.results import read_folder
+from fedcore.simulation import nets
 
 CHANGES = ["rounds=2", "seeds=[0]", "algorithms=['FedAvg', 'MIFA']", "model='convolution'", "name='conv'"]
 
@@ -115,5 +116,5 @@ def test_a_sweep_keeps_what_each_of_its_folders_says(tmp_path, measured):
     assert run_sweep(Sweep([more], tmp_path), jobs=0) == []
     assert {line.together for folder in folders for line in rounds(folder)} == {True}
     assert [config(folder)["together"] for folder in folders] == [True, True]
-    with pytest.raises(ConfigError, match="expected the experiment that is to run, got another one"):
+    with pytest.raises(ConfigError, match="has other settings"):
         run_sweep(Sweep([conv("grid={'rate.lr'=[0.1, 0.2]}", "together=false")], tmp_path), jobs=0)

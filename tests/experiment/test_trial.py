@@ -3,13 +3,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedcore.engines import Evaluation, InProcess
 from fedcore.experiment import load_preset
-from fedcore.experiment.build import build
-from fedcore.experiment.loop import run_trial
-from fedcore.experiment.records import read
-from fedcore.experiment.trial import Trial, trials
-from fedcore.participation import Schedule, Trace, Uniform
+from fedcore.experiment.results import read
+from fedcore.experiment.schema import Trial, trials
+from fedcore.experiment.trial import build, run_trial
+from fedcore.simulation.engines import Evaluation
+from fedcore.simulation.in_process import InProcess
+from fedcore.simulation.participation import Schedule, Trace, Uniform
 
 
 def timeless(record):
@@ -50,7 +50,7 @@ def test_what_is_compared_differs_in_the_algorithm_alone(small):
             next(iter(clients.updates(source.broadcast([3]))))
             for clients, source in ((engine, server), (first_engine, first_server))
         )
-        np.testing.assert_array_equal(np.asarray(ours.model), np.asarray(theirs.model))
+        np.testing.assert_array_equal(np.asarray(ours.value), np.asarray(theirs.value))
 
 
 def test_a_record_says_what_happened(tmp_path):

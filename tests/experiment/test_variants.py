@@ -2,7 +2,7 @@ import pytest
 
 from fedcore.errors import ConfigError, UnknownNameError
 from fedcore.experiment import load_preset, presets
-from fedcore.experiment.presets.variants import at_scale, merged, variants
+from fedcore.experiment.presets import at_scale, merged
 
 
 def test_a_table_that_names_something_else_takes_the_others_place():
@@ -15,14 +15,14 @@ def test_a_table_that_names_something_else_takes_the_others_place():
 
 def test_variants_are_the_product_of_their_tables():
     axes = [{"a": {"about": "A"}, "b": {"rounds": 2}}, {"x": {"about": "X", "rounds": 3}}]
-    found = variants("f", {"title": "T", "rounds": 1, "variants": axes})
+    found = presets.variants("f", {"title": "T", "rounds": 1, "variants": axes})
     assert found == {"f-a-x": {"title": "T: A, X", "rounds": 3}, "f-b-x": {"title": "T: X", "rounds": 3}}
 
 
 def test_a_family_is_what_differs_in_one_table_alone():
     values = {"p1": {"varies": {"p": 0.1}}, "p9": {"about": "nearly all", "varies": {"p": 0.9}}}
     axes = [{"a": {"about": "A"}, "b": {"about": "B"}}, values, {"x": {}}]
-    found = variants("f", {"title": "T", "variants": axes})
+    found = presets.variants("f", {"title": "T", "variants": axes})
     assert [tables["title"] for tables in found.values()][:2] == ["T: A, p = 0.1", "T: A, nearly all"]
     assert found["f-b-p9-x"]["pictures"]["varied"] == {"family": "f-b-x", "title": "T: B", "label": "p", "value": 0.9}
 
@@ -82,7 +82,7 @@ def test_a_preset_that_is_changed_in_what_families_differ_in_is_of_none(change):
 )
 def test_one_table_varies_one_number(axes):
     with pytest.raises(ConfigError, match="one number in it"):
-        variants("f", {"title": "T", "variants": axes})
+        presets.variants("f", {"title": "T", "variants": axes})
 
 
 def test_the_small_scale_lies_on_everything_else():

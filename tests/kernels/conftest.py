@@ -8,7 +8,6 @@ ON_DEVICE = os.environ.get("FEDCORE_TESTS_ON") == "cuda"
 LEFT_OUT = {
     "how the host reads what is no plain array": [
         "test_changing_lists.py",
-        "test_exchange_arguments.py",
         "test_hostile_arrays.py",
         "test_torch_export.py",
     ],
@@ -17,7 +16,7 @@ LEFT_OUT = {
         "test_stochastic_rounding_is_unbiased",
         "test_the_sum_follows_the_rows_for_ten_thousand_exchanges",
     ],
-    "what is large for the host's caches": ["test_rows_too_many_for_the_caches_have_the_bits_of_the_reference"],
+    "what is large for the host's caches": ["test_rows_too_many_for_the_caches_have_the_bits_of_the_oracle"],
     "a million elements": [
         "test_bits_do_not_follow_the_callers_flush_to_zero",
         "test_stochastic_rows_are_unbiased",

@@ -108,6 +108,6 @@ def test_clients_that_change_while_they_are_registered():
 def test_what_canonical_makes_is_checked():
     """It comes from Python; an answer that is no id would be client 0."""
     index = _core.ClientIndex(bytes(16), 0)
-    with pytest.raises(errors.UnknownClientError, match=r"clients\[1\]: expected an int in 0 .. 2\^64 - 1 or a str"):
+    with pytest.raises(errors.UnknownClientError, match=r"^clients\[1\]"):
         index.add_all(["a", object()], lambda _: None)
     assert len(index) == 0

@@ -21,7 +21,7 @@ import fedcore
 from fedcore import kernels, sampling
 from fedcore.kernels import Linear
 from fedcore.store import checksums
-from tests.kernels.forms import FORMS
+from tests.kernels.arrays import FORMS
 
 # Of every function's results on arrays of those lengths, each laid where place() puts it.
 def digest_of(lengths, place=lambda array: array):
@@ -236,36 +236,6 @@ def test_a_level_that_does_not_exist_is_an_error():
     assert done.returncode != 0
     assert "FEDCORE_ISA: expected a level that this machine and this build have, " in done.stderr
     assert done.stderr.rstrip().endswith("got avx1024")
-
-
-SERVER_ROUNDS = """
-import hashlib
-import numpy as np
-import fedcore
-from fedcore import optimizers
-digest = hashlib.sha256()
-cases = [("FedAvg", "f32"), ("MIFA", "f32"), ("MimiC", "f32"), ("MIFA", "bf16"), ("SCAFFOLD", "int8")]
-for name, codec, optimizer in [(*case, None) for case in cases] + [("FedAvg", "f32", o) for o in optimizers.REGISTRY]:
-    rng = np.random.default_rng(3)
-    store = fedcore.ClientStore(6, 3001, codec=codec)
-    turns = optimizer and optimizers.named(optimizer)
-    server = fedcore.Server(name, rng.normal(size=3001).astype(np.float32), store=store, lr=.1, optimizer=turns)
-    for _ in range(8):
-        with server.open_round() as round:
-            for client in np.flatnonzero(rng.random(6) < .5).tolist():
-                y = server.x + rng.normal(size=3001).astype(np.float32)
-                round.add(client, y, steps=3, examples=int(rng.integers(1, 9)))
-        digest.update(server.x)
-print(digest.hexdigest())
-"""
-
-
-def test_the_package_runs_on_the_reference_with_the_same_bits():
-    native, numpy = run(SERVER_ROUNDS, ""), run(SERVER_ROUNDS, "reference")
-    assert native.returncode == 0, native.stderr
-    assert numpy.returncode == 0, numpy.stderr
-    assert native.stdout == numpy.stdout
-    assert run("import fedcore; print(fedcore.isa())", "reference").stdout.strip() == "reference"
 
 
 @pytest.mark.parametrize("count", [0, -1, 5000])

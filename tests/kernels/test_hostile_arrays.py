@@ -224,7 +224,7 @@ def test_a_capsule_is_left_to_its_exporter():
     Once = type("Once", (), {"__dlpack__": lambda self, **_: capsule})
     np.testing.assert_array_equal(kernels.squared_norms([Once()]), [25])
     torch.from_dlpack(capsule)
-    with pytest.raises(errors.ArrayError, match=r"rows\[0\]: expected a DLPack capsule that nobody used"):
+    with pytest.raises(errors.ArrayError, match=r"^rows\[0\]"):
         kernels.squared_norms([Once()])
 
 

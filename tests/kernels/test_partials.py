@@ -5,11 +5,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from fedcore import errors, kernels
-from fedcore.kernels import Codes, ExactSum, Linear, reference
-from fedcore.native import ON_REFERENCE
-from tests.kernels.forms import FORMS
-from tests.kernels.rows import empty, random_keys
+from fedcore import kernels
+from fedcore.kernels import Codes, ExactSum, Linear
+from tests import oracle
+from tests.kernels.arrays import FORMS, empty_row, random_keys
 
 BLOCK, K = 16_384, 5
 PARTS = [1, 2, 3, 7]
@@ -76,11 +75,11 @@ def test_a_fold_in_parts_has_the_bits_of_one(dtype, parts):
     partials = in_parts(parts, parts, K, of_part)
     np.testing.assert_array_equal(total(partials), squares)
     np.testing.assert_array_equal(np.array(made), np.array(whole))
-    np.testing.assert_allclose(partials, reference.squares_of_blocks(hs(bases, ys, scales)), rtol=1e-5)
+    np.testing.assert_allclose(partials, oracle.squares_of_blocks(hs(bases, ys, scales)), rtol=1e-5)
 
 
 def hs(bases, ys, scales):
-    return [reference.gradient(*sent) for sent in zip(bases, ys, scales, strict=True)]
+    return [oracle.gradient(*sent) for sent in zip(bases, ys, scales, strict=True)]
 
 
 @pytest.mark.parametrize("parts", PARTS)
@@ -93,7 +92,7 @@ def test_an_exchange_in_parts_has_the_bits_of_one(exact, codec, form, parts):
     scales, weights, options = rng.random(K), rng.random(K), FORMS[form] | dict(keys=random_keys(K, parts))
     if codec != "f32":
         old = [kernels.quantise(row, codec) for row in old]
-    rows, made_rows = [empty(codec, n) for _ in ys], [empty(codec, n) for _ in ys]
+    rows, made_rows = [empty_row(codec, n) for _ in ys], [empty_row(codec, n) for _ in ys]
     if exact:
         acc, whole, made = ExactSum.zeros(n), ExactSum.empty(n), ExactSum.empty(n)
         swap, total = kernels.exchange_exact, partial(kernels.sum_of_partials_exact, weights=weights, **FORMS[form])
@@ -134,14 +133,6 @@ def optimizer_step(a, span, partials):
     a = {name: array[span].copy() for name, array in a.items()}
     out = dict(m_out=a["g"], s_out=a["s"], x_out=a["x"], partials=partials)
     return [kernels.optimizer_step(a["v"], a["g"], a["s"], a["x"], **out, **ADAM)]
-
-
-def squared_norms(a, span, partials):
-    return kernels.squared_norms([a["x"][span], a["g"][span]], partials=partials)
-
-
-def combined_square(a, span, partials):
-    return [kernels.combined_square([a["T"][span], a["x"][span]], [0.5, -2], partials=partials)]
 
 
 ENDS = {
@@ -193,7 +184,7 @@ def test_a_number_that_is_none_is_found_in_the_part_that_has_it():
 
 
 def test_what_a_row_cannot_hold_is_found_in_its_part():
-    y, row, partials = np.ones(2 * BLOCK, np.float32), empty("f16", 2 * BLOCK), np.empty((2, 1))
+    y, row, partials = np.ones(2 * BLOCK, np.float32), empty_row("f16", 2 * BLOCK), np.empty((2, 1))
     y[0] = 1e6  # past float16's range
     given = np.zeros(len(y)), [None], [y], np.ones(1), np.ones(1), [None], [None], [row]
     kernels.exchange(*given, out=np.empty(len(y)), keys=random_keys(1, 1), partials=partials)
@@ -208,7 +199,7 @@ def test_an_update_too_long_for_an_exact_sum_is_so_though_no_part_of_it_is(form)
         np.array([1.0, 1, 4, 0]),
         np.empty((2, 4)),
     )
-    ys, rows, out = [y, y / 2, y / 4, y], [empty("f32", n) for _ in range(4)], ExactSum.empty(n)
+    ys, rows, out = [y, y / 2, y / 4, y], [empty_row("f32", n) for _ in range(4)], ExactSum.empty(n)
 
     def call(span, partials):
         given = cut(ExactSum.zeros(n), span), [None] * 4, cut(ys, span), np.ones(4), weights
@@ -230,49 +221,14 @@ def test_an_update_too_long_for_an_exact_sum_is_so_though_no_part_of_it_is(form)
 def test_codes_of_a_part_are_those_of_the_whole_row(codec, place):
     n = 2 * BLOCK + 5
     x, seed, row = vectors(np.random.default_rng(1), 1, n)[0], 3, 2**64 - 1
-    made, due = kernels.quantise(x, codec, seed=seed, row=row, first=place), empty(codec, n)
-    reference.quantise(x, codec, due.codes, due.scales, seed, row, place)
+    made, due = kernels.quantise(x, codec, seed=seed, row=row, first=place), empty_row(codec, n)
+    oracle.quantise(x, codec, due.codes, due.scales, seed, row, place)
     np.testing.assert_array_equal(made.codes, due.codes)
     if place < n:
         before = vectors(np.random.default_rng(2), 1, place)[0]
         whole = kernels.quantise(np.concatenate([before, x]), codec, seed=seed, row=row)
         np.testing.assert_array_equal(made.codes, whole.codes[place:])
     assert (made.codes != kernels.quantise(x, codec, seed=seed, row=row).codes).any()
-
-
-@pytest.mark.skipif(ON_REFERENCE, reason="the reference checks nothing")
-def test_a_place_that_is_none_is_refused():
-    x = np.zeros(BLOCK, np.float32)
-    for first in (32, 2**62 + 64):
-        with pytest.raises(errors.RangeError, match="first: expected a multiple of 64 from 0 to 2"):
-            kernels.quantise(x, "int8", seed=1, first=first)
-    with pytest.raises(errors.RangeError, match="first"):
-        kernels.quantise(x, "int8", seed=1, first=-64)
-    with pytest.raises(errors.RangeError, match=r"first: expected a multiple of 16,384 for a part that reaches past"):
-        kernels.quantise(x, "int8", seed=1, first=2**32 - 64)
-    row = empty("int8", BLOCK)
-    with pytest.raises(errors.RangeError, match="first: expected a multiple of 64 from 0 to 2"):
-        given = np.zeros(BLOCK), [None], [x], np.ones(1), np.ones(1), [None], [None], [row]
-        kernels.exchange(*given, out=np.empty(BLOCK), keys=random_keys(1, 1), first=-64)
-
-
-@pytest.mark.skipif(ON_REFERENCE, reason="the reference checks nothing")
-def test_partials_of_another_size_or_dtype_and_such_as_overlap_are_refused():
-    y, out = np.zeros(BLOCK + 1, np.float32), np.empty(BLOCK + 1)
-
-    def fold(partials, out):
-        kernels.accumulate(None, [None], [y], np.ones(1), np.ones(1), out=out, partials=partials)
-
-    with pytest.raises(errors.ShapeError, match=r"partials: expected float64 of 2 elements, got float64\[1, 1\]"):
-        fold(np.empty((1, 1)), out)
-    with pytest.raises(errors.DtypeError, match="partials: expected float64 of 2 elements, got float32"):
-        fold(np.empty((2, 1), np.float32), out)
-    with pytest.raises(errors.ArrayError, match="partials: must not overlap out"):
-        fold(out[:2], out)
-    frozen = np.empty((2, 1))
-    frozen.flags.writeable = False
-    with pytest.raises(errors.ArrayError, match="partials: expected float64 of 2 elements to write to"):
-        fold(frozen, out)
 
 
 def test_sums_of_no_blocks_are_zeros():

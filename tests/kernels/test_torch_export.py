@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from fedcore import errors, kernels
-from fedcore.native import ON_REFERENCE
 
-pytestmark = pytest.mark.skipif(ON_REFERENCE, reason="the twins take tensors by NumPy")
 KEPT = []  # types whose export is used are never let go
 
 

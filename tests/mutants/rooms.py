@@ -111,28 +111,31 @@ ADAPTERS = [
 ]
 """Not those that start processes, nor those that wait a second for silent nodes for each of many methods."""
 
+PARTICIPATION = [
+    "fedcore/simulation/participation.py",
+    "fedcore/simulation/traces.py",
+    "tests/simulation/test_participation.py",
+    "tests/simulation/test_traces.py",
+    "tests/experiment/test_build.py",
+    "tests/experiment/test_loading.py",
+    "tests/runtime/test_float_mode.py",
+    "tests/outsiders/test_registries.py",
+]
+
 ROOMS = {
-    "fedcore/topology": [
-        "fedcore/topology",
-        "tests/topology",
+    "fedcore/network/topology.py": [
+        "fedcore/network/topology.py",
         "tests/network",
         "tests/runtime/test_float_mode.py",
         "tests/test_representation.py",
     ],
-    "fedcore/participation": [
-        "fedcore/participation",
-        "tests/participation",
-        "tests/experiment/test_build.py",
-        "tests/experiment/test_loading.py",
-        "tests/runtime/test_float_mode.py",
-        "tests/outsiders/test_registries.py",
-    ],
+    "fedcore/simulation/participation.py": PARTICIPATION,
+    "fedcore/simulation/traces.py": PARTICIPATION,
     "fedcore/algorithms": [
         "fedcore/algorithms",
         "fedcore/testing.py",
         "tests/algorithms",
         "tests/test_testing.py",
-        "tests/architecture/test_method_words.py",
         "tests/runtime/test_float_mode.py",
         "tests/outsiders/test_registries.py",
         *(f"tests/server/test_{name}.py" for name in METHODS),
@@ -149,16 +152,16 @@ ROOMS = {
         PROCESSES,
     ],
     "fedcore/averaging.py": ["fedcore/averaging.py", "tests/test_averaging.py", "tests/conformance", *READERS],
-    "fedcore/layout.py": ["fedcore/layout.py", "tests/test_layout.py", *READERS],
-    "fedcore/libraries.py": ["fedcore/libraries.py", "tests/test_layout.py", "tests/test_averaging.py", *READERS],
+    "fedcore/model.py": ["fedcore/model.py", "tests/test_layout.py", *READERS],
+    "fedcore/arrays.py": ["fedcore/arrays.py", "tests/test_layout.py", "tests/test_averaging.py", *READERS],
     "fedcore/adapters": ADAPTERS,
     "fedcore/adapters/flower": ADAPTERS,
     "fedcore/adapters/nvflare": ADAPTERS,
-    "fedcore/adapters/pfl": ADAPTERS,
+    "fedcore/adapters/pfl.py": ADAPTERS,
 }
 """A room is a folder's own files, or one file."""
 
-SETTLED = ("fedcore/topology", "fedcore/participation")
+SETTLED = ("fedcore/network/topology.py", "fedcore/simulation/participation.py", "fedcore/simulation/traces.py")
 """Rooms all of whose survivors were killed or argued: there a new one fails the command."""
 
 SLOWEST = 2.0

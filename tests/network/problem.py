@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedcore import Network
+from fedcore import Limits, Network
 
 
 def vector(*numbers):
@@ -11,7 +11,9 @@ def vector(*numbers):
 
 def pair():
     """Two nodes that give a quarter to each other, and may have rates of their own."""
-    return Network([vector(0, 0)] * 2, [[0.75, 0.25], [0.25, 0.75]], lr=0.5, q=[1, 3], own_rates=True)
+    return Network(
+        [vector(0, 0)] * 2, [[0.75, 0.25], [0.25, 0.75]], lr=0.5, q=[1, 3], limits=Limits(max_client_lr=100.0)
+    )
 
 
 class LeastSquares:

@@ -5,9 +5,9 @@ import pytest
 from torch import nn
 
 import fedcore
-from fedcore import ClientStore, Network, Server, Update, errors
-from fedcore.rates import InverseStep, Staircase
-from fedcore.topology import Topology
+from fedcore import ClientStore, Limits, Network, Server, Update, errors
+from fedcore.algorithms.rates import InverseStep, Staircase
+from fedcore.network.topology import Topology
 from tests.network.problem import LeastSquares
 
 PROBLEM, NODES = LeastSquares(6, 5), 6
@@ -47,7 +47,7 @@ def test_it_goes_on_bit_for_bit(tmp_path, lr):
 def test_counters_names_and_limits_are_kept(tmp_path):
     module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     module[1].num_batches_tracked += 5
-    network = Network([module] * 2, [[0.75, 0.25], [0.25, 0.75]], lr=0.1, max_steps=7)
+    network = Network([module] * 2, [[0.75, 0.25], [0.25, 0.75]], lr=0.1, limits=Limits(max_steps=7))
     network.round([Update(0, module.state_dict(), steps=1), Update(1, module.state_dict(), steps=1)])
     network.save(tmp_path / "network")
     loaded = Network.load(tmp_path / "network")
@@ -57,8 +57,8 @@ def test_counters_names_and_limits_are_kept(tmp_path):
     for name in due:
         np.testing.assert_array_equal(came[name], due[name])
     report = loaded.round([Update(0, module.state_dict(), steps=8)])
-    assert report.refused[0][0] == 0
-    assert "steps" in report.refused[0][1]
+    assert report.rejected[0][0] == 0
+    assert "steps" in report.rejected[0][1]
 
 
 def test_the_callers_own_rate_is_given_again(tmp_path):
@@ -75,7 +75,7 @@ def test_the_callers_own_rate_is_given_again(tmp_path):
 
 
 def test_what_is_no_network_is_refused(tmp_path):
-    Server("MIFA", np.zeros(2, np.float32), clients=2, lr=0.1).save(tmp_path / "server")
+    Server(np.zeros(2, np.float32), "MIFA", clients=2, lr=0.1).save(tmp_path / "server")
     ClientStore(2, 2).save(tmp_path / "store")
     for folder in ("server", "store"):
         with pytest.raises(errors.CheckpointError, match="folder of a network"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcore import Network, Update
-from fedcore.topology import Topology
+from fedcore.network.topology import Topology
 from tests.network.problem import LeastSquares
 
 NODES, E, LR = 9, 2, 0.05

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcore.experiment.records import read_folder
+from fedcore.experiment.results import read_folder
 
 HOUSE = Path(__file__).parent / "house"
 NAMES = {
@@ -50,7 +50,7 @@ def figures(folder):
 def straight(tmp_path_factory):
     """The folder of a run by dotted names, over two processes."""
     folder = tmp_path_factory.mktemp("straight") / "run"
-    ended = fedcore("run", HOUSE / "experiment.toml", "--jobs", 2, "--out", folder)
+    ended = fedcore("run", HOUSE / "experiment.toml", "--workers", 2, "--out", folder)
     assert ended.returncode == 0, ended.stderr
     return folder
 
@@ -82,7 +82,7 @@ def cut_short(folder):
 def test_a_run_that_was_stopped_goes_on(straight, tmp_path):
     folder = shutil.copytree(straight, tmp_path / "run")
     cut_short(folder)
-    ended = fedcore("run", folder, "--resume", "--jobs", 1)
+    ended = fedcore("run", folder, "--resume", "--workers", 1)
     assert ended.returncode == 0, ended.stderr
     assert figures(folder) == figures(straight)
 
@@ -90,12 +90,12 @@ def test_a_run_that_was_stopped_goes_on(straight, tmp_path):
 def test_by_an_import_in_every_worker(straight, tmp_path):
     """A module by its name at first, by its file when the run goes on, which needs it as well."""
     run = tmp_path / "run"
-    ended = fedcore("run", registered_file(tmp_path), "--import", "mine.registers", "--jobs", 1, "--out", run)
+    ended = fedcore("run", registered_file(tmp_path), "--import", "mine.registers", "--workers", 1, "--out", run)
     assert ended.returncode == 0, ended.stderr
     assert figures(run) == figures(straight)
     assert "unknown" in fedcore("run", run, "--resume").stderr
     cut_short(run)
-    ended = fedcore("run", run, "--resume", "--import", HOUSE / "mine" / "registers.py", "--jobs", 1)
+    ended = fedcore("run", run, "--resume", "--import", HOUSE / "mine" / "registers.py", "--workers", 1)
     assert ended.returncode == 0, ended.stderr
     assert figures(run) == figures(straight)
 
@@ -106,18 +106,18 @@ def test_by_entry_points(straight, tmp_path):
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(ENTRY_POINTS)
     path = (HOUSE, tmp_path)
-    ended = fedcore("run", registered_file(tmp_path), "--jobs", 1, "--out", tmp_path / "run", path=path)
+    ended = fedcore("run", registered_file(tmp_path), "--workers", 1, "--out", tmp_path / "run", path=path)
     assert ended.returncode == 0, ended.stderr
     assert figures(tmp_path / "run") == figures(straight)
     listed = fedcore("list", path=path).stdout
     assert all(name in listed for name in NAMES.values())
-    assert "two clouds of points" in fedcore("data", "list", path=path).stdout
+    assert "two clouds of points" in fedcore("list", "data", path=path).stdout
 
 
 def test_modules_lie_beside_the_configuration(tmp_path):
     """Nothing is on the path, and the working folder is another one: each process of the run finds them."""
     shutil.copytree(HOUSE, tmp_path / "lab")
-    words = ("--rounds", 1, "--seeds", 1, "--jobs", 1, "--out", tmp_path / "run")
+    words = ("--rounds", 1, "--seeds", 1, "--workers", 1, "--out", tmp_path / "run")
     ended = fedcore("run", "lab/experiment.toml", *words, path=(), folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert [label for label, _ in figures(tmp_path / "run")] == ["FedAvg", "FedACG (lam=0.5)"]

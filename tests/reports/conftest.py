@@ -3,7 +3,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from matplotlib.figure import Figure
 
-from fedcore.experiment.records import Header, Record, RoundRecord
+from fedcore.experiment.results import Header, Record, RoundRecord
 
 Make = Callable[..., Record]
 

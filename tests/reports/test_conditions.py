@@ -5,7 +5,9 @@ import csv
 import pytest
 
 from fedcore.reports import write_overview
-from fedcore.reports.conditions import Cell, condition, table
+from fedcore.reports.report import Bold
+from fedcore.reports.statistics import interval_of
+from fedcore.reports.sweeps import condition, conditions_table
 from tests.reports.test_page import parsed
 from tests.reports.test_sweeps import put
 
@@ -17,25 +19,25 @@ def test_the_best_is_marked_where_it_is_better_than_the_next_beyond_their_paired
     apart += [record("B", 1, seed, [0.51 + 0.1 * seed + 0.001 * seed]) for seed in range(3)]  # always a little better
     apart += [record("C", 2, seed, [0.2]) for seed in range(3)]
     found = condition("p", "", apart)
-    assert {label: cell.best for label, cell in found.cells.items()} == {"A": False, "B": True, "C": False}
+    assert found.best == "B"
     # 0.6 and the half width t(0.975, 2) * 0.1 / sqrt(3) = 4.302653 * 0.057735 = 0.248414
-    assert found.cells["A"].interval == pytest.approx((0.351586, 0.848414), abs=1e-6)
-    assert str(found.cells["A"]) == "60.0 (35.2 .. 84.8)"
+    assert interval_of(found.values["A"]) == pytest.approx((0.351586, 0.848414), abs=1e-6)
+    assert found.cell("A") == "60.0 (35.2 .. 84.8)"
+    assert [isinstance(found.cell(label), Bold) for label in "ABC"] == [False, True, False]
     near = [record("A", 0, seed, [0.5]) for seed in range(3)]
     near += [record("B", 1, seed, [0.4 + 0.11 * seed]) for seed in range(3)]  # better on average, not surely
-    assert not any(cell.best for cell in condition("p", "", near).cells.values())
+    assert condition("p", "", near).best is None
     one = [record("A", 0, 0, [0.5]), record("B", 1, 0, [0.9])]
-    assert condition("p", "", one).cells == {"A": Cell((0.5,)), "B": Cell((0.9,))}
-    assert str(Cell((0.5,))) == "50.0"
+    assert (condition("p", "", one).values, condition("p", "", one).best) == ({"A": (0.5,), "B": (0.9,)}, None)
+    assert condition("p", "", one).cell("A") == "50.0"
 
 
 def test_a_method_that_a_condition_does_not_have_has_an_empty_cell(record):
     first = condition("p", "", [record("A", 0, 0, [0.5])])
     second = condition("q", "participation.p=0.1", [record("B", 0, 0, [0.25])])
-    headings, texts, best = table([first, second])
-    assert headings == ["accuracy %", "A", "B"]
-    assert texts == [["p", "50.0", "–"], ["q, participation.p=0.1", "–", "25.0"]]
-    assert best == set()
+    table = conditions_table([first, second])
+    assert list(table.columns) == ["accuracy %", "A", "B"]
+    assert table.values.tolist() == [["p", "50.0", "–"], ["q, participation.p=0.1", "–", "25.0"]]
 
 
 def two_conditions(put):
@@ -98,7 +100,7 @@ def test_no_report_chooses_among_problems(tmp_path, put):
         setting = tmp_path / "p" / "reports" / f"participation.p={p}"
         assert {file.parent for file in report.files} == {setting}
         assert all(file.stat().st_size for file in report.files)
-        assert f"`{name}`, 2 rounds" in (tmp_path / "overview.md").read_text()
+        assert f"{name}, 2 rounds" in (tmp_path / "overview.md").read_text()
     assert parsed(tmp_path / "overview.html").addresses == []
 
 

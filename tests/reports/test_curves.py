@@ -3,33 +3,32 @@ from dataclasses import replace
 import pytest
 
 from fedcore.experiment import load_preset
-from fedcore.experiment.loop import run_trial
-from fedcore.experiment.records import read_folder
-from fedcore.experiment.trial import trials
-from fedcore.reports.comparison import Comparison
-from fedcore.reports.curves import ACCURACY, AXES, LOSS, band, draw_curves
-from fedcore.reports.drawing import COLOURS, apart
+from fedcore.experiment.results import read_folder
+from fedcore.experiment.schema import trials
+from fedcore.experiment.trial import run_trial
+from fedcore.reports.figures import AXES, COLOURS, STYLES, band, draw_curves, look
+from fedcore.reports.papers import Comparison
 
 
 def test_the_band_runs_from_the_lowest_to_the_highest_seed_and_ends_with_the_first(record):
     group = [record("A", 0, 0, [0.1, None, 0.3, 0.5]), record("A", 0, 1, [0.3, None, 0.3])]
-    rounds, low, mean, high = band(group, "rounds")
-    assert rounds == [1, 3]
-    assert low == pytest.approx([10, 30])
-    assert mean == pytest.approx([20, 30])
-    assert high == pytest.approx([30, 30])
+    curve = band(group, "rounds")
+    assert list(curve.index) == [1, 3]
+    assert list(curve["min"]) == pytest.approx([10, 30])
+    assert list(curve["mean"]) == pytest.approx([20, 30])
+    assert list(curve["max"]) == pytest.approx([30, 30])
 
 
 def test_losses_are_drawn_in_their_own_unit_and_far_apart_ones_on_a_logarithmic_axis(tmp_path, record, drawn):
     near, far = record("A", 0, 0, [0.1, None, 0.3]), record("B", 1, 0, [0.2, 0.5, 0.99])
     for records, scale in (([near], "linear"), ([near, far], "log")):
-        draw_curves(records, tmp_path / "a.png", measure=LOSS)
+        draw_curves(records, tmp_path / "a.png", measure="loss")
         (axes,) = drawn[-1].axes
         assert axes.get_yscale() == scale
         assert axes.lines[0].get_ydata() == pytest.approx([0.9, 0.7])
-        assert axes.texts[0].get_text().startswith("Test loss (mean cross entropy)")
-    rounds, low, mean, high = band([near], "rounds", LOSS)
-    assert (rounds, low, mean, high) == ([1, 3], [0.9, 0.7], [0.9, 0.7], [0.9, 0.7])
+        assert axes.get_title(loc="left").startswith("Test loss (mean cross entropy)")
+    curve = band([near], "rounds", "loss")
+    assert (list(curve.index), curve.values.tolist()) == ([1, 3], [[0.9, 0.9, 0.9], [0.7, 0.7, 0.7]])
 
 
 def test_rounds_in_which_a_model_waits_are_crossed(tmp_path, record, drawn):
@@ -39,15 +38,15 @@ def test_rounds_in_which_a_model_waits_are_crossed(tmp_path, record, drawn):
     (axes,) = drawn[-1].axes
     (crosses,) = (line for line in axes.lines if line.get_marker() == "x")
     assert list(crosses.get_xdata()) == [1, 2]
-    assert "crosses: the model stays, waiting for clients" in axes.texts[0].get_text().replace("\n", " ")
+    assert "crosses: the model stays, waiting for clients" in axes.get_title(loc="left").replace("\n", " ")
     draw_curves([lines], tmp_path / "b.png")
-    assert "crosses" not in drawn[-1].axes[0].texts[0].get_text()
+    assert "crosses" not in drawn[-1].axes[0].get_title(loc="left")
 
 
 def test_the_loss_has_no_dotted_lines(tmp_path, record, drawn):
     """The papers print accuracies."""
     paper = Comparison("P", accuracy={"A": 50.0})
-    for measure, lines in ((ACCURACY, 2), (LOSS, 1)):
+    for measure, lines in (("accuracy", 2), ("loss", 1)):
         draw_curves([record("A", 0, 0, [0.4, 0.5])], tmp_path / "a.png", paper, measure=measure)
         assert len(drawn[-1].axes[0].lines) == lines
 
@@ -57,11 +56,11 @@ def test_more_algorithms_than_colours_can_be_drawn(tmp_path, record):
     assert (tmp_path / "a.png").stat().st_size > 10_000
 
 
-def test_labels_are_moved_apart_and_stay_inside():
-    assert apart([1, 1, 5], [2, 2, 2], top=10) == [1, 3, 5]
-    assert apart([8, 8, 9], [2, 2, 2], top=10) == [5, 7, 9]
-    assert apart([8, 8, 9], [2, 4, 2], top=10) == [3, 6, 9]
-    assert apart([], [], top=10) == []
+def test_no_two_methods_have_nearly_the_same_look():
+    for near in ({"#0072B2", "#56B4E9"}, {"#D55E00", "#E69F00"}):  # the blues, the oranges
+        one, other = (look(order) for order in range(len(COLOURS)) if COLOURS[order] in near)
+        assert one[1] != other[1]
+    assert [look(order)[1] for order in range(4)] == list(STYLES)
 
 
 def test_over_uploadings_a_method_with_two_vectors_goes_twice_as_far(tmp_path, drawn):

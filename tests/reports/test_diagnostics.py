@@ -1,12 +1,10 @@
 from dataclasses import replace
 
-from fedcore.reports.diagnostics import diagnostics_table
+from fedcore.reports.statistics import cost_table
 
 
-def cells(text, algorithm):
-    (line,) = [line for line in text.splitlines() if line.startswith(f"| {algorithm} |")]
-    heading = text.splitlines()[2]
-    return dict(zip(*([cell.strip() for cell in row.strip("|").split(" | ")] for row in (heading, line)), strict=True))
+def cells(records, algorithm):
+    return cost_table(records).set_index("algorithm").loc[algorithm].to_dict()
 
 
 def test_traffic_seconds_and_medians(record):
@@ -29,8 +27,7 @@ def test_traffic_seconds_and_medians(record):
         )
         for made in (record("A", 0, seed, [0.5] * 3) for seed in (0, 1))
     )
-    assert cells(diagnostics_table([first, second]), "A") == {
-        "algorithm": "A",
+    assert cells([first, second], "A") == {
         "vectors up": "2",
         "MB up": "9.0",
         "MB down": "1.5",
@@ -43,7 +40,7 @@ def test_traffic_seconds_and_medians(record):
 
 
 def test_records_of_older_versions_and_trials_without_rounds(record):
-    text = diagnostics_table([record("A", 0, 0, [0.5, 0.6]), record("B", 1, 0, [], rounds=2)])
-    row = cells(text, "A")
+    records = [record("A", 0, 0, [0.5, 0.6]), record("B", 1, 0, [], rounds=2)]
+    row = cells(records, "A")
     assert (row["vectors up"], row["MB down"], row["train s"]) == ("–", "–", "1.0")
-    assert "| B |" not in text
+    assert list(cost_table(records)["algorithm"]) == ["A"]

@@ -1,19 +1,14 @@
-"""Every picture, with long titles and labels, is drawn within its edges, and its names beside each other."""
+"""Every picture, with long titles and labels, is drawn within its edges."""
 
 from dataclasses import replace
-from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-import fedcore.reports
-from fedcore.experiment.schema.pictures import Varied
-from fedcore.reports.comparison import Comparison
-from fedcore.reports.curves import draw_curves
-from fedcore.reports.drawing import COLOURS, STYLES, fitted, look
-from fedcore.reports.families import draw_family, families
-from fedcore.reports.holdings import draw_holdings
+from fedcore.experiment.schema import Varied
+from fedcore.reports.figures import draw_curves, draw_holdings
+from fedcore.reports.papers import Comparison
+from fedcore.reports.sweeps import families
 
 LONG = "digits, shards (shards_per_client=2, distinct_classes=True), active in one round of ten, as the paper has it"
 TITLES = ["short", LONG, f"{LONG}, {LONG}", "x" * 300]
@@ -32,7 +27,7 @@ def test_curves(tmp_path, record, drawn, title, labels):
     paper = Comparison("P", accuracy={labels[0]: 99.0}, short="2 of 200 rounds, 1 of 3 seeds")
     for over in ("rounds", "uploadings"):
         draw_curves(records, tmp_path / "a.png", paper, over=over, changed=CHANGED)
-    assert_names_apart(drawn[-1])
+    assert_all_are_named(drawn[-1], labels)
 
 
 @pytest.mark.parametrize("title", TITLES)
@@ -46,8 +41,8 @@ def test_families(tmp_path, record, drawn, title):
         for value in (1.0, 9.0)
     ]
     (family,) = families(presets, tmp_path)
-    draw_family(replace(family, changed=CHANGED, short="2 of 200 rounds, 1 of 3 seeds"))
-    assert_names_apart(drawn[-1])
+    replace(family, changed=CHANGED, short="2 of 200 rounds, 1 of 3 seeds").draw()
+    assert_all_are_named(drawn[-1], LABELS)
 
 
 @pytest.mark.parametrize("title", TITLES)
@@ -57,29 +52,12 @@ def test_holdings(tmp_path, drawn, title, clients, classes):
     draw_holdings(counts, tmp_path / "who.png", title=title)
 
 
-def test_every_picture_is_tried_here():
-    files = Path(fedcore.reports.__file__).parent.glob("*.py")
-    drawing = {file.stem for file in files if "save_figure(" in file.read_text(encoding="utf-8")}
-    assert drawing - {"drawing"} == {"curves", "families", "holdings"}
+def assert_all_are_named(figure, labels):
+    """The legend has each label, wherever its lines are broken."""
+    names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert ["".join(name.split()) for name in names] == ["".join(label.split()) for label in labels]
 
 
-def test_a_text_that_fits_stays_as_it_is_and_no_word_is_lost():
-    assert fitted("a\nb", 3, size=10) == "a\nb"
-    assert fitted(LONG, 3, size=10).replace("\n", " ") == LONG
-    assert fitted(LONG, 3, size=10).count("\n") >= 2
-    assert fitted("x" * 99, 1, size=10).replace("\n", "") == "x" * 99
-
-
-def test_of_two_methods_none_have_nearly_the_same_look():
-    for near in ({"#0072B2", "#56B4E9"}, {"#D55E00", "#E69F00"}):  # the blues, the oranges
-        one, other = (look(order) for order in range(len(COLOURS)) if COLOURS[order] in near)
-        assert one[1] != other[1]
-    assert [look(order)[1] for order in range(4)] == list(STYLES)
-
-
-def assert_names_apart(figure):
-    names = [text for text in figure.axes[0].texts if text.get_fontweight() == "bold"]
-    boxes = sorted((name.get_window_extent(figure.canvas.get_renderer()) for name in names), key=lambda box: box.y0)
-    assert len(boxes) >= 3
-    for below, above in pairwise(boxes):
-        assert below.y1 <= above.y0 + 2  # pixels, of 150 an inch
+def test_a_label_that_begins_with_an_underscore_is_in_the_legend(tmp_path, record, drawn):
+    draw_curves([record("_Mine $x", 0, 0, [0.5, 0.6])], tmp_path / "a.png")
+    assert_all_are_named(drawn[-1], ["_Mine $x"])

@@ -5,19 +5,26 @@ import json
 from dataclasses import asdict, replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from fedcore.errors import MissingDataError
-from fedcore.experiment.schema.pictures import Varied
+from fedcore.experiment.schema import Varied
 from fedcore.reports import write_overview
-from fedcore.reports.families import draw_family, families
 from fedcore.reports.papers import ACCURACY, CROSSING, POINTS
-from fedcore.reports.report import pictures
+from fedcore.reports.report import Config
+from fedcore.reports.sweeps import families
 from tests.reports.test_page import parsed
 
 
 def varied(value, family="mine/figure", label="p"):
     return Varied(family=family, title="Mine", label=label, value=value)
+
+
+def lines(family, kind):
+    """The rows of each label, by the varied value."""
+    figures = family.figures[family.figures["kind"] == kind]
+    return {label: rows.set_index("x") for label, rows in figures.groupby("label", sort=False)}
 
 
 @pytest.fixture
@@ -40,20 +47,22 @@ def runs(record):
 def test_a_line_for_each_method_over_what_is_varied(tmp_path, runs):
     (family,) = families(runs, tmp_path)
     assert list(family.members.items()) == [(1, "mine/figure-1.0"), (4, "mine/figure-4.0"), (9, "mine/figure-9.0")]
-    (lines,) = family.panels.values()
-    assert [line.label for line in lines] == ["A", "B"]
-    assert lines[1].values == {x: pytest.approx((10 * x + 5, 10 * x + 7)) for x in (1, 4, 9)}
+    assert set(family.figures["kind"]) == {ACCURACY}
+    found = lines(family, ACCURACY)
+    assert list(found) == ["A", "B"]
+    assert found["B"]["low"].to_dict() == pytest.approx({x: 10 * x + 5 for x in (1, 4, 9)})
+    assert found["B"]["high"].to_dict() == pytest.approx({x: 10 * x + 7 for x in (1, 4, 9)})
     assert family.place == tmp_path / "mine" / "figure-over-p.png"
-    ((headings, rows),) = family.tables()
-    assert headings == ["Test accuracy (%) over p", "1", "4", "9"]
-    assert rows[1] == ["B", "16.0 ± 1.4", "46.0 ± 1.4", "96.0 ± 1.4"]
+    (table,) = family.tables()
+    assert list(table.columns) == ["Test accuracy (%) over p", "1", "4", "9"]
+    assert table.values.tolist()[1] == ["B", "16.0 ± 1.4", "46.0 ± 1.4", "96.0 ± 1.4"]
     assert family.size == "3 rounds, 2 seeds"
 
 
 def test_what_is_drawn(tmp_path, runs, drawn):
     (family,) = families(runs, tmp_path)
     family.place.parent.mkdir()
-    draw_family(family)
+    family.draw()
     (axes,) = drawn[-1].axes
     for order, container in enumerate(axes.containers):
         line, _, (bars,) = container
@@ -64,14 +73,14 @@ def test_what_is_drawn(tmp_path, runs, drawn):
     assert axes.get_xscale() == "linear"
     assert axes.get_xlabel() == "p"
     assert axes.get_xticks() == pytest.approx([1, 4, 9])
-    assert {text.get_text() for text in axes.texts} >= {"A", "B"}
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["A", "B"]
 
 
 def test_values_of_different_sizes_have_a_logarithmic_axis(tmp_path, runs, drawn):
     wide = [(preset, varied(value), records) for (preset, _, records), value in zip(runs, (100, 5, 10), strict=True)]
     (family,) = families(wide, tmp_path / "mine")
     (tmp_path / "mine" / "mine").mkdir(parents=True)
-    draw_family(family)
+    family.draw()
     assert drawn[-1].axes[0].get_xscale() == "log"
     assert drawn[-1].axes[0].containers[0][0].get_xdata() == pytest.approx([5, 10, 100], rel=0.02)
 
@@ -88,7 +97,8 @@ def test_trials_that_are_not_complete_are_left_out(tmp_path, runs, record):
     preset, value, records = runs[0]
     short = [*records[:3], record("B", 1, 1, [0.1], rounds=3)]
     (family,) = families([(preset, value, short), *runs[1:]], tmp_path)
-    assert family.panels[ACCURACY][1].values[9] == pytest.approx((95,))
+    own = lines(family, ACCURACY)["B"].loc[9]
+    assert (own["mean"], own["seeds"]) == (pytest.approx(95), 1)
     assert family.size == "3 rounds, 2 seeds"
     none = [replace(one, rounds=one.rounds[:1]) for one in records]
     (family,) = families([(preset, value, none), *runs[1:]], tmp_path)
@@ -103,13 +113,13 @@ def test_the_papers_figures_beside_ours(tmp_path, record, drawn):
         runs.append((f"flexible/table3-synthetic-niid-t{traces}", own, records))
     (family,) = families(runs, tmp_path)
     assert family.place.name == "table3-synthetic-niid-over-T.png"
-    assert list(family.panels) == [ACCURACY, POINTS]
-    above, _ = family.panels[POINTS]
-    assert (above.label, above.order) == ("B - A", 1)  # drawn like B
-    assert above.paper == {1: 0.1, 2: 9.6, 4: 38.2}
-    assert above.values == {1: pytest.approx((0,)), 2: pytest.approx((5,)), 4: pytest.approx((20,))}
+    assert list(family.figures["kind"].unique()) == [ACCURACY, POINTS]
+    above = lines(family, POINTS)["B - A"]
+    assert list(above["order"]) == [1, 1, 1]  # drawn like B
+    assert above["paper"].to_dict() == {1: 0.1, 2: 9.6, 4: 38.2}
+    assert above["mean"].to_dict() == pytest.approx({1: 0, 2: 5, 4: 20}, abs=1e-9)
     family.place.parent.mkdir()
-    draw_family(family)
+    family.draw()
     top, bottom = drawn[-1].axes
     assert top.containers[1][0].get_color() == bottom.containers[0][0].get_color()
     papers = [line.get_ydata() for line in bottom.lines if line.get_marker() == "D"]
@@ -117,26 +127,24 @@ def test_the_papers_figures_beside_ours(tmp_path, record, drawn):
 
 
 @pytest.mark.parametrize(
-    ("values", "lines"),
+    ("values", "labels"),
     [
-        ((0.0, 0.6, 0.878, 0.938, 0.949), [0, 0, 0, 1, 2]),  # NFSGD's zeta: the last three are side by side
-        ((1, 2, 4), [0, 0, 0]),
+        ((0.0, 0.6, 0.878, 0.938, 0.949), ["0", "0.6", "0.878"]),  # NFSGD's zeta: the last three are side by side
+        ((1, 2, 4), ["1", "2", "4"]),
     ],
 )
-def test_labels_of_values_that_are_near_each_other_do_not_overlap(tmp_path, record, drawn, values, lines):
+def test_labels_of_values_that_are_near_each_other_do_not_overlap(tmp_path, record, drawn, values, labels):
     runs = [
         (f"mine/figure-{x}", varied(x, "mine/figure", "zeta"), [record("A method of some length", 0, 0, [0.5] * 3)])
         for x in values
     ]
     (family,) = families(runs, tmp_path)
     family.place.parent.mkdir()
-    draw_family(family)
-    labels = drawn[-1].axes[0].get_xticklabels()
-    assert [label.get_text().strip() for label in labels] == [f"{x:g}" for x in values]
-    assert [label.get_text().count("\n") for label in labels] == lines
-    for line in set(lines):
-        boxes = [label.get_window_extent() for label in labels if label.get_text().count("\n") == line]
-        assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+    family.draw()
+    shown = drawn[-1].axes[0].get_xticklabels()
+    assert [label.get_text() for label in shown] == labels
+    boxes = [label.get_window_extent() for label in shown]
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 def test_where_a_seed_never_gets_there_is_no_mean(tmp_path, record):
@@ -147,16 +155,17 @@ def test_where_a_seed_never_gets_there_is_no_mean(tmp_path, record):
         own = varied(at, "flexible/table5-1", "round of the departure")
         runs.append((f"flexible/table5-1-t{at}", own, below + above))
     (family,) = families(runs, tmp_path)
-    (line,) = family.panels[CROSSING]
-    assert line.values == {10: (9, 9), 15: (None, 4)}
-    assert (line.here(10).mean, line.here(15).mean) == (9, None)
-    _, (_, rows) = family.tables()
-    assert rows == [
+    line = lines(family, CROSSING)["exclude - include"]
+    assert line["mean"].loc[10] == 9
+    assert np.isnan(line["mean"].loc[15])
+    assert list(line["seeds"]) == [2, 2]
+    _, table = family.tables()
+    assert table.values.tolist() == [
         ["exclude - include", "9.0 ± 0.0", "–"],
         ["exclude - include, the paper", "10", "9"],
     ]
     family.place.parent.mkdir()
-    draw_family(family)
+    family.draw()
 
 
 def test_a_sweeps_report_has_the_picture(tmp_path, runs):
@@ -179,9 +188,9 @@ def test_a_sweeps_report_has_the_picture(tmp_path, runs):
 
 
 def test_an_older_runs_pictures_are_its_presets():
-    assert pictures("mimic/figure6-p30", "{}").varied.value == 0.3
-    assert pictures("mimic/figure6-p30", "").over == "uploadings"
-    assert pictures("mimic/figure6-p30", '{"pictures": {}}').varied is None
-    assert pictures("mine", "{}").over == "rounds"
+    assert Config.parse("mimic/figure6-p30", "{}").pictures.varied.value == 0.3
+    assert Config.parse("mimic/figure6-p30", "").pictures.over == "uploadings"
+    assert Config.parse("mimic/figure6-p30", '{"pictures": {}}').pictures.varied is None
+    assert Config.parse("mine", "{}").pictures.over == "rounds"
     with pytest.raises(MissingDataError, match=r"mine: its config\.json is damaged"):
-        pictures("mine", '{"pictures": {"over": "days"}}')
+        Config.parse("mine", '{"pictures": {"over": "days"}}')

@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from fedcore.errors import FedcoreError, MissingDataError
-from fedcore.experiment.records import read
+from fedcore.experiment.results import read
 from fedcore.reports import write_report
-from fedcore.reports.summary import summarise
-from fedcore.reports.table import csv_table, markdown_table, terminal_table
+from fedcore.reports.report import Document, summary_for_terminal
+from fedcore.reports.statistics import summarise, summary_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore:Glyph:UserWarning")  # the fonts have not every sign
 
@@ -109,7 +109,7 @@ def test_an_odd_record_has_a_report_in_which_no_text_is_anything_else(tmp_path, 
         assert "<script>" not in text
         assert "<img src=x" not in text
     console = Console(file=io.StringIO(), width=200)
-    console.print(terminal_table(summarise([read(tmp_path / "records" / "0.jsonl")])))
+    console.print(summary_for_terminal(summarise([read(tmp_path / "records" / "0.jsonl")])))
     assert header["algorithm"].split("\n")[0] in console.file.getvalue()
 
 
@@ -128,14 +128,18 @@ def test_a_file_of_other_text_is_refused_or_torn(tmp_path, lines, how):
 def test_a_table_in_a_spreadsheet_has_no_formulas_and_its_negative_numbers(record):
     labels = ["plain", "=HYPERLINK(1)", "+1", "-1", "@x", "\t=1"]
     records = [record(label, i, seed, [0.5 - i / 100]) for i, label in enumerate(labels[:5]) for seed in (0, 1)]
-    rows = list(csv.DictReader(io.StringIO(csv_table(summarise(records)))))
+    rows = list(csv.DictReader(io.StringIO(summary_csv(summarise(records)))))
     assert [row["algorithm"] for row in rows] == ["plain", "'=HYPERLINK(1)", "'+1", "'-1", "'@x"]
     assert float(rows[1]["difference_mean"]) == pytest.approx(-0.01)
     assert rows[1]["difference_mean"].startswith("-")
 
 
 def test_html_in_titles_and_notes_is_text(record):
-    text = markdown_table(summarise([record("<b>A</b>", 0, 0, [0.5], rounds=2)]))
+    document = Document("<i>T</i>")
+    document.notes(summarise([record("<b>A</b>", 0, 0, [0.5], rounds=2)]).notes)
+    text = document.markdown()
+    assert "<i>" not in text + document.html()
+    assert "<b>" not in document.html()
     assert "<b>" not in text
     assert "- &lt;b>A&lt;/b>, seed 0: stopped" in text
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from scipy.stats import ttest_rel
 
-from fedcore.reports.paired import Difference, difference, differences_to_first
+from fedcore.reports.statistics import Difference, difference, differences_to_first
 
 
 def test_the_interval_is_that_of_the_paired_t_test(record):

@@ -4,7 +4,8 @@ import pytest
 
 from fedcore.experiment import load_preset, presets
 from fedcore.reports import papers
-from fedcore.reports.papers import Figures, compare, crossing, figures, interval, recovery, verdict
+from fedcore.reports.papers import Figures, compare, crossing, figures, recovery, verdict
+from fedcore.reports.statistics import Difference
 
 
 def test_every_figure_is_of_a_preset_and_of_its_algorithms():
@@ -54,7 +55,7 @@ def test_a_crossing_is_that_of_the_test_losses(record):
     (line,) = compare(list(trials.values()), Figures("P", shift=5, crossing={"exclude - include": 27}))
     # .7 - .02 t, over five rounds the mean is that in the middle: below .5 from the middle 11 on, rounds 9 to 13
     assert line.values == (9 - 5 + 1,)
-    assert line.what == "exclude - include: rounds until the loss is lower"
+    assert line.name == "exclude - include: rounds until the loss is lower"
 
 
 def test_a_crossing_holds_for_five_rounds():
@@ -73,10 +74,10 @@ def test_the_papers_figures_beside_ours(record):
     ]
     paper = Figures("P", accuracy={"A": 48.0, "C": 1.0}, gain={"B - A": 9.0}, better=("A - B",))
     accuracy, gain, claim = compare(records, paper)
-    assert (accuracy.what, accuracy.paper, accuracy.seeds) == ("A, accuracy %", "48.00", 3)
+    assert (accuracy.name, accuracy.paper, len(accuracy.values)) == ("A, accuracy %", "48.00", 3)
     assert accuracy.here == pytest.approx(51)
     assert accuracy.spread == "± 1.0"
-    assert (gain.what, gain.paper) == ("B - A, points", "+9")
+    assert (gain.name, gain.paper) == ("B - A, points", "+9")
     assert gain.here == pytest.approx(11)
     assert gain.spread == "95 %: +8.5 .. +13.5"
     assert claim.spread.endswith(": contradicted")
@@ -96,7 +97,7 @@ def test_a_count_that_one_seed_never_has_has_no_mean(record):
 def test_where_the_round_before_the_shift_was_not_evaluated_nobody_says_never(record):
     records = [record("fast", 0, 0, [None, 0.2, 0.6]), record("fast", 0, 1, [0.5, 0.2, 0.6])]
     (line,) = compare(records, Figures("P", shift=1, recovery={"fast": 4}))
-    assert (line.here, line.spread, line.seeds) == (2, "seeds: 2", 1)
+    assert (line.here, line.spread, len(line.values)) == (2, "seeds: 2", 1)
 
 
 @pytest.mark.parametrize(
@@ -104,8 +105,6 @@ def test_where_the_round_before_the_shift_was_not_evaluated_nobody_says_never(re
     [((0.1, 0.11), "shown"), ((-0.1, -0.11), "contradicted"), ((0.1, -0.1), "open"), ((0.1,), "open")],
 )
 def test_verdicts(values, said):
-    from fedcore.reports.paired import Difference
-
     assert verdict(Difference("A", "B", values)) == said
     assert verdict(Difference("A", "B", values), "2 seeds") == (said if said == "open" else f"{said} in 2 seeds")
-    assert interval(Difference("A", "B", (0.1,))) == "one seed"
+    assert Difference("A", "B", (0.1,)).interval_text() == "one seed"

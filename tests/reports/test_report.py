@@ -5,12 +5,12 @@ import pytest
 
 from fedcore.errors import MissingDataError
 from fedcore.experiment import load_preset
-from fedcore.experiment.loop import run_trial
-from fedcore.experiment.records import read_folder
-from fedcore.experiment.trial import trials
+from fedcore.experiment.results import read_folder
+from fedcore.experiment.schema import trials
+from fedcore.experiment.trial import run_trial
 from fedcore.reports import write_report
-from fedcore.reports.curves import draw_curves
-from fedcore.reports.report import shifts
+from fedcore.reports.figures import draw_curves
+from fedcore.reports.report import Config
 
 
 def write(folder, *records):
@@ -73,10 +73,14 @@ def test_a_report_shows_that_a_model_waited_for_clients(tmp_path):
 
 def test_the_rounds_in_which_somebody_comes_or_goes():
     participation = load_preset("flexible/figure5-synthetic").tables()["participation"]
-    assert shifts("p", json.dumps({"participation": participation})) == [100, 150, 200]
+    assert shifts({"participation": participation}) == (100, 150, 200)
     departing = load_preset("flexible/figure4-departure-synthetic").tables()["participation"]
-    assert shifts("p", json.dumps({"participation": {"name": "Uniform", "k": 3, "among": departing}})) == [50]
-    assert shifts("p", "") == shifts("p", json.dumps({"participation": {"name": "Always"}})) == []
+    assert shifts({"participation": {"name": "Uniform", "k": 3, "among": departing}}) == (50,)
+    assert shifts({}) == shifts({"participation": {"name": "Always"}}) == ()
+
+
+def shifts(tables):
+    return Config.parse("p", json.dumps(tables)).shifts
 
 
 def test_a_shift_is_drawn(tmp_path, record):

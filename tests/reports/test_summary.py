@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedcore.reports.summary import Statistic, summarise
+from fedcore.reports.statistics import Statistic, summarise
 
 
 def test_the_result_is_the_mean_over_the_last_ten_evaluated_rounds(record):

@@ -16,28 +16,28 @@ INDEX = _core.ClientIndex(bytes(16), 3)
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: _core.checksum(b"abc", 0), "block_bytes: expected an int in 1 .. 9223372036854775807, got 0"),
-        (lambda: _core.checksum(b"", -5), "block_bytes: .* got -5"),
-        (lambda: _core.permutation(0, 0, 0, KEY), "population: expected an int in 1 .. .* got 0"),
-        (lambda: _core.permutation(-3, 0, 0, KEY), "population: .* got -3"),
-        (lambda: _core.permutation(5, -1, 2, KEY), "start: expected an int in 0 .. 5, got -1"),
-        (lambda: _core.permutation(5, 3, 3, KEY), "count: expected an int in 0 .. 2, got 3"),
-        (lambda: _core.permutation(5, 0, -1, KEY), "count: .* got -1"),
-        (lambda: _core.without_replacement(0, 0, KEY), "population: .* got 0"),
-        (lambda: _core.without_replacement(4, 5, KEY), "k: expected an int in 0 .. 4, got 5"),
-        (lambda: _core.without_replacement(4, -1, KEY), "k: .* got -1"),
-        (lambda: _core.with_replacement(np.ones(3), -1, KEY), "k: .* got -1"),
-        (lambda: _core.weighted_without_replacement(np.ones(3), -1, KEY), "k: .* got -1"),
-        (lambda: _core.bernoulli(-1, 0.5, KEY), "population: .* got -1"),
-        (lambda: _core.random_words(KEY, (0, 0, 0), 0, -1), "blocks: .* got -1"),
-        (lambda: _core.random_words(KEY, (0, 0, 0), 0, 2**62), "blocks: .* got 4611686018427387904"),
-        (lambda: _core.set_threads(-5), "count: expected an int in 1 .. 4096, got -5"),
-        (lambda: _core.set_threads(0), "count: .* got 0"),
-        (lambda: _core.set_threads(4097), "count: .* got 4097"),
-        (lambda: _core.ClientIndex(bytes(16), -1), "count: expected an int in 0 .. 4611686018427387904, got -1"),
-        (lambda: _core.ClientIndex(bytes(16), 2**62 + 1), "count: .* got 4611686018427387905"),
-        (lambda: _core.ClientIndex(b"short", 1), "key: expected 16 bytes, got 5"),
-        (lambda: _core.permutation(5, 0, 5, (1, 2, 3, None)), r"key\[3\]: expected an int"),
+        (lambda: _core.checksum(b"abc", 0), r"^block_bytes\b"),
+        (lambda: _core.checksum(b"", -5), r"^block_bytes\b"),
+        (lambda: _core.permutation(0, 0, 0, KEY), r"^population\b"),
+        (lambda: _core.permutation(-3, 0, 0, KEY), r"^population\b"),
+        (lambda: _core.permutation(5, -1, 2, KEY), r"^start\b"),
+        (lambda: _core.permutation(5, 3, 3, KEY), r"^count\b"),
+        (lambda: _core.permutation(5, 0, -1, KEY), r"^count\b"),
+        (lambda: _core.without_replacement(0, 0, KEY), r"^population\b"),
+        (lambda: _core.without_replacement(4, 5, KEY), r"^k\b"),
+        (lambda: _core.without_replacement(4, -1, KEY), r"^k\b"),
+        (lambda: _core.with_replacement(np.ones(3), -1, KEY), r"^k\b"),
+        (lambda: _core.weighted_without_replacement(np.ones(3), -1, KEY), r"^k\b"),
+        (lambda: _core.bernoulli(-1, 0.5, KEY), r"^population\b"),
+        (lambda: _core.random_words(KEY, (0, 0, 0), 0, -1), r"^blocks\b"),
+        (lambda: _core.random_words(KEY, (0, 0, 0), 0, 2**62), r"^blocks\b"),
+        (lambda: _core.set_threads(-5), r"^count\b"),
+        (lambda: _core.set_threads(0), r"^count\b"),
+        (lambda: _core.set_threads(4097), r"^count\b"),
+        (lambda: _core.ClientIndex(bytes(16), -1), r"^count\b"),
+        (lambda: _core.ClientIndex(bytes(16), 2**62 + 1), r"^count\b"),
+        (lambda: _core.ClientIndex(b"short", 1), r"^key\b"),
+        (lambda: _core.permutation(5, 0, 5, (1, 2, 3, None)), r"^key\[3\]"),
     ],
 )
 def test_numbers_out_of_range(call, message):
@@ -49,7 +49,7 @@ def test_numbers_out_of_range(call, message):
 
 @pytest.mark.parametrize("key", [(), (1, 2, 3), (1, 2, 3, 4, 5)])
 def test_keys_of_another_length(key):
-    with pytest.raises(errors.ShapeError, match="key: expected 4 entries"):
+    with pytest.raises(errors.ShapeError, match=r"^key\b"):
         _core.permutation(5, 0, 5, key)
 
 
@@ -61,7 +61,7 @@ def test_a_key_is_a_list_or_a_tuple_of_ints():
         def __getitem__(self, i):
             return 1
 
-    with pytest.raises(errors.ArrayError, match="key: expected a list or tuple"):
+    with pytest.raises(errors.ArrayError, match=r"^key\b"):
         _core.permutation(5, 0, 5, Liar())
     for word in (-1, 2**64):
         with pytest.raises(OverflowError):
@@ -70,7 +70,7 @@ def test_a_key_is_a_list_or_a_tuple_of_ints():
 
 def test_what_is_no_type_of_updates():
     for named, items in ((int, [5]), (object, [object()]), (str, ["text"]), (7, [Update(0, ROW, 1)])):
-        with pytest.raises(errors.ArrayError, match="type: expected a type of named tuples"):
+        with pytest.raises(errors.ArrayError, match=r"^type\b"):
             _core.read_plain_updates(items, named, INDEX, 4, 0.1, 10.0, 10.0, False, 10.0)
     assert _core.read_plain_updates([("too", "short")], tuple, INDEX, 4, 0.1, 10.0, 10.0, False, 10.0) is None
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Edge, Network, Server
-from fedcore.topology import Topology
+from fedcore import ClientStore, EdgeAggregator, Network, Server
+from fedcore.network.topology import Topology
 
 N = 200
 
@@ -41,21 +41,21 @@ def play(server, rounds=2):
 @pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD", "MIFA", "MimiC", "FedVARP", "FedAvgMVR"])
 @pytest.mark.parametrize("where", ["memory", "folder", "closed"])
 def test_a_server_that_is_let_go(name, where, tmp_path):
-    def work(place):
-        server = Server(name, np.zeros(N, np.float32), clients=3, lr=0.1, store=place)
+    def work(storage):
+        server = Server(np.zeros(N, np.float32), name, clients=3, lr=0.1, storage=storage)
         play(server)
         if where == "closed":
             server.close()
 
-    work("ram" if where == "memory" else f"mmap:{tmp_path / 'first'}")  # what is imported and remembered the first time
+    work(None if where == "memory" else tmp_path / "first")  # what is imported and remembered the first time
     with no_cycles():
-        work("ram" if where == "memory" else f"mmap:{tmp_path / 'store'}")
+        work(None if where == "memory" else tmp_path / "store")
 
 
 def test_a_server_that_is_resumed_and_one_whose_round_failed(tmp_path):
-    def work(place):
-        play(Server("MimiC", np.zeros(N, np.float32), clients=3, lr=0.1, store=f"mmap:{place}"))
-        server = Server.load(place)
+    def work(path):
+        play(Server(np.zeros(N, np.float32), "MimiC", clients=3, lr=0.1, storage=path))
+        server = Server.load(path)
         play(server)
         with pytest.raises(ZeroDivisionError), server.open_round():
             raise ZeroDivisionError
@@ -70,7 +70,7 @@ def test_stores_edges_and_networks(tmp_path):
         store = ClientStore(3, N)
         store.stage(0)[:] = 1
         store.commit(0)
-        edge = Edge("FedAvg", np.zeros(N, np.float32), [0, 1], lr=0.1)
+        edge = EdgeAggregator(np.zeros(N, np.float32), "FedAvg", [0, 1], lr=0.1)
         edge.fold(np.zeros(N, np.float32), [], round=0)
         Network([np.zeros(N, np.float32)] * 4, Topology.named("ring", 4), lr=0.1)
 

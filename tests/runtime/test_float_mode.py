@@ -9,17 +9,16 @@ import pytest
 import torch
 
 import fedcore
-from fedcore import ClientStore, Network, Update, _core, kernels, optimizers, rates, sampling
+from bench.papers.theory import departure
+from fedcore import ClientStore, Network, Update, _core, kernels, sampling
+from fedcore.algorithms import optimizers, rates
+from fedcore.arrays import ieee
 from fedcore.errors import RangeError
-from fedcore.float_mode import ieee
 from fedcore.kernels import Linear
-from fedcore.participation import Active, Bernoulli, OverSelection, Trace, Weighted
-from fedcore.participation.per_client import each
-from fedcore.participation.traces import Generated, Recorded, read_traces
-from fedcore.theory import departure
-from fedcore.topology import Topology
-from fedcore.topology.topology import second_eigenvalue
-from tests.kernels.forms import FORMS
+from fedcore.network.topology import Topology, second_eigenvalue
+from fedcore.simulation.participation import Active, Bernoulli, OverSelection, Trace, Weighted, each
+from fedcore.simulation.traces import Generated, Recorded, read_traces
+from tests.kernels.arrays import FORMS
 from tests.server import rounds
 
 TINY = np.float32([1e-40, 1, 3e-39, -2e-42, 0, 1e-30, -1e-38, 2])
@@ -254,7 +253,7 @@ def run(method, x0, one_by_one=False, **options):
         if one_by_one:
             with server.open_round() as opened:
                 for update in updates:
-                    opened.add_update(update)
+                    opened.add_batch([update])
             report = opened.report
         else:
             report = server.round(updates)
@@ -262,8 +261,8 @@ def run(method, x0, one_by_one=False, **options):
     told += [server.correction(1), server.v, server.x]
     known = rounds.everything(server)
     if server.algorithm.placement == "server":
-        server.depart(4)
-        told += list(server._state.snapshot.vectors(server.algorithm).values())
+        server.remove_client(4)
+        told += list(server._backend.snapshot.vectors(server.algorithm).values())
     return [known, told]
 
 
@@ -295,7 +294,7 @@ def test_rounds_of_every_method_and_optimiser(method, optimizer, tiny_x0):
 def test_rounds_with_coded_rows_one_by_one(method, codec, tiny_x0):
     def stored():
         store = ClientStore(rounds.N, rounds.n, codec=codec)
-        return run(method, tiny_x0, one_by_one=True, store=store, clients=None)
+        return run(method, tiny_x0, one_by_one=True, storage=store)
 
     plain, result = flushed(stored)
     assert flat(plain) == flat(result)

@@ -20,7 +20,7 @@ import fedcore
 from fedcore import kernels, sampling
 from fedcore.store import checksums
 from tests.kernels.calls import CALLS
-from tests.kernels.forms import FORMS
+from tests.kernels.arrays import FORMS
 
 FLOATS = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)
 N = 40_001

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import fedcore
-from fedcore.clients import Registry
 from fedcore.errors import RangeError, UnknownClientError
 from fedcore.kernels import weighted_sum
 from fedcore.native import core
+from fedcore.store.registry import Registry
 
 THREADS, CLIENTS = 8, 2_000
 
@@ -196,7 +196,7 @@ def test_threads_sum_as_one_does():
 
 def test_threads_run_servers_of_their_own():
     def serve():
-        server = fedcore.Server("MIFA", np.zeros(100, np.float32), clients=4, lr=0.1)
+        server = fedcore.Server(np.zeros(100, np.float32), "MIFA", clients=4, lr=0.1)
         for turn in range(20):
             server.round([fedcore.Update(i, server.x - np.float32(i + turn), steps=2) for i in range(4)])
         return server.x.copy()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore import _core, errors, sampling
-from fedcore.sampling import reference
+from tests import oracle
 from tests.sampling.laws import assert_law
 
 WORD = st.integers(0, 2**64 - 1)
@@ -16,10 +16,10 @@ POPULATIONS = st.one_of(st.integers(1, 300), st.sampled_from([10**6, 2**32, 2**5
 
 
 @given(POPULATIONS, st.integers(0, 120), KEYS)
-def test_without_replacement_is_the_reference_s(population, k, key):
+def test_without_replacement_is_the_oracles(population, k, key):
     k = min(k, population)
     native = _core.without_replacement(population, k, key)
-    np.testing.assert_array_equal(native, reference.without_replacement(population, k, key))
+    np.testing.assert_array_equal(native, oracle.without_replacement(population, k, key))
     assert native.dtype == np.int64
     assert len(set(native.tolist())) == k
     assert all(0 <= i < population for i in native.tolist())
@@ -52,13 +52,13 @@ BERNOULLI_SIZES = [0, 1, 3, 63, 64, 65, 511, 512, 513, 16_383, 16_384, 16_385, 4
 
 @pytest.mark.parametrize("population", BERNOULLI_SIZES)
 @pytest.mark.parametrize("p", [0.0, 2.0**-60, 0.1, 0.5, 1.0, "each"])
-def test_bernoulli_is_the_reference_s(population, p):
+def test_bernoulli_is_the_oracles(population, p):
     key = (1, 2, 3, population)
     if p == "each":
         p = np.random.default_rng(0).random(population)
         p[::5], p[1::5] = 0, 1
     native = _core.bernoulli(population, p, key)
-    np.testing.assert_array_equal(native, reference.bernoulli(population, p, key))
+    np.testing.assert_array_equal(native, oracle.bernoulli(population, p, key))
     assert native.dtype == np.int64
     certain = np.flatnonzero(np.broadcast_to(p, population) == 1)
     assert np.isin(certain, native).all()
@@ -88,12 +88,12 @@ PERMUTATION_SIZES = [1, 2, 3, 4, 5, 7, 16, 17, 100, 1000, 4096, 4097, 5000, 66_0
 
 
 @pytest.mark.parametrize("population", PERMUTATION_SIZES)
-def test_permutation_is_the_reference_s_and_one(population):
+def test_permutation_is_the_oracles_and_one(population):
     key = (4, 3, 2, population)
     native = _core.permutation(population, 0, population, key)
     np.testing.assert_array_equal(np.sort(native), np.arange(population))
     some = min(population, 1000)
-    np.testing.assert_array_equal(native[:some], reference.permutation(population, 0, some, key))
+    np.testing.assert_array_equal(native[:some], oracle.permutation(population, 0, some, key))
 
 
 @pytest.mark.parametrize("population", [1, 5, 4097, 10**6, 2**32 + 1, 2**62, 2**63 - 1])
@@ -102,7 +102,7 @@ def test_a_place_is_the_same_from_a_table_and_alone(population):
     start = population - count
     alone = [_core.permutation(population, start + j, 1, key)[0] for j in range(count)]
     np.testing.assert_array_equal(_core.permutation(population, start, count, key), alone)
-    np.testing.assert_array_equal(reference.permutation(population, start, count, key), alone)
+    np.testing.assert_array_equal(oracle.permutation(population, start, count, key), alone)
     assert 0 <= min(alone) <= max(alone) < population
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcore import _core, errors, sampling
-from fedcore.sampling import reference
+from tests import oracle
 from tests.sampling.laws import assert_law, successive
 
 WORD = st.integers(0, 2**64 - 1)
@@ -17,13 +17,13 @@ SIZES = [1, 2, 31, 32, 33, 1023, 1024, 1025, 16_383, 16_384, 16_385, 32_768, 32_
 
 def both(name, weights, k, key=(1, 2, 3, 4)):
     native = getattr(_core, name)(weights, k, key)
-    np.testing.assert_array_equal(native, getattr(reference, name)(weights, k, key))
+    np.testing.assert_array_equal(native, getattr(oracle, name)(weights, k, key))
     assert native.dtype == np.int64
     return native
 
 
 @given(st.lists(WEIGHT, min_size=0, max_size=80), st.integers(0, 90), KEYS)
-def test_native_draws_are_the_reference_s(weights, k, key):
+def test_native_draws_are_the_oracles(weights, k, key):
     weights = np.array(weights, np.float64)
     drawn = both("weighted_without_replacement", weights, k, key)
     assert len(drawn) == min(k, np.count_nonzero(weights))
@@ -35,7 +35,7 @@ def test_native_draws_are_the_reference_s(weights, k, key):
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_native_draws_are_the_reference_s_at_the_edges(n):
+def test_native_draws_are_the_oracles_at_the_edges(n):
     rng = np.random.default_rng(n)
     weights = rng.exponential(size=n) ** 3
     before = weights.copy()

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedcore.store.files.index_digests import client_digests, row_digests, total
-from fedcore.store.files.index_head import Head
+from fedcore.store.files.entries import Head, client_digests, row_digests, row_entries, total
 
 
 def forge(folder, *, head=lambda head: head, rows=(), statements=()):
@@ -17,7 +16,7 @@ def forge(folder, *, head=lambda head: head, rows=(), statements=()):
     found = Head.parsed(connection.execute("SELECT content FROM head").fetchone()[0])
     table = np.array(connection.execute("SELECT * FROM rows").fetchall(), np.int64)
     clients = connection.execute("SELECT * FROM clients").fetchall()
-    rows_sum = total(row_digests(table[:, 0], table[:, 1], table[:, 2], table[:, 3].view(np.uint64)))
+    rows_sum = total(row_digests(row_entries(*table[:, :3].T, table[:, 3].view(np.uint64))))
     found = head(replace(found, rows_sum=rows_sum, clients_sum=total(client_digests(clients))))
     connection.execute("UPDATE head SET content = ?", (found.text(),))
     for statement in statements:

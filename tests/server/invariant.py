@@ -1,7 +1,7 @@
 """What is true of a server between any two calls, whatever failed or interrupted those before."""
 
 from fedcore import ClientStore
-from fedcore.server.invariant import folder_problems, total_problems
+from fedcore.server.folder import folder_problems, total_problems
 
 
 def contradictions(server):
@@ -10,7 +10,7 @@ def contradictions(server):
     T is the sum of all rows, or MimiC's of all corrections v[t_i] - r_i; no two clients share a slot, and no slot that
     is in use is free; the folder's last commit has this x, this round, and these clients.
     """
-    state = server._state
+    state = server._backend
     now, store, algorithm = state.snapshot, state.store, state.settings.algorithm
     found = []
     if now.total is not None and algorithm.keeps_rows:

@@ -10,6 +10,7 @@ from functools import cache
 import numpy as np
 
 from fedcore import Server, Update, algorithms
+from fedcore.rules import CapExamples, CapSteps, RejectLong
 
 N, n, STEPS, LR, ROUNDS, LIAR = 10, 20, 5, 0.05, 20, 9
 SIZES = [100 + 10 * i for i in range(N)]
@@ -35,13 +36,13 @@ def with_(model, **changes):
 
 
 def long(update, sent):
-    y = with_(update.model, w=sent["w"] + np.float32(1000) * (update.model["w"] - sent["w"]))
-    return update._replace(model=y, control=None if update.control is None else 1000 * update.control)
+    y = with_(update.value, w=sent["w"] + np.float32(1000) * (update.value["w"] - sent["w"]))
+    return update._replace(value=y, control=None if update.control is None else 1000 * update.control)
 
 
 def heavy(update, sent):
     """The model as it was sent, with the weight of ever so many examples."""
-    return update._replace(model=with_(update.model, w=sent["w"]), examples=10**9)
+    return update._replace(value=with_(update.value, w=sent["w"]), examples=10**9)
 
 
 LIES = {
@@ -51,12 +52,12 @@ LIES = {
     "examples": heavy,
     "long": long,
     "variance": lambda update, sent: update._replace(
-        model=with_(update.model, running_var=np.full(3, -1e6, np.float32))
+        value=with_(update.value, running_var=np.full(3, -1e6, np.float32))
     ),
     "steps and counter": lambda update, sent: update._replace(
-        steps=10**6, model=with_(update.model, num_batches_tracked=sent["num_batches_tracked"] + 10**6)
+        steps=10**6, value=with_(update.value, num_batches_tracked=sent["num_batches_tracked"] + 10**6)
     ),
-    "counter": lambda update, sent: update._replace(model=with_(update.model, num_batches_tracked=2**63 - 1)),
+    "counter": lambda update, sent: update._replace(value=with_(update.value, num_batches_tracked=2**63 - 1)),
 }
 REFUSED = ("rate", "tiny rate", "long", "variance", "counter")
 """Lies for which the reply does not count; the others count within their bounds."""
@@ -72,10 +73,10 @@ RESTS = {"MBSTORM": 0.35, "SCAFFOLD": 0.35, "SCAFFOLDM": 0.9}
 """How far a client that stays where it is holds the others back where its examples are no weight: one of ten does by a
 tenth, and most where its standing still is remembered as a correction, and that in a momentum."""
 OPTIONS = {
-    "long": {"max_norm_ratio": 10.0},
-    "examples": {"max_examples_ratio": 10},
-    "steps": {"max_steps_ratio": 10},
-    "steps and counter": {"max_steps_ratio": 10},
+    "long": {"aggregation": [RejectLong(10.0)]},
+    "examples": {"aggregation": [CapExamples(10)]},
+    "steps": {"aggregation": [CapSteps(10)]},
+    "steps and counter": {"aggregation": [CapSteps(10)]},
 }
 
 
@@ -106,7 +107,7 @@ def most_counted(kind):
 
 def server_of(method, **options):
     algorithm, sizes = made(method)
-    return Server(algorithm, MODEL, N, lr=LR, client_sizes=sizes, **options)
+    return Server(MODEL, algorithm, N if sizes is None else dict(enumerate(sizes)), lr=LR, **options)
 
 
 def honest(told, sent, offset, client):

@@ -45,7 +45,7 @@ class Clients:
     def work(self, broadcast, i, steps):
         """What a client of any method makes of its broadcast, as arguments of ``Round.add``."""
         y, raw = self.train(i, broadcast.x, broadcast.lr, steps, self.direction(broadcast, i))
-        return dict(model=y.astype(np.float32), control=raw.astype(np.float32) if broadcast.second else None)
+        return dict(value=y.astype(np.float32), control=raw.astype(np.float32) if broadcast.second else None)
 
     def direction(self, broadcast, i, own=0.0):
         """What a client steps along; ``own``: its part of the offset, where it keeps it itself."""
@@ -115,9 +115,9 @@ def follow(server, clients, course, paper, work=None, after=None):
     for t, x in enumerate(paper):
         for what, i in course.changes.get(t, ()):
             if what == "arrive":
-                server.arrive(i, client_sizes=clients.examples[i] if server.algorithm.needs_shares else None)
+                server.add_clients({i: clients.examples[i]} if server.algorithm.needs_shares else i)
             else:
-                server.depart(i, from_objective=what == "exclude")
+                server.remove_client(i, from_objective=what == "exclude")
         counts = Counter(course.active[t])
         broadcast = server.broadcast(sorted(counts))
         assert broadcast.round == t
@@ -131,9 +131,9 @@ def follow(server, clients, course, paper, work=None, after=None):
         else:  # folded one by one
             with server.open_round() as round:
                 for update in updates:
-                    round.add_update(update)
+                    round.add_batch([update])
             report = round.report
-        assert sorted(report.heard) == sorted(counts)
+        assert sorted(report.accepted) == sorted(counts)
         if after:
             after(broadcast.ids)
         worst = max(worst, float(np.linalg.norm(server.x - x) / np.linalg.norm(x)))

@@ -9,15 +9,18 @@ import sys
 
 import numpy as np
 
-from fedcore import Server, Update, algorithms, rates
+from fedcore import Server, Update, algorithms
+from fedcore.algorithms import rates
+from tests.kit import flat
 from tests.outsiders.house.mine import methods
 
 N, n = 6, 70
+SIZES = {i: 1 + i for i in range(N)}
 METHODS = {name: {} for name in algorithms.REGISTRY} | {
     "FlexibleFedAvg": dict(local_steps=5),
     "MIFA, at once": dict(name="MIFA", wait=False),
     "MimiC, update units": dict(name="MimiC", units="update"),
-    "MimiC, short history": dict(name="MimiC", history_rounds=2),
+    "MimiC, short history": dict(name="MimiC", history=2),
     "MimiC, on clients": dict(name="MimiC", placement="client"),
     "SCAFFOLD, two vectors": dict(name="SCAFFOLD", control="sent"),
     "SCAFFOLDM, on clients": dict(name="SCAFFOLDM", placement="client"),
@@ -26,13 +29,13 @@ METHODS = {name: {} for name in algorithms.REGISTRY} | {
 
 
 def made(method, x0=None, **options):
+    """A server of a method; options are those of ``Server``, of ``flat``, and a MimiC's ``history``."""
     arguments = dict(METHODS[method])
-    options = (
-        {"history_rounds": arguments.pop("history_rounds")} | options if "history_rounds" in arguments else options
-    )
+    if "history" in options:
+        arguments["history"] = options.pop("history")
     algorithm = algorithms.named(arguments.pop("name", method), **arguments)
-    options = dict(clients=N, lr=rates.Exponential(0.1, 0.9), client_sizes=range(1, N + 1)) | options
-    return Server(algorithm, np.linspace(-1, 1, n, dtype=np.float32) if x0 is None else x0, **options)
+    options = dict(clients=SIZES, lr=rates.Exponential(0.1, 0.9)) | flat(**options)
+    return Server(np.linspace(-1, 1, n, dtype=np.float32) if x0 is None else x0, algorithm, **options)
 
 
 def steps_of(server, steps):
@@ -60,7 +63,7 @@ def go_on(server, rounds):
 
 def everything(server, clients=range(N)):
     """All that a server knows, as bytes."""
-    now = server._state.snapshot
+    now = server._backend.snapshot
     vectors = {name: np.array(v).tobytes() for name, v in now.vectors(server.algorithm).items()}
     rows = {i: server.store.read(i).tobytes() for i in clients}
     written = {i: server.store.round_of(i) for i in clients}

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from fedcore import Server, Update, algorithms
+from fedcore import Server, Storage, Update, algorithms
+from tests.kit import place
 from tests.server.invariant import contradictions
 
 METHODS = ["MIFA", "MimiC", "SCAFFOLDM", "FlexibleFedAvg"]
@@ -49,8 +50,8 @@ def from_outside():
 
 def a_server(method, store):
     algorithm = algorithms.MIFA(wait=False) if method == "MIFA" else method
-    sizes = [1, 2, 3, 4] if method == "FlexibleFedAvg" else None
-    server = Server(algorithm, np.zeros(P, np.float32), CLIENTS, lr=0.1, store=store, client_sizes=sizes)
+    clients = dict(zip(CLIENTS, [1, 2, 3, 4], strict=True)) if method == "FlexibleFedAvg" else CLIENTS
+    server = Server(np.zeros(P, np.float32), algorithm, clients, lr=0.1, storage=place(store))
     a_round(server)
     return server
 
@@ -61,17 +62,17 @@ def a_round(server):
 
 
 def the_first_departs(server):
-    server.depart(next(iter(server.clients)))
+    server.remove_client(next(iter(server.clients)))
 
 
 def one_in_the_middle_departs(server):
-    server.depart(list(server.clients)[1])
+    server.remove_client(list(server.clients)[1])
 
 
 def two_arrive(server):
-    sized = server._state.snapshot.population.is_sized
+    sized = server._backend.snapshot.population.is_sized
     names = [f"new {server.round_number} {i}" for i in range(2)]
-    server.arrive(names, client_sizes=[3, 4] if sized else None)
+    server.add_clients(dict(zip(names, [3, 4], strict=True)) if sized else names)
 
 
 OPERATIONS = [a_round, the_first_departs, one_in_the_middle_departs, two_arrive]
@@ -80,8 +81,8 @@ OPERATIONS = [a_round, the_first_departs, one_in_the_middle_departs, two_arrive]
 def seen(server):
     """All that can be asked of a server."""
     rows = {client: server.store.read(client).tobytes() for client in server.clients}
-    total = server._state.snapshot.total
-    population = server._state.snapshot.population
+    total = server._backend.snapshot.total
+    population = server._backend.snapshot.population
     shares = population.shares(server.clients, list(rows))
     return (
         server.round_number,
@@ -113,7 +114,7 @@ def check(server, before, after):
     now = seen(server)
     assert now in (before, after)
     if server.store.medium == "mmap":
-        assert lasting(Server.load(server.store.path, medium="ram")) == lasting(server)
+        assert lasting(Server.load(server.store.path, storage=Storage(medium="ram"))) == lasting(server)
     for go_on in (a_round, two_arrive, a_round, the_first_departs, a_round):  # in slots of its own
         go_on(server)
         assert contradictions(server) == []

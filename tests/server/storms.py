@@ -114,8 +114,8 @@ class Course:
 
     def _begin(self):
         self._made, self._next = self._made + 1, FEWEST + 2
-        place = f"mmap:{self._folder / f'{self._method} {self._made}'}" if self._medium == "mmap" else "ram"
-        self.server = Server(METHODS[self._method], np.zeros(self._n, np.float32), self._next, lr=0.1, store=place)
+        path = self._folder / f"{self._method} {self._made}" if self._medium == "mmap" else None
+        self.server = Server(np.zeros(self._n, np.float32), METHODS[self._method], self._next, lr=0.1, storage=path)
         for _ in range(2):
             self.round()
 
@@ -124,10 +124,10 @@ class Course:
         there = len(self.server.clients)
         draw = self._random.random()
         if draw < 0.15 and there > FEWEST:
-            self.server.depart(self._random.choice(list(self.server.clients)))
+            self.server.remove_client(self._random.choice(list(self.server.clients)))
         elif draw < 0.3 and there < MOST:
             self._next += 1
-            self.server.arrive(self._next)
+            self.server.add_clients(self._next)
         elif draw < 0.4:
             self.server.save(self._folder / f"{self._method} {self._medium} copy {self.copies}")
         else:
@@ -140,12 +140,12 @@ class Course:
         self._next += len(new)
         with self.server.open_round(newcomers=new) as opened:
             for i, client in enumerate([*heard, *new]):
-                opened.add_update(Update(client, self._ys[i], 1))
+                opened.add_batch([Update(client, self._ys[i], 1)])
 
     def verdict(self):
         """What is to be said of the server after something came over it; another one begins where it cannot go on."""
         try:
-            if self.server._state.store._commits.broken:
+            if self.server._backend.store._session.commits.broken:
                 verdict = "says: open it again"
             elif contradictions(self.server):
                 verdict = "DIFFERS"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fedcore
-from fedcore import Server, Update, algorithms
+from fedcore import ClientStore, Server, Update, algorithms
 from fedcore.errors import RangeError, RoundError, UnknownClientError
 
 
@@ -14,33 +14,35 @@ def vector(*values):
 
 def hear(server, **h):
     """A round in which clients c0, c1 sent these mean gradients."""
-    return server.round([Update(int(name[1:]), gradient=vector(value), steps=1) for name, value in h.items()])
+    return server.round(
+        [Update(int(name[1:]), value=vector(value), kind="gradient", steps=1) for name, value in h.items()]
+    )
 
 
 def test_a_newcomer_counts_in_n_and_has_a_row_of_zero():
-    server = Server(algorithms.MIFA(wait=False), vector(0), clients=2, lr=1.0)
+    server = Server(vector(0), algorithms.MIFA(wait=False), clients=2, lr=1.0)
     hear(server, c0=4, c1=8)
-    server.arrive(7)
+    server.add_clients(7)
     hear(server)  # rows 4, 8, 0: v = 4
     assert server.x == [-6 - 4]
     hear(server, c7=3)
     assert server.x == [-10 - 5]
     with pytest.raises(RangeError, match="7"):
-        server.arrive(7)
+        server.add_clients(7)
 
 
 @pytest.mark.parametrize("method", ["MIFA", "SCAFFOLD", "MimiC"])
 def test_who_departs_leaves_every_running_sum(method):
     algorithm = algorithms.MIFA(wait=False) if method == "MIFA" else method
-    server = Server(algorithm, vector(0), clients=3, lr=1.0)
+    server = Server(vector(0), algorithm, clients=3, lr=1.0)
     hear(server, c0=4, c1=8, c2=30)
     hear(server, c0=2, c2=10)
-    before = server._state.snapshot.total.copy()
-    row = server._state.correction(2) if method == "MimiC" else server.store.read(2)
-    server.depart(2)
-    np.testing.assert_array_equal(server._state.snapshot.total, before - row)
-    assert server._state.snapshot.total.sum() == pytest.approx(
-        sum((server._state.correction(i) if method == "MimiC" else server.store.read(i)).sum() for i in (0, 1)),
+    before = server._backend.snapshot.total.copy()
+    row = server._backend.correction(2) if method == "MimiC" else server.store.read(2)
+    server.remove_client(2)
+    np.testing.assert_array_equal(server._backend.snapshot.total, before - row)
+    assert server._backend.snapshot.total.sum() == pytest.approx(
+        sum((server._backend.correction(i) if method == "MimiC" else server.store.read(i)).sum() for i in (0, 1)),
         abs=1e-6,
     )
     with pytest.raises(UnknownClientError):
@@ -51,38 +53,38 @@ def test_who_departs_leaves_every_running_sum(method):
 def test_a_departure_ends_at_the_optimum_of_those_who_stay(method):
     rng = np.random.default_rng(0)
     optima = rng.normal(size=(5, 6))
-    server = Server(method, np.zeros(6, np.float32), clients=5, lr=0.2)
+    server = Server(np.zeros(6, np.float32), method, clients=5, lr=0.2)
     for t in range(400):
         if t == 100:
-            server.depart(4)
+            server.remove_client(4)
         there = range(5 if t < 100 else 4)
         cohort = there if t == 0 else [i for i in there if rng.random() < 0.5]
         x = server.x.astype(np.float64)
-        server.round([Update(i, gradient=(x - optima[i]).astype(np.float32), steps=1) for i in cohort])
+        server.round([Update(i, value=(x - optima[i]).astype(np.float32), kind="gradient", steps=1) for i in cohort])
     np.testing.assert_allclose(server.x, optima[:4].mean(axis=0), rtol=1e-5, atol=1e-6)
 
 
 def test_shares_follow_arrivals_and_departures():
-    server = Server(algorithms.FlexibleFedAvg("B", reboot="vanilla"), vector(0), 2, lr=1.0, client_sizes=[30, 10])
+    server = Server(vector(0), algorithms.FlexibleFedAvg("B", reboot="vanilla"), dict(enumerate([30, 10])), lr=1.0)
     move = lambda client, by: server.round([Update(client, server.x + vector(by), 1)])  # noqa: E731
     move(0, 8)
     assert server.x == [6]  # p = 3/4
-    server.arrive("new", client_sizes=40)
+    server.add_clients({"new": 40})
     move("new", 8)
     assert server.x == [6 + 4]  # p = 40/80
-    server.depart("new", from_objective=False)
+    server.remove_client("new", from_objective=False)
     move(0, 8)
     assert server.x == [10 + 3]  # p = 30/80 still
-    server.depart(1)
+    server.remove_client(1)
     move(0, 7)
     assert server.x == [13 + 3]  # p = 30/70
-    with pytest.raises(RangeError, match="client_sizes"):
-        server.arrive(9)
+    with pytest.raises(RangeError, match=r"^clients\b"):
+        server.add_clients(9)
 
 
 def test_the_fast_reboot_boosts_a_newcomer_by_3_and_decays():
-    server = Server(algorithms.FlexibleFedAvg("B"), vector(0), 1, lr=1.0, client_sizes=[1])
-    server.arrive("l", client_sizes=1)  # t0 = 0
+    server = Server(vector(0), algorithms.FlexibleFedAvg("B"), dict(enumerate([1])), lr=1.0)
+    server.add_clients({"l": 1})  # t0 = 0
     moved = []
     for _ in range(5):
         before = float(server.x[0])
@@ -93,33 +95,33 @@ def test_the_fast_reboot_boosts_a_newcomer_by_3_and_decays():
 
 
 def test_warm_start():
-    server = Server("SCAFFOLD", vector(0), clients=4, lr=1.0)
+    server = Server(vector(0), "SCAFFOLD", clients=4, lr=1.0)
     server.warm_start({0: vector(4), 2: vector(8)})
     broadcast = server.broadcast(range(4))
     assert [float(broadcast.offset(i)[0]) for i in range(4)] == [3 - 4, 3, 3 - 8, 3]
-    momentum = Server(algorithms.FedAvgMVR(beta=0.25), vector(0), clients=2, lr=1.0)
+    momentum = Server(vector(0), algorithms.FedAvgMVR(beta=0.25), clients=2, lr=1.0)
     momentum.warm_start({0: vector(4), 1: vector(8)})
     assert float(momentum.broadcast([0]).offset(0)[0]) == 0.75 * 6
-    both = Server(algorithms.SCAFFOLDMVR(beta=0.5), vector(0), clients=4, lr=1.0)
+    both = Server(vector(0), algorithms.SCAFFOLDMVR(beta=0.5), clients=4, lr=1.0)
     both.warm_start({0: vector(4), 2: vector(8)})  # c_0 = 4, c = g = 3: -beta (c_0 - c) + (1 - beta) g
     assert [float(both.broadcast([i]).offset(i)[0]) for i in (0, 1)] == [-0.5 + 1.5, 1.5 + 1.5]
     for warm in (server, momentum, both):
-        with pytest.raises(RoundError, match=r"^warm_start: "):
+        with pytest.raises(RoundError, match=r"^warm_start\b"):
             warm.warm_start({0: vector(1)})
-    hear(fresh := Server("SCAFFOLD", vector(0), clients=4, lr=1.0), c0=1)
-    with pytest.raises(RoundError, match=r"^warm_start: "):
+    hear(fresh := Server(vector(0), "SCAFFOLD", clients=4, lr=1.0), c0=1)
+    with pytest.raises(RoundError, match=r"^warm_start\b"):
         fresh.warm_start({0: vector(1)})
-    fresh = Server(algorithms.FedAvgMVR(), vector(0), clients=2, lr=1.0)
+    fresh = Server(vector(0), algorithms.FedAvgMVR(), clients=2, lr=1.0)
     with pytest.raises(fedcore.errors.ArrayError, match=r"gradients\[1\]"):
         fresh.warm_start({0: vector(1), 1: vector(np.inf)})
     for method in ("FedAvg", "FedAvgM", "MimiC"):
-        with pytest.raises(RangeError, match="can start from gradients"):
-            Server(method, vector(0), clients=2, lr=1.0).warm_start({0: vector(1)})
+        with pytest.raises(RangeError, match=r"^warm_start\b"):
+            Server(vector(0), method, clients=2, lr=1.0).warm_start({0: vector(1)})
 
 
 @pytest.mark.parametrize("method", [algorithms.SCAFFOLD, algorithms.SCAFFOLDM, algorithms.SCAFFOLDMVR])
 def test_warm_start_of_clients_that_keep_their_rows(method):
-    servers = [Server(method(placement=at), vector(0), clients=4, lr=1.0) for at in ("server", "client")]
+    servers = [Server(vector(0), method(placement=at), clients=4, lr=1.0) for at in ("server", "client")]
     for server in servers:
         server.warm_start({0: vector(4), 2: vector(8)})
     at_server, at_client = (server.broadcast([0]) for server in servers)
@@ -128,21 +130,21 @@ def test_warm_start_of_clients_that_keep_their_rows(method):
 
 
 def test_who_keeps_its_own_row_cannot_be_taken_out():
-    server = Server(algorithms.SCAFFOLD(placement="client"), vector(0), clients=3, lr=1.0)
-    with pytest.raises(RangeError, match=r"^client: .*2, which keeps its own"):
-        server.depart(2)
+    server = Server(vector(0), algorithms.SCAFFOLD(placement="client"), clients=3, lr=1.0)
+    with pytest.raises(RangeError, match=r"^client\b.*2"):
+        server.remove_client(2)
     assert 2 in server.clients
 
 
 def flexible(scheme, examples):
     algorithm = algorithms.FlexibleFedAvg(scheme=scheme, local_steps=2)
-    return Server(algorithm, vector(0), clients=len(examples), lr=1.0, client_sizes=examples)
+    return Server(vector(0), algorithm, clients=dict(enumerate(examples)), lr=1.0)
 
 
 @pytest.mark.parametrize("scheme", ["A", "B", "C"])
 def test_a_departed_device_that_is_included_keeps_its_share_and_its_place(scheme):
     server = flexible(scheme, [1, 2, 3])
-    server.depart(2, from_objective=False)
+    server.remove_client(2, from_objective=False)
     server.round([Update(0, vector(6), steps=2), Update(1, vector(12), steps=2)])
     # p = 1/6 and 2/6 as before; scheme A multiplies by N / K_t = 3 / 2, for the objective still has three devices
     assert server.x == pytest.approx((1 + 4) * (1.5 if scheme == "A" else 1))
@@ -150,16 +152,16 @@ def test_a_departed_device_that_is_included_keeps_its_share_and_its_place(scheme
 
 def test_a_device_that_comes_back_to_its_share_is_no_newcomer():
     server = flexible("B", [1, 2, 3])
-    server.depart(2, from_objective=False)
-    server.arrive(2, client_sizes=3)
+    server.remove_client(2, from_objective=False)
+    server.add_clients({2: 3})
     server.round([Update(i, vector(6), steps=2) for i in range(3)])
     assert server.x == pytest.approx(6)  # the shares add up to 1, and none is boosted
-    server.depart(2, from_objective=False)
-    server.arrive(2, client_sizes=6)  # with twice as many examples: p = 1/9, 2/9, 6/9
+    server.remove_client(2, from_objective=False)
+    server.add_clients({2: 6})  # with twice as many examples: p = 1/9, 2/9, 6/9
     server.round([Update(2, server.x + vector(9), steps=2)])
     assert server.x == pytest.approx(6 + 6)
-    server.depart(2)
-    server.arrive(2, client_sizes=3)
+    server.remove_client(2)
+    server.add_clients({2: 3})
     server.round([Update(2, server.x + vector(6), steps=2)])
     assert server.x == pytest.approx(12 + 3 * 6 / 2)  # a newcomer: three times its half
 
@@ -167,35 +169,42 @@ def test_a_device_that_comes_back_to_its_share_is_no_newcomer():
 @pytest.mark.parametrize("known", [True, False])
 def test_an_objective_that_all_have_left_can_be_joined(known):
     """With a size if there were sizes or if it brings one, which the next one then needs too."""
-    server = flexible("B", [1, 2]) if known else Server("FedAvg", vector(0), clients=2, lr=1.0)
-    server.depart(0)
-    server.depart(1)
+    server = flexible("B", [1, 2]) if known else Server(vector(0), "FedAvg", clients=2, lr=1.0)
+    server.remove_client(0)
+    server.remove_client(1)
     if known:
-        with pytest.raises(RangeError, match=r"client_sizes\[5\]: expected an integer in 1..2\*\*53, got None"):
-            server.arrive(5)
-    server.arrive(5, client_sizes=3)
+        with pytest.raises(RangeError, match=r"^clients\[5\]"):
+            server.add_clients(5)
+    server.add_clients({5: 3})
     server.round([Update(5, vector(6), steps=1)])
     assert server.x == pytest.approx(6 * (3 if known else 1))  # the newcomer's share is 1, and boosted by 3
-    with pytest.raises(RangeError, match="client_sizes"):
-        server.arrive(6)
+    with pytest.raises(RangeError, match=r"^clients\b"):
+        server.add_clients(6)
 
 
 def test_nobody_comes_or_goes_while_a_round_is_open():
-    server = Server("MIFA", vector(0), clients=2, lr=1.0)
+    server = Server(vector(0), "MIFA", clients=2, lr=1.0)
     with server.open_round():
-        for change in (lambda: server.arrive(5), lambda: server.depart(0), lambda: server.warm_start({0: vector(1)})):
+        for change in (
+            lambda: server.add_clients(5),
+            lambda: server.remove_client(0),
+            lambda: server.warm_start({0: vector(1)}),
+        ):
             with pytest.raises(RoundError):
                 change()
 
 
 def test_methods_that_weigh_by_shares_ask_for_them():
-    with pytest.raises(RangeError, match=r"client_sizes: expected n_k of every client"):
-        Server("FlexibleFedAvg", vector(0), clients=2, lr=1.0)
-    server = Server("FedAvg", vector(0), clients=2, lr=1.0)
-    with pytest.raises(RangeError, match="client_sizes: expected None for client 2, as for all others, got 5"):
-        server.arrive(2, client_sizes=5)
-    server.arrive(2)
+    with pytest.raises(RangeError, match=r"^clients\b"):
+        Server(vector(0), "FlexibleFedAvg", clients=2, lr=1.0)
+    server = Server(vector(0), "FedAvg", clients=2, lr=1.0)
+    with pytest.raises(RangeError, match=r"^clients\b"):
+        server.add_clients({2: 5})
+    server.add_clients(2)
     server.round([Update(2, vector(1), 1)])
-    for wrong in ([1], [1, 2, 3], {0: 1, 5: 2}, [1, 0], [1, True], [1, 2.5]):
-        with pytest.raises((RangeError, UnknownClientError), match="client_sizes"):
-            Server("FlexibleFedAvg", vector(0), clients=2, lr=1.0, client_sizes=wrong)
+    for wrong in ([1, 0], [1, True], [1, 2.5]):
+        with pytest.raises(RangeError, match=r"^clients\[1\]"):
+            Server(vector(0), "FlexibleFedAvg", clients=dict(enumerate(wrong)), lr=1.0)
+    for wrong in ({0: 1}, {0: 1, 1: 2, 2: 3}, {0: 1, 5: 2}):
+        with pytest.raises((RangeError, UnknownClientError), match=r"^clients\b"):
+            Server(vector(0), "FlexibleFedAvg", clients=wrong, lr=1.0, storage=ClientStore(2, 1))

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from fedcore import Server, algorithms, rates
+from fedcore import Server, algorithms
+from fedcore.algorithms import rates
 from tests.server.papers import Clients, N, arbitrary_course, follow, mimic, momentum, n, start_of
 
 BETA = 0.3
@@ -16,7 +17,7 @@ def test_mimics_clients_send_h_plus_c_and_keep_v_minus_h(kind, units):
     """Algorithm 1's "practical implementation", told in each of the ways of an update; "delta" by draws."""
     seed = 0 if kind == "model" else 1
     clients, course, x0 = Clients(seed), arbitrary_course(seed, draws=kind == "delta"), start_of(seed)
-    server = Server(algorithms.MimiC(units, placement="client"), x0, N, lr=LR)
+    server = Server(x0, algorithms.MimiC(units, placement="client"), N, lr=LR)
     c, h = np.zeros((N, n)), {}
 
     def work(broadcast, i, steps):
@@ -25,7 +26,7 @@ def test_mimics_clients_send_h_plus_c_and_keep_v_minus_h(kind, units):
         h[i] = (broadcast.x - clients.train(i, broadcast.x, broadcast.lr, steps)[0]) / unit
         delta = -unit * (h[i] + c[i])
         y = {"model": broadcast.x + delta, "delta": delta, "gradient": -delta / distance}[kind]
-        return {kind: y.astype(np.float32)}
+        return dict(value=y.astype(np.float32), kind=kind)
 
     def after(heard):
         for i in heard:
@@ -49,7 +50,7 @@ def test_scaffolds_clients_keep_c_i_and_send_its_change(method, warm):
     algorithm, options = SCAFFOLDS[method]
     seed = int(warm)
     clients, course, x0 = Clients(seed), arbitrary_course(seed), start_of(seed)
-    server = Server(algorithm, x0, N, lr=LR)
+    server = Server(x0, algorithm, N, lr=LR)
     c = np.zeros((N, n))
     if warm:
         c[:] = clients.warm(x0, seed)
@@ -60,7 +61,7 @@ def test_scaffolds_clients_keep_c_i_and_send_its_change(method, warm):
         own = -options["beta"] * c[i]  # the papers' - beta c_i, which the server's offset is short of
         y, raw = clients.train(i, broadcast.x, broadcast.lr, steps, clients.direction(broadcast, i, own))
         change, c[i] = raw - c[i], raw
-        return dict(model=y.astype(np.float32), control=change.astype(np.float32))
+        return dict(value=y.astype(np.float32), control=change.astype(np.float32))
 
     paper = momentum(clients, x0.astype(np.float64), LR, course, controls=True, **options)
     assert follow(server, clients, course, paper, work) < 2e-6

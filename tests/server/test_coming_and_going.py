@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedcore import Server, algorithms
-from fedcore.rates import Exponential, Staircase
+from fedcore.algorithms.rates import Exponential, Staircase
 from tests.server.papers import (
     ROUNDS,
     Clients,
@@ -74,7 +74,7 @@ METHODS = {
     "MIFA at once": (algorithms.MIFA(wait=False), mifa, dict(wait=False)),
     "MimiC": (algorithms.MimiC(), mimic, {}),
     "MimiC, update units": (algorithms.MimiC(units="update"), mimic, dict(update_units=True)),
-    "MimiC, short history": (algorithms.MimiC(), mimic, {}),
+    "MimiC, short history": (algorithms.MimiC(history=2), mimic, {}),
     "SCAFFOLD": (algorithms.SCAFFOLD(), momentum, dict(beta=1, controls=True)),
     "SCAFFOLD, two vectors": (algorithms.SCAFFOLD(control="sent"), momentum, dict(beta=1, controls=True)),
     "SCAFFOLDM": (algorithms.SCAFFOLDM(BETA), momentum, dict(beta=BETA, controls=True)),
@@ -87,8 +87,7 @@ def test_rows_of_those_who_go_leave_the_sum(method):
     algorithm, paper, options = METHODS[method]
     seed = 1 if "," in method else 0
     clients, course, x0 = Clients(seed), comings_and_goings(seed), start_of(seed)
-    short = dict(history_rounds=2) if "short" in method else {}
-    server = Server(algorithm, x0, sorted(course.start), lr=LR, **short)
+    server = Server(x0, algorithm, sorted(course.start), lr=LR)
     assert follow(server, clients, course, paper(clients, x0.astype(np.float64), LR, course, **options)) < 2e-6
     here = set(server.clients)
     assert 4 <= len(here) < N
@@ -98,7 +97,7 @@ def test_mifa_steps_in_an_empty_round_once_the_only_one_unheard_has_gone():
     """What it steps along is remembered from rounds in which x stayed, and so is the last gamma."""
     clients, x0 = Clients(0), start_of(0)
     course = Course([[0, 1], [], [], [1]], [[K] * N] * 4, frozenset({0, 1, 2}), {1: [("exclude", 2)]})
-    server = Server(algorithms.MIFA(), x0, 3, lr=LR)
+    server = Server(x0, algorithms.MIFA(), 3, lr=LR)
     assert follow(server, clients, course, mifa(clients, x0.astype(np.float64), LR, course, wait=True)) < 2e-6
 
 
@@ -114,11 +113,7 @@ def test_shares_boosts_and_restarts(scheme, reboot):
                 lr = lr.restarted(t)
             (objective.discard if what == "exclude" else objective.add)(i)
     server = Server(
-        algorithms.FlexibleFedAvg(scheme, K, reboot),
-        x0,
-        sorted(course.start),
-        lr=lr,
-        client_sizes={i: clients.examples[i] for i in course.start},
+        x0, algorithms.FlexibleFedAvg(scheme, K, reboot), {i: clients.examples[i] for i in course.start}, lr=lr
     )
     paper = flexible(clients, x0.astype(np.float64), 0.2, course, scheme, fast=reboot == "fast")
     assert follow(server, clients, course, paper) < 2e-6

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from fedcore import Server, Update, algorithms, rates
+from fedcore import Server, Update, algorithms
+from fedcore.algorithms import rates
 from fedcore.errors import RangeError
 from tests.server.further_papers import fedexp, fednova
 from tests.server.papers import Clients, N, arbitrary_course, fedavg, follow, mb_storm, momentum, start_of
@@ -23,7 +24,7 @@ METHODS = {
 @pytest.mark.parametrize("server_lr", [None, 0.3])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_client_drawn_twice_weighs_as_two_of_its_kind(name, server_lr):
-    drawn, twins = (Server(METHODS[name], x0, clients=3, lr=0.1, server_lr=server_lr) for _ in range(2))
+    drawn, twins = (Server(x0, METHODS[name], clients=3, lr=0.1, server_lr=server_lr) for _ in range(2))
     for _ in range(2):  # the second round has a direction to remember
         drawn.round([Update(0, y, steps=2, count=2), Update(1, other, steps=5)])
         twins.round([Update(0, y, steps=2), Update(1, other, steps=5), Update(2, y, steps=2)])
@@ -33,15 +34,15 @@ def test_a_client_drawn_twice_weighs_as_two_of_its_kind(name, server_lr):
 
 @pytest.mark.parametrize("algorithm", [algorithms.FlexibleFedAvg(), algorithms.MIFA(), algorithms.SCAFFOLD()], ids=repr)
 def test_methods_that_hear_a_client_once_say_so(algorithm):
-    server = Server(algorithm, x0, clients=2, lr=0.1, client_sizes=[1, 1])
-    with server.open_round() as round, pytest.raises(RangeError, match="hears a client once a round"):
+    server = Server(x0, algorithm, clients=dict(enumerate([1, 1])), lr=0.1)
+    with server.open_round() as round, pytest.raises(RangeError, match=r"^count\b"):
         round.add(0, y, steps=1, count=2)
 
 
 @pytest.mark.parametrize("algorithm", [algorithms.FlexibleFedAvg(), algorithms.MimiC(units="update")], ids=repr)
 def test_methods_of_model_differences_take_no_server_rate(algorithm):
-    with pytest.raises(RangeError, match="server_lr: expected None"):
-        Server(algorithm, x0, clients=2, lr=0.1, client_sizes=[1, 1], server_lr=0.5)
+    with pytest.raises(RangeError, match=r"^server_lr\b"):
+        Server(x0, algorithm, clients=dict(enumerate([1, 1])), lr=0.1, server_lr=0.5)
 
 
 BETA = 0.3
@@ -64,7 +65,7 @@ def test_draws_with_replacement_follow_the_paper(method):
     algorithm, paper, options = PAPERS[method]
     clients, course, start = Clients(0), arbitrary_course(0, draws=True), start_of(0)
     lr = rates.Exponential(0.1, 0.98)
-    server = Server(algorithm, start, N, lr=lr)
+    server = Server(start, algorithm, N, lr=lr)
     assert follow(server, clients, course, paper(clients, start.astype(np.float64), lr, course, **options)) < 2e-6
 
 

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Server, Update, algorithms
-from fedcore.server.asked_square import AskedSquare
-from fedcore.server.settings import Settings
+from fedcore import ClientStore, Compute, Server, Update, algorithms
+from fedcore.options import Settings
 from tests.algorithms import outsiders
 from tests.server.rounds import METHODS, N, made, n, steps_of
 
@@ -34,7 +33,7 @@ def test_at_the_server_the_correction_is_what_v_is_away_from_the_plain_mean(meth
     for t in range(6):
         broadcast, _, updates, report = one_round(server, t)
         unit = [1 if server.algorithm.averages else broadcast.lr * update.steps for update in updates]
-        h = [(broadcast.x.astype(np.float64) - update.model) / u for update, u in zip(updates, unit, strict=True)]
+        h = [(broadcast.x.astype(np.float64) - update.value) / u for update, u in zip(updates, unit, strict=True)]
         due = np.linalg.norm(server.v - np.mean(h, axis=0)) if updates else None
         assert report.correction_norm == (due if due is None else pytest.approx(due, rel=1e-4, abs=1e-5))
         met.append(report.correction_norm)
@@ -67,7 +66,7 @@ def test_diversity_of_every_method(method):
         weighed["FlexibleFedAvg"] = lambda u: u.examples / u.steps  # scheme C
         q = np.array([weighed.get(method, lambda u: 1.0)(update) for update in updates])
         unit = [1 if server.algorithm.averages else broadcast.lr * update.steps for update in updates]
-        h = [(broadcast.x.astype(np.float64) - update.model) / u for update, u in zip(updates, unit, strict=True)]
+        h = [(broadcast.x.astype(np.float64) - update.value) / u for update, u in zip(updates, unit, strict=True)]
         squares, q = np.sum(np.square(h), axis=1), q / q.sum()
         assert report.diversity == pytest.approx(q @ squares / np.sum((q @ h) ** 2), rel=1e-4)
 
@@ -79,7 +78,7 @@ BY_ROWS = ("WeighedMIFA", "Averaged")
 def test_diversity_of_a_method_that_nobody_has_seen_is_right_or_none(name):
     method = outsiders.METHODS[name]
     server, plain = (
-        Server(method(), np.zeros(n, np.float32), clients=N, lr=0.1, diagnostics=diagnostics)
+        Server(np.zeros(n, np.float32), method(), clients=N, lr=0.1, compute=Compute(diagnostics=diagnostics))
         for diagnostics in (True, False)
     )
     known = {True: 0, False: 0}
@@ -88,7 +87,7 @@ def test_diversity_of_a_method_that_nobody_has_seen_is_right_or_none(name):
         reports = {True: report, False: one_round(plain, t)[-1]}
         q = np.array([u.examples if name in ("HeavyBall", "WeighedMIFA") else 1.0 for u in updates])
         unit = [1 if server.averages_models else broadcast.lr * u.steps for u in updates]
-        h = [(broadcast.x.astype(np.float64) - u.model) / each for u, each in zip(updates, unit, strict=True)]
+        h = [(broadcast.x.astype(np.float64) - u.value) / each for u, each in zip(updates, unit, strict=True)]
         due = (q @ np.sum(np.square(h), axis=1)) * q.sum() / np.sum((q @ h) ** 2)
         for diagnostics, one in reports.items():
             assert one.diversity is None or one.diversity == pytest.approx(due, rel=1e-4)
@@ -102,7 +101,13 @@ def test_diversity_of_a_method_that_nobody_has_seen_is_right_or_none(name):
 @pytest.mark.parametrize("codec", ["bf16", "int8"])
 def test_rows_of_any_codec(codec):
     servers = [
-        Server("MimiC", np.zeros(n, np.float32), lr=0.1, diagnostics=True, store=ClientStore(N, n, codec=each))
+        Server(
+            np.zeros(n, np.float32),
+            "MimiC",
+            lr=0.1,
+            storage=ClientStore(N, n, codec=each),
+            compute=Compute(diagnostics=True),
+        )
         for each in ("f32", codec)
     ]
     for t in range(4):
@@ -156,7 +161,7 @@ def test_bytes_are_those_of_the_vectors_that_are_sent(method):
         sent += sum(offset.nbytes for offset in offsets.values() if broadcast.has_offset)
         assert broadcast.bytes == sent
         assert report.bytes == 4 * n * server.algorithm.uploads * len(updates)
-        vectors = [v for update in updates for v in (update.model, update.control) if v is not None]
+        vectors = [v for update in updates for v in (update.value, update.control) if v is not None]
         assert report.bytes == sum(vector.nbytes for vector in vectors)
 
 
@@ -198,29 +203,5 @@ def test_vectors_a_client_sends_and_gets(method):
 
 def test_float_buffers_are_sent_and_offsets_have_none():
     x0 = {"w": np.zeros(5, np.float32), "bn.running_mean": np.zeros(3, np.float32)}
-    broadcast = Server(algorithms.SCAFFOLD(), x0, clients=2, lr=0.1).broadcast([0, 1])
+    broadcast = Server(x0, algorithms.SCAFFOLD(), clients=2, lr=0.1).broadcast([0, 1])
     assert broadcast.bytes == 2 * 4 * (8 + 5)
-
-
-def test_what_a_method_asks_for_is_measured_once_and_not_within_its_code():
-    """Which may hold a lock that other shards, whom the measuring waits for, need."""
-    inside, measured = [], []
-
-    def measure():
-        measured.append(list(inside))
-        return 4.0
-
-    def twice(cohort):
-        inside.append("the method")
-        try:
-            return cohort.measure() + cohort.measure()
-        finally:
-            inside.clear()
-
-    asked = AskedSquare(measure)
-    unasked = dict.fromkeys(("claims", "weights", "squares", "eta_steps"))
-    cohort = algorithms.Cohort(S=1, weighed=1, N=1, devices=1, W=1, rows=0, measure=asked, **unasked)
-    assert asked.answer(lambda cohort: 7, cohort) == 7
-    assert measured == []
-    assert (asked.answer(twice, cohort), asked.answer(twice, cohort), asked()) == (8, 8, 4)
-    assert measured == [[]]

@@ -6,12 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Server, Update, algorithms, errors, kernels
+from fedcore import ClientStore, Server, Storage, Update, algorithms, errors, kernels
 from fedcore.algorithms import REGISTRY, Linear, Step
-from fedcore.algorithms.mifa import MIFA
+from fedcore.algorithms.memory import MIFA
 from fedcore.kernels import ExactSum
-from fedcore.server.invariant import exact_total_problems, folder_problems
-from fedcore.server.running_total import without_client
+from fedcore.server.folder import exact_total_problems, folder_problems
+from fedcore.server.state import without_client
+from tests.kit import flat, place
 from tests.server.forgeries import forge
 
 N, CLIENTS, ROUNDS = 301, 7, 5
@@ -21,10 +22,9 @@ SIZES = {client: 10 + 7 * client for client in range(CLIENTS)}
 def server_of(name, store="ram", **options):
     x0 = {"w": np.linspace(-1, 1, N - 20).astype(np.float32), "running_mean": np.zeros(20, np.float32)}
     algorithm = algorithms.named(name) if isinstance(name, str) else name
-    options = dict(accumulate="exact", lr=0.1) | options
-    sizes = SIZES if algorithm.needs_shares else None
-    clients = None if isinstance(store, ClientStore) else CLIENTS
-    return Server(algorithm, x0, clients, store=store, client_sizes=sizes, **options)
+    options = dict(accumulator="exact", lr=0.1) | options
+    clients = SIZES if algorithm.needs_shares else None if isinstance(store, ClientStore) else CLIENTS
+    return Server(x0, algorithm, clients, storage=place(store), **flat(**options))
 
 
 def updates(server, t, examples=True):
@@ -41,20 +41,20 @@ def updates(server, t, examples=True):
 
 def state_of(server):
     """Everything that a round changes, as bytes."""
-    now = server._state.snapshot
+    now = server._backend.snapshot
     parts = [now.x, np.float64(now.gamma), *([now.momentum] if server.algorithm.keeps_momentum else [])]
     parts += [] if now.exact_total is None else [*now.exact_total, now.total]
     parts += [server.store.read(client) for client in server.clients] if server.algorithm.keeps_rows else []
     return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).hexdigest()
 
 
-def run(name, order, fold=None, rounds=ROUNDS, **options):
-    server = server_of(name, fold=fold, **options)
+def run(name, order, batch_size=None, rounds=ROUNDS, **options):
+    server = server_of(name, batch_size=batch_size, **options)
     for t in range(rounds):
         sent = list(updates(server, t))
         with server.open_round() as round:
             for i in order.permutation(len(sent)):
-                round.add_update(sent[i])
+                round.add_batch([sent[i]])
     return state_of(server)
 
 
@@ -62,7 +62,7 @@ def test_sixty_orders_and_folds_of_a_round_have_one_hash():
     orders = np.random.default_rng(1)
     assert len({run("FedAvg", orders, 1 + i % 8, rounds=2) for i in range(60)}) == 1
     assert len({run("MIFA", orders, 1 + i % 8, rounds=2) for i in range(60)}) == 1
-    assert len({run("FedAvg", orders, 1 + i % 8, rounds=2, accumulate="float32") for i in range(9)}) > 1
+    assert len({run("FedAvg", orders, 1 + i % 8, rounds=2, accumulator="float32") for i in range(9)}) > 1
 
 
 @pytest.mark.parametrize("name", REGISTRY)
@@ -73,7 +73,7 @@ def test_no_order_shows_in_any_method(name):
 
 @pytest.mark.parametrize("name", ["FedAvg", "MIFA", "MimiC", "SCAFFOLD", "FedDyn"])
 def test_exact_sums_follow_the_float64_ones(name):
-    servers = [server_of(name, accumulate=accumulate) for accumulate in ("exact", "float64")]
+    servers = [server_of(name, accumulator=accumulate) for accumulate in ("exact", "float64")]
     for t in range(ROUNDS):
         for server in servers:
             server.round(updates(server, t))
@@ -82,26 +82,26 @@ def test_exact_sums_follow_the_float64_ones(name):
 
 @pytest.mark.parametrize("codec", ["f32", "bf16", "int8"])
 @pytest.mark.parametrize("name", ["MIFA", "MimiC", "SCAFFOLD", "FedVARP", "FedStale"])
-@pytest.mark.parametrize("history_rounds", [64, 2])
-def test_a_total_is_the_sum_of_the_rows_to_the_last_bit(name, codec, history_rounds):
+@pytest.mark.parametrize("history", [64, 2])
+def test_a_total_is_the_sum_of_the_rows_to_the_last_bit(name, codec, history):
     store = ClientStore(CLIENTS, N - 20, codec=codec)
-    server = server_of(name, store, history_rounds=history_rounds)
+    server = server_of(algorithms.MimiC(history=history) if name == "MimiC" else name, store)
     for t in range(12):
         server.round(updates(server, t))
-    now = server._state.snapshot
+    now = server._backend.snapshot
     directions = now.history.directions if server.algorithm.keeps_history else None
     assert exact_total_problems(store, now.exact_total, directions) == []
     np.testing.assert_array_equal(now.total, kernels.read_exact(now.exact_total))
     changed = ExactSum(now.exact_total.high, now.exact_total.low ^ 1)
     assert exact_total_problems(store, changed, directions) != []
     for client in list(server.clients)[1:]:
-        server.depart(client)
-    now = server._state.snapshot
+        server.remove_client(client)
+    now = server._backend.snapshot
     directions = now.history.directions if server.algorithm.keeps_history else None
     assert exact_total_problems(store, now.exact_total, directions) == []
-    server.depart(0)
-    assert not server._state.snapshot.exact_total.high.any()
-    assert not server._state.snapshot.exact_total.low.any()
+    server.remove_client(0)
+    assert not server._backend.snapshot.exact_total.high.any()
+    assert not server._backend.snapshot.exact_total.low.any()
 
 
 def test_a_row_that_no_exact_sum_holds_goes_and_the_others_are_added_up_anew():
@@ -111,7 +111,7 @@ def test_a_row_that_no_exact_sum_holds_goes_and_the_others_are_added_up_anew():
         for client, length in ((0, 2.0**60), (1, 1.5)):
             rows.stage(client)[:] = length
         rows.commit(0)
-        after = without_client(server._state.snapshot, 0, rows, rows.read, corrections=False)
+        after = without_client(server._backend.snapshot, 0, rows, rows.read, corrections=False)
     np.testing.assert_array_equal(after.total, np.full(p, 1.5))
     np.testing.assert_array_equal(kernels.read_exact(after.exact_total), after.total)
 
@@ -119,11 +119,11 @@ def test_a_row_that_no_exact_sum_holds_goes_and_the_others_are_added_up_anew():
 def test_a_row_of_another_size_leaves_no_trace():
     server = server_of(MIFA(wait=False))
     server.round(updates(server, 0))
-    before = [words.copy() for words in server._state.snapshot.exact_total]
-    server.arrive(CLIENTS)
-    server.round([Update(CLIENTS, delta=np.full(N, 2.0**30, np.float32), steps=1)])
-    server.depart(CLIENTS)
-    for words, due in zip(server._state.snapshot.exact_total, before, strict=True):
+    before = [words.copy() for words in server._backend.snapshot.exact_total]
+    server.add_clients(CLIENTS)
+    server.round([Update(CLIENTS, value=np.full(N, 2.0**30, np.float32), kind="delta", steps=1)])
+    server.remove_client(CLIENTS)
+    for words, due in zip(server._backend.snapshot.exact_total, before, strict=True):
         np.testing.assert_array_equal(words, due)
 
 
@@ -136,9 +136,9 @@ def test_a_folder_keeps_exact_sums(name, tmp_path):
             server.round(updates(server, t))
         server.save(tmp_path / "copy")
     for folder in (path, tmp_path / "copy"):
-        with Server.load(folder, medium="ram") as loaded:
+        with Server.load(folder, storage=Storage(medium="ram")) as loaded:
             assert state_of(loaded) == state_of(straight)
-            assert folder_problems(loaded._state.store) == []
+            assert folder_problems(loaded._backend.store) == []
     with Server.load(path) as server:
         for t in range(3, 6):
             straight.round(updates(straight, t))
@@ -153,12 +153,12 @@ def test_a_folder_with_words_that_no_sum_has_is_refused(word, value, tmp_path):
     """Whole and rightly sealed, as somebody writes it who has this package."""
     server = server_of("MIFA")
     server.round(updates(server, 0))
-    now = server._state.snapshot
+    now = server._backend.snapshot
     words = now.exact_total._replace(**{word: getattr(now.exact_total, word).copy()})
     getattr(words, word)[7] = value
-    server._state.snapshot = now._replace(exact_total=words)
+    server._backend.snapshot = now._replace(exact_total=words)
     server.save(tmp_path / "run")
-    with pytest.raises(errors.CheckpointError, match=f"total/{word}: expected the words of an exact sum"):
+    with pytest.raises(errors.CheckpointError, match=f"total/{word}"):
         Server.load(tmp_path / "run")
 
 
@@ -177,9 +177,9 @@ def high_short(head):
 @pytest.mark.parametrize(
     ("head", "said"),
     [
-        (without_low, r"total: expected \['total/high', 'total/low'\] where the method keeps one"),
-        (low_as_floats, "total/low: expected"),
-        (high_short, r"vectors: expected 2248 bytes, got int64\[3\]"),
+        (without_low, r"\btotal\b"),
+        (low_as_floats, "total/low"),
+        (high_short, r"\bvectors\b"),
     ],
     ids=["without low", "low as floats", "high short"],
 )
@@ -198,7 +198,7 @@ def test_a_flipped_bit_in_the_words_on_disk_is_found(word, tmp_path):
     server = server_of("MIFA")
     server.round(updates(server, 0))
     server.save(tmp_path / "run")
-    written = getattr(server._state.snapshot.exact_total, word).tobytes()
+    written = getattr(server._backend.snapshot.exact_total, word).tobytes()
     (file,) = [path for path in (tmp_path / "run").glob("vectors-*.slots") if written in path.read_bytes()]
     content = bytearray(file.read_bytes())
     content[content.index(written) + 8] ^= 1
@@ -213,28 +213,33 @@ def test_warm_starts_are_exact_too():
     servers[0].warm_start(gradients)
     servers[1].warm_start(dict(reversed(gradients.items())))
     assert state_of(servers[0]) == state_of(servers[1])
-    assert exact_total_problems(servers[0]._state.store, servers[0]._state.snapshot.exact_total, None) == []
+    assert exact_total_problems(servers[0]._backend.store, servers[0]._backend.snapshot.exact_total, None) == []
 
 
 def test_updates_that_the_grid_cannot_hold_are_refused_whoever_else_is_there():
     for others in (0, 3):
         server = server_of("FedAvg")
-        sent = [Update(i, delta=np.full(N, 1e-3, np.float32), steps=1) for i in range(others)]
-        sent.append(Update(6, delta=np.full(N, 2.0**39, np.float32), steps=1))
+        sent = [Update(i, value=np.full(N, 1e-3, np.float32), kind="delta", steps=1) for i in range(others)]
+        sent.append(Update(6, value=np.full(N, 2.0**39, np.float32), kind="delta", steps=1))
         report = server.round(sent)
-        assert [client for client, _ in report.refused] == [6]
-        assert len(report.heard) == others
+        assert [client for client, _ in report.rejected] == [6]
+        assert len(report.accepted) == others
 
 
 class Halved(MIFA):
     """A method whose total forgets."""
+
+    total_is_whole = False
 
     def step(self, cohort):
         return Step(v=Linear(A=1 / cohort.N, T=1 / cohort.N), T=Linear(T=0.5, A=1))
 
 
 def test_a_method_whose_total_is_no_whole_sum_is_refused():
-    with pytest.raises(errors.RangeError, match=r'accumulate: expected "float32" or "float64", since the total of'):
+    with pytest.raises(errors.RangeError, match=r"^accumulator\b"):
         server_of(Halved())
-    with pytest.raises(errors.UnknownNameError, match="accumulate"):
-        server_of("FedAvg", accumulate="float16")
+    undeclared = type("Undeclared", (Halved,), {"total_is_whole": True})
+    with pytest.raises(errors.AlgorithmError, match="whole"):
+        server_of(undeclared(wait=False)).round([Update(0, np.zeros(N, np.float32), 1)])
+    with pytest.raises(errors.UnknownNameError, match=r"^accumulator\b"):
+        server_of("FedAvg", accumulator="float16")

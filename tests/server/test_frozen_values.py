@@ -5,30 +5,29 @@ from dataclasses import FrozenInstanceError, fields
 import numpy as np
 import pytest
 
-from fedcore import Server
-from fedcore.server.history import History
-from fedcore.server.limits import Limits
-from fedcore.server.population import Population
-from fedcore.server.report import RoundReport
-from fedcore.server.sent_vectors import Whole
-from fedcore.server.slices import SentSlices, Slices
+from fedcore import Compute, Server
+from fedcore.options import Limits
+from fedcore.server.broadcast import WholeVectors
+from fedcore.server.report import Report
+from fedcore.server.step import History, Population
+from fedcore.server.update import SentSlices, Slices
 
 
 def server():
-    return Server("FedAvg", np.zeros(2, np.float32), clients=2, lr=0.1, accumulate="exact")
+    return Server(np.zeros(2, np.float32), "FedAvg", clients=2, lr=0.1, compute=Compute(accumulator="exact"))
 
 
 VALUES = {
     "Broadcast": lambda: server().broadcast([0]),
     "History": History,
     "Limits": Limits,
-    "Partial": lambda: server().open_round().partial(),
+    "PartialSum": lambda: server().open_round().partial_sum(),
     "Population": Population,
-    "RoundReport": lambda: RoundReport(0),
+    "Report": lambda: Report(0),
     "SentSlices": lambda: SentSlices((), (), None, None),
     "Settings": lambda: server()._settings,
     "Slices": lambda: Slices(()),
-    "Whole": lambda: Whole(np.zeros(2, np.float32), None, None),
+    "WholeVectors": lambda: WholeVectors(np.zeros(2, np.float32), None, None),
 }
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fedcore
-from fedcore import Server, Update
+from fedcore import Limits, Server, Update
 from tests.server.rounds import METHODS, N, go_on, made, n
 
 LR, K = 0.5, 2  # eta K = 1: h_i = x - y_i
@@ -23,10 +23,10 @@ def one_round(server, **ys):
 
 
 def test_fedavg_weighs_models_by_examples():
-    server = Server("FedAvg", vector(0, 0), clients=2, lr=LR)
+    server = Server(vector(0, 0), "FedAvg", clients=2, lr=LR)
     report = server.round([Update(0, vector(4, 8), steps=K, examples=3), Update(1, vector(0, 4), steps=9, examples=1)])
     np.testing.assert_array_equal(server.x, [3, 7])
-    assert report.heard == (0, 1)
+    assert report.accepted == (0, 1)
     assert report.steps == K + 9
     assert report.gamma == 1
     np.testing.assert_allclose(report.norms, [np.hypot(4, 8) / (LR * K), 4 / (LR * 9)])
@@ -35,7 +35,7 @@ def test_fedavg_weighs_models_by_examples():
 
 
 def test_fedavg_uniform_with_a_server_rate_steps_along_the_mean_gradient():
-    server = Server(fedcore.algorithms.FedAvg("uniform"), vector(1), clients=2, lr=LR, server_lr=0.1)
+    server = Server(vector(1), fedcore.algorithms.FedAvg("uniform"), clients=2, lr=LR, server_lr=0.1)
     # h_0 = (1 - 0) / (.5 * 2) = 1 and h_1 = (1 + 5) / (.5 * 4) = 3
     report = server.round([Update(0, vector(0), steps=2, examples=9), Update(1, vector(-5), steps=4)])
     np.testing.assert_allclose(server.x, [1 - 0.1 * 2], rtol=1e-7)
@@ -44,13 +44,13 @@ def test_fedavg_uniform_with_a_server_rate_steps_along_the_mean_gradient():
 
 
 def test_a_client_drawn_twice_counts_twice():
-    server = Server("FedAvg", vector(0), clients=2, lr=LR)
+    server = Server(vector(0), "FedAvg", clients=2, lr=LR)
     server.round([Update(0, vector(3), steps=1, count=2), Update(1, vector(6), steps=1)])
     np.testing.assert_array_equal(server.x, [4])
 
 
 def test_mifa_by_hand():
-    server = Server(fedcore.algorithms.MIFA(wait=False), vector(0), clients=2, lr=LR)
+    server = Server(vector(0), fedcore.algorithms.MIFA(wait=False), clients=2, lr=LR)
     one_round(server, c0=4)  # rows (4, 0): v = 2
     assert server.x == [-2]
     one_round(server, c1=6)  # rows (4, 6): v = 5
@@ -65,7 +65,7 @@ def test_mifa_by_hand():
 
 
 def test_mifa_waits_until_everybody_was_heard():
-    server = Server("MIFA", vector(10), clients=2, lr=LR)
+    server = Server(vector(10), "MIFA", clients=2, lr=LR)
     assert one_round(server, c0=4).gamma == 0
     assert server.x == [10]
     one_round(server)
@@ -77,7 +77,7 @@ def test_mifa_waits_until_everybody_was_heard():
 
 def test_mifa_rows_are_gradients_that_todays_rate_multiplies():
     rates = {0: 0.5, 1: 0.25}
-    server = Server(fedcore.algorithms.MIFA(wait=False), vector(0), clients=2, lr=rates.__getitem__)
+    server = Server(vector(0), fedcore.algorithms.MIFA(wait=False), clients=2, lr=rates.__getitem__)
     one_round(server, c0=4)  # eta K = 1
     server.round([Update(1, server.x - np.float32(3), steps=2)])  # eta K = .5: h = 6, v = (4 + 6) / 2, gamma = .5
     assert server.store.read(1) == [6]
@@ -85,7 +85,7 @@ def test_mifa_rows_are_gradients_that_todays_rate_multiplies():
 
 
 def test_mimic_by_hand():
-    server = Server("MimiC", vector(0), clients=2, lr=LR)
+    server = Server(vector(0), "MimiC", clients=2, lr=LR)
     one_round(server, c0=2, c1=6)  # v = 4, c = (2, -2)
     assert server.x == [-4]
     assert (server.correction(0), server.correction(1)) == ([2], [-2])
@@ -106,15 +106,15 @@ def test_mimic_by_hand():
 @pytest.mark.parametrize("kind", ["model", "delta", "gradient"])
 @pytest.mark.parametrize("name", ["FedAvg", "MIFA", "MimiC"])
 def test_a_model_a_difference_and_a_gradient_say_the_same(name, kind):
-    server = Server(name, vector(8, 16), clients=1, lr=LR)
+    server = Server(vector(8, 16), name, clients=1, lr=LR)
     y = {"model": vector(4, 8), "delta": vector(-4, -8), "gradient": vector(1, 2)}[kind]  # eta K = 4
-    report = server.round([Update(0, **{kind: y}, steps=8)])
+    report = server.round([Update(0, y, steps=8, kind=kind)])
     np.testing.assert_array_equal(server.x, [4, 8])
     np.testing.assert_allclose(report.norms, [np.hypot(1, 2)])
 
 
 def test_the_clients_own_rate_makes_its_gradient():
-    server = Server("MimiC", vector(0), clients=1, lr=LR, own_rates=True)
+    server = Server(vector(0), "MimiC", clients=1, lr=LR, limits=Limits(max_client_lr=100.0))
     server.round([Update(0, vector(-3), steps=2, lr=0.25)])
     assert server.store.read(0) == [6]
     assert server.x == [-3]

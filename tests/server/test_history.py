@@ -1,6 +1,6 @@
 import numpy as np
 
-from fedcore.server.history import History
+from fedcore.server.step import History
 
 
 def test_a_direction_stays_while_a_row_refers_to_it():

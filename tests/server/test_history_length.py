@@ -5,7 +5,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Server, Update
+from fedcore import ClientStore, Compute, Server, Update
+from fedcore.algorithms import MimiC
 from fedcore.errors import CorruptionError, DivergedError, RangeError
 
 EVERYTHING = 10**6
@@ -21,13 +22,13 @@ def cohorts(N, p=0.4):
 def go_on(server, rounds, optima, who):
     """Rounds of least squares with full gradients; the gradients lie beside x only as far as float32 tells."""
     for _, cohort in zip(range(rounds), who, strict=False):
-        server.round([Update(i, gradient=server.x - optima[i], steps=1) for i in cohort])
+        server.round([Update(i, value=server.x - optima[i], kind="gradient", steps=1) for i in cohort])
 
 
-def made(tmp_path, codec="f32", medium="ram", *, N=12, n=70, **options):
+def made(tmp_path, codec="f32", medium="ram", *, N=12, n=70, history=64, **options):
     path = tmp_path / f"store-{len(list(tmp_path.iterdir()))}" if medium == "mmap" else None
     store = ClientStore(N, n, medium=medium, codec=codec, path=path)
-    return Server("MimiC", np.zeros(n, np.float32), store=store, lr=0.1, **options)
+    return Server(np.zeros(n, np.float32), MimiC(history=history), storage=store, lr=0.1, **options)
 
 
 def corrections(server):
@@ -40,7 +41,7 @@ def test_history_is_as_long_as_the_rows_need(tmp_path):
     for _ in range(200):
         go_on(server, 1, optima, who)
         written = {server.store.round_of(i) for i in range(5)} - {None}
-        assert len(server._state.snapshot.history) == len(written)
+        assert len(server._backend.snapshot.history) == len(written)
 
 
 @pytest.mark.parametrize(("codec", "near"), [("f32", 1e-5), ("bf16", 0.02), ("int8", 0.05)])
@@ -49,16 +50,16 @@ def test_history_is_as_long_as_the_rows_need(tmp_path):
 def test_a_short_history_leads_the_same_way(medium, codec, near, most, tmp_path):
     """Folding changes rows and not corrections, but for what the codec rounds; the total follows what is stored."""
     optima = np.random.default_rng(1).normal(size=(12, 70)).astype(np.float32)
-    whole = made(tmp_path, codec, medium, history_rounds=EVERYTHING)
-    short = made(tmp_path, codec, medium, history_rounds=most)
+    whole = made(tmp_path, codec, medium, history=EVERYTHING)
+    short = made(tmp_path, codec, medium, history=most)
     one, other, folds = cohorts(12, 0.15), cohorts(12, 0.15), 0
     for _ in range(120):
         go_on(whole, 1, optima, one)
         go_on(short, 1, optima, other)
-        folds += len(whole._state.snapshot.history) - len(short._state.snapshot.history)
-        assert len(short._state.snapshot.history) <= most
+        folds += len(whole._backend.snapshot.history) - len(short._backend.snapshot.history)
+        assert len(short._backend.snapshot.history) <= most
         assert [short.store.round_of(i) for i in range(12)] == [whole.store.round_of(i) for i in range(12)]
-        np.testing.assert_allclose(short._state.snapshot.total, corrections(short).sum(axis=0), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(short._backend.snapshot.total, corrections(short).sum(axis=0), rtol=0, atol=1e-12)
     assert folds > 300
     scale = np.abs(optima).max()
     np.testing.assert_allclose(short.x, whole.x, rtol=0, atol=near * scale)
@@ -66,51 +67,51 @@ def test_a_short_history_leads_the_same_way(medium, codec, near, most, tmp_path)
 
 
 def test_the_rounds_of_the_fewest_rows_are_folded_and_the_oldest_of_equals(tmp_path):
-    server = made(tmp_path, N=6, n=1, history_rounds=3)
+    server = made(tmp_path, N=6, n=1, history=3)
     for cohort in ([0, 1, 2, 3, 4, 5], [0], [1], [2, 3]):
-        server.round([Update(i, gradient=np.float32([1 + i]), steps=1) for i in cohort])
+        server.round([Update(i, value=np.float32([1 + i]), kind="gradient", steps=1) for i in cohort])
     # Round 0 has two rows, rounds 1 and 2 have one each, round 3 is the newest.
-    assert list(server._state.snapshot.history) == [0, 2, 3]
-    server.round([Update(5, gradient=np.float32([9]), steps=1)])
-    assert list(server._state.snapshot.history) == [2, 3, 4]
+    assert list(server._backend.snapshot.history) == [0, 2, 3]
+    server.round([Update(5, value=np.float32([9]), kind="gradient", steps=1)])
+    assert list(server._backend.snapshot.history) == [2, 3, 4]
     assert [server.store.round_of(i) for i in range(6)] == [1, 2, 3, 3, 0, 4]
 
 
 def test_64_directions_are_kept_where_nobody_says_how_many(tmp_path):
     server = made(tmp_path, N=70, n=1)
     go_on(server, 70, np.zeros((70, 1), np.float32), ([i] for i in range(70)))
-    assert len(server._state.snapshot.history) == 64
+    assert len(server._backend.snapshot.history) == 64
 
 
 def test_memory_is_bounded_by_the_history_and_not_by_the_clients(tmp_path):
     N, n, most = 60, 50_000, 4
-    server = made(tmp_path, N=N, n=n, history_rounds=most)
+    server = made(tmp_path, N=N, n=n, history=most)
     optima = np.zeros((N, n), np.float32)
     go_on(server, 5, optima, iter([[0]] * 5))
     tracemalloc.start()
     go_on(server, 2 * N, optima, ([t % N] for t in range(2 * N)))
     _, peak = tracemalloc.get_traced_memory()  # rows are mapped, and not in it
     tracemalloc.stop()
-    assert len(server._state.snapshot.history) == most
+    assert len(server._backend.snapshot.history) == most
     assert peak < 4 * n * (most + 12)
 
 
 def test_the_disk_is_bounded_by_the_history_and_not_by_the_clients(tmp_path):
     N, n, most = 60, 5_000, 4
-    server = made(tmp_path, medium="mmap", N=N, n=n, history_rounds=most)
+    server = made(tmp_path, medium="mmap", N=N, n=n, history=most)
     go_on(server, 2 * N, np.zeros((N, n), np.float32), ([t % N] for t in range(2 * N)))
     vectors = server.store._folder.vectors(4 * n)
     assert vectors.high <= 2 * most + 6  # x and v[t], those of the round before, and the ones that are written
     server.close()
     again = Server.load(tmp_path / "store-0")
-    assert len(again._state.snapshot.history) == most
+    assert len(again._backend.snapshot.history) == most
     assert len(again.store.vector_names()) < most + 4
 
 
 def test_directions_lie_in_the_folder_and_in_no_memory_beside_it(tmp_path):
     with made(tmp_path, medium="mmap", N=5, n=3) as server:
         go_on(server, 6, np.eye(5, 3, dtype=np.float32), cohorts(5))
-        directions, rows = server._state.snapshot.history.directions, server._state.store
+        directions, rows = server._backend.snapshot.history.directions, server._backend.store
         assert len(directions) > 2
         for t, v in directions.items():
             assert np.shares_memory(v, rows.vector(f"v/{t}"))
@@ -118,27 +119,28 @@ def test_directions_lie_in_the_folder_and_in_no_memory_beside_it(tmp_path):
 
 def test_a_row_that_a_fold_cannot_hold_stops_the_round_and_changes_nothing(tmp_path, monkeypatch):
     # No reply is so long: what there is of it comes of older rounds.
-    monkeypatch.setattr("fedcore.aggregation.sum.LONGEST", np.inf)
+    monkeypatch.setattr("fedcore.server.aggregation.LONGEST", np.inf)
     monkeypatch.setattr("fedcore.server.state.longest_update", lambda *_, **__: np.inf)
-    server = made(tmp_path, N=4, n=2, history_rounds=1, server_lr=1e-38)
+    server = made(tmp_path, N=4, n=2, history=1, server_lr=1e-38)
     far = np.float32([3e38, 0])
-    server.round([Update(i, gradient=far if i == 0 else -far, steps=1) for i in range(3)])  # v = -far / 3
-    before = server.x.copy(), server._state.snapshot.total.copy(), server.round_number
-    with pytest.raises(DivergedError, match="client 0: its correction of round 0 is past what a row of f32 holds"):
-        server.round([Update(3, gradient=np.float32([1, 0]), steps=1)])
+    server.round([Update(i, value=far if i == 0 else -far, kind="gradient", steps=1) for i in range(3)])  # v = -far / 3
+    before = server.x.copy(), server._backend.snapshot.total.copy(), server.round_number
+    with pytest.raises(DivergedError, match=r"^client 0\b.*round 0"):
+        server.round([Update(3, value=np.float32([1, 0]), kind="gradient", steps=1)])
     np.testing.assert_array_equal(server.x, before[0])
-    np.testing.assert_array_equal(server._state.snapshot.total, before[1])
+    np.testing.assert_array_equal(server._backend.snapshot.total, before[1])
     assert (server.round_number, server.store.round_of(3)) == (before[2], None)
-    server.depart(0)
-    assert server.round([Update(3, gradient=np.float32([1, 0]), steps=1)]).heard == (3,)
+    server.remove_client(0)
+    assert server.round([Update(3, value=np.float32([1, 0]), kind="gradient", steps=1)]).accepted == (3,)
 
 
 @pytest.mark.parametrize("accumulate", ["float32", "exact"])
 @pytest.mark.parametrize("method", ["MIFA", "SCAFFOLD", "MimiC"])
 def test_a_client_whose_row_is_damaged_can_go_and_the_sums_are_right_again(method, accumulate, tmp_path):
     path = tmp_path / "s"
-    options = dict(lr=0.1, store=f"mmap:{path}", history_rounds=2, accumulate=accumulate)
-    server = Server(method, np.zeros(500, np.float32), clients=7, **options)  # one of whom is never heard
+    algorithm = MimiC(history=2) if method == "MimiC" else method
+    options = dict(lr=0.1, storage=path, compute=Compute(accumulator=accumulate))
+    server = Server(np.zeros(500, np.float32), algorithm, clients=7, **options)  # one of whom is never heard
     optima = np.random.default_rng(1).normal(size=(6, 500)).astype(np.float32)
     go_on(server, 5, optima, iter([[0, 1, 2, 3, 4, 5], [0, 1], [2], [3], [4]]))
     slots, width = [int(server.store._content.rows.slot[i]) for i in (1, 2)], server.store.info().row_bytes
@@ -153,15 +155,15 @@ def test_a_client_whose_row_is_damaged_can_go_and_the_sums_are_right_again(metho
         go_on(server, 1, optima, iter([[0, 1]]))
     np.testing.assert_array_equal(server.x, before)
     for client in (1, 2):
-        server.depart(client)
+        server.remove_client(client)
         there = [i for i in server.clients if i != 2]
         parts = [server.correction(i) if method == "MimiC" else server.store.read(i) for i in there]
-        np.testing.assert_allclose(server._state.snapshot.total, np.sum(parts, axis=0), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(server._backend.snapshot.total, np.sum(parts, axis=0), rtol=0, atol=1e-6)
     go_on(server, 3, optima, iter([[0], [3, 4], [5]]))
     assert server.store.verify() == []
 
 
 def test_no_history_at_all_is_refused(tmp_path):
     for wrong in (0, -1, 1.5, True):
-        with pytest.raises(RangeError, match="history_rounds"):
-            made(tmp_path, history_rounds=wrong)
+        with pytest.raises(RangeError, match=r"^history\b"):
+            made(tmp_path, history=wrong)

@@ -22,12 +22,12 @@ import signal
 import numpy as np
 from fedcore import Server, Update
 assert signal.getsignal(signal.SIGINT) is None
-server = Server("MIFA", np.zeros(4, np.float32), 2, lr=0.1)
-keep = server._state.keep
+server = Server(np.zeros(4, np.float32), "MIFA", 2, lr=0.1)
+keep = server._backend.keep
 def interrupted(*arguments):
     signal.raise_signal(signal.SIGINT)
     return keep(*arguments)
-server._state.keep = interrupted
+server._backend.keep = interrupted
 server.round([Update(0, server.x + 1, 1)])
 print(server.round_number, signal.getsignal(signal.SIGINT))
 """
@@ -49,7 +49,7 @@ def test_a_program_of_which_python_is_a_part_keeps_its_own_handler(tmp_path_fact
 def test_the_handler_of_before_is_back_after_a_round(handler):
     before = signal.signal(signal.SIGINT, handler)
     try:
-        server = Server("MIFA", np.zeros(4, np.float32), 2, lr=0.1)
+        server = Server(np.zeros(4, np.float32), "MIFA", 2, lr=0.1)
         server.round([Update(0, server.x + 1, 1)])
         assert signal.getsignal(signal.SIGINT) is handler
     finally:

@@ -5,8 +5,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Server, algorithms, memory
-from fedcore.aggregation import row_exchange
+from fedcore import ClientStore, Compute, Server, algorithms
+from fedcore import arrays as memory
+from fedcore.server import aggregation as row_exchange
 from fedcore.store.slots import Slots
 
 P = 30_000, 10_001  # two tensors: no end is a block's, and the last block is short
@@ -15,6 +16,7 @@ CLIENTS, BAD = 8, 5
 METHODS = {
     "MIFA": algorithms.MIFA(),
     "MimiC": algorithms.MimiC(),
+    "MimiC, short history": algorithms.MimiC(history=1),
     "SCAFFOLD": algorithms.SCAFFOLD(),
     "SCAFFOLD, two vectors": algorithms.SCAFFOLD(control="sent"),
     "SCAFFOLDM": algorithms.SCAFFOLDM(0.3),
@@ -35,11 +37,11 @@ def sealed(monkeypatch):
     return counts
 
 
-def started(path, method, *, codec="f32", apart=False, clients=CLIENTS, **options):
+def started(path, method, *, codec="f32", apart=False, batch_size=None):
     """A server whose rows lie in files, and those files."""
-    store = ClientStore(clients, N, medium="mmap", codec=codec, path=path)
+    store = ClientStore(CLIENTS, N, medium="mmap", codec=codec, path=path)
     x = {"a": np.zeros(P[0], np.float32), "b": np.zeros(P[1], np.float32)} if apart else memory.zeros(N)
-    return Server(METHODS[method], x, store=store, lr=0.1, **options), store
+    return Server(x, METHODS[method], storage=store, lr=0.1, compute=Compute(batch_size=batch_size)), store
 
 
 def sent(rng, *, bad=False, apart=False):
@@ -76,7 +78,7 @@ def test_every_row_of_rounds_is_sealed_as_it_lies(tmp_path, sealed, method, apar
             with server.open_round() as round:
                 for client in range(CLIENTS):
                     add(round, client, sent(rng, bad=client == BAD, apart=apart), rng, method)
-            assert [client for client, _ in round.report.refused] == [BAD]
+            assert [client for client, _ in round.report.rejected] == [BAD]
             assert_sealed(store)
         known = codec == "f32" and not apart
         assert sealed == {"known" if known else "read": 3 * (CLIENTS - 1)}
@@ -101,7 +103,7 @@ def test_a_round_that_is_abandoned_leaves_no_checksums(tmp_path, sealed):
 def test_rows_of_several_calls_are_sealed_each_by_its_own(tmp_path, sealed, monkeypatch):
     monkeypatch.setattr(row_exchange, "PART", 3)
     rng = np.random.default_rng(2)
-    server, store = started(tmp_path / "store", "SCAFFOLD", fold=CLIENTS)
+    server, store = started(tmp_path / "store", "SCAFFOLD", batch_size=CLIENTS)
     with store:
         with server.open_round() as round:
             for client in range(CLIENTS):
@@ -116,25 +118,21 @@ class Rewriting:
     def __init__(self, inner, store, clients):
         self._inner, self._store, self._clients = inner, store, clients
 
-    def begin(self, opened):
-        self._inner.begin(opened)
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
 
-    def fold(self, replies, judge):
-        squares = self._inner.fold(replies, judge)
-        for client in replies.clients:
+    def accept(self, batch):
+        self._inner.accept(batch)
+        for client in batch.clients:
             if client in self._clients:
                 self._store.stage(client)[:] = 0
-        return squares
-
-    def result(self):
-        return self._inner.result()
 
 
 def test_rows_that_somebody_rewrites_are_read_at_the_commit(tmp_path, sealed):
     rng = np.random.default_rng(3)
     server, store = started(tmp_path / "store", "MIFA")
     with store:
-        server._state._aggregator = Rewriting(server._state._aggregator, store, {2, 6})
+        server._backend._aggregator = Rewriting(server._backend._aggregator, store, {2, 6})
         with server.open_round() as round:
             for client in range(CLIENTS):
                 add(round, client, sent(rng), rng, "MIFA")
@@ -146,7 +144,7 @@ def test_rows_that_somebody_rewrites_are_read_at_the_commit(tmp_path, sealed):
 
 def test_a_history_that_is_folded_into_rows_seals_them(tmp_path, sealed):
     rng = np.random.default_rng(4)
-    server, store = started(tmp_path / "store", "MimiC", history_rounds=1)
+    server, store = started(tmp_path / "store", "MimiC, short history")
     with store:
         for cohort in ([0, 1, 2, 3], [3, 4], [4, 5], [6]):
             with server.open_round() as round:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedcore import Server, Update, algorithms
-from fedcore.rates import Exponential
+from fedcore.algorithms.rates import Exponential
 
 LR, K = 0.5, 2
 
@@ -32,7 +32,7 @@ def offsets(server):
 
 
 def test_controls_start_at_zero_not_at_random_and_not_at_the_model():
-    server = Server("SCAFFOLD", vector(3), clients=2, lr=LR)
+    server = Server(vector(3), "SCAFFOLD", clients=2, lr=LR)
     assert offsets(server) == [[0], [0]]
     one_round(server, c0=8)
     # c_0 = 8, c_1 = 0 and c = 4; with c_i = c = x_0 at first the offsets are zero too, but then c = 5.5
@@ -40,7 +40,7 @@ def test_controls_start_at_zero_not_at_random_and_not_at_the_model():
 
 
 def test_c_moves_by_one_over_all_clients_and_c_i_is_kept():
-    server = Server("SCAFFOLD", vector(0), clients=4, lr=LR)
+    server = Server(vector(0), "SCAFFOLD", clients=4, lr=LR)
     one_round(server, c0=8)
     # c_0 = 8 and c = 8 / N = 2, not 8 / S; the offset is c - c_i
     assert offsets(server) == [[2 - 8], [2]]
@@ -54,7 +54,7 @@ def test_c_moves_by_one_over_all_clients_and_c_i_is_kept():
 
 def test_controls_are_gradients_whatever_the_rate_and_the_steps():
     """Not (x - y) / epochs, and not divided by the first rate while the steps use a later one."""
-    server = Server("SCAFFOLD", vector(0), clients=2, lr=Exponential(0.5, 0.5))
+    server = Server(vector(0), "SCAFFOLD", clients=2, lr=Exponential(0.5, 0.5))
     one_round(server, c0=1)
     broadcast = server.broadcast([1])
     assert broadcast.lr == 0.25
@@ -64,7 +64,7 @@ def test_controls_are_gradients_whatever_the_rate_and_the_steps():
 
 
 def test_the_second_vector_gives_the_same_controls_as_the_model_alone():
-    one, two = (Server(algorithms.SCAFFOLD(control), vector(0), clients=2, lr=LR) for control in ("derived", "sent"))
+    one, two = (Server(vector(0), algorithms.SCAFFOLD(control), clients=2, lr=LR) for control in ("derived", "sent"))
     for raw in (3.0, -5.0):
         one_round(one, c0=raw)
         broadcast = two.broadcast([0])
@@ -74,8 +74,8 @@ def test_the_second_vector_gives_the_same_controls_as_the_model_alone():
 
 
 def test_scaffold_with_the_rows_on_the_clients_goes_the_same_way():
-    at_server = Server(algorithms.SCAFFOLD(), vector(0), clients=3, lr=LR)
-    at_clients = Server(algorithms.SCAFFOLD(placement="client"), vector(0), clients=3, lr=LR)
+    at_server = Server(vector(0), algorithms.SCAFFOLD(), clients=3, lr=LR)
+    at_clients = Server(vector(0), algorithms.SCAFFOLD(placement="client"), clients=3, lr=LR)
     own = {i: vector(0) for i in range(3)}
     for raws in ({0: 8.0}, {0: 4.0, 2: 12.0}, {1: -8.0}):
         one_round(at_server, **{f"c{i}": raw for i, raw in raws.items()})
@@ -87,14 +87,14 @@ def test_scaffold_with_the_rows_on_the_clients_goes_the_same_way():
                 Update(i, at_clients.x - np.float32(LR * K) * (raw + offset), K, control=vector(raw) - own[i])
             )
             own[i] = vector(raw)
-        assert at_clients.round(updates).heard == tuple(raws)
+        assert at_clients.round(updates).accepted == tuple(raws)
         np.testing.assert_allclose(at_clients.x, at_server.x, rtol=1e-6)
     assert not at_clients.algorithm.keeps_rows
     assert len(at_clients.store) == 0
 
 
 def test_a_missing_second_vector_is_refused():
-    server = Server(algorithms.SCAFFOLD(control="sent"), vector(0), clients=2, lr=LR)
+    server = Server(vector(0), algorithms.SCAFFOLD(control="sent"), clients=2, lr=LR)
     report = server.round(
         [
             Update(0, vector(1), K),
@@ -102,12 +102,12 @@ def test_a_missing_second_vector_is_refused():
             Update(0, vector(1), K, control=vector(np.nan)),
         ]
     )
-    assert [reason.split(",")[0] for _, reason in report.refused] == [
+    assert [reason.split(",")[0] for _, reason in report.rejected] == [
         "control: expected float32[1]",
         "control: expected float32[1]",
-        "update: expected finite numbers",
+        "update: a number is NaN or infinite",
     ]
-    assert report.heard == ()
+    assert report.accepted == ()
 
 
 class Net(nn.Module):
@@ -117,7 +117,7 @@ class Net(nn.Module):
 
 
 def test_counters_stay_integers_and_statistics_are_averaged_but_never_corrected():
-    server = Server("SCAFFOLD", Net(), clients=2, lr=LR)
+    server = Server(Net(), "SCAFFOLD", clients=2, lr=LR)
     assert server.broadcast([0]).offset(0).shape == (4,)  # weight and bias alone
     nets = [Net(), Net()]
     for i, net in enumerate(nets):
@@ -137,7 +137,7 @@ def test_counters_stay_integers_and_statistics_are_averaged_but_never_corrected(
 
 def test_the_server_shares_no_memory_with_anybody():
     x0 = vector(1, 2)
-    server = Server("SCAFFOLD", x0, clients=2, lr=LR)
+    server = Server(x0, "SCAFFOLD", clients=2, lr=LR)
     x0[:] = 99
     y = vector(5, 6)
     server.round([Update(0, y, steps=K)])

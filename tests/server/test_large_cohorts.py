@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fedcore import Server, Update, algorithms, kernels
-from fedcore.aggregation.row_exchange import PART
-from fedcore.server import population
+from fedcore.server import step as population
+from fedcore.server.aggregation import PART
 
 METHODS = {
     "MIFA": lambda: algorithms.MIFA(wait=False),
@@ -24,7 +24,7 @@ def test_no_call_holds_more_rows_against_each_other_than_a_part(method, monkeypa
         return real(acc, bases, ys, *rest, **more)
 
     monkeypatch.setattr(kernels, "exchange", counted)
-    whole, streamed = (Server(METHODS[method](), np.zeros(n, np.float32), S, lr=0.1) for _ in range(2))
+    whole, streamed = (Server(np.zeros(n, np.float32), METHODS[method](), S, lr=0.1) for _ in range(2))
     for t in range(3):
         rng = np.random.default_rng(t)
         ys = rng.normal(size=(2, S, n)).astype(np.float32)
@@ -48,7 +48,7 @@ def test_a_warm_start_of_many_too(monkeypatch):
         return real(acc, bases, ys, *rest, **more)
 
     monkeypatch.setattr(kernels, "exchange", counted)
-    server = Server("SCAFFOLD", np.zeros(3, np.float32), S, lr=0.1)
+    server = Server(np.zeros(3, np.float32), "SCAFFOLD", S, lr=0.1)
     server.warm_start({i: np.full(3, i, np.float32) for i in range(S)})
     assert sizes == [PART, PART, 3]
     np.testing.assert_array_equal(server.store.read(S - 1), np.full(3, S - 1, np.float32))

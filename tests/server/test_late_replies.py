@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, Update
+from fedcore.algorithms import MimiC
 from fedcore.errors import UnknownClientError
 
 
@@ -12,22 +13,22 @@ def move(server, by, **of):
 
 
 def test_a_round_that_heard_nobody_can_be_replied_to():
-    server = Server("FedAvg", np.zeros(2, np.float32), 3, lr=1.0, late_rounds=2)
+    server = Server(np.zeros(2, np.float32), "FedAvg", 3, lr=1.0, max_staleness=2)
     move(server, 1)
     server.round([])
     report = server.round([Update(0, np.float32([5, 5]), 1, round=1), Update(1, np.float32([2, 2]), 1, round=0)])
-    assert report.refused == ()
+    assert report.rejected == ()
     np.testing.assert_array_equal(server.x, [1 + (4 + 2) / 2] * 2)
 
 
 def test_a_reply_is_too_late_after_so_many_rounds_whichever_of_them_moved():
-    server = Server("FedAvg", np.zeros(2, np.float32), 3, lr=1.0, late_rounds=2)
+    server = Server(np.zeros(2, np.float32), "FedAvg", 3, lr=1.0, max_staleness=2)
     for t in range(12):
         if t % 3 == 2:
             server.round([])
         else:
-            assert move(server, 1).heard == (0,)
-        assert set(server._state.snapshot.past) == set(range(max(0, t - 1), t + 1))
+            assert move(server, 1).accepted == (0,)
+        assert set(server._backend.snapshot.past) == set(range(max(0, t - 1), t + 1))
         (refused,) = move_late(server, t - 2) if t >= 2 else [(0, "round: expected")]
         assert "round: expected" in refused[1]
 
@@ -35,9 +36,9 @@ def test_a_reply_is_too_late_after_so_many_rounds_whichever_of_them_moved():
 def move_late(server, round):
     opened = server.open_round()
     opened.add(0, np.zeros(2, np.float32), steps=1, round=round)
-    refused = list(opened._refused)
+    rejected = list(opened.rejected)
     opened.abort()
-    return refused
+    return rejected
 
 
 @pytest.mark.parametrize("codec", ["f32", "int8"])
@@ -45,20 +46,18 @@ def move_late(server, round):
 def test_mimic_with_late_replies_departures_and_returns_keeps_its_sum(codec, history_rounds, tmp_path):
     """A client that left and came back has no row, and a late reply of its counts as its first."""
     store = ClientStore(5, 70, medium="mmap", path=tmp_path / "s", codec=codec)
-    server = Server(
-        "MimiC", np.zeros(70, np.float32), store=store, lr=0.1, late_rounds=3, history_rounds=history_rounds
-    )
+    server = Server(np.zeros(70, np.float32), MimiC(history=history_rounds), storage=store, lr=0.1, max_staleness=3)
     rng = np.random.default_rng(0)
     sent, last = {}, {}
     for t in range(60):
         sent[t] = server.x.copy()
         gone = t % 10 in (4, 5)
         if t % 10 == 4:
-            server.depart(3)
+            server.remove_client(3)
             with pytest.raises(UnknownClientError):
                 server.round([Update(3, server.x, 1)])
         if t % 10 == 6:
-            server.arrive(3)
+            server.add_clients(3)
             assert not server.correction(3).any()
         updates = []
         for i in np.flatnonzero(rng.random(5) < 0.5).tolist():
@@ -66,10 +65,10 @@ def test_mimic_with_late_replies_departures_and_returns_keeps_its_sum(codec, his
                 last[i] = started = int(rng.integers(max(0, t - 3, last.get(i, -1) + 1), t + 1))
                 updates.append(Update(i, sent[started] * np.float32(0.9) + np.float32(i), 1, round=started))
         report = server.round(updates)
-        assert report.refused == ()
+        assert report.rejected == ()
         total = sum(server.correction(i) for i in server.clients)
-        np.testing.assert_allclose(server._state.snapshot.total, total, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(server._backend.snapshot.total, total, rtol=0, atol=1e-10)
     server.close()
     again = Server.load(tmp_path / "s")
-    np.testing.assert_array_equal(again._state.snapshot.total, server._state.snapshot.total)
+    np.testing.assert_array_equal(again._backend.snapshot.total, server._backend.snapshot.total)
     assert again.store.verify() == []

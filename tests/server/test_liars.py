@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcore import Server, Update
-from fedcore.data import load
+from fedcore.simulation.data import load
 from tests.server.liars import (
     LIAR,
     LIES,
@@ -31,8 +31,8 @@ def test_one_liar_of_ten_moves_the_result_by_its_bound_at_most(method, kind):
     since = 1 if method == "MIFA" else 0  # which waits for a client whose every reply is refused, and says so
     reports = federation(server, LIES[kind], since=since)
     for report in reports[since:]:
-        assert set(report.heard) | {LIAR} == set(range(10))
-        assert [client for client, _ in report.refused] == ([LIAR] if is_refused(method, kind) else [])
+        assert set(report.accepted) | {LIAR} == set(range(10))
+        assert [client for client, _ in report.rejected] == ([LIAR] if is_refused(method, kind) else [])
     x, due = server.tensors(), honest_result(method)
     assert distance(x["w"], due["w"], MODEL["w"]) <= bound(method, kind)
     assert np.all((x["running_var"] > 1) & (x["running_var"] < 2))
@@ -42,7 +42,7 @@ def test_one_liar_of_ten_moves_the_result_by_its_bound_at_most(method, kind):
 
 @pytest.mark.parametrize("method", ["FedAvg", "FedProx"])
 def test_a_claim_of_examples_that_nobody_bounds_decides_for_all(method):
-    server = server_of(method, max_examples_ratio=None)
+    server = server_of(method)
     federation(server, LIES["examples"])
     assert distance(server.tensors()["w"], honest_result(method)["w"], MODEL["w"]) > 0.99
 
@@ -50,8 +50,8 @@ def test_a_claim_of_examples_that_nobody_bounds_decides_for_all(method):
 @pytest.mark.parametrize("kind", REFUSED)
 def test_mifa_says_that_it_waits_for_a_liar_that_is_refused_from_the_first_round_on(kind):
     server = server_of("MIFA", **OPTIONS.get(kind, {}))
-    assert [report.awaited for report in federation(server, LIES[kind], rounds=4)] == [1] * 4
-    server.depart(LIAR)
+    assert [report.waiting_for for report in federation(server, LIES[kind], rounds=4)] == [1] * 4
+    server.remove_client(LIAR)
     assert not server.tensors()["w"].any()
 
 
@@ -60,7 +60,7 @@ def accuracy_on_digits(method, *, lies):
     data = load("digits")
     X, Y = data.train_x.reshape(-1, 64), data.train_y
     parts = np.array_split(np.argsort(Y, kind="stable"), 10)
-    server = Server(method, np.zeros(650, np.float32), 10, lr=0.5)
+    server = Server(np.zeros(650, np.float32), method, 10, lr=0.5)
     for _ in range(20):
         sent, updates = server.broadcast(range(10)), []
         for client, at in enumerate(parts):

@@ -3,11 +3,8 @@
 import numpy as np
 import pytest
 
-from fedcore.server.claim_window import ClaimWindow, median
-from fedcore.server.gamma import _median
-from fedcore.server.history import History
-from fedcore.server.norm_window import NormWindow
-from fedcore.server.population import Population
+from fedcore.rules import ClaimWindow, NormWindow, median
+from fedcore.server.step import History, Population, _median
 
 
 @pytest.mark.parametrize(

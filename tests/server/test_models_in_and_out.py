@@ -38,12 +38,12 @@ def same(one, other):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_torch_in_torch_out_also_after_a_load(tmp_path, dtype):
     net = net_of(dtype)
-    server = Server("FedAvg", net, 2, lr=0.1)
+    server = Server(net, "FedAvg", 2, lr=0.1)
     assert server.x.dtype == np.float32
     state = {name: tensor.detach() for name, tensor in net.state_dict().items()}
     same(dict(sorted(server.tensors().items())), dict(sorted(state.items())))
     report = server.round([Update(i, moved(copy.deepcopy(net), 0.5 + i), 1) for i in range(2)])
-    assert report.heard == (0, 1), report.refused
+    assert report.accepted == (0, 1), report.rejected
     server.save(tmp_path / "s")
     again = Server.load(tmp_path / "s")
     same(again.tensors(), server.tensors())
@@ -59,14 +59,14 @@ def test_torch_in_torch_out_also_after_a_load(tmp_path, dtype):
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_numpy_in_numpy_out(dtype):
     x0 = {"w": np.linspace(-1, 1, 6).astype(dtype).reshape(2, 3), "n": np.array(3, np.int32), "codes": np.int16([3, 4])}
-    server = Server("MIFA", x0, 1, lr=0.5)
+    server = Server(x0, "MIFA", 1, lr=0.5)
     same(server.tensors(), x0)
     after = x0 | {"w": x0["w"] + dtype(1), "n": np.array(4, np.int32)}
     report = server.round([Update(0, after, 1)])
-    assert report.heard == (0,), report.refused
+    assert report.accepted == (0,), report.rejected
     same(server.tensors(), after)
     into = {"w": np.zeros((2, 3), dtype), "n": np.array(0, np.int64), "codes": np.zeros(2, np.int16)}
-    with pytest.raises(errors.DtypeError, match="n: expected int32, got int64"):
+    with pytest.raises(errors.DtypeError, match=r"^n\b"):
         server.load_into(into)
     assert not into["w"].any()
     into["n"] = np.array(0, np.int32)
@@ -75,14 +75,14 @@ def test_numpy_in_numpy_out(dtype):
 
 
 def test_either_library_on_request():
-    server = Server("FedAvg", net_of(torch.bfloat16), 1, lr=0.1)
+    server = Server(net_of(torch.bfloat16), "FedAvg", 1, lr=0.1)
     arrays = server.tensors(library="numpy")
     assert {str(array.dtype) for array in arrays.values()} == {"bfloat16", "int64"}
     assert all(isinstance(array, np.ndarray) for array in arrays.values())
-    numpy = Server("FedAvg", {"w": np.ones(2, np.float32)}, 1, lr=0.1)
+    numpy = Server({"w": np.ones(2, np.float32)}, "FedAvg", 1, lr=0.1)
     assert torch.equal(numpy.tensors(library="torch")["w"], torch.ones(2))
     assert np.shares_memory(numpy.tensors(copy=False)["w"], numpy.x)
-    with pytest.raises(errors.UnknownNameError, match="library: 'tensorflow' is unknown"):
+    with pytest.raises(errors.UnknownNameError, match=r"^library\b.*'tensorflow'"):
         server.tensors(library="tensorflow")
 
 
@@ -90,7 +90,7 @@ def test_either_library_on_request():
 @pytest.mark.parametrize("method", ["FedAvg", "MimiC", "MIFA", "SCAFFOLD"])
 def test_a_reply_is_measured_from_the_x_that_was_sent(dtype, method):
     """x keeps bits that the model's dtype has not: who sends back what it got has done nothing."""
-    server = Server(method, net_of(dtype), 2, lr=0.1, server_lr=0.1, late_rounds=1)
+    server = Server(net_of(dtype), method, 2, lr=0.1, server_lr=0.1, max_staleness=1)
     server.round([Update(i, moved(net_of(dtype), 0.1 * (i + 1)), 1) for i in range(2)])
     sent = server.broadcast([0, 1])
     finer = server.x[: server.layout.n_parameters]
@@ -99,7 +99,7 @@ def test_a_reply_is_measured_from_the_x_that_was_sent(dtype, method):
     assert all((tensor == server.tensors()[name]).all() for name, tensor in net.state_dict().items())
     for reply in (net, net.state_dict(), sent.x.copy()):
         report = copy.deepcopy(server).round([Update(0, reply, 1)])
-        assert report.norms.tolist() == [0.0], report.refused
+        assert report.norms.tolist() == [0.0], report.rejected
     # A round later: from the x of then, as it was sent.
     server.round([])
     if method != "SCAFFOLD":
@@ -108,15 +108,15 @@ def test_a_reply_is_measured_from_the_x_that_was_sent(dtype, method):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_wider_replies_to_a_narrow_model(dtype):
-    server = Server("FedAvg", {"w": torch.ones(3, dtype=torch.bfloat16)}, 1, lr=0.1)
-    assert server.round([Update(0, {"w": torch.full((3,), 1.001, dtype=dtype)}, 1)]).heard == (0,)
+    server = Server({"w": torch.ones(3, dtype=torch.bfloat16)}, "FedAvg", 1, lr=0.1)
+    assert server.round([Update(0, {"w": torch.full((3,), 1.001, dtype=dtype)}, 1)]).accepted == (0,)
     np.testing.assert_allclose(server.x, 1.001)
     assert (server.tensors()["w"] == 1).all()
-    assert "expected bfloat16" in server.round([Update(0, {"w": torch.ones(3, dtype=torch.int32)}, 1)]).refused[0][1]
+    assert "expected bfloat16" in server.round([Update(0, {"w": torch.ones(3, dtype=torch.int32)}, 1)]).rejected[0][1]
 
 
 def test_load_into_a_module_of_other_floats_and_what_does_not_fit():
-    server = Server("FedAvg", net_of(), 1, lr=0.1)
+    server = Server(net_of(), "FedAvg", 1, lr=0.1)
     into = net_of(torch.bfloat16)
     server.round([Update(0, moved(net_of(), 1.0), 1)])
     server.load_into(into)
@@ -125,14 +125,14 @@ def test_load_into_a_module_of_other_floats_and_what_does_not_fit():
         server.load_into({"w": np.zeros(3)})
     locked = {name: tensor.detach().numpy() for name, tensor in net_of().state_dict().items()}
     locked["0.weight"].flags.writeable = False
-    with pytest.raises(errors.ArrayError, match=r"0.weight: expected a tensor that can be written"):
+    with pytest.raises(errors.ArrayError, match=r"^0.weight\b"):
         server.load_into(locked)
 
 
 def test_tied_parameters_come_under_both_names():
     net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     net[1].weight = net[0].weight
-    server = Server("FedAvg", net, 1, lr=0.1)
+    server = Server(net, "FedAvg", 1, lr=0.1)
     net.load_state_dict(server.tensors())
     server.load_into(net.state_dict())
 
@@ -146,7 +146,7 @@ def test_layouts_are_equal_whatever_the_library():
 
 
 def test_a_torch_model_where_torch_is_missing(tmp_path):
-    Server("FedAvg", net_of(), 1, lr=0.1).save(tmp_path / "s")
+    Server(net_of(), "FedAvg", 1, lr=0.1).save(tmp_path / "s")
     program = f"""
 import sys
 sys.modules["torch"] = None

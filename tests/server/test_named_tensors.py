@@ -16,7 +16,7 @@ def net():
 
 def run(method, send, kind):
     """x of every round and the rows in the end, with replies as ``send(t, i, flat, named)`` chooses."""
-    server, xs = Server(method, net(), N, lr=0.1, client_sizes=range(1, N + 1)), []
+    server, xs = Server(net(), method, {i: 1 + i for i in range(N)}, lr=0.1), []
     rng, n, p = np.random.default_rng(1), server.layout.n, server.layout.n_parameters
     for t in range(ROUNDS):
         updates = []
@@ -28,8 +28,8 @@ def run(method, send, kind):
             }
             control = rng.normal(size=p).astype(np.float32) if server.algorithm.second_vector else None
             steps = min(1 + i, server.algorithm.most_steps or N)
-            updates.append(Update(i, **{kind: send(t, i, flat, named)}, steps=steps, examples=1 + i, control=control))
-        assert not server.round(updates).refused
+            updates.append(Update(i, send(t, i, flat, named), steps, 1 + i, kind=kind, control=control))
+        assert not server.round(updates).rejected
         xs.append(server.x)
     return np.array(xs), [server.store.read(i) for i in range(N)] if server.algorithm.keeps_rows else []
 
@@ -51,7 +51,7 @@ def test_named_tensors_count_as_one_vector(method, kind):
 
 
 def test_float_buffers_are_a_weighted_mean_over_those_who_sent_them():
-    server = Server("FedAvg", net(), clients=3, lr=0.1)
+    server = Server(net(), "FedAvg", clients=3, lr=0.1)
     first, second = net(), net()
     with torch.no_grad():
         first[1].running_mean += 1
@@ -61,7 +61,7 @@ def test_float_buffers_are_a_weighted_mean_over_those_who_sent_them():
         [
             Update(0, first.state_dict(), steps=2, examples=1),
             Update(1, second.state_dict(), steps=1, examples=3),
-            Update(2, gradient=gradient, steps=5, examples=4),
+            Update(2, value=gradient, kind="gradient", steps=5, examples=4),
         ]
     )
     np.testing.assert_allclose(

@@ -5,12 +5,12 @@ import logging
 import numpy as np
 import pytest
 
-from fedcore import Edge, Server, Update
-from fedcore.errors import RangeError, RoundError
+from fedcore import EdgeAggregator, Server, Storage, Update
+from fedcore.errors import RoundError
 
 
 def made(**options):
-    return Server("MimiC", np.zeros(6, np.float32), 3, lr=0.1, **options)
+    return Server(np.zeros(6, np.float32), "MimiC", 3, lr=0.1, **options)
 
 
 def play(server, count=1):
@@ -19,7 +19,7 @@ def play(server, count=1):
 
 def test_each_round_is_heard_once_after_it_counted():
     seen = []
-    server = made(on_report=lambda report: seen.append((report, server.round_number, server.x.tobytes())))
+    server = made(callbacks=[lambda report: seen.append((report, server.round_number, server.x.tobytes()))])
     reports, after = [], []
     for _ in range(2):
         reports += play(server)
@@ -35,7 +35,7 @@ def test_each_round_is_heard_once_after_it_counted():
 
 def test_a_round_that_did_not_count_is_not_heard():
     seen = []
-    server = made(on_report=seen.append)
+    server = made(callbacks=[seen.append])
     server.open_round().abort()
     with pytest.raises(ZeroDivisionError), server.open_round() as round:
         round.add(0, server.x + 1, steps=1)
@@ -53,13 +53,13 @@ def test_what_it_raises_is_logged_and_the_round_counts(caplog, tmp_path):
     play(plain, 3)
     with (
         caplog.at_level(logging.ERROR, "fedcore"),
-        made(on_report=fail, store=f"mmap:{tmp_path / 'state'}") as server,
+        made(callbacks=[fail], storage=tmp_path / "state") as server,
     ):
         reports = play(server, 3)
         assert server.x.tobytes() == plain.x.tobytes()
     assert [report.round for report in reports] == [0, 1, 2]
     assert [record.name for record in caplog.records] == ["fedcore.server"] * 3
-    assert "round 2 counted, and on_report failed" in caplog.text
+    assert "round 2: a callback failed" in caplog.text
     assert "the disk of the monitor is full" in caplog.text
     with Server.load(tmp_path / "state") as loaded:
         assert loaded.round_number == 3
@@ -69,11 +69,11 @@ def test_an_interrupt_passes_and_the_round_counts():
     def interrupt(report):
         raise KeyboardInterrupt
 
-    server = made(on_report=interrupt)
+    server = made(callbacks=[interrupt])
     with pytest.raises(KeyboardInterrupt):
         play(server)
     assert server.round_number == 1
-    server.on_report = None
+    server.callbacks = ()
     play(server)
     assert server.round_number == 2
 
@@ -84,24 +84,24 @@ def test_it_may_save_and_open_rounds(tmp_path):
         if report.round == 0:
             play(server)
 
-    server = made(on_report=listen)
+    server = made(callbacks=[listen])
     play(server)
     assert server.round_number == 2
-    assert Server.load(tmp_path / "round0", medium="ram").round_number == 1
+    assert Server.load(tmp_path / "round0", storage=Storage(medium="ram")).round_number == 1
 
 
 def test_a_loaded_server_has_the_one_that_it_is_given(tmp_path):
     seen = []
-    server = made(on_report=seen.append)
+    server = made(callbacks=[seen.append])
     server.save(tmp_path / "state")
-    assert Server.load(tmp_path / "state", medium="ram").on_report is None
-    play(Server.load(tmp_path / "state", medium="ram", on_report=seen.append), 2)
+    assert Server.load(tmp_path / "state", storage=Storage(medium="ram")).callbacks == ()
+    play(Server.load(tmp_path / "state", callbacks=[seen.append], storage=Storage(medium="ram")), 2)
     assert [report.round for report in seen] == [0, 1]
 
 
 def test_an_edge_has_none():
-    with pytest.raises(RangeError, match="on_report: expected an edge without one"):
-        Edge("FedAvg", np.zeros(2, np.float32), [0], lr=0.1, on_report=print)
+    with pytest.raises(TypeError, match=r"\bcallbacks\b"):
+        EdgeAggregator(np.zeros(2, np.float32), "FedAvg", [0], lr=0.1, callbacks=[print])
 
 
 def test_every_logger_is_below_one():
@@ -112,7 +112,7 @@ def test_every_logger_is_below_one():
     import fedcore
 
     names = []
-    for file in Path(fedcore.layout.__file__).parent.rglob("*.py"):
+    for file in Path(fedcore.model.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("getLogger"):
                 names.append(ast.literal_eval(node.args[0]))

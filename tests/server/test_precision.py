@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedcore import Server, Update, algorithms
+from fedcore import Compute, Server, Update, algorithms
 
 LONG, N = 2.0**24, 201
 MEAN = (LONG + N - 1) / N
@@ -11,28 +11,28 @@ VECTORS = [np.float32([0, LONG if i == 0 else 1, 0]) for i in range(N)]
 
 
 def started(algorithm, **options):
-    return Server(algorithm, np.zeros(3, np.float32), N, lr=1.0, server_lr=1.0, **options)
+    return Server(np.zeros(3, np.float32), algorithm, N, lr=1.0, server_lr=1.0, compute=Compute(**options))
 
 
 @pytest.mark.parametrize("fold", [1, 7])
 @pytest.mark.parametrize(("accumulate", "due"), [("float64", MEAN), ("float32", LONG / N)])
 def test_accumulate_is_the_precision_of_a_round_s_sum(accumulate, due, fold):
-    server = started(algorithms.FedAvg("uniform"), accumulate=accumulate, fold=fold)
-    server.round(Update(i, gradient=vector, steps=1, keep=True) for i, vector in enumerate(VECTORS))
+    server = started(algorithms.FedAvg("uniform"), accumulator=accumulate, batch_size=fold)
+    server.round(Update(i, value=vector, kind="gradient", steps=1, keep=True) for i, vector in enumerate(VECTORS))
     np.testing.assert_allclose(-server.x, [0, due, 0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("fold", [1, 7])
 def test_a_total_is_a_float64_sum_whatever_accumulate_says(fold):
-    server = started(algorithms.MIFA(), fold=fold)
-    server.round(Update(i, gradient=vector, steps=1, keep=True) for i, vector in enumerate(VECTORS))
+    server = started(algorithms.MIFA(), batch_size=fold)
+    server.round(Update(i, value=vector, kind="gradient", steps=1, keep=True) for i, vector in enumerate(VECTORS))
     np.testing.assert_allclose(-server.x, [0, MEAN, 0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("fold", [1, 7])
 @pytest.mark.parametrize("placement", ["server", "client"])
 def test_second_vectors_are_summed_in_float64(placement, fold):
-    server = started(algorithms.SCAFFOLD(control="sent", placement=placement), fold=fold)
+    server = started(algorithms.SCAFFOLD(control="sent", placement=placement), batch_size=fold)
     still = np.zeros(3, np.float32)
     server.round(Update(i, still, 1, control=vector, keep=True) for i, vector in enumerate(VECTORS))
     c_i = VECTORS[5] if placement == "server" else 0  # where clients keep their rows, they take them off themselves

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from fedcore import ClientStore, Server, Update
-from fedcore.clients.registry import Registry
-from fedcore.store.rows_view import ReadRows
+from fedcore.store.reader import ReadRows
+from fedcore.store.registry import Registry
 from tests.server.invariant import contradictions
 
 
 @pytest.fixture(params=["ram", "mmap"])
 def server(request, tmp_path):
     rows = ClientStore(4, 6, medium=request.param, path=tmp_path / "run" if request.param == "mmap" else None)
-    with Server("MIFA", np.zeros(6, np.float32), lr=0.1, store=rows) as server:
+    with Server(np.zeros(6, np.float32), "MIFA", lr=0.1, storage=rows) as server:
         server.round([Update(i, server.x + 1 + i, 1) for i in range(3)])
         yield server
 
@@ -25,6 +25,7 @@ def test_nothing_that_changes_rows_or_clients_is_reachable(server):
     changing = {
         "stage",
         "stage_all",
+        "replace_rows",
         "unstage",
         "discard",
         "commit",
@@ -48,10 +49,10 @@ def test_nothing_that_changes_rows_or_clients_is_reachable(server):
 def test_what_it_shows_is_what_was_committed_last(server):
     kept = server.store
     server.round([Update(i, server.x + 5, 1) for i in range(4)])
-    server.arrive("new")
+    server.add_clients("new")
     assert (kept.round, len(kept), list(kept.registry)) == (2, 4, [0, 1, 2, 3, "new"])
     for client in range(4):
-        np.testing.assert_array_equal(kept.read(client), server._state.store.read(client))
+        np.testing.assert_array_equal(kept.read(client), server._backend.store.read(client))
         with pytest.raises(ValueError, match="read-only"):
             kept.row(client)[:] = 9
     assert kept.verify() == []
@@ -60,7 +61,7 @@ def test_what_it_shows_is_what_was_committed_last(server):
 
 def test_the_server_itself_makes_its_rounds_safe_and_gives_back_room(server):
     for client in (0, 1):
-        server.depart(client)
+        server.remove_client(client)
     server.checkpoint()
     before = server.store.info().bytes
     server.compact()

@@ -29,10 +29,10 @@ def test_the_reparameterised_form_follows_the_paper_and_the_plain_form(name, own
     seed = int(own_gamma)
     clients, course, x0 = Clients(seed), arbitrary_course(seed), start_of(seed)
     plain, other = (
-        Server(method(BETA, **options), x0, N, lr=eta, server_lr=gamma if own_gamma else None),
+        Server(x0, method(BETA, **options), N, lr=eta, server_lr=gamma if own_gamma else None),
         Server(
-            method(BETA, reparameterised=True, **options),
             x0,
+            method(BETA, reparameterised=True, **options),
             N,
             lr=lambda t: BETA * eta(t),
             server_lr=(lambda t: BETA * gamma(t)) if own_gamma else None,

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 import fedcore
-from fedcore import ClientStore, Server, Update, algorithms, errors, optimizers, rates
+from fedcore import ClientStore, Compute, Server, Storage, Update, algorithms, errors
+from fedcore.algorithms import optimizers, rates
 from fedcore.errors import CheckpointError, LockedError, StoreError
-from fedcore.server.settings import Settings
+from fedcore.options import Settings
 from tests.server.rounds import METHODS, N, everything, go_on, made, n
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +40,7 @@ def test_a_saved_server_goes_on_bit_for_bit(method, optimizer, tmp_path):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_copy_in_memory_goes_on_bit_for_bit_and_alone(method):
     for rounds in (0, 3):
-        server = made(method, late_rounds=1, max_norm_ratio=50.0)
+        server = made(method, max_staleness=1, reject_long=50.0)
         go_on(server, rounds)
         before, copied = everything(server), copy.deepcopy(server)
         go_on(copied, 4)
@@ -53,7 +54,7 @@ def test_a_copy_in_memory_goes_on_bit_for_bit_and_alone(method):
 def test_a_server_on_disk_goes_on_where_its_last_round_left_it(method, codec, tmp_path):
     def on_disk(name):
         store = ClientStore(N, n, medium="mmap", path=tmp_path / name, codec=codec)
-        return made(method, clients=None, store=store)
+        return made(method, storage=store)
 
     straight, server = on_disk("straight"), on_disk("left")
     go_on(straight, 9)
@@ -63,7 +64,7 @@ def test_a_server_on_disk_goes_on_where_its_last_round_left_it(method, codec, tm
         server = Server.load(tmp_path / "left")
         go_on(server, rounds)
         server.close()
-    server = Server.load(tmp_path / "left", medium="ram")
+    server = Server.load(tmp_path / "left", storage=Storage(medium="ram"))
     assert everything(server) == everything(straight)
 
 
@@ -79,7 +80,7 @@ def test_a_server_killed_at_any_moment_ends_as_the_straight_one(method, tmp_path
     """
     straight = made(method)
     go_on(straight, 150)
-    made(method, store=f"mmap:{tmp_path / 's'}").close()
+    made(method, path=tmp_path / "s").close()
     reached, moments = [0], random.Random(0)
     while reached[-1] < 150:
         command = [sys.executable, "-m", "tests.server.rounds", str(tmp_path / "s"), "150"]
@@ -93,7 +94,7 @@ def test_a_server_killed_at_any_moment_ends_as_the_straight_one(method, tmp_path
         child.stdout.read()
         child.stdout.close()
         assert child.wait() in (0, -signal.SIGKILL)
-        server = Server.load(tmp_path / "s", medium="ram")
+        server = Server.load(tmp_path / "s", storage=Storage(medium="ram"))
         at_this_round = made(method)
         go_on(at_this_round, server.round_number)
         assert everything(server) == everything(at_this_round)
@@ -103,7 +104,7 @@ def test_a_server_killed_at_any_moment_ends_as_the_straight_one(method, tmp_path
 
 
 def test_a_server_that_was_killed_in_its_first_round_starts_again(tmp_path):
-    server = made("MIFA", store=f"mmap:{tmp_path / 's'}")
+    server = made("MIFA", path=tmp_path / "s")
     with pytest.raises(KeyboardInterrupt), server.open_round() as round:
         round.add(0, server.x + 1, steps=1)
         raise KeyboardInterrupt
@@ -114,10 +115,10 @@ def test_a_server_that_was_killed_in_its_first_round_starts_again(tmp_path):
 
 
 def test_arrivals_departures_and_late_replies_are_saved(tmp_path):
-    server = made("FlexibleFedAvg", late_rounds=2)
+    server = made("FlexibleFedAvg", max_staleness=2)
     go_on(server, 3)
-    server.arrive("late", client_sizes=4)
-    server.depart(0)
+    server.add_clients({"late": 4})
+    server.remove_client(0)
     server.save(tmp_path / "s")
     again = Server.load(tmp_path / "s")
     for one in (server, again):
@@ -129,7 +130,7 @@ def test_arrivals_departures_and_late_replies_are_saved(tmp_path):
 
 def test_counters_and_names_are_saved(tmp_path):
     model = {"w": np.zeros((2, 3), np.float32), "running_mean": np.ones(2, np.float32), "seen": np.array(3, np.int64)}
-    server = Server("FedAvg", model, clients=2, lr=1.0)
+    server = Server(model, "FedAvg", clients=2, lr=1.0)
     server.round([Update(0, model | {"seen": np.array(9, np.int64)}, 1)])
     server.save(tmp_path / "s")
     again = Server.load(tmp_path / "s")
@@ -143,7 +144,7 @@ def test_counters_and_names_are_saved(tmp_path):
 def test_code_of_the_callers_own_is_asked_for(tmp_path):
     server = made("FedAvg", lr=lambda t: 0.1 / (t + 1))
     server.save(tmp_path / "s")
-    with pytest.raises(CheckpointError, match="lr: it was made of the caller's own code"):
+    with pytest.raises(CheckpointError, match=r"^lr\b"):
         Server.load(tmp_path / "s")
     again = Server.load(tmp_path / "s", lr=lambda t: 0.1 / (t + 1))
     assert again.broadcast([0]).lr == 0.1
@@ -178,24 +179,24 @@ class Other(Own):
 @pytest.mark.parametrize("what", ["algorithm", "optimizer"])
 def test_code_of_the_callers_own_is_asked_for_as_it_was(what, tmp_path):
     options = dict(algorithm="FedAvg", lr=0.5) | {what: Own(np.float32(0.25), ["a", "c"])}
-    server = Server(options.pop("algorithm"), np.zeros(2, np.float32), clients=2, **options)
+    server = Server(np.zeros(2, np.float32), options.pop("algorithm"), clients=2, **options)
     server.round([Update(0, server.x + 1, 1)])
     server.save(tmp_path / "s")
     for other, message in (
-        (Own(0.3, ["a", "c"]), f"{what}: expected alpha=0.25 of Own, as it was saved, got 0.3"),
-        (Own(0.25), rf"{what}: expected names=\['a', 'c'\] of Own, as it was saved, got \['a', 'b'\]"),
-        (Other(0.25, ["a", "c"]), f"{what}: expected Own, as it was saved, got Other"),
+        (Own(0.3, ["a", "c"]), rf"^{what}\b.*alpha=0.25.*0.3"),
+        (Own(0.25), rf"^{what}\b.*names=\['a', 'c'\].*\['a', 'b'\]"),
+        (Other(0.25, ["a", "c"]), rf"^{what}\b.*Own.*Other"),
     ):
         with pytest.raises(CheckpointError, match=message):
             Server.load(tmp_path / "s", **{what: other})
     again = Server.load(tmp_path / "s", **{what: Own(0.25, ("a", "c"))})
-    assert again.round([Update(1, again.x + 1, 1)]).heard == (1,)
+    assert again.round([Update(1, again.x + 1, 1)]).accepted == (1,)
 
 
 @pytest.mark.parametrize("what", ["lr", "server_lr"])
 def test_another_rate_of_the_callers_own_is_a_change(what, tmp_path):
     options = dict(lr=0.5) | {what: Own(np.float32(0.25), ["a", "c"])}
-    server = Server("FedAvg", np.zeros(2, np.float32), clients=2, **options)
+    server = Server(np.zeros(2, np.float32), "FedAvg", clients=2, **options)
     server.save(tmp_path / "s")
     for other in (Own(0.3, ["a", "c"]), Own(0.25), Other(0.25, ["a", "c"]), 0.25):
         assert what in Server.load(tmp_path / "s", **{what: other}).round([]).changed
@@ -205,7 +206,7 @@ def test_another_rate_of_the_callers_own_is_a_change(what, tmp_path):
 @pytest.mark.parametrize("what", ["lr", "server_lr"])
 def test_a_function_is_known_by_its_rate_of_the_round_to_come(what, tmp_path):
     options = {"lr": 0.5, what: lambda t: 0.5 / (t + 1)}
-    server = Server("FedAvg", np.zeros(2, np.float32), clients=2, **options)
+    server = Server(np.zeros(2, np.float32), "FedAvg", clients=2, **options)
     for _ in range(3):
         server.round([])
     server.save(tmp_path / "s")
@@ -215,7 +216,7 @@ def test_a_function_is_known_by_its_rate_of_the_round_to_come(what, tmp_path):
 
 
 def test_a_rate_that_has_run_out_can_be_replaced(tmp_path):
-    server = Server("FedAvg", np.zeros(2, np.float32), clients=2, lr=lambda t: [0.1][t])
+    server = Server(np.zeros(2, np.float32), "FedAvg", clients=2, lr=lambda t: [0.1][t])
     server.round([])
     server.save(tmp_path / "s")
     assert Server.load(tmp_path / "s", lr=lambda t: 0.2).broadcast([0]).lr == 0.2
@@ -223,23 +224,23 @@ def test_a_rate_that_has_run_out_can_be_replaced(tmp_path):
 
 def test_what_was_not_there_cannot_be_given_later(tmp_path):
     made("FedAvg").save(tmp_path / "s")
-    with pytest.raises(CheckpointError, match="expected nothing, since the server was saved without one, got"):
+    with pytest.raises(CheckpointError, match=r"^optimizer\b"):
         Server.load(tmp_path / "s", optimizer=optimizers.Adam())
-    with pytest.raises(errors.RangeError, match="server_lr: expected None, since this server averages models, got"):
+    with pytest.raises(errors.RangeError, match=r"^server_lr\b"):
         Server.load(tmp_path / "s", server_lr=0.1)
 
 
 def test_a_table_that_contradicts_itself_is_refused_on_loading_too(tmp_path):
-    server = Server(Own(), np.zeros(2, np.float32), clients=2, lr=0.1)
+    server = Server(np.zeros(2, np.float32), Own(), clients=2, lr=0.1)
     server.save(tmp_path / "s")
     contradictory = type("Own", (Own,), {"anchor": "median"})()
-    with pytest.raises(errors.UnknownNameError, match=r"Own\.anchor: 'median' is unknown"):
+    with pytest.raises(errors.UnknownNameError, match=r"^Own\.anchor\b.*'median'"):
         Server.load(tmp_path / "s", algorithm=contradictory)
 
 
 def test_an_older_folder_says_nothing_of_the_options_of_ones_own(tmp_path):
     none = dict.fromkeys(("algorithm", "lr", "server_lr", "optimizer"))
-    state = Server(Own(), np.zeros(2, np.float32), clients=2, lr=0.1)._settings.to_state()
+    state = Server(np.zeros(2, np.float32), Own(), clients=2, lr=0.1)._settings.to_state()
     del state["algorithm"]["class"], state["algorithm"]["options"], state["next_rates"]
     assert Settings.from_state(state, none | {"algorithm": Own(0.7)}).algorithm.alpha == 0.7
 
@@ -248,9 +249,9 @@ def test_what_is_no_server_is_refused(tmp_path):
     with pytest.raises(StoreError):
         Server.load(tmp_path / "nothing")
     ClientStore(2, 3, medium="mmap", path=tmp_path / "rows").close()
-    with pytest.raises(CheckpointError, match="expected a folder written by a fedcore Server"):
+    with pytest.raises(CheckpointError, match="Server"):
         Server.load(tmp_path / "rows")
-    server = made("MIFA", store=f"mmap:{tmp_path / 'busy'}")
+    server = made("MIFA", path=tmp_path / "busy")
     with pytest.raises(LockedError):
         Server.load(tmp_path / "busy")
     with server.open_round(), pytest.raises(fedcore.errors.RoundError):
@@ -260,8 +261,8 @@ def test_what_is_no_server_is_refused(tmp_path):
 COPIED = [
     ("FedAvg", {}),
     ("FedAvg", {"optimizer": optimizers.Adam()}),
-    ("FedAvg", {"accumulate": "exact"}),
-    ("FedAvg", {"late_rounds": 3}),
+    ("FedAvg", {"compute": Compute(accumulator="exact")}),
+    ("FedAvg", {"max_staleness": 3}),
     *((name, {}) for name in ("MIFA", "MimiC", "SCAFFOLD", "FedExP", "FedDyn", "FedNova")),
 ]
 
@@ -272,7 +273,7 @@ def test_a_server_and_its_copy_in_memory_go_on_in_any_order(method, how, seed):
     rng, n = random.Random(seed), 300
 
     def made():
-        return Server(method, np.zeros(n, np.float32), 2, lr=0.1, **how)
+        return Server(np.zeros(n, np.float32), method, 2, lr=0.1, **how)
 
     def one_round(server, value):
         more = {"control": np.full(n, value, np.float32)} if server.algorithm.second_vector is not None else {}

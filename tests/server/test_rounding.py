@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Server, Update, algorithms, randomness
-from fedcore.kernels import Codes, reference
+from fedcore import ClientStore, Compute, Server, Update, algorithms, randomness
+from fedcore.kernels import Codes
+from tests import oracle
 from tests.server import rounds
 
 CODECS = ["bf16", "int8"]
@@ -12,10 +13,16 @@ n = 200
 IDS = [0, 5, "5", 2**64 - 1, "a client"]
 
 
-def made(codec, method="MIFA", ids=IDS, width=n, **options):
-    algorithm = algorithms.MIFA(wait=False) if method == "MIFA" else method
+def made(codec, algorithm=algorithms.MIFA(wait=False), ids=IDS, width=n, batch_size=None):  # noqa: B008
     store = ClientStore(ids, width, codec=codec)
-    return Server(algorithm, np.zeros(width, np.float32), store=store, lr=0.1, server_lr=0.1, **options)
+    return Server(
+        np.zeros(width, np.float32),
+        algorithm,
+        storage=store,
+        lr=0.1,
+        server_lr=0.1,
+        compute=Compute(batch_size=batch_size),
+    )
 
 
 def gradient(client, turn, width=n):
@@ -23,7 +30,7 @@ def gradient(client, turn, width=n):
 
 
 def heard(server, clients, turn=0):
-    server.round([Update(client, gradient=gradient(client, turn), steps=1) for client in clients])
+    server.round([Update(client, value=gradient(client, turn), kind="gradient", steps=1) for client in clients])
 
 
 def rows(server):
@@ -36,9 +43,9 @@ def due(h, codec, occasion, round, client):
     codes = Codes(codec, np.empty(len(h), np.int8 if codec == "int8" else np.uint16))
     if codec == "int8":
         codes = codes._replace(scales=np.empty(-(-len(h) // 64), np.float32))
-    reference.quantise(h, codec, codes.codes, codes.scales, seed, row)
+    oracle.quantise(h, codec, codes.codes, codes.scales, seed, row)
     out = np.empty(len(h), np.float32)
-    reference.dequantise(codes.codes, codes.scales, codec, out)
+    oracle.dequantise(codes.codes, codes.scales, codec, out)
     return out
 
 
@@ -60,7 +67,7 @@ def test_a_warm_start_and_a_folded_history_have_keys_of_their_own(codec):
         np.testing.assert_array_equal(
             server.store.read(client), due(gradient(client, 0), codec, "a warm start", 0, client)
         )
-    server = made(codec, "MimiC", history_rounds=1)
+    server = made(codec, algorithms.MimiC(history=1))
     heard(server, IDS[:2], 0)
     v, before = server.v, {client: server.store.read(client) for client in IDS[:2]}
     heard(server, IDS[2:], 1)
@@ -71,14 +78,14 @@ def test_a_warm_start_and_a_folded_history_have_keys_of_their_own(codec):
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_slots_order_and_company_do_not_matter(codec):
-    one, other = made(codec), made(codec, ids=IDS[::-1], fold=1)
+    one, other = made(codec), made(codec, ids=IDS[::-1], batch_size=1)
     heard(one, IDS, 0)
     for client in IDS[::-1]:  # other slots, other neighbours, one by one
-        other._state.store.stage(client)
-    other._state.store.unstage("5")
+        other._backend.store.stage(client)
+    other._backend.store.unstage("5")
     with other.open_round() as round:
         for client in IDS[::-1]:
-            round.add(client, gradient=gradient(client, 0), steps=1)
+            round.add(client, value=gradient(client, 0), kind="gradient", steps=1)
     assert rows(one) == rows(other)
 
 
@@ -88,14 +95,14 @@ def test_a_round_that_was_left_is_done_again_with_the_same_bits(codec):
     for server in (straight, left):
         heard(server, IDS[:3], 0)
     with pytest.raises(KeyboardInterrupt), left.open_round() as round:
-        round.add(5, gradient=gradient(5, 7), steps=1)
+        round.add(5, value=gradient(5, 7), kind="gradient", steps=1)
         raise KeyboardInterrupt
     bad = gradient("5", 1)
     bad[3] = np.nan
     for server in (straight, left):
-        updates = [Update(client, gradient=gradient(client, 1), steps=1, keep=True) for client in IDS]
+        updates = [Update(client, value=gradient(client, 1), kind="gradient", steps=1, keep=True) for client in IDS]
         if server is left:  # refused beside the others, which are folded anew without it
-            updates.insert(2, Update("5", gradient=bad, steps=1, keep=True))
+            updates.insert(2, Update("5", value=bad, kind="gradient", steps=1, keep=True))
         server.round(updates)
     assert rows(straight) == rows(left)
     np.testing.assert_array_equal(straight.x, left.x)
@@ -112,7 +119,7 @@ def test_a_million_roundings_of_a_server_are_unbiased(codec, value):
     kept = h != np.float32(7.5)
     stored = []
     for _ in range(turns):
-        server.round([Update(client, gradient=h, steps=1) for client in range(clients)])
+        server.round([Update(client, value=h, kind="gradient", steps=1) for client in range(clients)])
         stored += [server.store.read(client)[kept].astype(np.float64) for client in range(clients)]
     stored = np.array(stored)
     assert stored.size > 980_000
@@ -123,15 +130,15 @@ def test_a_million_roundings_of_a_server_are_unbiased(codec, value):
         means = stored.mean(axis=axis)
         assert means.std() < 1.2 * stored.std() / np.sqrt(stored.shape[axis])
     np.testing.assert_allclose(  # and T is the sum of what is stored
-        server._state.snapshot.total, sum(server.store.read(i).astype(np.float64) for i in range(clients)), atol=1e-9
+        server._backend.snapshot.total, sum(server.store.read(i).astype(np.float64) for i in range(clients)), atol=1e-9
     )
 
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("method", rounds.METHODS)
 def test_every_method_goes_on_bit_for_bit_through_a_codec(method, codec, tmp_path):
-    straight = rounds.made(method, clients=None, store=ClientStore(rounds.N, rounds.n, codec=codec))
-    server = rounds.made(method, clients=None, store=ClientStore(rounds.N, rounds.n, codec=codec))
+    straight = rounds.made(method, storage=ClientStore(rounds.N, rounds.n, codec=codec))
+    server = rounds.made(method, storage=ClientStore(rounds.N, rounds.n, codec=codec))
     rounds.go_on(straight, 9)
     rounds.go_on(server, 4)
     server.save(tmp_path / "saved")

@@ -15,9 +15,10 @@ N, n = 10, 130
 CODECS = ["f32", "bf16", "int8"]
 
 
-def made(method, codec, **options):
-    algorithm = algorithms.MIFA(wait=False) if method == "MIFA" else method
-    return Server(algorithm, np.zeros(n, np.float32), store=ClientStore(N, n, codec=codec), lr=0.1, **options)
+def made(method, codec, *, history=64, **options):
+    known = {"MIFA": algorithms.MIFA(wait=False), "MimiC": algorithms.MimiC(history=history)}
+    algorithm = known.get(method, method)
+    return Server(np.zeros(n, np.float32), algorithm, storage=ClientStore(N, n, codec=codec), lr=0.1, **options)
 
 
 def recomputed(server):
@@ -29,16 +30,16 @@ def recomputed(server):
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("method", ["MIFA", "SCAFFOLD", "MimiC"])
 def test_a_sum_is_that_of_the_rows_after_10000_exchanges(method, codec):
-    server = made(method, codec, server_lr=1e-3, history_rounds=4)
+    server = made(method, codec, server_lr=1e-3, history=4)
     rng, exchanges, largest = np.random.default_rng(0), 0, 0.0
     while exchanges < 10_000:
         cohort = rng.permutation(N)[: rng.integers(4, N + 1)].tolist()
         hs = rng.normal(size=(len(cohort), n)).astype(np.float32) * np.float32(10) ** rng.integers(-3, 4)
-        server.round([Update(i, gradient=h, steps=1) for i, h in zip(cohort, hs, strict=True)])
+        server.round([Update(i, value=h, kind="gradient", steps=1) for i, h in zip(cohort, hs, strict=True)])
         exchanges += len(cohort)
         largest = max(largest, N * float(np.abs(hs).max()))
     # Each exchange rounds a few float64 sums once: some 10^4 times 2^-53 of the largest that they can be.
-    np.testing.assert_allclose(server._state.snapshot.total, recomputed(server), rtol=0, atol=1e4 * 2**-53 * largest)
+    np.testing.assert_allclose(server._backend.snapshot.total, recomputed(server), rtol=0, atol=1e4 * 2**-53 * largest)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def run(server, problem, rounds, there):
         who = np.flatnonzero(rng.random(N) < present)
         x = server.x.astype(np.float64)
         hs = (a * (x - o)).astype(np.float32)
-        server.round([Update(i, gradient=hs[i], steps=1) for i in who.tolist() if i in there])
+        server.round([Update(i, value=hs[i], kind="gradient", steps=1) for i in who.tolist() if i in there])
         if left <= LAST:
             errors.append(error(server, problem, there))
     return float(np.mean(errors))
@@ -79,7 +80,7 @@ def test_mimic_ends_as_near_the_optimum_as_mifa_and_at_the_new_one_after_a_depar
     for method in ("MIFA", "MimiC"):
         server = made(method, codec)
         there = run(server, problem, ROUNDS, everybody)
-        server.depart(N - 1)
+        server.remove_client(N - 1)
         ended[method] = there, run(server, problem, ROUNDS // 4, everybody - {N - 1})
         print(codec, method, "with everybody, and after the departure:", *ended[method])
     resolution = 1e-6  # of a float32 x

@@ -7,15 +7,18 @@ import pytest
 import torch
 
 import fedcore
-from fedcore import Server, Update
+from fedcore import Compute, Server, Update
 from fedcore.server.update import held_together
+from tests.refusals import refused_arguments
 
 n, N = 4099, 9
 
 
-def run(name, deliver, *, fold=8, rounds=4):
+def run(name, deliver, *, batch_size=8, rounds=4):
     rng = np.random.default_rng(1)
-    server = Server(name, rng.normal(size=n).astype(np.float32), clients=N, lr=0.1, fold=fold)
+    server = Server(
+        rng.normal(size=n).astype(np.float32), name, clients=N, lr=0.1, compute=Compute(batch_size=batch_size)
+    )
     for _ in range(rounds):
         cohort = rng.permutation(N)[: rng.integers(1, N + 1)].tolist()
         ys = [(server.x + rng.normal(size=n)).astype(np.float32) for _ in cohort]
@@ -33,7 +36,7 @@ def generated_in_one_buffer(server, updates):
 
     def trained():
         for update in updates:
-            buffer[:] = update.model
+            buffer[:] = update.value
             yield Update(update.client, buffer, update.steps, update.examples)
 
     server.round(trained())
@@ -47,10 +50,10 @@ def generated_and_some_kept(server, updates):
     def trained():
         for i, update in enumerate(updates):
             if i % 4 != 2:
-                yield update._replace(model=update.model.copy(), keep=True)
+                yield update._replace(value=update.value.copy(), keep=True)
             else:
-                buffer[:] = update.model
-                yield update._replace(model=buffer)
+                buffer[:] = update.value
+                yield update._replace(value=buffer)
                 buffer[:] = np.nan
 
     server.round(trained())
@@ -60,7 +63,7 @@ def one_by_one(**options):
     def deliver(server, updates):
         with server.open_round() as round:
             for update in updates:
-                round.add(update.client, update.model, steps=update.steps, examples=update.examples, **options)
+                round.add(update.client, update.value, steps=update.steps, examples=update.examples, **options)
             round.finish()
 
     return deliver
@@ -69,14 +72,14 @@ def one_by_one(**options):
 def as_bytes(server, updates):
     with server.open_round() as round:
         for update in updates:
-            round.add(update.client, update.model.tobytes(), steps=update.steps, examples=update.examples)
+            round.add(update.client, update.value.tobytes(), steps=update.steps, examples=update.examples)
 
 
 def within_a_message(server, updates):
     """At an odd address, where a float32 may not lie."""
     with server.open_round() as round:
         for update in updates:
-            message = memoryview(b"\x00" + update.model.tobytes())
+            message = memoryview(b"\x00" + update.value.tobytes())
             round.add(update.client, message[1:], steps=update.steps, examples=update.examples)
 
 
@@ -85,12 +88,12 @@ def lent(server, updates):
     with server.open_round() as round:
         for i, update in enumerate(updates):
             buffer = round.buffer()
-            buffer[:] = update.model
+            buffer[:] = update.value
             round.add(update.client, buffer[:] if i % 2 else buffer, steps=update.steps, examples=update.examples)
 
 
 def as_tensors(server, updates):
-    server.round([Update(u.client, torch.from_numpy(u.model), u.steps, u.examples) for u in updates])
+    server.round([Update(u.client, torch.from_numpy(u.value), u.steps, u.examples) for u in updates])
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "MIFA", "MimiC"])
@@ -108,14 +111,17 @@ def test_every_way_of_delivery_gives_the_same_bits(name, fold):
         lent,
         as_tensors,
     ):
-        server = run(name, deliver, fold=fold)
+        server = run(name, deliver, batch_size=fold)
         np.testing.assert_array_equal(server.x, due.x)
         for client in range(N):
             np.testing.assert_array_equal(server.store.read(client), due.store.read(client))
 
 
 def test_lent_buffers_come_back_when_they_are_folded():
-    server, addresses = Server("FedAvg", np.zeros(n, np.float32), clients=40, lr=0.1, fold=4), set()
+    server, addresses = (
+        Server(np.zeros(n, np.float32), "FedAvg", clients=40, lr=0.1, compute=Compute(batch_size=4)),
+        set(),
+    )
     for _ in range(2):
         with server.open_round() as round:
             for client in range(20):
@@ -128,7 +134,7 @@ def test_lent_buffers_come_back_when_they_are_folded():
 
 
 def test_a_lent_buffer_that_the_caller_still_has_is_lent_to_nobody_else():
-    server = Server("FedAvg", np.zeros(n, np.float32), clients=40, lr=0.1, fold=1)
+    server = Server(np.zeros(n, np.float32), "FedAvg", clients=40, lr=0.1, compute=Compute(batch_size=1))
     with server.open_round() as round:
         mine = round.buffer()
         mine[:] = 1
@@ -142,12 +148,12 @@ def test_a_lent_buffer_that_the_caller_still_has_is_lent_to_nobody_else():
 
 
 def test_a_lent_buffer_outlives_its_round():
-    server = Server("FedAvg", np.zeros(n, np.float32), clients=2, lr=0.1)
+    server = Server(np.zeros(n, np.float32), "FedAvg", clients=2, lr=0.1)
     with server.open_round() as round:
         buffer = round.buffer()
         buffer[:] = 3
         round.abort()
-    with pytest.raises(fedcore.errors.RoundError, match="finished or aborted"):
+    with pytest.raises(fedcore.errors.RoundError, match=r"^round\b"):
         round.buffer()
     assert (buffer == 3).all()
 
@@ -156,7 +162,7 @@ def test_a_control_that_may_change_is_folded_with_its_vector():
     """A y that nobody can change does not speak for the second vector beside it."""
     rows = []
     for again in (False, True):
-        server = Server(fedcore.algorithms.SCAFFOLDMVR(), np.zeros(n, np.float32), 2, lr=0.1)
+        server = Server(np.zeros(n, np.float32), fedcore.algorithms.SCAFFOLDMVR(), 2, lr=0.1)
         control = np.ones(n, np.float32)
         with server.open_round() as round:
             round.add(0, np.ones(n, np.float32).tobytes(), steps=1, control=control)
@@ -168,7 +174,7 @@ def test_a_control_that_may_change_is_folded_with_its_vector():
 
 
 def test_a_broadcast_with_other_offsets_is_the_same_beside_them():
-    server = Server("SCAFFOLD", np.zeros(3, np.float32), clients=2, lr=0.1)
+    server = Server(np.zeros(3, np.float32), "SCAFFOLD", clients=2, lr=0.1)
     server.round([Update(0, np.float32([1, 2, 3]), steps=1)])
     sent = server.broadcast([0, 1])
     other = sent.with_offset(lambda client, out: np.full(3, client, np.float32))
@@ -177,7 +183,7 @@ def test_a_broadcast_with_other_offsets_is_the_same_beside_them():
     np.testing.assert_array_equal(other.offset(1), [1, 1, 1])
     np.testing.assert_array_equal(other.of(1).offset, [1, 1, 1])
     assert sent.offset(1).any()
-    plain = Server("FedAvg", np.zeros(3, np.float32), clients=2, lr=0.1).broadcast([0])
+    plain = Server(np.zeros(3, np.float32), "FedAvg", clients=2, lr=0.1).broadcast([0])
     assert plain.of(0).offset is None
     np.testing.assert_array_equal(plain.with_offset(other.offset).of(0).offset, [0, 0, 0])
     assert plain.whole() is plain
@@ -185,7 +191,7 @@ def test_a_broadcast_with_other_offsets_is_the_same_beside_them():
 
 
 def test_kept_updates_come_as_many_at_a_time_as_may_be():
-    updates = [Update(i, keep=i != 4) for i in range(9)]
+    updates = [Update(i, None, 1, keep=i != 4) for i in range(9)]
     assert [[update.client for update in some] for some in held_together(updates, 3)] == [
         [0, 1, 2],
         [3, 4],  # which may change once the next is asked for
@@ -196,24 +202,24 @@ def test_kept_updates_come_as_many_at_a_time_as_may_be():
 
 def test_a_buffer_of_bytes_or_of_float32_is_a_model_and_no_other():
     due = np.float32([1, -2, 3])
-    server = Server("FedAvg", np.zeros(3, np.float32), clients=9, lr=0.1)
+    server = Server(np.zeros(3, np.float32), "FedAvg", clients=9, lr=0.1)
     for y in (due.tobytes(), bytearray(due), memoryview(due), memoryview(due).cast("B")):
         report = server.round([Update(0, y, steps=1)])
-        assert report.heard == (0,)
+        assert report.accepted == (0,)
         np.testing.assert_array_equal(server.x, due)
     wide = np.repeat(due, 2)
-    for y, got in (
-        (memoryview(due.view(np.int32)), "12 bytes of format 'i'"),
-        (memoryview(wide)[::2], "12 bytes of format 'f'"),
-        (memoryview(wide), "24 bytes of format 'f'"),
-        (due.tobytes()[1:], "11 bytes of format 'B'"),
+    for y in (
+        memoryview(due.view(np.int32)),
+        memoryview(wide)[::2],
+        memoryview(wide),
+        due.tobytes()[1:],
     ):
         report = server.round([Update(0, y, steps=1)])
-        assert report.refused == ((0, f"model: expected 12 bytes of float32[3], got {got}"),)
+        assert refused_arguments(report) == [(0, "model")]
 
 
 def test_no_more_than_fold_kept_updates_are_held():
-    server, made = Server("FedAvg", np.zeros(n, np.float32), clients=50, lr=0.1, fold=4), []
+    server, made = Server(np.zeros(n, np.float32), "FedAvg", clients=50, lr=0.1, compute=Compute(batch_size=4)), []
 
     def trained():
         for client in range(50):
@@ -223,11 +229,11 @@ def test_no_more_than_fold_kept_updates_are_held():
             del y
             assert sum(array() is not None for array in made) <= 4 + 1  # those of the fold before may go a little later
 
-    assert len(server.round(trained()).heard) == 50
+    assert len(server.round(trained()).accepted) == 50
 
 
 def test_a_writable_buffer_is_folded_before_add_returns():
-    server = Server("MIFA", np.zeros(2, np.float32), clients=2, lr=1)
+    server = Server(np.zeros(2, np.float32), "MIFA", clients=2, lr=1)
     buffer = np.float32([-1, -1])
     with server.open_round() as round:
         round.add(0, buffer, steps=1)
@@ -237,7 +243,7 @@ def test_a_writable_buffer_is_folded_before_add_returns():
 
 
 def test_a_read_only_view_of_writable_memory_is_folded_at_once_too():
-    server = Server("FedAvg", np.zeros(2, np.float32), clients=1, lr=1)
+    server = Server(np.zeros(2, np.float32), "FedAvg", clients=1, lr=1)
     memory = np.float32([1, 1])
     view = memory.view()
     view.flags.writeable = False
@@ -249,7 +255,7 @@ def test_a_read_only_view_of_writable_memory_is_folded_at_once_too():
 
 def test_nothing_is_shared_with_the_caller():
     x0 = np.zeros(3, np.float32)
-    server = Server("MIFA", x0, clients=1, lr=1)
+    server = Server(x0, "MIFA", clients=1, lr=1)
     sent = server.broadcast([0]).x
     y = np.float32([1, 2, 3])
     server.round([Update(0, y, steps=1)])
@@ -269,7 +275,7 @@ def test_bits_do_not_depend_on_threads():
         for count in (1, 2):
             fedcore.set_threads(count)
             rng = np.random.default_rng(0)
-            server = Server("MimiC", rng.normal(size=300_000).astype(np.float32), clients=4, lr=0.1)
+            server = Server(rng.normal(size=300_000).astype(np.float32), "MimiC", clients=4, lr=0.1)
             for _ in range(3):
                 server.round([Update(i, server.x + rng.normal(size=300_000).astype("f"), steps=3) for i in range(4)])
             results.append(server.x)
@@ -293,7 +299,7 @@ def count_folds(monkeypatch):
 def test_what_may_be_held_is_folded_in_one_pass(monkeypatch):
     passes = count_folds(monkeypatch)
     y = np.ones(3, np.float32)
-    server = Server("FedAvg", np.zeros(3, np.float32), clients=20, lr=1, fold=4)
+    server = Server(np.zeros(3, np.float32), "FedAvg", clients=20, lr=1, compute=Compute(batch_size=4))
     with server.open_round() as round:
         for client in range(9):
             round.add(client, y.tobytes(), steps=1)

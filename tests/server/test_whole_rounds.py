@@ -5,10 +5,10 @@ import pytest
 
 from fedcore import Server, Update
 from fedcore.algorithms import FedAvg
-from fedcore.algorithms.algorithm import Step
+from fedcore.algorithms.base import Step
 from fedcore.errors import FedcoreError
 from fedcore.kernels import Linear
-from tests.server.rounds import METHODS, N, go_on, made, n
+from tests.server.rounds import METHODS, SIZES, N, go_on, made, n
 
 LONG = np.full(n, 3e29, np.float32)
 
@@ -29,14 +29,14 @@ def replies(server, change=None):
 def one_by_one(server, updates):
     with server.open_round() as opened:
         for update in updates:
-            opened.add_update(update)
+            opened.add_batch([update])
         return opened.finish()
 
 
 def outcome(server, take, updates):
     """What a round says of itself and leaves behind, or its error."""
     reports = []
-    server.on_report = reports.append
+    server.callbacks = [reports.append]
     try:
         take(server, updates)
         said = repr([report.__class__(**{**vars(report), "seconds": 0.0}) for report in reports])
@@ -66,7 +66,7 @@ def test_a_server_rate(method):
 
 
 @pytest.mark.parametrize("method", ["FedAvg", "FedProx", "MIFA", "MimiC"])
-@pytest.mark.parametrize("sizes", [None, range(1, N + 1)])
+@pytest.mark.parametrize("clients", [N, SIZES], ids=["no sizes", "sizes"])
 @pytest.mark.parametrize(
     "change",
     [
@@ -77,38 +77,38 @@ def test_a_server_rate(method):
         {1: dict(client=0)},
         {1: dict(client="nobody")},
         {1: dict(steps=0)},
-        {1: dict(model=np.full(n, np.nan, np.float32))},
-        {1: dict(model=np.full(n, 3e38, np.float32))},
-        {1: dict(model=LONG)},
-        {i: dict(model=LONG) for i in range(4)},
-        {1: dict(model=np.ones(n - 1, np.float32))},
-        {1: dict(model=np.ones(n))},
+        {1: dict(value=np.full(n, np.nan, np.float32))},
+        {1: dict(value=np.full(n, 3e38, np.float32))},
+        {1: dict(value=LONG)},
+        {i: dict(value=LONG) for i in range(4)},
+        {1: dict(value=np.ones(n - 1, np.float32))},
+        {1: dict(value=np.ones(n))},
         {1: dict(weight=0.25)},
         {1: dict(round=0)},
     ],
     ids=lambda change: "-".join(f"{i} {name}" for i, fields in change.items() for name in fields),
 )
-def test_odd_replies(method, sizes, change):
-    compare(change, method=method, client_sizes=sizes)
+def test_odd_replies(method, clients, change):
+    compare(change, method=method, clients=clients)
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        dict(accumulate="float64"),
-        dict(accumulate="exact"),
-        dict(late_rounds=2),
+        dict(accumulator="float64"),
+        dict(accumulator="exact"),
+        dict(max_staleness=2),
         dict(max_norm=3.0),
-        dict(max_norm_ratio=1.5),
-        dict(max_examples_ratio=1.5, client_sizes=None),
-        dict(limits="open"),
+        dict(reject_long=1.5),
+        dict(cap_examples=1.5, clients=N),
+        dict(aggregation="open"),
         dict(optimizer=None, server_lr=1e38),
         dict(diagnostics=True),
         dict(weights={i: 1.0 + i for i in range(N)}),
     ],
     ids=lambda options: "-".join(options),
 )
-@pytest.mark.parametrize("change", [{}, {1: dict(model=LONG)}], ids=["usual", "long"])
+@pytest.mark.parametrize("change", [{}, {1: dict(value=LONG)}], ids=["usual", "long"])
 def test_options(options, change):
     compare(change, **options)
 
@@ -131,17 +131,17 @@ class Twice(FedAvg):
 @pytest.mark.parametrize("algorithm", [Uniform(), Shy(), Twice()], ids=repr)
 def test_a_method_of_somebody_else(algorithm):
     def server():
-        return Server(algorithm, np.linspace(-1, 1, n, dtype=np.float32), clients=N, lr=0.1)
+        return Server(np.linspace(-1, 1, n, dtype=np.float32), algorithm, clients=N, lr=0.1)
 
     whole, open_ = server(), server()
     assert outcome(whole, Server.round, replies(whole)) == outcome(open_, one_by_one, replies(open_))
 
 
 def test_who_arrives_and_departs():
-    whole, open_ = made("FedAvg", client_sizes=None), made("FedAvg", client_sizes=None)
+    whole, open_ = made("FedAvg", clients=N), made("FedAvg", clients=N)
     for server in (whole, open_):
         go_on(server, 1)
-        server.arrive(N)
-        server.depart(N - 1)
+        server.add_clients(N)
+        server.remove_client(N - 1)
     change = {3: dict(client=N)}
     assert outcome(whole, Server.round, replies(whole, change)) == outcome(open_, one_by_one, replies(open_, change))

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedcore import ClientStore
 from tests.kills import die_at
-from tests.store.contents import content, write
+from tests.store.kit import content, write
 
 N, CLIENTS, COHORT = 300, 20, 6
 PLACES = b"csup"

@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 from pathlib import Path
 
-from fedcore.store.files import system_calls as disk
+from fedcore.store.files import disk
 from fedcore.store.files.slot_file import SlotFile
 
 INDEX, HEADER = "index.sqlite", 4096

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fedcore import ClientStore, errors
-from tests.store.contents import content, write
+from tests.store.kit import content, write
 
 N = 10_000
 

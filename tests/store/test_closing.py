@@ -1,12 +1,24 @@
-"""A close that fails keeps what only this process has, and nothing else."""
+"""Stores that are closed, dropped and opened again."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+from threading import Event
 
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, errors
-from fedcore.store.files import system_calls as disk
-from tests.store.contents import content, write
-from tests.store.test_disk_full import full
+from fedcore import ClientStore, Server, Update, errors
+from fedcore.store.files import disk
+from fedcore.store.files.slot_file import IDLE_SECONDS
+from fedcore.store.registry import MOST
+from fedcore.store.slots import GRAINS, VERSION, Geometry
+from tests.server.invariant import contradictions
+from tests.store.kit import content, write
+from tests.store.test_full_disk import full
 
 N = 40
 
@@ -52,3 +64,287 @@ def test_a_store_that_cannot_make_its_commits_safe_can_be_closed_once_there_is_r
     with ClientStore.open(store.path) as again:
         assert again.round == 0
         np.testing.assert_array_equal(again.read(1), content(N, 1))
+
+
+LARGE = 30
+
+
+def threads():
+    return [thread.name for thread in threading.enumerate() if thread.name == "fedcore-store"]
+
+
+def test_a_store_that_is_dropped_leaves_no_thread_and_no_file(tmp_path):
+    gc.collect()  # of what other tests have left
+    files = os.listdir("/proc/self/fd")
+    for number in range(5):
+        store = ClientStore(3, LARGE, medium="mmap", path=tmp_path / f"{number}", durability="checkpoint")
+        write(store, 0, content(LARGE, 0))
+        store.commit(0)  # starts writing back
+        store.prefetch([0])
+        assert threads()
+        del store
+        gc.collect()
+        assert not threads()
+        ClientStore.open(tmp_path / f"{number}").close()
+    assert os.listdir("/proc/self/fd") == files
+
+
+def test_a_store_that_is_collected_in_its_own_thread(tmp_path):
+    store = ClientStore(3, LARGE, medium="mmap", path=tmp_path / "store")
+    write(store, 0, content(LARGE, 0))
+    store.commit(0)
+    background, done = store._session.background, threading.Event()
+    held = [store]
+    del store
+    background._do(lambda: (held.clear(), gc.collect(), done.set()))
+    assert done.wait(60)
+    for thread in threading.enumerate():
+        if thread.name == "fedcore-store":
+            thread.join(60)
+    assert not threads()
+    ClientStore.open(tmp_path / "store").close()
+
+
+def test_a_store_that_is_open_when_python_ends(tmp_path):
+    program = f"""
+from fedcore import ClientStore
+store = ClientStore(3, 4, medium="mmap", path={str(tmp_path / "store")!r}, durability="checkpoint")
+store.stage(0)[:] = 1
+store.commit(0)
+store.checkpoint()
+store.prefetch([0])
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+    with ClientStore.open(tmp_path / "store") as store:
+        assert store.round == 0
+
+
+@pytest.mark.parametrize("clients", [10**10, MOST])
+@pytest.mark.parametrize("method", ["FedAvg", "MIFA", "MimiC"])
+def test_a_server_of_more_clients_than_fit_into_memory(method, clients):
+    """What a client without a row costs is nothing."""
+    server = Server(np.zeros(4, np.float32), method, clients=clients, lr=0.1)
+    server.round([Update(i, server.x + 1, 1) for i in (0, 5)])
+    assert server.round_number == 1
+    assert server.store.row(clients - 1) is None
+    assert server.store.round_of(clients - 1) is None
+    server.broadcast([clients - 1])
+    server.remove_client(clients - 1)
+    server.add_clients("new") if clients < MOST else None
+    assert len(server.store) == (0 if method == "FedAvg" else 2)
+
+
+def test_a_row_that_memory_has_no_room_for_is_refused_by_name(tmp_path):
+    for where in ({}, {"medium": "mmap", "path": tmp_path / "store"}):
+        with ClientStore(MOST, LARGE, **where) as store:
+            with pytest.raises(
+                errors.StoreError, match=r"the row of number \d+ needs [\d,]+ bytes of memory, 25 for eac"
+            ):
+                store.stage(MOST - 1)
+            write(store, 7, content(LARGE, 7))
+            store.commit(0)
+            store.prefetch([MOST - 1, 7])
+            store.forget(MOST - 2)
+            store.commit(1)
+    with ClientStore.open(tmp_path / "store") as store:
+        np.testing.assert_array_equal(store.read(7), content(LARGE, 7))
+        assert store.row(MOST - 1) is None
+        store.save(tmp_path / "copy")
+        store.compact()
+        assert store.verify() == []
+
+
+AT_EXIT = """
+import atexit, sys, threading
+begun, may_go_on = threading.Event(), threading.Event()
+def last():
+    may_go_on.set()
+    thread.join(60)
+atexit.register(last)  # before anything else: what is registered later runs before it
+import numpy as np
+from fedcore import Server, Update
+from fedcore.store.files import disk
+server = Server(np.zeros(50, np.float32), "MIFA", 2, lr=0.1, storage=sys.argv[1])
+act = getattr(disk, sys.argv[2])
+def waiting(*arguments):
+    begun.set()
+    may_go_on.wait()
+    return act(*arguments)
+setattr(disk, sys.argv[2], waiting)
+updates = [Update(client, server.x + 1, 1) for client in range(2)]
+thread = threading.Thread(target=lambda: server.round(updates), daemon=True)
+thread.start()
+begun.wait()
+"""
+
+
+@pytest.mark.parametrize("call", ["write", "reserve", "sync", "commit"])
+def test_a_thread_is_in_a_round_when_the_program_ends(tmp_path, call):
+    """Its files stay as they are until the process ends, which is as a kill: nobody closes them under its hands."""
+    command = [sys.executable, "-c", AT_EXIT, tmp_path / "run", call]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    with Server.load(tmp_path / "run") as server:
+        assert server.round_number == 1
+        assert server.store.verify() + contradictions(server) == []
+
+
+@pytest.mark.parametrize(("n", "rows"), [(3, 300), (40_000, 40), (2_000_000, 5)])
+@pytest.mark.parametrize("readers", [True, False])
+def test_a_store_goes_on_above_the_slots_that_it_had(tmp_path, n, rows, readers):
+    """The first slot that is taken is then a high one, past all that the file has reserved at once."""
+    with ClientStore(2 * rows, n, medium="mmap", path=tmp_path / "s", durability="none") as store:
+        for client in range(rows):
+            write(store, client, content(n, client))
+        store.commit(0)
+    with ClientStore.open(tmp_path / "s", durability="none") as store:
+        reader = ClientStore.open(tmp_path / "s", readonly=True) if readers else None
+        for round in (1, 2):
+            for client in range(rows // 2, rows + 1):
+                write(store, client, content(n, client, round))
+            store.commit(round)
+        assert store.verify() == []
+        for client in (0, rows // 2, rows):
+            key = (client,) if client == 0 else (client, 2)
+            np.testing.assert_array_equal(store.read(client), content(n, *key))
+        if reader is not None:
+            np.testing.assert_array_equal(reader.read(rows - 1), content(n, rows - 1))
+            store.compact()  # beside a reader: nothing that it looks at is given back
+            np.testing.assert_array_equal(reader.read(rows - 1), content(n, rows - 1))
+            reader.close()
+        store.compact()
+        assert store.verify() == []
+        assert store.info().free == 0
+    with ClientStore.open(tmp_path / "s", medium="ram") as store:
+        np.testing.assert_array_equal(store.read(rows), content(n, rows, 2))
+
+
+def test_rows_may_be_of_another_round_than_the_commit(make):
+    store = make(["a", "b", "c"], 131)
+    for client in "abc":
+        write(store, client, content(131, client))
+    store.commit(3)
+    write(store, "a", content(131, "anew"))
+    store.stage("a", round=3)
+    store.stage("b", round=3)
+    write(store, "b", content(131, "again"))  # staged without a round: it is of the commit's after all
+    store.stage("c", round=3)
+    store.unstage("c")
+    assert store.clients_of(3) == ["a", "b", "c"]
+    store.commit(7)
+    assert [store.round_of(client) for client in "abc"] == [3, 7, 3]
+    assert (store.clients_of(3), store.clients_of(7), store.clients_of(5)) == (["a", "c"], ["b"], [])
+    store.stage("a", round=3)
+    store.discard()
+    write(store, "a", content(131, 1))
+    store.commit(8)
+    assert store.round_of("a") == 8
+    store.forget("c")
+    assert store.clients_of(3) == []
+
+
+def test_a_broadcast_reads_the_cohorts_rows_ahead(tmp_path):
+    server = Server(np.zeros(30, np.float32), "MIFA", clients=5, lr=1.0, storage=tmp_path / "s")
+    server.round([Update(i, np.zeros(30, np.float32), 1) for i in range(5)])
+    asked, done, background = [], Event(), server.store._session.background
+    background._slots.will_need = asked.append
+    server.broadcast([3, 1])
+    background._do(done.set)  # the thread's next task
+    assert done.wait(10)
+    slots = server.store._content.rows.slot
+    assert asked == sorted(slots[[1, 3]].tolist())
+
+
+@pytest.mark.parametrize("durability", ["round", "checkpoint", "none"])
+def test_writing_begins_early_where_it_is_due_later_and_once_for_commits_in_a_row(tmp_path, durability):
+    with ClientStore(3, 100, medium="mmap", path=tmp_path / "s", durability=durability) as store:
+        begun = []
+        store._folder.rows.start_writing = lambda: begun.append(store.round)
+        for round in range(20):
+            write(store, 0, content(100, round))
+            store.commit(round)
+        time.sleep(4 * IDLE_SECONDS)
+        if durability == "checkpoint":
+            background, done = store._session.background, Event()
+            background._do(done.set)  # behind all that it was asked for
+            assert done.wait(60)
+            assert 0 < len(begun) < 20  # not one for each, even where a busy machine pauses between commits
+            assert begun[-1] == 19
+        else:
+            assert begun == []
+
+
+def test_a_fork_has_rows_of_its_own():
+    """A store in memory is copied with its process, as all else is."""
+    store = ClientStore(2, 300_000)  # rows on huge pages, where there are any
+    write(store, 0, content(300_000, 0))
+    store.commit(0)
+    child = os.fork()
+    if child == 0:
+        try:
+            for round in (1, 2, 3):
+                write(store, 0, content(300_000, round))
+                store.commit(round)
+            np.testing.assert_array_equal(store.read(0), content(300_000, 3))
+        finally:
+            os._exit(0 if store.round == 3 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert store.round == 0
+    np.testing.assert_array_equal(store.read(0), content(300_000, 0))
+    store.stage(1)[:] = 0
+    np.testing.assert_array_equal(store.read(0), content(300_000, 0))
+
+
+@pytest.mark.parametrize("undoable", [False, True])
+def test_slots_of_vectors_that_were_free_are_used_again(tmp_path, undoable):
+    path = tmp_path / "s"
+    ClientStore(3, 5, medium="mmap", path=path).close()
+    for session in range(6):
+        with ClientStore.open(path, durability="none", undoable=undoable) as store:
+            for round in range(3):
+                store.commit(round, {"x": content(100, round), f"y{session}": content(100, session)})
+    slots = 2 * (3 if undoable else 2)  # the commits that are there at once, of two vectors each
+    assert (path / "vectors-400.slots").stat().st_size <= GRAINS[VERSION] + slots * Geometry.of(400).stride
+
+
+@pytest.mark.parametrize("change", ["departure", "compaction", "another size"])
+def test_a_writer_that_opens_again_takes_no_slot_that_a_reader_looks_at(tmp_path, change):
+    """Also none behind all that the index names now, which the next row or vector would be given as a new one."""
+
+    def commit(store, client, round):
+        write(store, client, content(20, client, round))
+        size = 30 if change == "another size" and round == 1 else 20
+        store.commit(round, {"x": content(size, round)})
+
+    path = tmp_path / "store"
+    with ClientStore(3, 20, medium="mmap", path=path) as store:
+        commit(store, 1, 0)
+        commit(store, 0, 0)
+        write(store, 0, content(20, 0, 1))  # in the highest slot
+        store.commit(0)
+        reader = ClientStore.open(path, readonly=True)
+        if change == "departure":
+            store.forget(0)
+            store.commit(0)
+        elif change == "compaction":
+            store.compact()
+            store.compact()
+        else:
+            commit(store, 0, 1)
+    for round in (2, 3):
+        with ClientStore.open(path) as store:
+            commit(store, 1, round)
+            commit(store, 2, round)
+            np.testing.assert_array_equal(reader.read(0), content(20, 0, 1))
+            np.testing.assert_array_equal(reader.read(1), content(20, 1, 0))
+            np.testing.assert_array_equal(reader.vector("x"), content(20, 0))
+            assert reader.verify() == []
+            assert store.info().free < 1000, "but for a few pages, what was never written waits for nobody"
+    reader.close()
+    with ClientStore.open(path) as store:
+        commit(store, 2, 4)
+        assert store.verify() == []
+        store.compact()
+        rows = store._content.rows.slots
+        assert (rows.high, rows.free) == (len(store), 0)

@@ -1,5 +1,7 @@
 """What every store does, whatever its medium and codec."""
 
+import copy
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -7,7 +9,8 @@ from hypothesis import strategies as st
 
 from fedcore import ClientStore, errors
 from fedcore.kernels import Codes
-from tests.store.contents import content, write
+from tests.store.conftest import CODECS, opened, store_of
+from tests.store.kit import address, arrays, content, read, write
 
 N = 131  # two whole blocks of a scale, and a piece
 
@@ -18,7 +21,7 @@ def test_a_row_never_written_is_zero_and_nothing(make):
     assert store.row(999_999) is None
     assert store.round_of(5) is None
     assert store.round is None
-    np.testing.assert_array_equal(store.read(5), np.zeros(N, np.float32))
+    np.testing.assert_array_equal(read(store, 5), np.zeros(N, np.float32))
 
 
 def test_staged_rows_are_seen_by_nobody_until_commit(make):
@@ -26,7 +29,7 @@ def test_staged_rows_are_seen_by_nobody_until_commit(make):
     write(store, "a", content(N, 1))
     assert store.row("a") is None
     store.commit(round=7)
-    np.testing.assert_array_equal(store.read("a"), content(N, 1))
+    np.testing.assert_array_equal(read(store, "a"), content(N, 1))
     assert (len(store), store.round_of("a"), store.round_of("b"), store.round) == (1, 7, None, 7)
 
 
@@ -41,30 +44,31 @@ def test_discard_and_unstage_leave_rows_as_they_were(make):
     store.discard()
     store.commit(round=1)
     for client in "ab":
-        np.testing.assert_array_equal(store.read(client), content(N, client))
+        np.testing.assert_array_equal(read(store, client), content(N, client))
         assert store.round_of(client) == 0
 
 
 def test_rows_are_slots_in_the_codecs_form_and_read_only(make, kind):
     store = make(2, N)
     slot = store.stage(0)
+    staged = arrays(slot)
     if kind[1] == "f32":
         assert (slot.dtype, slot.shape) == (np.float32, (N,))
-        arrays = [slot]
     else:
         assert isinstance(slot, Codes)
         assert slot.codec == kind[1]
-        arrays = [array for array in slot[1:] if array is not None]
-        assert arrays[0].shape == (N,)
-        assert kind[1] != "int8" or (arrays[1].dtype, arrays[1].shape) == (np.float32, (3,))
-    assert all(array.ctypes.data % 64 == 0 and array.flags.writeable for array in arrays)
+        assert staged[0].shape == (N,)
+        assert kind[1] != "int8" or (staged[1].dtype, staged[1].shape) == (np.float32, (3,))
+    assert all(address(array) % 64 == 0 and is_writable(array) for array in staged)
     write(store, 0, content(N, 0))
     store.commit(0)
-    row = store.row(0)
-    rows = [row] if kind[1] == "f32" else [array for array in row[1:] if array is not None]
-    for array, staged in zip(rows, arrays, strict=True):
-        assert np.shares_memory(array, staged)
-        assert not array.flags.writeable
+    rows = arrays(store.row(0))
+    assert list(map(address, rows)) == list(map(address, staged))
+    assert not any(map(is_writable, rows))
+
+
+def is_writable(array):
+    return array.flags.writeable if isinstance(array, np.ndarray) else array.writeable
 
 
 def test_two_slots_serve_one_client_for_ever(make):
@@ -73,17 +77,15 @@ def test_two_slots_serve_one_client_for_ever(make):
     for round in range(6):
         write(store, "a", content(N, round))
         store.commit(round)
-        row = store.row("a")
-        places.append((row.codes if isinstance(row, Codes) else row).ctypes.data)
+        places.append(address(arrays(store.row("a"))[0]))
     assert len(set(places)) == 2
     assert places[0] == places[2] == places[4]
 
 
-def test_staging_twice_gives_the_same_slot(make, kind):
+def test_staging_twice_gives_the_same_slot(make):
     store = make(2, N)
     one, other = store.stage(0), store.stage(np.int64(0))
-    pick = (lambda row: row) if kind[1] == "f32" else (lambda row: row.codes)
-    assert np.shares_memory(pick(one), pick(other))
+    assert list(map(address, arrays(one))) == list(map(address, arrays(other)))
 
 
 @pytest.mark.parametrize("clients", [[0, 2**64 - 1, "x", ""], [np.uint64(2**64 - 1), np.int8(0), "x", np.str_("")]])
@@ -93,7 +95,7 @@ def test_ids_are_any_int_of_64_bits_or_text(make, clients):
         write(store, client, content(N, i))
     store.commit(0)
     for i, client in enumerate([0, 2**64 - 1, "x", ""]):
-        np.testing.assert_array_equal(store.read(client), content(N, i))
+        np.testing.assert_array_equal(read(store, client), content(N, i))
     for unknown in ("0", 1, -1, 2**64, 0.0, False, None, b"x"):
         with pytest.raises(errors.UnknownClientError, match="client: expected"):
             store.row(unknown)
@@ -159,10 +161,10 @@ def test_what_cannot_be_committed_changes_nothing(make):
         with pytest.raises(error, match=message):
             store.commit(*arguments)
         assert (store.round, store.state) == (0, {"a": 1})
-        np.testing.assert_array_equal(store.read(0), content(N, 0))
+        np.testing.assert_array_equal(read(store, 0), content(N, 0))
         np.testing.assert_array_equal(store.vector("x"), content(9, 0))
     store.commit(1)
-    np.testing.assert_array_equal(store.read(0), content(N, 1))
+    np.testing.assert_array_equal(read(store, 0), content(N, 1))
 
 
 def test_clients_arrive_and_depart(make):
@@ -173,13 +175,13 @@ def test_clients_arrive_and_depart(make):
     store.forget(1)
     assert (len(store), len(store.registry), 1 in store.registry) == (2, 2, False)
     with pytest.raises(errors.UnknownClientError):
-        store.read(1)
+        read(store, 1)
     store.add("new")  # its number was another's: nothing of that one is left
     assert store.row("new") is None
     write(store, "new", content(N, 9))
     store.commit(1)
-    np.testing.assert_array_equal(store.read("new"), content(N, 9))
-    np.testing.assert_array_equal(store.read(2), content(N, 2))
+    np.testing.assert_array_equal(read(store, "new"), content(N, 9))
+    np.testing.assert_array_equal(read(store, 2), content(N, 2))
     store.add(1)
     assert store.row(1) is None
     with pytest.raises(errors.RangeError, match="registered already"):
@@ -194,6 +196,38 @@ def test_a_client_that_leaves_takes_its_staged_row_along(make):
     assert len(store) == 0
     store.add(0)
     assert store.row(0) is None
+
+
+def test_reading_ahead_changes_nothing(make):
+    store = make(range(6), 20_000)
+    for client in range(4):
+        write(store, client, content(20_000, client))
+    store.commit(0)
+    store.prefetch(range(6))
+    store.prefetch([])
+    np.testing.assert_array_equal(read(store, 2), content(20_000, 2))
+    if store.medium == "mmap":
+        with pytest.raises(errors.UnknownClientError):
+            store.prefetch([9])
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_deep_copy_has_rows_of_its_own(tmp_path, codec):
+    store = ClientStore(2, N, codec=codec)
+    for round in range(2):
+        for client in range(2):
+            write(store, client, content(N, client, round))
+        store.commit(round)
+    assert all(row is not None for row in store.rows_of([0, 1]))
+    copied = copy.deepcopy(store)
+    write(copied, 0, content(N, 7))
+    copied.commit(2)
+    copied.save(tmp_path / "copy")
+    with ClientStore.open(tmp_path / "copy") as saved:
+        for client, values in enumerate([content(N, 7), content(N, 1, 1)]):
+            np.testing.assert_array_equal(saved.read(client), values)
+            np.testing.assert_array_equal(copied.read(client), values)
+    np.testing.assert_array_equal(store.read(0), content(N, 0, 1))
 
 
 ACTIONS = st.lists(
@@ -212,9 +246,8 @@ ACTIONS = st.lists(
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(actions=ACTIONS)
 def test_it_behaves_like_a_dictionary(kind, tmp_path_factory, durability, actions):
-    medium, codec = kind
-    path = tmp_path_factory.mktemp("contract") / "store" if medium == "mmap" else None
-    store = ClientStore(5, N, medium=medium, codec=codec, path=path, durability=durability)
+    store = store_of(kind, tmp_path_factory.mktemp("contract") / "store", 5, N, durability=durability)
+    path = store.path
     rows, staged, clients, vectors, coming, round = {}, {}, set(range(5)), {}, {}, 0
     for action, *arguments in actions:
         match action, arguments:
@@ -248,11 +281,11 @@ def test_it_behaves_like_a_dictionary(kind, tmp_path_factory, durability, action
         store.discard()
         store.commit(round)
         store.close()
-        store = ClientStore.open(path)
+        store = opened(kind, ClientStore.open(path))
     for client in clients:
         key, written = rows.get(client, (None, None))
         expected = np.zeros(N, np.float32) if key is None else content(N, key)
-        np.testing.assert_array_equal(store.read(client), expected)
+        np.testing.assert_array_equal(read(store, client), expected)
         assert store.round_of(client) == written
     assert set(store.vector_names()) == set(vectors)
     for name in vectors:

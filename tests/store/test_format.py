@@ -14,7 +14,8 @@ import pytest
 
 from fedcore import ClientStore, Server, Update, algorithms, kernels
 from fedcore.kernels import Codes
-from fedcore.store import geometry
+from fedcore.store import slots as geometry
+from tests.kit import place
 
 FORMATS = Path(__file__).with_name("formats")
 VERSIONS = {1: "read", 2: "read", 3: "read"}
@@ -62,13 +63,13 @@ def write_undoable(path):
 def play(server):
     """Rounds in whole numbers and halves, exact in float32 whatever computes them."""
     for round, cohort in enumerate([[0, 1, 2, 3], [0, 1], [2], [3, 0]]):
-        server.round([Update(i, gradient=values(10 * round + i), steps=2) for i in cohort])
+        server.round([Update(i, values(10 * round + i), 2, kind="gradient") for i in cohort])
     return server
 
 
 def made(store="ram"):
-    algorithm = algorithms.MimiC()
-    return Server(algorithm, np.zeros(N, np.float32), clients=4, lr=0.5, server_lr=0.5, store=store, history_rounds=2)
+    algorithm = algorithms.MimiC(history=2)
+    return Server(np.zeros(N, np.float32), algorithm, clients=4, lr=0.5, server_lr=0.5, storage=place(store))
 
 
 def write(folder):
@@ -137,9 +138,9 @@ def test_what_can_be_taken_back_in_a_store_of_that_version(folder):
 def test_a_server_of_that_version_goes_on(folder):
     again, here = Server.load(folder / "server"), play(made())
     assert again.round_number == 4
-    assert len(again._state.snapshot.history) == 2
+    assert len(again._backend.snapshot.history) == 2
     for server in (again, here):
-        server.round([Update(i, gradient=values(50 + i), steps=2) for i in (1, 3)])
+        server.round([Update(i, values(50 + i), 2, kind="gradient") for i in (1, 3)])
     np.testing.assert_allclose(again.x, here.x, rtol=1e-6)
     for i in range(4):
         np.testing.assert_allclose(again.correction(i), here.correction(i), rtol=1e-6, atol=1e-4)

@@ -1,12 +1,23 @@
-"""SIGKILL at any moment leaves the last committed round, from which the next process goes on."""
+"""A kill or an exception at any moment leaves the last committed round."""
 
 import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from shutil import rmtree
 
+import numpy as np
 import pytest
+
+from fedcore import ClientStore
+from fedcore.errors import StoreError
+from fedcore.store import slots as geometry
+from fedcore.store.files import disk, slot_file
+from fedcore.store.files.inventory import VECTORS
+from fedcore.store.files.slot_file import Header
+from tests.server.stopping import Stopped, each_line, from_outside
 
 PROGRAM = Path(__file__).with_name("killed.py")
 UNDO_PROGRAM = Path(__file__).with_name("undo_killed.py")
@@ -59,3 +70,75 @@ def test_killed_at_the_calls_of_what_can_be_undone(folder_in_memory, strides):
     assert len(kills) == 18
     assert min(kills.values()) >= 2  # opening makes one call, before and behind which it is killed
     assert strides["round"] > 1 or sum(kills.values()) > 300
+
+
+@pytest.mark.parametrize("room", ["slot_file.py", "folder.py"])
+def test_a_file_of_vectors_is_made_again(tmp_path, room):
+    vectors = {"x": np.arange(5, dtype=np.float32)}
+    at, goes_on = 1, True
+    while goes_on:
+        with ClientStore(3, 2, medium="mmap", path=tmp_path / str(at)) as store:
+            with suppress(Stopped):
+                goes_on = each_line(lambda store: store.commit(0, vectors), store, at, from_outside, f"files/{room}")
+            store.commit(0, vectors)
+            np.testing.assert_array_equal(store.vector("x"), vectors["x"])
+        at += 1
+    assert at > 20
+
+
+def test_a_file_of_vectors_that_a_kill_left_empty_is_made_again_beside_a_reader(tmp_path):
+    vectors = {"x": np.arange(5, dtype=np.float32)}
+    path = tmp_path / "store"
+    store = ClientStore(3, 2, medium="mmap", path=path)
+    with ClientStore.open(path, readonly=True):  # looks at an older commit, so that nothing is deleted
+        store.stage(0)[:] = 1
+        store.commit(0)
+        store.close()
+        (path / VECTORS.format(20)).touch()
+        with ClientStore.open(path) as again:
+            again.commit(1, vectors)
+            np.testing.assert_array_equal(again.vector("x"), vectors["x"])
+
+
+@pytest.mark.parametrize("error", [FileExistsError(17, "File exists"), OSError(24, "Too many open files")])
+def test_a_file_that_was_there_is_not_deleted(tmp_path, monkeypatch, error):
+    def fails(*_):
+        raise error
+
+    (tmp_path / "vectors").touch()
+    monkeypatch.setattr(slot_file.os, "open", fails)
+    with pytest.raises(StoreError, match=error.strerror):
+        slot_file.SlotFile.create(tmp_path / "vectors", Header.of_vectors("00" * 16, 20, 3))
+    assert (tmp_path / "vectors").exists()
+
+
+@pytest.mark.parametrize(("medium", "holes"), [("ram", True), ("mmap", True), ("mmap", False)])
+def test_rows_after_a_compaction_have_slots_of_their_own(tmp_path, medium, holes, monkeypatch):
+    monkeypatch.setattr(geometry, "CHUNK", 1)
+    if not holes:
+        monkeypatch.setattr(disk, "free", lambda *_: False)
+    k, n = 24, 1000  # more rows than a chunk holds, so that the file becomes shorter
+    at, goes_on = 1, True
+    while goes_on:
+        path = tmp_path / str(at) if medium == "mmap" else None
+        with ClientStore(k, n, medium=medium, path=path, durability="none") as store:
+            for client in range(k):
+                store.stage(client)[:] = client
+            store.commit(0)
+            for client in {*range(k)} - {0, 3, 4}:
+                store.forget(client)
+            store.commit(1)
+            with suppress(Stopped):
+                goes_on = each_line(lambda store: store.compact(), store, at, from_outside, "slot")
+            for number in range(100, 100 + k):
+                store.add(str(number))
+                store.stage(str(number))[:] = number
+            store.commit(2)
+            rows = {client: store.read(client)[0] for client in store.registry}
+            assert rows == {0: 0, 3: 3, 4: 4} | {str(number): number for number in range(100, 100 + k)}
+        if path:
+            with ClientStore.open(path) as again:
+                assert {client: again.read(client)[0] for client in again.registry} == rows
+            rmtree(path)
+        at += 1
+    assert at > 20

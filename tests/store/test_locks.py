@@ -1,14 +1,19 @@
-"""One writer, many readers, and processes that are forked."""
+"""One writer and its lock, and readers that hold slots back."""
 
+import fcntl
+import logging
 import os
+import shutil
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, errors
-from tests.store.contents import content, write
+from fedcore import ClientStore, Server, Update, errors
+from tests.cli.command import invoke
+from tests.server.invariant import contradictions
+from tests.store.kit import content, write
 
 N = 70
 
@@ -376,3 +381,218 @@ print(store.round)
     assert (run.stdout, run.stderr) == ("1\n", "")
     with ClientStore.open(store.path) as again:
         assert again.round == 1
+
+
+LARGE = 50
+
+
+def slots(folder):
+    return {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.suffix == ".slots"}
+
+
+def play(server):
+    server.round([Update(i, server.x + 1 + i + server.round_number, 1) for i in range(4)])
+
+
+def delete(lock):
+    lock.unlink()
+
+
+def replace(lock):
+    lock.unlink()
+    lock.write_bytes(b"process 1\n")
+
+
+def rename(lock):
+    lock.rename(lock.with_name("old"))
+
+
+def overwrite(lock):
+    """What another process does where locks do nothing."""
+    lock.write_bytes(b"process 1\n")
+
+
+@pytest.fixture
+def server(tmp_path):
+    server = Server(np.zeros(LARGE, np.float32), "MIFA", 4, lr=0.1, storage=tmp_path / "run")
+    play(server)
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("harm", [delete, replace, rename, overwrite])
+def test_who_has_lost_the_lock_writes_nothing_more(server, tmp_path, harm):
+    folder = tmp_path / "run"
+    before, x, index = slots(folder), server.x.copy(), (folder / "index.sqlite-wal").read_bytes()
+    harm(folder / "lock")
+    for act in (play, play, lambda server: server.remove_client(1), lambda server: server.add_clients(9)):
+        with pytest.raises(errors.StoreError, match=r"open (it|the store) again"):
+            act(server)
+    assert (server.round_number, server.x.tobytes()) == (1, x.tobytes())
+    server.close()  # nor does it cut the files to its own size
+    assert slots(folder) == before
+    shutil.copytree(folder, tmp_path / "left")
+    (tmp_path / "left" / "lock").unlink(missing_ok=True)
+    with Server.load(tmp_path / "left") as again:
+        assert contradictions(again) == []
+    assert index
+
+
+def test_the_first_error_says_what_happened(server, tmp_path):
+    (tmp_path / "run" / "lock").unlink()
+    with pytest.raises(errors.LockedError, match=r"run/lock: expected the lock of this process .*, got none \(No such"):
+        play(server)
+
+
+def test_the_other_writer_goes_on(server, tmp_path):
+    (tmp_path / "run" / "lock").unlink()
+    with Server.load(tmp_path / "run") as other:
+        for _ in range(3):
+            with pytest.raises(errors.StoreError):
+                play(server)
+            play(other)
+        server.close()
+        play(other)
+    with Server.load(tmp_path / "run") as again:
+        assert again.round_number == 5
+        assert contradictions(again) == []
+        assert again.store.verify() == []
+
+
+def test_where_locks_do_nothing_the_one_that_came_first_stops(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    with Server.load(tmp_path / "run") as other:
+        with pytest.raises(errors.LockedError, match=rf"got that of process {os.getpid()}: another process may write"):
+            play(server)
+        play(other)
+        assert contradictions(other) == []
+
+
+def stores(tmp_path, monkeypatch):
+    """Two writers of one store that know nothing of each other."""
+    monkeypatch.setattr("fedcore.store.files.locks.WriterLock.require", lambda lock: None)
+    one = ClientStore(4, LARGE, medium="mmap", path=tmp_path / "store")
+    write(one, 0, content(LARGE, 0))
+    one.commit(0)
+    (tmp_path / "store" / "lock").unlink()
+    return one, ClientStore.open(tmp_path / "store")
+
+
+def test_a_commit_of_another_stops_the_next(tmp_path, monkeypatch):
+    one, other = stores(tmp_path, monkeypatch)
+    write(other, 1, content(LARGE, 1))
+    other.commit(1)
+    with pytest.raises(errors.LockedError, match=r"index.sqlite: expected no other writer, got a commit of another"):
+        one.commit(1)
+    assert one.round == 0
+    with pytest.raises(errors.StoreError, match="another process has written to it: open it again"):
+        one.commit(2)
+    one.close()
+    assert other.verify() == []
+    write(other, 3, content(LARGE, 3))
+    other.commit(2)
+    other.close()
+    with ClientStore.open(tmp_path / "store") as store:
+        assert (store.round, store.verify()) == (2, [])
+        np.testing.assert_array_equal(store.read(1), content(LARGE, 1))
+
+
+def test_an_error_beside_another_s_commit_does_not_make_it_one_s_own(tmp_path, monkeypatch):
+    """The number of the other's commit is the one that this one's would have had."""
+    one, other = stores(tmp_path, monkeypatch)
+    act = "fedcore.store.files.folder.Folder.publish"
+
+    def failing(*_):
+        write(other, 1, content(LARGE, 1))
+        monkeypatch.undo()
+        other.commit(7)
+        raise MemoryError
+
+    write(one, 2, content(LARGE, 2))
+    monkeypatch.setattr(act, failing)
+    with pytest.raises(MemoryError):
+        one.commit(1)
+    assert (one.round, one.round_of(2)) == (0, None)
+    monkeypatch.setattr("fedcore.store.files.locks.WriterLock.require", lambda lock: None)
+    with pytest.raises(errors.LockedError):
+        one.commit(1)
+    one.close()
+    other.close()
+
+
+def test_one_s_own_commits_and_checkpoints_of_the_log_are_nobody_else_s(tmp_path):
+    with ClientStore(4, LARGE, medium="mmap", path=tmp_path / "store") as store:
+        store._content.folder.index._connection().execute("PRAGMA wal_autocheckpoint = 3")
+        for round in range(40):
+            write(store, round % 4, content(LARGE, round))
+            store.commit(round)
+            with ClientStore.open(tmp_path / "store", readonly=True) as reader:
+                assert reader.round == round
+
+
+SMALL, CLIENTS = 20, 60
+
+
+@pytest.fixture
+def busy_store(tmp_path):
+    with ClientStore(CLIENTS, SMALL, medium="mmap", path=tmp_path / "store", durability="none") as busy_store:
+        play_all(busy_store, 0, 1)
+        yield busy_store
+
+
+@pytest.fixture
+def reader(busy_store):
+    """A process that looks at round 0."""
+    reading, writing = os.pipe()
+    ready, say = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        kept = ClientStore.open(busy_store.path, readonly=True)
+        os.write(say, b"!")
+        os.read(reading, 1)
+        assert kept.round == 0
+        os._exit(0)
+    os.close(reading)
+    os.read(ready, 1)
+    yield child
+    os.close(writing)
+    os.waitpid(child, 0)
+
+
+def play_all(busy_store, first, last):
+    for round in range(first, last):
+        for client in range(CLIENTS):
+            write(busy_store, client, content(SMALL, client, round))
+        busy_store.commit(round, {"x": content(SMALL, round)})
+
+
+def test_a_forgotten_reader_is_named_once(busy_store, reader, caplog):
+    with caplog.at_level(logging.WARNING, logger="fedcore.store"):
+        play_all(busy_store, 1, 2)
+        assert not caplog.records
+        play_all(busy_store, 2, 9)
+    (record,) = caplog.records
+    said = record.getMessage()
+    assert said.startswith(f"{busy_store.path}: ")
+    assert "wait for readers, and 61 are in use: the files grow with every round" in said
+    assert f"process {reader}, 2 commits behind" in said
+    lines = invoke("store", "info", busy_store.path).output.splitlines()
+    assert [line.split("  ")[-1].strip() for line in lines if "read by" in line] == [
+        f"process {reader}, 8 commits behind"
+    ]
+
+
+def test_readers_that_go_on_or_have_died_are_no_matter(busy_store, caplog):
+    with ClientStore.open(busy_store.path, readonly=True) as other:
+        for round in range(1, 9):
+            play_all(busy_store, round, round + 1)
+            other.refresh()
+    assert busy_store.info().readers == ()
+    assert not caplog.records
+
+
+def test_without_readers_nothing_is_said(busy_store, caplog):
+    play_all(busy_store, 1, 9)
+    assert not caplog.records
+    assert ClientStore(3, SMALL).info().readers == ()

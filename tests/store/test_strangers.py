@@ -12,16 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Server, cluster, errors
-from fedcore.adapters.open_server import open_server
-from fedcore.store import recovery
-from fedcore.store.files import atomic_folder
-from fedcore.store.info import state_of
-from tests.store.contents import content, write
-from tests.store.meanwhile import OPENED, OPENING, meanwhile, on_linux
-from tests.store.users import as_user, opened_to_all
+from fedcore import ClientStore, Server, Storage, cluster, errors
+from fedcore.adapters.session import open_server
+from fedcore.store import inspect as recovery
+from fedcore.store.files import folder as atomic_folder
+from fedcore.store.inspect import state_of
+from tests.store.kit import OPENED, OPENING, as_user, content, meanwhile, opened_to_all, write
 
 N = 30
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has locks of an open file, and lists them")
 
 
 @pytest.fixture
@@ -109,21 +109,21 @@ WAYS = {
     "ram": lambda path: ClientStore.open(path, medium="ram"),
     "undoable": lambda path: ClientStore.open(path, undoable=True),
     "Server.load": lambda path: Server.load(path),
-    "Server.load, mmap": lambda path: Server.load(path, medium="mmap", undoable=False),
-    "Server.load, ram": lambda path: Server.load(path, medium="ram"),
-    "save over it": lambda path: Server("MIFA", np.zeros(4, np.float32), 4, lr=0.1).save(path),
+    "Server.load, mmap": lambda path: Server.load(path, storage=Storage(medium="mmap", keep_previous=False)),
+    "Server.load, ram": lambda path: Server.load(path, storage=Storage(medium="ram")),
+    "save over it": lambda path: Server(np.zeros(4, np.float32), "MIFA", 4, lr=0.1).save(path),
     "recovery.look": lambda path: recovery.look(path),
     "recovery.give_up": lambda path: recovery.give_up(path),
     "state_of": lambda path: state_of(path),
     "reshard": lambda path: cluster.reshard(path, 1, to=path.with_name("cut")),
-    "open_server": lambda path: open_server("MIFA", np.zeros(4, np.float32), [0], store=f"mmap:{path}", lr=0.1),
+    "open_server": lambda path: open_server(np.zeros(4, np.float32), "MIFA", [0], storage=path, lr=0.1),
 }
 
 
 @pytest.mark.parametrize("journal", JOURNALS)
 def test_a_rollback_journal_is_rejected_before_sqlite_sees_it(tmp_path, journal):
     victim, path = tmp_path / "thesis.txt", tmp_path / "gift"
-    Server("MIFA", np.zeros(4, np.float32), 4, lr=0.1, store=f"mmap:{path}").close()
+    Server(np.zeros(4, np.float32), "MIFA", 4, lr=0.1, storage=path).close()
     place = path / "index.sqlite-journal"
     match JOURNALS[journal](path / "index.sqlite", victim):
         case bytes(content):
@@ -272,7 +272,7 @@ def test_a_file_with_a_second_hard_link_is_not_written(folder, name, content):
 
 
 def test_a_server_is_not_loaded_through_links(tmp_path):
-    Server("MIFA", np.zeros(4, np.float32), 4, lr=0.1, store=f"mmap:{tmp_path / 'run'}").close()
+    Server(np.zeros(4, np.float32), "MIFA", 4, lr=0.1, storage=tmp_path / "run").close()
     (tmp_path / "real").mkdir()
     shutil.move(tmp_path / "run" / "lock", tmp_path / "real" / "lock")
     (tmp_path / "run" / "lock").symlink_to(tmp_path / "real" / "lock")

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from fedcore import ClientStore
 from tests.kills import count_calls, die_at
+from tests.store.kit import assert_is_at, made, play
 from tests.store.test_format import FORMATS, values, write_row
-from tests.store.undoing import assert_is_at, made, play
 
 CLIENTS = [0, 1, 2, "a"]
 # Rows by the rounds that wrote them, and clients, by the round.

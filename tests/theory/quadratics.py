@@ -3,6 +3,7 @@
 import numpy as np
 
 import fedcore
+from tests.kit import flat
 
 
 class Clients:
@@ -68,5 +69,6 @@ def distance(x, y):
     return float(np.linalg.norm(x - y) / np.linalg.norm(y))
 
 
-def server_of(algorithm, clients, lr, **options):
-    return fedcore.Server(algorithm, np.zeros(clients.n, np.float32), clients=clients.N, lr=lr, **options)
+def server_of(algorithm, clients, lr, sizes=None, **options):
+    ids = clients.N if sizes is None else dict(enumerate(sizes))
+    return fedcore.Server(np.zeros(clients.n, np.float32), algorithm, ids, lr=lr, **flat(**options))

@@ -8,10 +8,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from fedcore import Network, Server, Update, algorithms, rates, sampling
-from fedcore.algorithms.scaffold import ControlVariates
-from fedcore.participation import Bernoulli, RoundRobin
-from fedcore.topology import Topology
+from fedcore import Network, Server, Update, algorithms, sampling
+from fedcore.algorithms import rates
+from fedcore.algorithms.controls import ControlVariates
+from fedcore.network.topology import Topology
+from fedcore.simulation.participation import Bernoulli, RoundRobin
 from tests.theory.local_descent import hear
 from tests.theory.quadratics import Clients, distance, run, server_of
 
@@ -95,7 +96,7 @@ def coefficients(scheme, rounds):
     """p_t^k of each device and round, read off by updates along a device's own axis: [rounds, 6]; and s_k."""
     p, rng = len(SIZES), np.random.default_rng(0)
     server = server_of(
-        algorithms.FlexibleFedAvg(scheme, E_STEPS), Clients(p, p, seed=0), 1.0, client_sizes=SIZES, max_steps=E_STEPS
+        algorithms.FlexibleFedAvg(scheme, E_STEPS), Clients(p, p, seed=0), 1.0, sizes=SIZES, max_steps=E_STEPS
     )
     done = np.where(rng.random((rounds, p)) < 0.4, E_STEPS, rng.integers(0, E_STEPS, (rounds, p)))
     found = np.zeros((rounds, p))
@@ -145,7 +146,7 @@ def over_the_order(algorithm, far, R):
     """The mean of |grad f|^2 over R rounds by everybody, in units of L Delta / sqrt(R): eta K L = .5, gamma falls."""
     clients, x = apart(3, 6, far)
     L = float(clients.a.max())
-    server = Server(algorithm, x, clients=clients.N, lr=0.5 / STEPS / L, server_lr=1.5 / np.sqrt(R) / L)
+    server = Server(x, algorithm, clients=clients.N, lr=0.5 / STEPS / L, server_lr=1.5 / np.sqrt(R) / L)
     met, first = follow(server, clients, lambda _: range(clients.N), R, STEPS)
     return float(np.mean(met)) / (L * first) * np.sqrt(R)
 
@@ -168,7 +169,7 @@ def sums(algorithm, heard, gamma, far):
     """The sums of |grad f|^2 / (L Delta) over 1, 2, ..., 300 rounds from exact controls: eta K L = .3, gamma in 1/L."""
     clients, x = apart(6, 6, far)
     L = float(clients.a.max())
-    server = Server(algorithm, x, clients=clients.N, lr=0.3 / STEPS / L, server_lr=gamma / L)
+    server = Server(x, algorithm, clients=clients.N, lr=0.3 / STEPS / L, server_lr=gamma / L)
     if isinstance(algorithm, ControlVariates):
         server.warm_start({i: np.float32(clients.gradient(i, x)) for i in range(clients.N)})
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fedcore.errors import RangeError
-from fedcore.theory.departure import (
+from bench.papers.theory.departure import (
     distance_by_gradient,
     excluded_bound,
     kept_bound,
@@ -15,6 +14,7 @@ from fedcore.theory.departure import (
     should_exclude,
     should_exclude_by_rate,
 )
+from fedcore.errors import RangeError
 
 CONSTANTS = dict(t0=20, E=5, D=2.0, V=30.0, g=1.0, gap=9.0)
 

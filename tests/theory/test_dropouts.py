@@ -65,7 +65,7 @@ def test_mimic_with_the_corrections_on_the_clients_goes_the_same_way(clients):
         h = {i: (broadcast.x - clients.work(broadcast, i, 3)[0].astype(np.float64)) / (0.05 * 3) for i in cohort}
         with at_clients.open_round() as round:
             for i in cohort:
-                round.add(i, gradient=(h[i] + c[i]).astype(np.float32), steps=3)
+                round.add(i, value=(h[i] + c[i]).astype(np.float32), kind="gradient", steps=3)
         for i in cohort:
             c[i] = at_clients.v - h[i]
         assert distance(at_clients.x, at_server.x) < 1e-4

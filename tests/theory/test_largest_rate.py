@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from bench.papers.theory.local_sgd import largest_rate
 from fedcore import algorithms, sampling
 from fedcore.errors import FedcoreError
-from fedcore.theory.local_sgd import largest_rate
 from tests.theory.quadratics import Clients, server_of
 
 

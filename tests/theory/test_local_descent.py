@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import fedcore
+from bench.papers.theory.local_sgd import largest_full_gradient_rate
 from fedcore import algorithms
-from fedcore.rates import InverseStep
-from fedcore.theory.local_sgd import largest_full_gradient_rate
+from fedcore.algorithms.rates import InverseStep
 from tests.theory.local_descent import E, N, Q, descend, diversity, hear, n
 from tests.theory.quadratics import Clients, run, server_of
 

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
+from bench.papers.theory.momentum import MomentumRates, momentum_rates
 from fedcore import Server
 from fedcore.algorithms import named
 from fedcore.errors import FedcoreError
-from fedcore.theory.momentum import MomentumRates, momentum_rates
 from tests.theory.quadratics import Clients
 from tests.theory.test_bounds import follow, gap
 
@@ -135,7 +135,7 @@ class Problem:
         clients, rng = self.clients, np.random.default_rng(R)
         N, n = clients.N, clients.n
         algorithm, x = named(method, beta=made.beta), self.x.astype(np.float32)
-        server = Server(algorithm, x, clients=N, lr=made.lr, server_lr=made.server_lr)
+        server = Server(x, algorithm, clients=N, lr=made.lr, server_lr=made.server_lr)
         if made.minibatches:
             mean = self.sigma / math.sqrt(n * made.minibatches)
             server.warm_start({i: np.float32(clients.gradient(i, x) + mean * rng.normal(size=n)) for i in range(N)})

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from fedcore import algorithms, rates
+from fedcore import algorithms
+from fedcore.algorithms import rates
 from tests.theory.quadratics import Clients, distance, run, server_of
 
 N, n, E = 6, 12, 4
@@ -20,7 +21,7 @@ def steps(t, i):
 def test_scheme_c_converges_and_a_and_b_stall(scheme):
     clients = Clients(N, n, seed=1)
     server = server_of(
-        algorithms.FlexibleFedAvg(scheme, E), clients, lr=lambda t: 0.5 / (t + 1), client_sizes=SIZES, max_steps=E
+        algorithms.FlexibleFedAvg(scheme, E), clients, lr=lambda t: 0.5 / (t + 1), sizes=SIZES, max_steps=E
     )
 
     run(server, clients, 1000, cohort=lambda t: range(N), steps=steps)
@@ -39,7 +40,7 @@ def test_scheme_c_comes_as_near_as_theorem_3_1_says(scheme, noise):
     n, gamma = 96, 320.0
     clients, rng = Clients(N, n, seed=1), np.random.default_rng(0)
     rate = rates.InverseRound(mu=0.5, E=E, work=E, gamma=gamma)
-    server = server_of(algorithms.FlexibleFedAvg(scheme, E), clients, lr=rate, client_sizes=SIZES, max_steps=E)
+    server = server_of(algorithms.FlexibleFedAvg(scheme, E), clients, lr=rate, sizes=SIZES, max_steps=E)
     optimum, scaled = clients.optimum(np.array(SIZES) / sum(SIZES)), []
     for begin, end in ((0, 50), (50, 800)):
         run(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedcore import Network, Update, algorithms
-from fedcore.topology import Topology
+from fedcore.network.topology import Topology
 from tests.theory.quadratics import Clients, distance, run, server_of
 
 N, n, K, LR, ROUNDS = 6, 12, 4, 0.05, 25
@@ -49,14 +49,14 @@ def same(one, other):
 )
 def test_with_everybody_there_every_method_without_local_corrections_is_fedavg(clients, algorithm):
     """MimiC's corrections sum to zero, MIFA's remembered gradients are today's, and all did their E steps."""
-    sizes = dict(client_sizes=[7] * N)
+    sizes = dict(sizes=[7] * N)
     same(path(algorithm, clients, **sizes), path(algorithms.FedAvg("uniform"), clients, **sizes))
 
 
 @pytest.mark.parametrize("scheme", "ABC")
 def test_with_everybody_there_and_done_the_three_schemes_weigh_by_examples(clients, scheme):
     sizes, cohort = [1, 2, 3, 4, 5, 6], list(range(N))
-    flexible = server_of(algorithms.FlexibleFedAvg(scheme, K), clients, LR, client_sizes=sizes)
+    flexible = server_of(algorithms.FlexibleFedAvg(scheme, K), clients, LR, sizes=sizes)
     fedavg = server_of(algorithms.FedAvg("examples"), clients, LR)
     for server in (flexible, fedavg):
         for _ in range(ROUNDS):

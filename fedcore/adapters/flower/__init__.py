@@ -10,7 +10,7 @@ except ImportError as error:
 
 from fedcore.adapters.flower.client import Task, examples_reply
 from fedcore.adapters.flower.grid import StreamingGrid
-from fedcore.adapters.flower.methods import (
+from fedcore.adapters.flower.strategy import (
     MBSTORM,
     MIFA,
     SCAFFOLD,
@@ -31,8 +31,8 @@ from fedcore.adapters.flower.methods import (
     FlexibleFedAvg,
     LocalDescent,
     MimiC,
+    ServerStrategy,
 )
-from fedcore.adapters.flower.strategy import ServerStrategy
 
 __all__ = [
     "MBSTORM",

@@ -9,20 +9,18 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fedcore.adapters.flower.examples_query import EXAMPLES
-from fedcore.adapters.flower.instructions import METHOD
-from fedcore.adapters.flower.records import CONTROL, Wire, read_vector, write_vector
+from fedcore.adapters.flower.records import CONTROL, EXAMPLES, METHOD, Wire, read_vector, write_vector
 from fedcore.arguments import due_whole, is_whole
-from fedcore.assignment import Assignment
+from fedcore.arrays import F32
 from fedcore.errors import ArrayError, RangeError
-from fedcore.layout import Layout
-from fedcore.local_rules import name_of
-from fedcore.typing import F32
+from fedcore.model import Layout
+from fedcore.server.instructions import Instructions
+from fedcore.simulation.local_rules import name_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Task(Assignment):
-    """A round's work for one client: an assignment, and the message that it came in.
+class Task(Instructions):
+    """A round's work for one client: instructions, and the message that it came in.
 
     Attributes:
         message: what came.

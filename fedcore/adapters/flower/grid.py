@@ -1,16 +1,20 @@
-"""A Grid that hands replies over one by one, so that a server can fold each in and drop it."""
+"""A Grid that returns replies one by one, so that a server can fold each in and drop it; and the pending requests."""
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 from flwr.app import Error, Message, Metadata, RecordDict
 from flwr.app.message import make_message
 from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
 
-from fedcore.arguments import reason_of
+from fedcore.arguments import bounded, reason_of
 from fedcore.errors import ArrayError
+from fedcore.profiling import span, timed
+
+Request = TypeVar("Request")
 
 UNREADABLE = -1
 """The code of the error that stands for a reply which Flower could not make a message of."""
@@ -46,9 +50,10 @@ class StreamingGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
         """Send all messages, and return an iterator over the replies that come before the timeout."""
         # In the order of sending, so that replies which are there at the same time are summed in that order.
-        own = {number: None for message in messages for number in self._grid.push_messages([message]) if number}
+        with span("encode"):
+            own = {number: None for message in messages for number in self._grid.push_messages([message]) if number}
         late, self._late = self._late, {}
-        return self._replies(own, late, None if timeout is None else time.monotonic() + timeout)
+        return timed("wait", self._replies(own, late, None if timeout is None else time.monotonic() + timeout))
 
     def _replies(self, own: dict[str, None], late: dict[str, None], end: float | None) -> Iterator[Message]:
         wait_for_late = not own
@@ -127,3 +132,47 @@ def _error_of(number: str, error: Exception) -> Message:
         message_type="system",
     )
     return make_message(metadata, error=Error(UNREADABLE, reason_of(error)))
+
+
+# The requests that were sent, and the nodes that failed.
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A message that was made for a node: its metadata (a grid fills the id in), the round's number, and the draws."""
+
+    metadata: Any
+    node: int
+    round: int
+    count: int
+
+    @property
+    def message_id(self) -> str:
+        """The id that a reply refers to. An error may come from another than the node, so this tells replies apart."""
+        return str(self.metadata.message_id)
+
+
+class Failure(NamedTuple):
+    """A node that answered with an error: Flower's code and reason."""
+
+    node: int
+    code: int
+    reason: str
+
+
+def request_of(asked: dict[str, Request], reply: Message) -> Request | None:
+    """Take out what a reply answers, by the id of the message and not by what the reply says of its sender."""
+    try:
+        return asked.pop(reply.metadata.reply_to_message_id, None)
+    except Exception:  # something that is no id
+        return None
+
+
+def failure_of(node: int, reply: Message) -> Failure | None:
+    """Read the error that a node answered with; None where it answered with content."""
+    try:
+        if not reply.has_error():
+            return None
+        return Failure(node, reply.error.code, bounded(str(reply.error.reason or "")))
+    except Exception as error:
+        return Failure(node, UNREADABLE, reason_of(error))

@@ -8,10 +8,14 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
+from flwr.serverapp import Grid
 
-from fedcore.arguments import integral, real, reason_of, shown
+from fedcore.adapters.flower.grid import failure_of, request_of
+from fedcore.adapters.flower.records import EXAMPLES
+from fedcore.adapters.session import rejections
+from fedcore.arguments import integral, real, reason_of, shown, whole
 from fedcore.errors import ArrayError, RangeError
-from fedcore.server.claim_window import median
+from fedcore.rules import median
 
 MOST = 2**53
 IN_RANGE = f"(0, {MOST}]"
@@ -26,7 +30,8 @@ Node = TypeVar("Node")
 T = TypeVar("T")
 M = TypeVar("M")
 Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
-Refused: TypeAlias = list[tuple[int, str]]
+Rejected: TypeAlias = list[tuple[int, str]]
+Sizes: TypeAlias = Mapping[int, int] | Callable[[int], int] | None
 Form: TypeAlias = tuple[str, tuple[tuple[str, int], ...]]
 """The record's name, and each metric's with the length of its list, or -1."""
 
@@ -49,7 +54,7 @@ def only_record(content: RecordDict) -> MetricRecord:
 
 
 def within_medians(
-    claims: Mapping[Node, float], where: str, ratio: float | None = None, heard: Sequence[float] = ()
+    claims: Mapping[Node, float], where: str, ratio: float | None = None, accepted: Sequence[float] = ()
 ) -> dict[Node, float]:
     """Numbers of examples by node, none of them more than ``ratio`` times the median of all, which the log says.
 
@@ -57,19 +62,19 @@ def within_medians(
 
     Args:
         where: what the claims are of, for the log.
-        ratio: ``max_examples_ratio``; None for no limit.
-        heard: what other nodes claimed before.
+        ratio: that of ``CapExamples``; None for no limit.
+        accepted: what other nodes claimed before.
     """
     if not claims or ratio is None:
         return dict(claims)
-    most = min(ratio * float(median(np.array([*claims.values(), *heard], np.float64))), MOST)
+    most = min(ratio * float(median(np.array([*claims.values(), *accepted], np.float64))), MOST)
     most = int(most) if most >= 1 else most
     for node, claim in claims.items():
         if claim > most:
             told = where, node, most, claim, ratio
             log(
                 WARNING,
-                "%s: node %s counts with %g of %g examples: max_examples_ratio is %g",
+                "%s: node %s counts with %g of %g examples: CapExamples(%g)",
                 *told,
             )
     return {node: min(claim, most) for node, claim in claims.items()}
@@ -80,10 +85,10 @@ class Collected:
 
     def __init__(self) -> None:
         self._contents: dict[int, RecordDict] = {}
-        self._refused: Refused = []
+        self._rejected: Rejected = []
 
     def __len__(self) -> int:
-        return len(self._contents) + len(self._refused)
+        return len(self._contents) + len(self._rejected)
 
     def add(self, node: int, reply: Message) -> None:
         """Keep what is used of a reply's content."""
@@ -93,11 +98,11 @@ class Collected:
                 raise RangeError(f"metrics: expected at most {HEAVIEST} bytes, got {weight}")
             self._contents[node] = RecordDict({str(name): _copied(record) for name, record in records.items()})
         except Exception as error:
-            self._refused.append((node, reason_of(error)))
+            self._rejected.append((node, reason_of(error)))
 
     def usual(
         self, weight: str, where: str, ratio: float | None = None, nodes: Iterable[int] | None = None
-    ) -> tuple[list[RecordDict], Refused]:
+    ) -> tuple[list[RecordDict], Rejected]:
         """The replies whose metrics can be averaged, and the nodes and reasons of the others.
 
         Those are left out that have no record or more than one, no number of examples, a number that is not finite or
@@ -108,30 +113,30 @@ class Collected:
         Args:
             weight: the metric that says how many examples a client used; that of a claim too large is lowered.
             where: what the metrics are of, for the log.
-            ratio: ``max_examples_ratio``; None for no limit.
+            ratio: that of ``CapExamples``; None for no limit.
             nodes: whose replies alone count; None for all.
         """
         chosen = [*self._contents] if nodes is None else [node for node in nodes if node in self._contents]
         forms: dict[int, Form] = {}
-        refused = list(self._refused)
+        rejected = list(self._rejected)
         for node in chosen:
             try:
                 forms[node] = _form(self._contents[node], weight)
             except Exception as error:
-                refused.append((node, reason_of(error)))
+                rejected.append((node, reason_of(error)))
         counted = Counter(forms.values())
         first = counted.most_common(2)
         usual = first[0][0] if len(first) == 1 or (first and first[0][1] > first[1][1]) else None
         for node, form in forms.items():
             if form != usual:
-                refused.append((node, "metrics: expected those that most replies have, got other names or lengths"))
+                rejected.append((node, "metrics: expected those that most replies have, got other names or lengths"))
         chosen = [node for node, form in forms.items() if form == usual]
         records = {node: only_record(self._contents[node]) for node in chosen}
         claims = {node: integral(record[weight]) for node, record in records.items()}
         for node, most in within_medians(claims, where, ratio).items():
             if records[node][weight] != most:
                 records[node][weight] = most
-        return [self._contents[node] for node in chosen], refused
+        return [self._contents[node] for node in chosen], rejected
 
 
 def mean_of(function: Callable[[list[T]], M], replies: list[T]) -> M | None:
@@ -210,3 +215,46 @@ def _form(content: RecordDict, weight: str) -> Form:
         require_finite(name, value)
         form.append((name, len(value) if isinstance(value, list) else -1))
     return next(iter(records_of(content, MetricRecord))), tuple(sorted(form))
+
+
+# The query for each node's number of examples, for the methods that weigh by it.
+
+
+def ask_sizes(
+    grid: Grid,
+    nodes: Iterable[int],
+    known: Sizes,
+    config_key: str,
+    ratio: float | None = None,
+    accepted: Sequence[int] = (),
+) -> dict[int, int]:
+    """n_k of the nodes: as is known, or as they answer to a query; without those that give no integer in 1..10^9.
+
+    An answer counts up to ``ratio`` times the median of all (of an even number the lower of the two in the middle).
+
+    Args:
+        ratio: that of ``CapExamples``; None for no limit.
+        accepted: what other nodes answered before.
+    """
+    nodes = list(nodes)
+    if callable(known):
+        return {node: known(node) for node in nodes}
+    if known is not None:
+        return {node: known[node] for node in nodes if node in known}
+    question = RecordDict({config_key: ConfigRecord({"fedcore": EXAMPLES})})
+    messages = [Message(question, node, "query") for node in nodes]
+    replies = list(grid.send_and_receive(messages, timeout=60.0))
+    asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
+    sizes: dict[int, int] = {}
+    rejected: Rejected = []
+    for reply in replies:
+        node = request_of(asked, reply)
+        if node is None or failure_of(node, reply):
+            continue
+        try:
+            sizes[node] = whole(EXAMPLES, integral(only_record(reply.content).get(EXAMPLES)), 1, MOST)
+        except Exception as error:
+            rejected.append((node, reason_of(error)))
+    if rejected:
+        log(WARNING, "query: %s", rejections(rejected, len(sizes)))
+    return {node: int(size) for node, size in within_medians(sizes, "query", ratio, accepted).items()}

@@ -1,23 +1,27 @@
-"""Models as Flower's records carry them: named arrays, each as the bytes of a `.npy` file."""
+"""Flower's records: models as named arrays, each the bytes of a `.npy` file, and the instructions to clients."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedcore.adapters import npy
+from fedcore.arrays import F32
 from fedcore.errors import ArrayError, DtypeError, ShapeError
 from fedcore.kernels import quantise
-from fedcore.layout import Layout
-from fedcore.typing import F32
+from fedcore.model import Layout
+from fedcore.server import Broadcast
 
 STYPE = "numpy.ndarray"
 BFLOAT16 = "bfloat16"
 NARROW = (BFLOAT16, "float16")
 """Dtypes that do not hold every float32, so that what a client starts from is not what the server has."""
+
+EXAMPLES = "num-examples"
+"""The metric that holds a client's number of examples."""
 
 CONTROL = "fedcore.control"
 """The record of a client's second vector, in its only array."""
@@ -155,3 +159,39 @@ def write_vector(vector: F32) -> ArrayRecord:
     record = ArrayRecord()
     record["0"] = write_array(vector)
     return record
+
+
+# The content of the messages to a round's clients.
+
+
+METHOD = "fedcore"
+"""The record of a method's ``Instructions.numbers``, and the beginning of the names of its vectors; a reply's
+record of this name says what the client did."""
+
+
+def model_alone(
+    sent: Broadcast, model: ArrayRecord, config: ConfigRecord, arrays_key: str, config_key: str
+) -> Iterator[tuple[int, RecordDict]]:
+    """Each client with what Flower's own FedAvg would send it: for clients of plain steps at a rate of their own."""
+    for client in sent.ids:
+        yield int(client), RecordDict({arrays_key: model, config_key: config})
+
+
+def instructions(
+    sent: Broadcast, model: ArrayRecord, config: ConfigRecord, arrays_key: str, config_key: str
+) -> Iterator[tuple[int, RecordDict]]:
+    """Each client with the content of its message; made one by one, so that one offset is alive at a time.
+
+    The model and what is the same for all are shared between the contents.
+    """
+    config["lr"] = sent.lr
+    shared: dict[str, tuple[Any, ArrayRecord]] = {}
+    for client in sent.ids:
+        assignment = sent.of(client)
+        order = ConfigRecord(assignment.numbers())
+        content = RecordDict({arrays_key: model, config_key: config, METHOD: order})
+        for name, vector in assignment.vectors().items():
+            if name not in shared or vector is not shared[name][0]:
+                shared[name] = vector, write_vector(np.asarray(vector))
+            content[f"{METHOD}.{name}"] = shared[name][1]
+        yield int(client), content

@@ -1,10 +1,12 @@
-"""A Flower strategy over a fedcore server: what every method shares."""
+"""Flower strategies over a fedcore server: what every method shares, and a class for each method."""
 
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from inspect import signature
 from logging import ERROR, INFO, WARNING
+from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,31 +16,45 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
 
-from fedcore.adapters.flower.examples_query import Sizes, ask_sizes
-from fedcore.adapters.flower.grid import UNREADABLE, StreamingGrid
-from fedcore.adapters.flower.instructions import instructions, model_alone
-from fedcore.adapters.flower.metrics import Collected, Refused, mean_of
-from fedcore.adapters.flower.pending import Asked, Failure, failure_of, request_of
-from fedcore.adapters.flower.records import Wire
-from fedcore.adapters.flower.replies import Reader
-from fedcore.adapters.open_server import (
-    allow_asked_steps,
-    asked_at_most,
-    limits_of,
-    newcomers,
-    saved_layout,
+from fedcore import algorithms
+from fedcore.adapters.flower.grid import UNREADABLE, Asked, Failure, StreamingGrid, failure_of, request_of
+from fedcore.adapters.flower.metrics import (
+    Collected,
+    Rejected,
+    Sizes,
+    ask_sizes,
+    mean_of,
+    only_record,
+    records_of,
 )
-from fedcore.adapters.order import beyond_plain_steps, require_own_model, require_rate_of_rounds, require_steps
-from fedcore.adapters.refusals import refusal_line, refusals, silence
-from fedcore.algorithms import Algorithm
-from fedcore.arguments import absolute, absolute_store
-from fedcore.errors import CheckpointError, RangeError, RoundError, UnknownNameError
-from fedcore.layout import Layout
-from fedcore.optimizers import Optimizer
-from fedcore.rates import Rate
+from fedcore.adapters.flower.records import CONTROL, METHOD, Wire, instructions, model_alone, read_vector
+from fedcore.adapters.session import (
+    add_reply,
+    beyond_plain_steps,
+    is_begun,
+    load_server,
+    newcomers,
+    open_server,
+    rejection_line,
+    rejections,
+    require_own_model,
+    require_rate_of_rounds,
+    require_steps,
+    silence,
+    steps_of,
+)
+from fedcore.algorithms import Algorithm, optimizers
+from fedcore.algorithms.optimizers import Optimizer
+from fedcore.algorithms.rates import Rate
+from fedcore.arguments import absolute, integral
+from fedcore.arrays import F32
+from fedcore.errors import ArrayError, RangeError, RoundError, UnknownNameError
+from fedcore.options import Callback, Compute, Limits, Storage
+from fedcore.profiling import span
+from fedcore.rules import Chain
 from fedcore.sampling import without_replacement
-from fedcore.server import RoundReport, Server
-from fedcore.server.limits import Limits
+from fedcore.server import Report, Server, Update
+from fedcore.server.server import Aggregation
 
 UNKNOWN = 1.0
 """The rate of a server that is told none: the norms of its reports are then lengths of models, for each step."""
@@ -52,26 +68,25 @@ class ServerStrategy(FlowerFedAvg):
     nonsense did not take part in the round. Sampling, evaluation, metrics and logs are Flower's.
 
     Args:
-        lr, server_lr, optimizer, late_rounds, fold, accumulate, own_rates, weights, on_report: ``fedcore.Server``'s.
-            The rate goes to the clients as "lr" of their configuration. Where a method averages the models of plain
-            local steps it may be left out: then messages are those of Flower's FedAvg, to ClientApps of any rate.
-        limits, max_steps, max_examples, max_norm, ...: ``fedcore.Server``'s limits.
-        steps: K of replies that do not say it, of ClientApps that know nothing of fedcore: a number, or the metric that
+        lr, server_lr, optimizer, aggregation, limits, compute, callbacks: as for ``fedcore.Server``. The rate goes to
+            the clients as "lr" of their configuration. Where a method averages the models of plain local steps it may
+            be left out: messages are then those of Flower's FedAvg, to ClientApps of any rate.
+        steps: K of replies that do not report it, of ClientApps that do not use fedcore: a number, or the metric that
             holds it. For methods of plain local steps, with ``lr`` the rate at which the ClientApps take them. A number
-            is also the ``max_steps`` of a new server that is told none.
-        store: "ram", or "mmap:PATH", which ``start`` goes on with if a server is there already.
+            is also the ``max_steps`` of a new server whose ``limits`` have no other.
+        storage: as for ``fedcore.Server``; ``start`` goes on with the server that the folder has already.
         resume: a folder of ``Server.save``, which ``start`` goes on from.
         client_sizes: n_k by node id, or a function of it; None asks the nodes by a query where the method needs it.
-        late_rounds: with more than 0, a node that misses a round's timeout is not asked again until it replies, and
+        max_staleness: with more than 0, a node that misses a round's timeout is not asked again until it replies, and
             its reply counts up to so many rounds later, measured against the x that it started from.
         seed: of the draw of a round's nodes.
         poll: seconds between two looks for replies.
         options: those of the method (``fedcore.algorithms``), and those of Flower's FedAvg (``fraction_train``,
             ``min_available_nodes``, ``evaluate_metrics_aggr_fn``, ...). Functions for metrics see the replies'
-            records of metrics alone: whatever else came is gone by then.
+            records of metrics alone: the rest of a reply is gone by then.
 
     Attributes:
-        reports: a RoundReport of each round since ``start``.
+        reports: the ``Report`` of each round since ``start``.
         failures: of the last round, the nodes that answered with an error.
         left_out: of the last evaluation, (node, reason) of the replies that are not part of the means.
 
@@ -89,42 +104,49 @@ class ServerStrategy(FlowerFedAvg):
         lr: float | Rate | None = None,
         server_lr: float | Rate | None = None,
         optimizer: Optimizer | None = None,
-        store: str = "ram",
-        resume: str | Path | None = None,
+        aggregation: Aggregation = None,
+        limits: Limits | None = None,
+        storage: Storage | str | PathLike[str] | None = None,
+        compute: Compute = Compute(),  # noqa: B008  # a frozen value
+        max_staleness: int = 0,
+        callbacks: Sequence[Callback] = (),
+        resume: str | PathLike[str] | None = None,
         client_sizes: Sizes = None,
         steps: int | str | None = None,
-        late_rounds: int = 0,
         seed: int = 0,
         poll: float = 0.1,
         **options: Any,
     ) -> None:
-        # A string is FedAvg's own option of this name.
-        weights = {} if isinstance(options.get("weights", ""), str) else {"weights": options.pop("weights")}
-        of_method, of_server, of_flower = (
-            {name: options.pop(name) for name in [*options] if name in signature(what).parameters}
-            for what in (self.method, Server, FlowerFedAvg)
-        )
-        if options:
-            known = [*signature(self.method).parameters, *signature(Server).parameters]
+        of_method = {name: options.pop(name) for name in signature(self.method).parameters if name in options}
+        if unknown := [name for name in options if name not in signature(FlowerFedAvg).parameters]:
+            known = [*signature(ServerStrategy).parameters, *signature(self.method).parameters]
             known += signature(FlowerFedAvg).parameters
-            raise UnknownNameError.of(f"option of {type(self).__name__}", next(iter(options)), known)
-        super().__init__(**of_flower)
+            raise UnknownNameError.of(f"option of {type(self).__name__}", unknown[0], known)
+        super().__init__(**options)
         self.algorithm = method = self.method(**of_method)
         require_rate_of_rounds(lr)
         require_steps(steps, method)
         averages = method.averages and server_lr is None and not beyond_plain_steps(method)
         if lr is None and not averages:
-            raise RangeError(
-                f"lr: expected the rate of the clients' steps, which {type(self).__name__} needs, got None"
-            )
-        self.reports: list[RoundReport] = []
+            raise RangeError(f"lr=None: {type(self).__name__} needs the rate of the clients' steps")
+        self.reports: list[Report] = []
         self.failures: list[Failure] = []
-        self.left_out: Refused = []
-        self._rates: dict[str, Any] = {"lr": lr, "server_lr": server_lr, "optimizer": optimizer}
-        self._settings: dict[str, Any] = {"late_rounds": late_rounds, **of_server, **weights}
-        self._ratio = Limits.of(limits_of(self._settings)).examples_ratio
-        self._store, self._resume = absolute_store(store), None if resume is None else absolute(resume)
-        self._client_sizes, self._late_rounds = client_sizes, late_rounds
+        self.left_out: Rejected = []
+        self._lr, self._storage = lr, Storage.of(storage)
+        self._options: dict[str, Any] = {
+            "server_lr": server_lr,
+            "optimizer": optimizer,
+            "aggregation": aggregation,
+            "limits": limits,
+            "compute": compute,
+            "max_staleness": max_staleness,
+            "callbacks": callbacks,
+            "steps": steps,
+            "own_rates": lr is None,
+        }
+        self._ratio = Chain.of(aggregation).examples_ratio
+        self._resume = None if resume is None else absolute(resume)
+        self._client_sizes, self._max_staleness = client_sizes, max_staleness
         self._seed, self._poll, self._steps = seed, poll, steps
         self._server: Server | None = None
         self._asked: list[Asked] = []
@@ -139,18 +161,18 @@ class ServerStrategy(FlowerFedAvg):
         """The server.
 
         Raises:
-            RoundError: no round was configured yet, so that nobody knows its first model and clients.
+            RoundError: no round was configured yet.
         """
         if self._server is None:
-            raise RoundError("server: expected a strategy that has started, got one before its first round")
+            raise RoundError("server: there is none before the strategy's first round")
         return self._server
 
     def summary(self) -> None:
         """Log what the strategy does."""
         options = {name: getattr(self.algorithm, name) for name in signature(self.method).parameters}
         said = ", ".join(f"{name}={value!r}" for name, value in options.items())
-        lr = "of the clients' own" if self._rates["lr"] is None else self._rates["lr"]
-        log(INFO, "\t├──> fedcore: %s(%s), lr %s, store %s", self.method.__name__, said, lr, self._store)
+        lr, place = "of the clients' own" if self._lr is None else self._lr, self._storage.path or "in memory"
+        log(INFO, "\t├──> fedcore: %s(%s), lr %s, storage %s", self.method.__name__, said, lr, place)
         super().summary()
 
     def start(
@@ -235,7 +257,7 @@ class ServerStrategy(FlowerFedAvg):
                 self.server.tensors(library="numpy", copy=False, sent=True), self.server.layout
             )
         keys = self.arrayrecord_key, self.configrecord_key
-        orders = instructions if self._rates["lr"] is not None else model_alone
+        orders = instructions if self._lr is not None else model_alone
         for node, content in orders(sent, model, config, *keys):
             message = Message(content, node, "train")
             self._asked.append(Asked(message.metadata, node, sent.round, chosen[node]))
@@ -255,10 +277,8 @@ class ServerStrategy(FlowerFedAvg):
         collected = Collected()
         self.failures = []
         sizes = self._sizes if self._is_sized else None
-        with self.server.open_round(
-            newcomers=newcomers(self.server, (one.node for one in self._asked), sizes)
-        ) as round:
-            reader = Reader(self.server, self._wire, self.weighted_by_key, self._lost, self._steps)
+        new = newcomers(self.server, (one.node for one in self._asked), sizes)
+        with self.server.open_round(newcomers=new) as round:
             for reply in replies:
                 who = request_of(asked, reply)
                 if who is None:
@@ -266,35 +286,60 @@ class ServerStrategy(FlowerFedAvg):
                 elif failure := failure_of(who.node, reply):
                     self.failures.append(failure)
                     if failure.code == UNREADABLE:
-                        round.refuse(who.node, failure.reason)
+                        round.reject(who.node, failure.reason)
                 else:
-                    reader.add(round, who, reply)
+                    add_reply(round, who.node, partial(self._read, who, reply))
                     collected.add(who.node, reply)
                 del reply
         assert round.report is not None
         return self._after(round.report, asked.values(), collected)
 
+    def _read(self, asked: Asked, reply: Message) -> Update:
+        """The update in a reply; what it reports is checked by the round."""
+        content, weight = reply.content, self.weighted_by_key
+        controls = records_of(content, ArrayRecord)
+        models = [record for name, record in controls.items() if name != CONTROL]
+        if len(models) != 1:
+            raise ArrayError(f"arrays: expected one record of the model, got {len(models)}")
+        metrics = only_record(content)
+        if weight not in metrics:  # where Flower's own strategy stops
+            raise ArrayError(f"metrics: expected {weight!r}, the reply's weight, got none: see weighted_by_key")
+        done: Mapping[str, Any] = records_of(content, ConfigRecord).get(METHOD, {})
+        model = self._wire.read(models[0])
+        for name, residue in self._lost.get(asked.round, {}).items():  # so that x - y is what the client did
+            model[name] = _moved(model[name], residue)
+        return Update(
+            asked.node,
+            model,
+            steps=steps_of(done.get("steps"), metrics, self._steps, self.server),
+            examples=integral(metrics.get(weight)),
+            lr=done.get("lr"),
+            control=read_vector(CONTROL, controls[CONTROL]) if CONTROL in controls else None,
+            count=asked.count,
+            round=asked.round,
+            keep=True,  # of the message, or made here
+        )
+
     def _after(
-        self, report: RoundReport, unheard: Iterable[Asked], collected: Collected
+        self, report: Report, pending: Iterable[Asked], collected: Collected
     ) -> tuple[ArrayRecord, MetricRecord | None]:
         """Keep what a finished round leaves, log it, and make Flower's answer."""
         self.reports.append(report)
-        first = report.round - self._late_rounds
-        unheard = list(unheard)
-        self._asked = [asked for asked in unheard if asked.round > first]
+        first = report.round - self._max_staleness
+        pending = list(pending)
+        self._asked = [asked for asked in pending if asked.round > first]
         self._lost = {round: lost for round, lost in self._lost.items() if round > first}
-        log(INFO, "aggregate_train: Received %s results and %s failures", len(report.heard), len(self.failures))
-        if silent := [asked.node for asked in unheard if asked.round == report.round]:
+        log(INFO, "aggregate_train: Received %s results and %s failures", len(report.accepted), len(self.failures))
+        if silent := [asked.node for asked in pending if asked.round == report.round]:
             log(INFO, "\t> %s", silence(silent))
-        if line := refusal_line(report):
-            log(WARNING if report.heard else ERROR, "\t> %s", line)
-        for failure in self.failures:
-            log(INFO, "\t> Received error in reply from node %d: %s", failure.node, failure.reason)
+        if line := rejection_line(report):
+            log(WARNING if report.accepted else ERROR, "\t> %s", line)
+        _log_failures(self.failures)
         metrics, odd = collected.usual(
-            self.weighted_by_key, "aggregate_train", self._ratio, [int(node) for node in report.heard]
+            self.weighted_by_key, "aggregate_train", self._ratio, [int(node) for node in report.accepted]
         )
         if odd:
-            log(WARNING, "\t> Of the metrics alone: %s", refusals(odd, len(metrics)))
+            log(WARNING, "\t> Of the metrics alone: %s", rejections(odd, len(metrics)))
         mean = mean_of(lambda some: self.train_metrics_aggr_fn(some, self.weighted_by_key), metrics)
         return self._write_model(), mean
 
@@ -310,7 +355,7 @@ class ServerStrategy(FlowerFedAvg):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The means of what the nodes say of the model; a reply that cannot be believed is left out by name.
 
-        A claim of examples weighs up to ``max_examples_ratio`` times the median of the claims.
+        With the rule ``CapExamples`` a claim of examples weighs up to its ratio times the median of the claims.
         """
         asked = {one.message_id: one.node for one in self._evaluating}
         collected = Collected()
@@ -325,10 +370,9 @@ class ServerStrategy(FlowerFedAvg):
                 collected.add(node, reply)
         metrics, self.left_out = collected.usual(self.weighted_by_key, "aggregate_evaluate", self._ratio)
         log(INFO, "aggregate_evaluate: Received %s results and %s failures", len(collected), len(failures))
-        for failure in failures:
-            log(INFO, "\t> Received error in reply from node %d: %s", failure.node, failure.reason)
+        _log_failures(failures)
         if self.left_out:
-            log(WARNING if metrics else ERROR, "\t> %s", refusals(self.left_out, len(metrics)))
+            log(WARNING if metrics else ERROR, "\t> %s", rejections(self.left_out, len(metrics)))
         return mean_of(lambda some: self.evaluate_metrics_aggr_fn(some, self.weighted_by_key), metrics)
 
     def _write_model(self) -> ArrayRecord:
@@ -336,7 +380,8 @@ class ServerStrategy(FlowerFedAvg):
         number = self.server.round_number
         if self._written is None or self._written[0] != number:
             self._written = None  # before there are two
-            self._written = number, self._wire.write(self.server.tensors(library="numpy", copy=False, sent=True))
+            with span("encode"):
+                self._written = number, self._wire.write(self.server.tensors(library="numpy", copy=False, sent=True))
         return self._written[1]
 
     @property
@@ -351,40 +396,174 @@ class ServerStrategy(FlowerFedAvg):
             time.sleep(1)
         if self._server is None:
             self._wire = Wire.of(arrays)
-            self._server = Server(
-                self.algorithm,
-                self._wire.read(arrays),
-                [],
-                store=self._store,
-                **{**self._rates, "lr": UNKNOWN if self._rates["lr"] is None else self._rates["lr"]},
-                **{"own_rates": self._rates["lr"] is None} | asked_at_most(self._steps) | self._settings,
-            )
+            options = {"lr": UNKNOWN if self._lr is None else self._lr, "storage": self._storage, **self._options}
+            self._server = open_server(self._wire.read(arrays), self.algorithm, [], **options)
         if not self._is_sized:
             return nodes
         known = self._server.clients
         new = [node for node in nodes if node not in known and node not in self._sizes]
-        heard = [
-            *self._sizes.values(),
-            *(() if self._server.client_sizes is None else self._server.client_sizes.tolist()),
-        ]
-        self._sizes |= (
-            ask_sizes(grid, new, self._client_sizes, self.configrecord_key, self._ratio, heard) if new else {}
-        )
+        known_sizes = () if self._server.client_sizes is None else self._server.client_sizes.tolist()
+        others = [*self._sizes.values(), *known_sizes]
+        if new:
+            self._sizes |= ask_sizes(grid, new, self._client_sizes, self.configrecord_key, self._ratio, others)
         if not self._sizes and not len(known):
-            raise RangeError("client_sizes: expected the number of at least one node, which its query tells, got none")
+            raise RangeError("client_sizes: no node answered the query for its number of examples; give client_sizes=")
         return [node for node in nodes if node in known or node in self._sizes]
 
     def _go_on(self, initial: ArrayRecord) -> None:
-        """The server that a run before this one has left, if there is one."""
-        medium, _, path = self._store.partition(":")
-        folder = self._resume or (path if medium == "mmap" and Path(path).exists() else None)
-        if folder is None or self._server is not None:
-            return
-        due, got = saved_layout(folder), Layout.of(self._wire.read(initial))
-        if (due.slices, due.outside) != (got.slices, got.outside):
-            raise CheckpointError(f"{folder}: expected a server of the model that is given, got one of another model")
-        own: dict[str, Any] = {name: self._settings.get(name) for name in ("on_report", "weights")}
-        limits = ({"own_rates": True} if self._rates["lr"] is None else {}) | limits_of(self._settings)
-        loaded = Server.load(folder, algorithm=self.algorithm, **own, **self._rates, **limits)
-        allow_asked_steps(loaded, self._steps, self._settings)
-        self._server = loaded
+        """Load the server of an earlier run, if there is one."""
+        folder = self._resume or (Path(self._storage.path or "") if is_begun(self._storage) else None)
+        if folder is not None and self._server is None:
+            storage = self._storage if self._resume is None else None
+            how = {"lr": self._lr, "storage": storage, "any_form": True, **self._options}
+            self._server = load_server(folder, self._wire.read(initial), self.algorithm, **how)
+
+
+def _moved(y: Any, residue: F32) -> Any:
+    """y + residue; y as it is where the shapes differ, for which the round will reject it."""
+    return y + residue if y.shape == residue.shape else y
+
+
+def _log_failures(failures: Iterable[Failure]) -> None:
+    for failure in failures:
+        log(INFO, "\t> Received error in reply from node %d: %s", failure.node, failure.reason)
+
+
+# A strategy for each of ``fedcore.algorithms``; their arguments are in ``ServerStrategy``.
+
+
+class FedAvg(ServerStrategy):
+    """``fedcore.algorithms.FedAvg`` in Flower."""
+
+    method = algorithms.FedAvg
+
+
+class FedAdagrad(FedAvg):
+    """Flower's FedAdagrad, with its arguments and numbers: FedAvg with ``fedcore.algorithms.optimizers.Adagrad``."""
+
+    def __init__(self, *, eta: float = 0.1, tau: float = 1e-3, **options: Any) -> None:
+        super().__init__(optimizer=optimizers.Adagrad(eta=eta, tau=tau, s0=0.0), **_flowers_own(options))
+
+
+class FedAdam(FedAvg):
+    """Flower's FedAdam, with its arguments and its numbers: FedAvg with ``fedcore.algorithms.optimizers.Adam``.
+
+    Flower corrects the start with the exponent of the round after.
+    """
+
+    def __init__(
+        self, *, eta: float = 0.1, beta_1: float = 0.9, beta_2: float = 0.99, tau: float = 1e-3, **options: Any
+    ) -> None:
+        adam = optimizers.Adam(eta=eta, beta1=beta_1, beta2=beta_2, tau=tau, s0=0.0, corrected_from=2)
+        super().__init__(optimizer=adam, **_flowers_own(options))
+
+
+class FedYogi(FedAvg):
+    """Flower's FedYogi, with its arguments and its numbers: FedAvg with ``fedcore.algorithms.optimizers.Yogi``."""
+
+    def __init__(
+        self, *, eta: float = 0.01, beta_1: float = 0.9, beta_2: float = 0.99, tau: float = 1e-3, **options: Any
+    ) -> None:
+        yogi = optimizers.Yogi(eta=eta, beta1=beta_1, beta2=beta_2, tau=tau, s0=0.0)
+        super().__init__(optimizer=yogi, **_flowers_own(options))
+
+
+def _flowers_own(options: dict[str, Any]) -> dict[str, Any]:
+    """Options without ``eta_l``, the clients' rate, which Flower takes and never uses."""
+    return {name: value for name, value in options.items() if name != "eta_l"}
+
+
+class FedProx(ServerStrategy):
+    """``fedcore.algorithms.FedProx`` in Flower."""
+
+    method = algorithms.FedProx
+
+
+class SCAFFOLD(ServerStrategy):
+    """``fedcore.algorithms.SCAFFOLD`` in Flower."""
+
+    method = algorithms.SCAFFOLD
+
+
+class MIFA(ServerStrategy):
+    """``fedcore.algorithms.MIFA`` in Flower."""
+
+    method = algorithms.MIFA
+
+
+class MimiC(ServerStrategy):
+    """``fedcore.algorithms.MimiC`` in Flower."""
+
+    method = algorithms.MimiC
+
+
+class FlexibleFedAvg(ServerStrategy):
+    """``fedcore.algorithms.FlexibleFedAvg`` in Flower; nodes say their numbers of examples when they are queried."""
+
+    method = algorithms.FlexibleFedAvg
+
+
+class FedAvgM(ServerStrategy):
+    """``fedcore.algorithms.FedAvgM`` in Flower: momentum in the local steps, which Flower's FedAvgM is not."""
+
+    method = algorithms.FedAvgM
+
+
+class SCAFFOLDM(ServerStrategy):
+    """``fedcore.algorithms.SCAFFOLDM`` in Flower."""
+
+    method = algorithms.SCAFFOLDM
+
+
+class MBSTORM(ServerStrategy):
+    """``fedcore.algorithms.MBSTORM`` in Flower."""
+
+    method = algorithms.MBSTORM
+
+
+class FedAvgMVR(ServerStrategy):
+    """``fedcore.algorithms.FedAvgMVR`` in Flower."""
+
+    method = algorithms.FedAvgMVR
+
+
+class SCAFFOLDMVR(ServerStrategy):
+    """``fedcore.algorithms.SCAFFOLDMVR`` in Flower."""
+
+    method = algorithms.SCAFFOLDMVR
+
+
+class LocalDescent(ServerStrategy):
+    """``fedcore.algorithms.LocalDescent`` in Flower."""
+
+    method = algorithms.LocalDescent
+
+
+class FedVARP(ServerStrategy):
+    """``fedcore.algorithms.FedVARP`` in Flower."""
+
+    method = algorithms.FedVARP
+
+
+class FedStale(ServerStrategy):
+    """``fedcore.algorithms.FedStale`` in Flower."""
+
+    method = algorithms.FedStale
+
+
+class FedDyn(ServerStrategy):
+    """``fedcore.algorithms.FedDyn`` in Flower."""
+
+    method = algorithms.FedDyn
+
+
+class FedNova(ServerStrategy):
+    """``fedcore.algorithms.FedNova`` in Flower."""
+
+    method = algorithms.FedNova
+
+
+class FedExP(ServerStrategy):
+    """``fedcore.algorithms.FedExP`` in Flower."""
+
+    method = algorithms.FedExP

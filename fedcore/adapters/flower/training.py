@@ -1,4 +1,4 @@
-"""A client's whole round on a torch module, by ``fedcore.local``: a ClientApp of a few lines."""
+"""A client's whole round on a torch module, by ``fedcore.simulation.sgd``: a ClientApp of a few lines."""
 
 import copy
 from typing import Any
@@ -10,8 +10,8 @@ from flwr.app import Message
 from torch import nn
 
 from fedcore.adapters.flower.client import Task
-from fedcore.local import FlatModel, LocalOptions, sgd
-from fedcore.local_rules import minibatches
+from fedcore.simulation.local_rules import minibatches
+from fedcore.simulation.sgd import FlatModel, LocalOptions, sgd
 
 
 def train(

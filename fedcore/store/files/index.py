@@ -1,34 +1,159 @@
 """The index: which slot holds whose row, in an SQLite file that changes by whole transactions."""
 
 import ctypes
+import fcntl
 import os
 import sqlite3
+import stat
+import struct
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from fedcore.errors import CorruptionError, LockedError, StoreError
-from fedcore.store.files import previous, stored_ids
-from fedcore.store.files import system_calls as disk
-from fedcore.store.files.connecting import Access, connect
-from fedcore.store.files.index_digests import client_digests, listed_digests, row_digests, total
-from fedcore.store.files.index_head import Head
+from fedcore.store.files import disk
+from fedcore.store.files.entries import (
+    CLIENTS_TABLE,
+    ENTRY,
+    PREVIOUS_TABLE,
+    Entries,
+    Head,
+    Listed,
+    Previous,
+    StoredId,
+    as_table,
+    client_digests,
+    columns_digest,
+    delete_clients,
+    listed_digests,
+    read_all_clients,
+    read_clients,
+    row_digests,
+    total,
+    write_clients,
+)
 from fedcore.store.files.inventory import SHARED, require_no_journal
-from fedcore.store.files.previous import Previous
-from fedcore.store.files.row_entries import RowEntries
-from fedcore.store.files.stored_ids import Listed, StoredId
-from fedcore.store.geometry import GRAINS, VERSION
+from fedcore.store.slots import GRAINS, VERSION
+
+Access = Literal["rw", "ro", "immutable"]
+_File = tuple[int, int]  # device and number
+_RESERVED = 0x40000001  # the byte of its file that SQLite locks for a writer with a rollback journal
+_TRIES = 100
+
+_turn = threading.Lock()
+_uses: dict[_File, int] = {}  # the open connections to each index
+_open: dict[_File, list[int]] = {}  # and the descriptors that hold its lock
+
+
+def _begin_in_fork() -> None:
+    global _turn
+    _turn = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_begin_in_fork)
+
+
+class _Connection(sqlite3.Connection):
+    """A connection to a locked index."""
+
+    file: _File | None = None
+
+    def close(self) -> None:
+        with _turn:
+            super().close()
+            file, self.file = self.file, None
+            if file is not None:
+                _release(file)
+
+
+def connect(path: Path, access: Access) -> sqlite3.Connection:
+    """Connect to an existing index, so that SQLite plays back no rollback journal, whenever one appears.
+
+    SQLite plays a journal back unless a live writer holds the index's reserved byte. So this process holds it, by a
+    shared lock of the open file. No index of a store is ever locked there otherwise: all have a write-ahead log.
+
+    Args:
+        access: "immutable" looks for no journal, and takes no lock.
+    """
+    if access == "immutable":
+        return _connected(path, "immutable=1")
+    with _turn, disk.explained("opening", path):
+        for _ in range(_TRIES):
+            file, before = _held(path), _files()
+            try:
+                connection = _connected(path, f"mode={access}")
+            except BaseException:
+                _release(file)
+                raise
+            # Nothing was read yet. A file of another thread looks like a swapped index here: the next try shows which.
+            if all(opened == file for _, opened in _files() - before):
+                connection.file = file
+                return connection
+            sqlite3.Connection.close(connection)  # without the turn, which is taken
+            _release(file)
+    raise StoreError(f"{path}: expected one index, got others in its place meanwhile: do not use this folder")
+
+
+def _connected(path: Path, options: str) -> _Connection:
+    name = f"{path.absolute().as_uri()}?{options}"
+    return sqlite3.connect(
+        name, uri=True, isolation_level=None, timeout=60, check_same_thread=False, factory=_Connection
+    )
+
+
+def _held(path: Path) -> _File:
+    """Lock the index, once for all connections of this process; its number."""
+    file = _number_of(os.lstat(path))
+    if file not in _uses:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        file = _number_of(os.fstat(fd))
+        _open.setdefault(file, []).append(fd)
+    _uses[file] = _uses.get(file, 0) + 1
+    try:
+        if lock := getattr(fcntl, "F_OFD_SETLK", None):  # Linux alone has it
+            for fd in _open[file]:
+                fcntl.fcntl(fd, lock, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, _RESERVED, 1, 0))
+    except BaseException:
+        _release(file)
+        raise
+    return file
+
+
+def _release(file: _File) -> None:
+    """Unlock an index behind its last connection: to close any descriptor of a file gives up SQLite's own locks."""
+    _uses[file] -= 1
+    if not _uses[file]:
+        del _uses[file]
+        for fd in _open.pop(file):
+            os.close(fd)
+
+
+def _files() -> set[tuple[int, _File]]:
+    """The regular files that this process has open; none where the system does not list them."""
+    found: set[tuple[int, _File]] = set()
+    with suppress(FileNotFoundError):
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            with suppress(OSError):  # closed meanwhile
+                if stat.S_ISREG((status := os.fstat(fd)).st_mode):
+                    found.add((fd, _number_of(status)))
+    return found
+
+
+def _number_of(status: os.stat_result) -> _File:
+    return status.st_dev, status.st_ino
+
 
 _APPLICATION = 0x66656463  # "fedc"
 _TABLES = (
     "CREATE TABLE head(key INTEGER PRIMARY KEY, content TEXT NOT NULL)",
     "CREATE TABLE rows"
     "(number INTEGER PRIMARY KEY, slot INTEGER NOT NULL, round INTEGER NOT NULL, seal INTEGER NOT NULL)",
-    stored_ids.TABLE,
+    CLIENTS_TABLE,
 )
 _DOCUMENTS = "CREATE TABLE documents(number INTEGER PRIMARY KEY, content TEXT NOT NULL)"
 KEEPS_PREVIOUS = 3
@@ -54,14 +179,11 @@ class Index:
     Args:
         path: an existing index.
         durable: whether a transaction survives a loss of power, and not only the end of this process.
-        access: "rw"; "ro"; or "immutable" for a folder where nobody can write.
+        access: "rw"; "ro"; or "immutable" for a folder that no process can write to.
 
     Attributes:
         version: of the store's format.
         previous: the commit before the last, as it was loaded or written last; None where it is not kept.
-
-    Raises:
-        StoreError: the file is no index, or newer.
     """
 
     def __init__(self, path: Path, *, durable: bool, access: Access) -> None:
@@ -94,13 +216,13 @@ class Index:
                 # Small pages, because a cohort's entries lie scattered, and a transaction writes every page they touch.
                 connection.execute("PRAGMA page_size = 1024")
                 connection.execute("PRAGMA journal_mode = MEMORY")  # so that no store ever has a rollback journal
-                connection.execute("PRAGMA synchronous = OFF")  # nobody needs half an index: one sync at the end
+                connection.execute("PRAGMA synchronous = OFF")  # half an index is of no use: one sync at the end
                 connection.execute(f"PRAGMA application_id = {_APPLICATION}")
                 connection.execute(f"PRAGMA user_version = {VERSION}")
                 connection.execute("BEGIN")
-                for statement in (*_TABLES, previous.TABLE):
+                for statement in (*_TABLES, PREVIOUS_TABLE):
                     connection.execute(statement)
-                stored_ids.write(connection, zip(clients.numbers.tolist(), clients.ids, strict=True))
+                write_clients(connection, zip(clients.numbers.tolist(), clients.ids, strict=True))
                 head = replace(head, clients_sum=total(listed_digests(clients)))
                 connection.execute("INSERT INTO head VALUES(0, ?)", (head.text(),))
                 connection.execute("COMMIT")
@@ -111,17 +233,13 @@ class Index:
             disk.sync_path(path)
 
     def raise_format(self) -> None:
-        """Let the index keep the commit before the last, in one transaction that raises an older format to this one.
-
-        Raises:
-            StoreError: it cannot be written to.
-        """
+        """Let the index keep the commit before the last, in one transaction that raises an older format to this one."""
         if self.version >= KEEPS_PREVIOUS:
             return
         with self._using() as connection:
             try:
                 connection.execute("BEGIN IMMEDIATE")
-                connection.execute(previous.TABLE)
+                connection.execute(PREVIOUS_TABLE)
                 connection.execute(f"PRAGMA user_version = {VERSION}")
                 disk.commit(connection)
             except BaseException:
@@ -135,9 +253,6 @@ class Index:
 
         Of a process that died, a sync may have failed: the log's last commits are then in the system's memory alone,
         which takes them for written, and whatever followed them in the log would be lost with them.
-
-        Raises:
-            StoreError: it cannot be made durable, or another process reads it all the time.
         """
         log = self.path.with_name(f"{self.path.name}-wal")
         with disk.explained("making it durable", log):
@@ -156,42 +271,38 @@ class Index:
         with self._reading() as connection:
             self._known, self._version = _text(connection), _version(connection)
             head = _head(connection)
-            self.previous = previous.read(connection, head)
+            self.previous = _read_previous(connection, head)
         return head
 
-    def load(self) -> tuple[Head, RowEntries, Listed]:
-        """The head, all rows and all listed clients, as they were committed last.
-
-        Raises:
-            CorruptionError: something in the file was changed.
-        """
+    def load(self) -> tuple[Head, Entries, Listed]:
+        """The head, all rows and all listed clients, as they were committed last."""
         with self._reading() as connection:
             head = _head(connection)
             try:
                 table = np.array(connection.execute("SELECT * FROM rows").fetchall(), np.int64).reshape(-1, 4)
-                clients = stored_ids.read_all(connection)
+                clients = read_all_clients(connection)
                 if total(listed_digests(clients)) != head.clients_sum:
                     raise CorruptionError("clients: expected the list that was written, got another")
             except (OverflowError, TypeError, ValueError) as error:
                 raise CorruptionError(str(error)) from error
-            rows = RowEntries.of(table)
-            digests = row_digests(rows.numbers, rows.slots, rows.rounds, rows.seals)
+            rows = table.view(ENTRY).reshape(-1)
+            digests = row_digests(rows)
             if total(digests) != head.rows_sum or (table[:, :3] < 0).any():
                 raise CorruptionError("rows: expected the list that was written, got another")
-            kept = previous.read(connection, head)
+            kept = _read_previous(connection, head)
             self._known, self._version = _text(connection), _version(connection)
-        self._digests = np.zeros(int(rows.numbers.max(initial=-1)) + 1, np.uint64)
-        self._digests[rows.numbers] = digests
+        self._digests = np.zeros(int(rows["number"].max(initial=-1)) + 1, np.uint64)
+        self._digests[rows["number"]] = digests
         self.previous = kept
         return head, rows, clients
 
     def write(
         self,
         head: Head,
-        rows: RowEntries,
+        rows: Entries,
         clients: Sequence[tuple[int, StoredId]],
         gone: Sequence[int],
-        replaced: tuple[Head, RowEntries] | None = None,
+        replaced: tuple[Head, Entries] | None = None,
         documents: Sequence[tuple[int, str]] = (),
     ) -> Head:
         """One transaction; returns the head that it wrote.
@@ -204,34 +315,34 @@ class Index:
             replaced: the head as it was, and the entries of the same numbers as they were, to be kept as the commit
                 before; None to keep nothing of it.
             documents: the caller's, by number, ascending; those of the first one's number or more are replaced.
-
-        Raises:
-            LockedError: another process has committed since ``load``, or since this one did; nothing has changed.
         """
-        digests = np.where(rows.slots > 0, row_digests(rows.numbers, rows.slots, rows.rounds, rows.seals), 0)
-        most = int(rows.numbers.max(initial=-1)) + 1
+        numbers, digests = rows["number"], np.where(rows["slot"] > 0, row_digests(rows), 0)
+        most = int(numbers.max(initial=-1)) + 1
         if (known := len(self._digests)) < most:  # by steps that copy all, and so a part larger each
             more = max(most, 1024, known * 5 // 4) - known
             self._digests = np.concatenate([self._digests, np.zeros(more, np.uint64)])
-        rows_sum = (head.rows_sum + total(digests) - total(self._digests[rows.numbers])) % 2**64
+        rows_sum = (head.rows_sum + total(digests) - total(self._digests[numbers])) % 2**64
         with self._using() as connection:
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 self._require_alone(connection)
-                before = stored_ids.read(connection, [number for number, _ in clients] + list(gone))
+                changed = [number for number, _ in clients] + list(gone)
+                before = read_clients(connection, changed)
                 clients_sum = head.clients_sum + total(client_digests(clients)) - total(client_digests(before))
-                table = rows.table()[np.argsort(rows.numbers)]  # in the order of the file
+                table = as_table(rows)[np.argsort(numbers)]  # in the order of the file
                 connection.executemany("REPLACE INTO rows VALUES(?, ?, ?, ?)", table[table[:, 1] > 0].tolist())
                 connection.executemany("DELETE FROM rows WHERE number = ?", table[table[:, 1] == 0, :1].tolist())
-                stored_ids.write(connection, clients)
-                stored_ids.delete(connection, gone)
+                write_clients(connection, clients)
+                delete_clients(connection, gone)
                 if documents:
                     if not _has_documents(connection):
                         connection.execute(_DOCUMENTS)
                     connection.execute("DELETE FROM documents WHERE number >= ?", (documents[0][0],))
                     connection.executemany("INSERT INTO documents VALUES(?, ?)", documents)
-                kept = None if replaced is None else Previous.of(*replaced, before, [n for n, _ in clients] + [*gone])
-                seal = previous.write(connection, kept, self.previous)
+                listed = dict(before)
+                unlisted = tuple(number for number in changed if number not in listed)
+                kept = None if replaced is None else Previous(*replaced, tuple(before), unlisted)
+                seal = self._keep(connection, kept)
                 head = replace(head, rows_sum=rows_sum, clients_sum=clients_sum % 2**64, previous=seal)
                 self._tried = head.text()
                 connection.execute("UPDATE head SET content = ?", (self._tried,))
@@ -243,15 +354,25 @@ class Index:
                 # After a full disk the log lacks its end, and the transaction with it; so after any write that failed,
                 # as it does at a quota or where files may be so long only. After other failures, of a sync, it may come
                 # back when the file is opened again.
-                # An error that is not SQLite's came before or after: the file tells which.
+                # An error that is not SQLite's came before or after: the file shows which.
                 if _code(error) == sqlite3.SQLITE_FULL or _is_write(error) or not isinstance(error, sqlite3.Error):
                     self.in_doubt = False
                 if connection.in_transaction:
                     connection.rollback()
                 raise
-        self._digests[rows.numbers] = digests
+        self._digests[numbers] = digests
         self.previous = kept
         return head
+
+    def _keep(self, connection: sqlite3.Connection, kept: Previous | None) -> str | None:
+        """Keep a commit, or none, in place of the one that was kept before; the digest of it for the head."""
+        if kept is not None:
+            columns = kept.columns()
+            connection.execute("REPLACE INTO previous VALUES(0, ?, ?, ?)", columns)
+            return columns_digest(columns)
+        if self.previous is not None:
+            connection.execute("DELETE FROM previous")
+        return None
 
     def documents(self) -> list[tuple[int, str]]:
         """The caller's documents, by number, ascending."""
@@ -261,7 +382,7 @@ class Index:
             return [(int(number), str(text)) for number, text in connection.execute("SELECT * FROM documents")]
 
     def has(self, sequence: int) -> bool:
-        """Tell whether the file holds this process's own transaction of that number."""
+        """Return whether the file holds this process's own transaction of that number."""
         with self._reading() as connection:
             return _head(connection).sequence >= sequence and _text(connection) == self._tried
 
@@ -339,11 +460,7 @@ class Index:
                     self._require_mapped()  # which remembers how long it has become
 
     def _require_mapped(self) -> None:
-        """Reject an index whose shared memory was cut short: SQLite has mapped it, and would end the process.
-
-        Raises:
-            StoreError: it was.
-        """
+        """Reject an index whose shared memory was cut short: SQLite has mapped it, and would end the process."""
         shared = self.path.with_name(SHARED)
         with disk.explained("looking at", shared):
             if not shared.exists():  # not made yet; if it is deleted, its memory stays
@@ -390,12 +507,19 @@ def _require_tables(connection: sqlite3.Connection, version: int) -> None:
     """Refuse a file that holds anything but the index's tables: a view can compute without end, a trigger can write."""
     found = [row[0] if row[1] == "table" else f"{row[1]} {row[0]}" for row in connection.execute(_SCHEMA)]
     found = [sql for sql in found if sql != _DOCUMENTS]
-    if found != sorted((*_TABLES, previous.TABLE) if version >= KEEPS_PREVIOUS else _TABLES):
+    if found != sorted((*_TABLES, PREVIOUS_TABLE) if version >= KEEPS_PREVIOUS else _TABLES):
         raise CorruptionError(f"schema: expected the tables of an index, got {', '.join(map(str, found))[:200]}")
 
 
 def _has_documents(connection: sqlite3.Connection) -> bool:
     return connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'documents'").fetchone() is not None
+
+
+def _read_previous(connection: sqlite3.Connection, last: Head) -> Previous | None:
+    """The commit before the last, None where the last head has no digest of one."""
+    if last.previous is None:
+        return None
+    return Previous.parsed(connection.execute("SELECT head, rows, clients FROM previous").fetchone(), last)
 
 
 def _head(connection: sqlite3.Connection) -> Head:

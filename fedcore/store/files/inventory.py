@@ -37,9 +37,6 @@ def require_own(folder: Path, *, writable: bool = False) -> None:
     Args:
         writable: reject also a file with a second hard link: to write to it changes a file elsewhere. SQLite writes
             to the index's shared memory even where it reads.
-
-    Raises:
-        StoreError: there is one.
     """
     require_no_journal(folder / INDEX)
     with os.scandir(folder) as entries:
@@ -65,9 +62,6 @@ def require_no_journal(index: Path) -> None:
 
     SQLite plays such a journal back when it first reads the file, and then deletes the file that the journal names as
     its super-journal: any file of this user. The path is looked up as SQLite looks it up.
-
-    Raises:
-        StoreError: there is one.
     """
     journal = index.with_name(JOURNAL)
     if os.path.lexists(journal):
@@ -91,12 +85,12 @@ def strangers(folder: Path) -> list[str]:
 
 
 def is_note(name: str) -> bool:
-    """Tell whether a reader's note of a store may be called so."""
+    """Return whether a reader's note of a store may be called so."""
     return _NOTES.fullmatch(name) is not None
 
 
 def is_data(name: str) -> bool:
-    """Tell whether a file may be called so that holds what a store does, not who is at it."""
+    """Return whether a store's file with content, not one of its locks, may have this name."""
     return name != LOCK and not name.endswith("-shm") and _FILES.fullmatch(name) is not None
 
 
@@ -107,7 +101,7 @@ def vector_files(folder: Path) -> list[Path]:
 
 
 def draft_of(path: Path) -> Path:
-    """A new name for a draft beside ``path``, whose end tells that it is one."""
+    """A new name for a draft beside ``path``; its end marks it as one."""
     return _draft_named(path, uuid4().hex[:6])
 
 
@@ -137,14 +131,11 @@ def drafts_of(path: Path) -> list[Path]:
 def delete(folder: Path, found: os.stat_result | None = None) -> None:
     """Delete a store's own entries, its index first and its lock last, and then the folder if nothing else is in it.
 
-    Whoever comes upon a part of it can tell by the index that it is no store any more, and by the lock that nobody is
+    Of a part that is left, the missing index shows that it is no store any more, and the lock that no process is
     at it. Links are not followed. Nothing is done where there is no folder.
 
     Args:
         found: the folder that was looked at; another one in its place stays.
-
-    Raises:
-        StoreError: another folder is in its place.
     """
     with suppress(FileNotFoundError), _opened(folder) as fd:
         require_same(folder, found, os.fstat(fd))
@@ -181,13 +172,13 @@ def _is_left(folder: Path, *, by_name: bool) -> bool:
 
 
 def is_own_folder(folder: Path) -> bool:
-    """Tell whether a path is a folder itself, no link to one, and this user's."""
+    """Return whether a path is a folder itself, no link to one, and this user's."""
     found = os.lstat(folder)
     return stat.S_ISDIR(found.st_mode) and is_own(folder, found)
 
 
 def is_disposable(folder: Path) -> bool:
-    """Tell whether a lock file says that the folder may be deleted. A folder without that mark may be anybody's."""
+    """Return whether a lock file marks the folder as one that may be deleted. Another may be a user's."""
     with _opened(folder) as fd:
         try:
             lock = os.open(LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=fd)
@@ -201,7 +192,7 @@ def is_disposable(folder: Path) -> bool:
 
 
 def _is(entry: "os.DirEntry[str]", kind: str) -> bool:
-    """Tell whether an entry is itself a regular file, or a folder."""
+    """Return whether an entry is itself a regular file, or a folder."""
     if kind == "folder":
         return entry.is_dir(follow_symlinks=False)
     return stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode)

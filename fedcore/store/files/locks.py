@@ -1,4 +1,4 @@
-"""One writer, many readers: who has a store open, and which commit each reader still looks at."""
+"""One writer, many readers: the processes that have a store open, and the commit that each reader looks at."""
 
 import errno
 import fcntl
@@ -12,7 +12,7 @@ from uuid import uuid4
 from weakref import WeakSet
 
 from fedcore.errors import LockedError, StoreError
-from fedcore.store.files import system_calls as disk
+from fedcore.store.files import disk
 from fedcore.store.files.inventory import DISPOSABLE, LOCK, READERS, SEVERAL_LINKS, is_note
 
 _NEWEST = 2**63 - 1
@@ -35,14 +35,14 @@ class _Held:
             os.close(fd)
 
     def release(self) -> None:
-        """Give the lock back, whoever has a copy."""
+        """Give the lock back, also for other copies of it."""
         if self._fd >= 0:
             with suppress(OSError):
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
         self.forget()
 
     def is_of(self, file: os.stat_result) -> bool:
-        """Tell whether this is that file, locked by this process."""
+        """Return whether this is that file, locked by this process."""
         with suppress(OSError):  # another thread closes it just now
             return self._fd >= 0 and os.path.samestat(os.fstat(self._fd), file)
         return False
@@ -64,12 +64,8 @@ class WriterLock(_Held):
 
     Args:
         folder: the store's.
-        shared: hold every writer off, together with others who do, instead of being the writer.
+        shared: keep every writer out, together with other shared locks, instead of being the writer.
         disposable: see ``mark``.
-
-    Raises:
-        LockedError: somebody else writes, or holds writers off.
-        StoreError: the lock file cannot be opened, or is none.
     """
 
     def __init__(self, folder: Path, *, shared: bool = False, disposable: bool = False) -> None:
@@ -103,13 +99,9 @@ class WriterLock(_Held):
             disk.resize(self._fd, len(self._written))
 
     def require(self) -> None:
-        """Make sure that nobody else can have taken the right: the lock file lies where it lay, and says the same.
+        """Make sure that no other process can have taken the right: the same lock file with the same content is there.
 
         Who deletes the file lets another process lock a new one; where locks do nothing, another has written to it.
-
-        Raises:
-            LockedError: somebody may have.
-            StoreError: the folder was moved or deleted.
         """
         try:
             file = os.stat(self._path, follow_symlinks=False)
@@ -126,25 +118,25 @@ class WriterLock(_Held):
 
     def _who(self) -> str | None:
         """The process that has written to the locked file, if it is another."""
-        said = os.pread(self._fd, 2 * len(self._written), 0)
-        return None if said == self._written else f"that of {_first_line(said) or 'nobody'}"
+        content = os.pread(self._fd, 2 * len(self._written), 0)
+        return None if content == self._written else f"that of {_first_line(content) or 'no process'}"
 
     def _locked(self, path: Path, shared: bool) -> bool:
         """Open and lock the file; whether it is still the one at that path."""
         how = os.O_RDONLY if shared and path.exists() else os.O_RDWR | os.O_CREAT
         self._fd = os.open(path, how | _NOT_FOLLOWED, 0o666)
-        said = os.pread(self._fd, 2 * len(self._written), 0)
-        if said and not said.startswith(b"process "):
+        content = os.pread(self._fd, 2 * len(self._written), 0)
+        if content and not content.startswith(b"process "):
             raise StoreError(f"{path}: expected a lock's content, got other content: it stays as it is")
         if not shared and os.fstat(self._fd).st_nlink > 1:
             raise StoreError(f"{path}: expected a file of the store's own, got {SEVERAL_LINKS}")
         try:
             fcntl.flock(self._fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise LockedError(self._refusal(path.parent, shared, said)) from None
+            raise LockedError(self._refusal(path.parent, shared, content)) from None
         return os.fstat(self._fd).st_nlink > 0
 
-    def _refusal(self, folder: Path, shared: bool, said: bytes) -> str:
+    def _refusal(self, folder: Path, shared: bool, content: bytes) -> str:
         """The reason why the lock could not be had, and the way out."""
         due = "no writer, since readers cannot be noted in this folder" if shared else "no other writer"
         look = 'or look without writing: readonly=True of ClientStore.open, medium="ram" of Server.load'
@@ -156,7 +148,7 @@ class WriterLock(_Held):
                 f"{folder}: expected {due}, got this very process ({os.getpid()}): close() the server or store that "
                 f"has it open (an open round keeps its server's store open too), {look}"
             )
-        holder = _first_line(said) or "another process"
+        holder = _first_line(content) or "another process"
         return f"{folder}: expected {due}, got {holder}: close() the server or store there, {look}"
 
     def close(self) -> None:
@@ -164,14 +156,14 @@ class WriterLock(_Held):
         self.release()
 
 
-def _first_line(said: bytes) -> str:
-    return said.decode(errors="replace").partition("\n")[0].strip()
+def _first_line(content: bytes) -> str:
+    return content.decode(errors="replace").partition("\n")[0].strip()
 
 
 class ReaderPin(_Held):
     """A reader's note of the commit that it looks at: until it goes on, no slot of it is used again.
 
-    The note is a file that the reader keeps locked, so that a note whose reader has died can be told. A fork of the
+    The note is a file that the reader keeps locked, so that the note of a reader that died is recognised. A fork of the
     reader has no part in it.
     """
 
@@ -183,10 +175,10 @@ class ReaderPin(_Held):
                 while not self._noted(readers):  # the writer took it for a dead one before it was locked
                     self.forget()
             except BaseException:
-                self.forget()  # who comes next deletes the note
+                self.forget()  # the next writer deletes the note
                 raise
             with suppress(OSError):
-                os.fchmod(self._fd, 0o644)  # whatever the umask: the writer, who may be another user, has to read it
+                os.fchmod(self._fd, 0o644)  # whatever the umask: the writer may be another user, and has to read it
 
     def _noted(self, readers: Path) -> bool:
         """Make and lock the file; whether it is still there."""
@@ -196,7 +188,7 @@ class ReaderPin(_Held):
         return os.fstat(self._fd).st_nlink > 0
 
     def set(self, sequence: int) -> None:
-        """Say which commit the reader looks at; before it is said, it might be any."""
+        """Note which commit the reader looks at; before that it might be any."""
         with disk.explained("noting a reader", self._path):
             disk.write(self._fd, struct.pack("<q", sequence))
 

@@ -30,7 +30,7 @@ def test_models_that_are_none_are_rejected_by_client_and_the_others_result_stand
     example = load_example()
     agent = example.make_agent("MIFA", tmp_path, rounds=ROUNDS, clients=len(HONEST) + len(LIARS))
     x0 = {name: x.numpy().copy() for name, x in agent.get_parameters(init_model=False).items()}
-    server = Server("MIFA", x0, [], lr=example.LR)
+    server = Server(x0, "MIFA", [], lr=example.LR)
     for round in range(ROUNDS):
         x = agent.get_parameters(init_model=False)
         valid = {"model": model_of("liar", x), "told": {"steps": example.STEPS, "loss": 1.0}, "examples": 5}
@@ -51,7 +51,7 @@ def test_models_that_are_none_are_rejected_by_client_and_the_others_result_stand
         assert_only_the_valid_count(report, HONEST, LIARS)
         new = [client for client in (*LIARS, *HONEST) if client not in server.clients]
         with server.open_round(newcomers=new) as opened:
-            for client in report.heard:
+            for client in report.accepted:
                 opened.add(client, model_of(client, x), steps=example.STEPS)
         for name, array in server.tensors(library="numpy").items():
             np.testing.assert_array_equal(model[name].numpy(), array)
@@ -69,6 +69,6 @@ def test_what_one_client_sends_beside_its_model_does_not_end_the_round(told, tmp
         agent.global_update("liar", good, **told)
     model = agent.global_update("honest", good, steps=example.STEPS).result()
     report = agent.aggregator.reports[0]
-    assert "honest" in report.heard
-    assert ("liar" in report.heard) is ("_chunk_idx" not in told)
+    assert "honest" in report.accepted
+    assert ("liar" in report.accepted) is ("_chunk_idx" not in told)
     assert model.keys() == good.keys()

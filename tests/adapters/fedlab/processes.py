@@ -58,7 +58,7 @@ def main(rank, port, folder):
         return
     handler = ServerHandler(net(), ROUNDS, 1.0, "MIFA", lr=LR, steps=EPOCHS)
     ServerManager(network, handler).run()
-    heard = [sorted(map(int, report.heard)) for report in handler.reports]
-    refused = [[reason for _, reason in report.refused] for report in handler.reports]
-    (folder / "reports.json").write_text(json.dumps({"heard": heard, "refused": refused}))
+    accepted = [sorted(map(int, report.accepted)) for report in handler.reports]
+    rejected = [[reason for _, reason in report.rejected] for report in handler.reports]
+    (folder / "reports.json").write_text(json.dumps({"heard": accepted, "refused": rejected}))
     np.save(folder / "x.npy", handler.server.x)

@@ -17,7 +17,9 @@ from fedlab.utils import MessageCode
 
 from fedcore import Server, errors
 from fedcore.adapters.fedlab import ServerHandler, ServerManager
+from fedcore.rules import RejectLong
 from tests.adapters.orders import OF_STEPS, ORDERS, PLAIN
+from tests.refusals import refused_arguments
 
 CLIENTS, LR = 4, 0.1
 
@@ -54,7 +56,7 @@ def test_fedavg_is_fedlab_s_own():
     ours = simulate(ServerHandler(net(), 3, 0.5, "FedAvg", lr=LR))
     theirs = simulate(SyncServerHandler(net(), 3, 0.5))
     torch.testing.assert_close(ours.model_parameters, theirs.model_parameters)
-    assert [len(report.heard) for report in ours.reports] == [2, 2, 2]
+    assert [len(report.accepted) for report in ours.reports] == [2, 2, 2]
 
 
 def test_evaluate_is_the_callers_function_of_the_newest_model():
@@ -72,11 +74,11 @@ def test_methods_that_fedlab_has_not_equal_the_server_by_itself(name):
     trainer = SGDSerialClientTrainer(net(), CLIENTS)
     trainer.setup_dataset(Data())
     trainer.setup_optim(epochs=2, batch_size=12, lr=LR)
-    server = Server(name, trainer.model_parameters.numpy(), CLIENTS, lr=LR)
+    server = Server(trainer.model_parameters.numpy(), name, CLIENTS, lr=LR)
     for report in handler.reports:
-        trainer.local_process([torch.from_numpy(server.x.copy())], report.heard)
+        trainer.local_process([torch.from_numpy(server.x.copy())], report.accepted)
         with server.open_round() as opened:
-            for client, [y] in zip(report.heard, trainer.uplink_package, strict=True):
+            for client, [y] in zip(report.accepted, trainer.uplink_package, strict=True):
                 opened.add(client, y.numpy(), steps=2)
     np.testing.assert_array_equal(handler.server.x, server.x)
     np.testing.assert_array_equal(handler.model_parameters.numpy(), server.x)
@@ -86,11 +88,11 @@ def test_a_run_goes_on_where_an_earlier_one_stopped(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     straight = simulate(ServerHandler(net(), 4, 1.0, "MIFA", lr=LR, steps=2))
-    handler = ServerHandler(net(), 2, 1.0, "MIFA", lr=LR, steps=2, store="mmap:rows")
+    handler = ServerHandler(net(), 2, 1.0, "MIFA", lr=LR, steps=2, storage="rows")
     monkeypatch.chdir("/")
     first = simulate(handler)
     first.server.close()
-    second = simulate(ServerHandler(net(), 4, 1.0, "MIFA", lr=LR, steps=2, store="mmap:~/rows"))
+    second = simulate(ServerHandler(net(), 4, 1.0, "MIFA", lr=LR, steps=2, storage="~/rows"))
     assert len(second.reports) == 2
     np.testing.assert_array_equal(second.server.x, straight.server.x)
     second.server.close()
@@ -120,8 +122,8 @@ def test_lying_clients_are_refused_by_name_and_the_round_goes_on():
     ]
     assert [handler.load(upload) for upload in uploads] == [False] * 9 + [True]
     [report] = handler.reports
-    assert report.heard == (0, 6, 7)
-    assert {client for client, _ in report.refused} == {0, 1, 2, 3, 4, 5}
+    assert report.accepted == (0, 6, 7)
+    assert {client for client, _ in report.rejected} == {0, 1, 2, 3, 4, 5}
     assert handler.if_stop
 
 
@@ -148,10 +150,10 @@ def test_an_upload_counts_for_a_sampled_client_once_and_for_nobody_else(caplog):
     assert not handler.load([x - 0.2, claim(sampled[1])])
     assert handler.load([x - 0.3, claim(sampled[2])])
     [report] = handler.reports
-    assert report.heard == tuple(sampled)
-    assert [client for client, _ in report.refused] == [victim, sampled[0]]
-    assert "one that was sampled" in report.refused[0][1]
-    assert "one that has not answered" in report.refused[1][1]
+    assert report.accepted == tuple(sampled)
+    assert [client for client, _ in report.rejected] == [victim, sampled[0]]
+    assert "one that was sampled" in report.rejected[0][1]
+    assert "one that has not answered" in report.rejected[1][1]
     assert f"claims to be {victim}'s" in caplog.text
     assert handler.server.store.row(victim) is None
     np.testing.assert_allclose(handler.server.store.read(sampled[0]), 1, rtol=1e-5)
@@ -163,7 +165,7 @@ def test_a_refused_upload_has_answered_for_its_client_all_the_same():
     assert not handler.load([x - 0.1, claim(sampled[0])])
     assert not handler.load([x - 0.1, claim(sampled[1])])
     assert handler.load([x - 0.1, claim(sampled[2])])
-    assert handler.reports[0].heard == tuple(sampled[1:])
+    assert handler.reports[0].accepted == tuple(sampled[1:])
 
 
 def test_an_upload_that_nobody_waits_for_opens_no_round(caplog):
@@ -179,7 +181,7 @@ def test_an_upload_that_nobody_waits_for_opens_no_round(caplog):
     np.testing.assert_array_equal(x.numpy(), before)
     for client in fresh:
         handler.load([x - 0.1, claim(client)])
-    assert [report.heard for report in handler.reports] == [tuple(sampled), tuple(fresh)]
+    assert [report.accepted for report in handler.reports] == [tuple(sampled), tuple(fresh)]
 
 
 NO_CLAIMS = [
@@ -203,7 +205,7 @@ def test_claims_that_are_no_claims_are_refused_and_answer_for_nobody(claims, cap
     assert "claims: expected three numbers" in caplog.text
     for client in sampled:
         handler.load([x - 0.1, claim(client)])
-    assert handler.reports[0].heard == tuple(sampled)
+    assert handler.reports[0].accepted == tuple(sampled)
 
 
 @pytest.mark.parametrize(
@@ -214,8 +216,8 @@ def test_an_upload_that_is_no_model_is_refused_as_the_next_client_s(upload):
     handler.load(upload)
     for _ in sampled[1:]:
         handler.load([x - 0.1])
-    assert handler.reports[0].heard == tuple(sampled[1:])
-    assert handler.reports[0].refused[0][0] == sampled[0]
+    assert handler.reports[0].accepted == tuple(sampled[1:])
+    assert handler.reports[0].rejected[0][0] == sampled[0]
 
 
 def test_sampling_ends_a_round_that_somebody_did_not_answer(caplog):
@@ -223,12 +225,12 @@ def test_sampling_ends_a_round_that_somebody_did_not_answer(caplog):
     handler, sampled, x = a_third_of_ten()
     handler.load([x - 0.1, claim(sampled[1])])
     handler.sample_clients()
-    assert handler.reports[0].heard == (sampled[1],)
+    assert handler.reports[0].accepted == (sampled[1],)
     assert f"no answer from 2 that were asked ({sampled[0]}, {sampled[2]})" in caplog.text
 
 
 def test_methods_whose_steps_need_more_are_refused():
-    with pytest.raises(errors.RangeError, match="plain local steps"):
+    with pytest.raises(errors.RangeError, match=r"^algorithm\b"):
         ServerHandler(net(), 1, 1.0, "SCAFFOLD", lr=LR)
 
 
@@ -237,20 +239,20 @@ def test_a_method_has_plain_steps_or_is_refused_by_name(name):
     if name in PLAIN:
         ServerHandler(net(), 1, 1.0, ORDERS[name], lr=LR)
     else:
-        with pytest.raises(errors.RangeError, match="plain local steps"):
+        with pytest.raises(errors.RangeError, match=r"^algorithm\b"):
             ServerHandler(net(), 1, 1.0, ORDERS[name], lr=LR)
 
 
 def test_a_rate_of_each_step_is_refused_by_name():
-    with pytest.raises(errors.RangeError, match="lr: expected one rate for all steps of a round"):
+    with pytest.raises(errors.RangeError, match=r"^lr\b"):
         ServerHandler(net(), 1, 1.0, "FedAvg", lr=OF_STEPS)
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "MIFA", "MimiC"])
 def test_a_client_that_scales_its_upload_is_refused_by_name_and_the_others_result_stands(name, caplog):
-    handler = ServerHandler(net(), 3, 1.0, name, lr=LR, steps=2, max_norm_ratio=30)
+    handler = ServerHandler(net(), 3, 1.0, name, lr=LR, steps=2, aggregation=[RejectLong(30)])
     handler.num_clients = 4
-    server = Server(name, handler.model_parameters.numpy(), 4, lr=LR)
+    server = Server(handler.model_parameters.numpy(), name, 4, lr=LR)
     for _ in range(3):
         clients = handler.sample_clients()
         with server.open_round() as opened:
@@ -259,7 +261,7 @@ def test_a_client_that_scales_its_upload_is_refused_by_name_and_the_others_resul
                 if client != 0:
                     opened.add(client, y.numpy(), steps=2)
                 handler.load([y])
-    assert [[client for client, _ in report.refused] for report in handler.reports] == [[0]] * 3
+    assert [[client for client, _ in report.rejected] for report in handler.reports] == [[0]] * 3
     lines = [record.message for record in caplog.records if "refused 1 (0) and heard 3: 1 x update:" in record.message]
     assert len(lines) == 3
     np.testing.assert_array_equal(handler.server.x, server.x)
@@ -275,7 +277,7 @@ def test_claims_travel_as_floats():
     handler, sampled, x = a_third_of_ten()
     for number, client in enumerate(sampled):
         assert handler.load(as_it_travels(x - 0.1, claim(client, 1, 10**6 + 1))) is (number == 2)
-    assert handler.reports[0].heard == tuple(sampled)
+    assert handler.reports[0].accepted == tuple(sampled)
 
 
 class LocalNetwork:
@@ -331,7 +333,7 @@ def test_uploads_without_claims_answer_for_the_clients_of_their_process_in_order
         return [upload(x - 0.5 * (i + 1), claim(i)) for i in reversed(ids)]
 
     handler = managed([honest(0.1), backwards], mode=mode)
-    assert [set(report.heard) for report in handler.reports] == [set(range(10))] * 2
+    assert [set(report.accepted) for report in handler.reports] == [set(range(10))] * 2
     first = {"LOCAL": 0, "GLOBAL": 4}[mode]
     due = [0.1 * (i + 1) for i in range(4)] + [0.5 * (first + i + 1) for i in range(6)]
     for client, shift in enumerate(due):
@@ -346,8 +348,8 @@ def test_a_process_answers_for_its_own_clients_alone(caplog):
 
     handler = managed([liar, honest(0.1)], numbers=(6, 4), mode="GLOBAL")
     for report in handler.reports:
-        assert set(report.heard) == set(range(10))
-        assert report.refused == ()
+        assert set(report.accepted) == set(range(10))
+        assert report.rejected == ()
     for client in range(6, 10):
         np.testing.assert_allclose(handler.server.store.read(client), 0.1 * (client + 1) / LR, rtol=1e-4)
     assert "an upload of round 0 from process 1: client: expected one of its own, got" in caplog.text
@@ -355,9 +357,7 @@ def test_a_process_answers_for_its_own_clients_alone(caplog):
 
 @pytest.mark.parametrize("number", [0, -3, 10**7])
 def test_a_process_that_says_it_has_ever_so_many_clients_is_refused_by_its_rank(number):
-    with pytest.raises(
-        errors.RangeError, match=f"clients of process 2.*: expected an integer in 1..1000000, got {number}"
-    ):
+    with pytest.raises(errors.RangeError, match=r"process 2.*max_clients"):
         managed([honest(0.1), honest(0.1)], numbers=(4, number))
 
 
@@ -368,4 +368,4 @@ def test_a_trainer_claims_no_more_steps_than_it_was_asked_for():
     x = handler.downlink_package[0]
     for client in range(3):
         handler.load([x - 0.1, claim(client, 2 + (client == 1))])
-    assert handler.reports[0].refused == ((1, "steps: expected an integer in 1..2, got 3"),)
+    assert refused_arguments(handler.reports[0]) == [(1, "steps")]

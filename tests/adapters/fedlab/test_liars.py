@@ -35,5 +35,5 @@ def test_one_liar_of_ten_clients_moves_the_result_by_its_bound_at_most(method, k
         for i in sampled:
             update = said(method, kind, plain(round), sent, None, i)
             claims = torch.tensor([i, update.steps, update.examples])
-            handler.load([torch.from_numpy(update.model["w"]), claims])
+            handler.load([torch.from_numpy(update.value["w"]), claims])
     assert_bounded(method, kind, {"w": handler.server.x}, handler.reports, range(N))

@@ -37,7 +37,7 @@ def y_of(client, x):
 def test_uploads_that_are_no_models_are_rejected_by_client_and_the_others_result_stands():
     handler = ServerHandler(net(), ROUNDS, 1.0, "MIFA", lr=LR, steps=5)
     handler.num_clients = len(HONEST) + len(LIARS)
-    server = Server("MIFA", handler.model_parameters.numpy(), handler.num_clients, lr=LR)
+    server = Server(handler.model_parameters.numpy(), "MIFA", handler.num_clients, lr=LR)
     for round in range(ROUNDS):
         clients = handler.sample_clients()
         x = handler.downlink_package[0].clone()
@@ -50,7 +50,7 @@ def test_uploads_that_are_no_models_are_rejected_by_client_and_the_others_result
         report = handler.reports[-1]
         assert_only_the_valid_count(report, HONEST, LIARS)
         with server.open_round() as opened:
-            for client in report.heard:
+            for client in report.accepted:
                 opened.add(client, y_of(client, x).numpy(), steps=5)
         np.testing.assert_array_equal(handler.server.x, server.x)
 
@@ -64,8 +64,8 @@ def test_claims_that_are_none_answer_for_nobody(caplog):
         assert handler.load([x + 7, odd()]) is False
     for client in range(3):
         assert handler.load([x - 0.1, claim(client)]) is (client == 2)
-    assert handler.reports[0].heard == (0, 1, 2)
-    assert handler.reports[0].refused == ()
+    assert handler.reports[0].accepted == (0, 1, 2)
+    assert handler.reports[0].rejected == ()
 
 
 def test_a_manager_goes_on_after_messages_that_are_no_uploads(caplog):
@@ -78,5 +78,5 @@ def test_a_manager_goes_on_after_messages_that_are_no_uploads(caplog):
 
     handler = managed([liar, lambda ids, x: [upload(x - 0.1) for _ in ids]])
     for report in handler.reports:
-        assert set(report.heard) == set(range(1, 10))
-        assert [client for client, _ in report.refused] == [0]
+        assert set(report.accepted) == set(range(1, 10))
+        assert [client for client, _ in report.rejected] == [0]

@@ -51,7 +51,7 @@ def test_the_model_is_that_of_the_clients_own_uploads(tmp_path):
     assert log.count("from process 1: client: expected one of its own, got an upload that claims") == 4 * ROUNDS
 
     trainer = trainer_of(0, number)
-    server = Server("MIFA", trainer.model_parameters.numpy(), number, lr=LR)
+    server = Server(trainer.model_parameters.numpy(), "MIFA", number, lr=LR)
     for _ in range(ROUNDS):
         trainer.local_process([torch.from_numpy(server.x.copy())], range(number))
         with server.open_round() as opened:

@@ -11,8 +11,8 @@ from fedcore import Server
 from fedcore.adapters import flower
 from fedcore.adapters.flower import examples_reply
 from fedcore.adapters.flower.training import train
-from fedcore.data import Dataset
-from fedcore.engines import InProcess
+from fedcore.simulation.data import Dataset
+from fedcore.simulation.in_process import InProcess
 
 FEATURES, CLASSES, BATCH, STEPS, SEED = 12, 3, 5, 4, 3
 NODES = [2**64 - 5, 2**63 + 11, 17, 2**40, 123456789]
@@ -96,11 +96,11 @@ def simulate(method, options, participation, *, lr=0.1, steps=STEPS, **settings)
     algorithm = named(method, **options)
     sizes = {i: len(part) for i, part in enumerate(parts)}
     needs = algorithm.needs_shares
-    server = Server(algorithm, make_module(), [], lr=lr, **settings)
+    server = Server(make_module(), algorithm, [], lr=lr, **settings)
     for heard in participation:
         new = [client for client in heard if client not in server.clients]
         updates = engine.updates(server.broadcast(heard, newcomers=new))
         with server.open_round(newcomers={client: sizes[client] for client in new} if needs else new) as round:
             for update in updates:
-                round.add_update(copy.copy(update))
+                round.add_batch([copy.copy(update)])
     return server

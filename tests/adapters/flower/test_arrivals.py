@@ -5,6 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
+from fedcore import Compute
 from tests.adapters.flower.federation import NODES, make_app, make_data, run
 from tests.adapters.flower.local_grid import LocalGrid
 
@@ -31,8 +32,8 @@ def states(method, accumulate, runs):
     for seed in range(runs):
         nodes = {node: (make_app(i, dataset, parts), {}) for i, node in enumerate(NODES)}
         grid = ShuffledGrid(nodes, np.random.default_rng(seed))
-        strategy, _ = run(method, grid, ROUNDS, accumulate=accumulate)
-        assert [len(report.heard) for report in strategy.reports] == [len(NODES)] * ROUNDS
+        strategy, _ = run(method, grid, ROUNDS, compute=Compute(accumulator=accumulate))
+        assert [len(report.accepted) for report in strategy.reports] == [len(NODES)] * ROUNDS
         server = strategy.server
         rows = [server.store.read(node).tobytes() for node in NODES if server.algorithm.keeps_rows]
         norms = [report.norms.tobytes() for report in strategy.reports]

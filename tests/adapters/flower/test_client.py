@@ -1,4 +1,4 @@
-"""One's own torch loop with ``Task.correct`` and a plain SGD takes the very steps of ``fedcore.local``."""
+"""One's own torch loop with ``Task.correct`` and a plain SGD takes the very steps of ``fedcore.simulation.sgd``."""
 
 import copy
 
@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from fedcore.adapters.flower import Task
 from fedcore.errors import ArrayError
-from fedcore.local_rules import minibatches
+from fedcore.simulation.local_rules import minibatches
 from tests.adapters.flower.federation import BATCH, METHODS, NODES, SEED, STEPS, make_data, make_module, run, simulate
 from tests.adapters.flower.local_grid import LocalGrid
 

@@ -34,13 +34,13 @@ def run_in(dtype, targets, rounds=5, method="MIFA"):
     start = {"w": Array(WEIGHT.astype(dtype)), "steps": Array(np.array(7, np.int32))}
     result = strategy.start(grid, ArrayRecord(start), rounds)
 
-    oracle = Server(strategy.algorithm, WEIGHT.astype(dtype).astype(np.float32), range(len(targets)), lr=0.1)
+    oracle = Server(WEIGHT.astype(dtype).astype(np.float32), strategy.algorithm, range(len(targets)), lr=0.1)
     for _ in range(rounds):
         sent = oracle.x.reshape(4, 3).astype(dtype).astype(np.float32)
         with oracle.open_round() as opened:
             for client, target in enumerate(targets):
                 y = ((sent + target) / 2).astype(np.float32).astype(dtype).astype(np.float32)
-                opened.add(client, delta=(y - sent).reshape(-1), steps=5)
+                opened.add(client, value=(y - sent).reshape(-1), kind="delta", steps=5)
     return strategy, result, oracle
 
 

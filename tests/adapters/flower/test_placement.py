@@ -36,13 +36,13 @@ def run(strategy, placement):
     def between(t, arrays):
         if t:
             xs.append(strategy.server.x.copy())
-            for node in strategy.reports[-1].heard:
-                workers[node].heard(strategy.server.v)
+            for node in strategy.reports[-1].accepted:
+                workers[node].accepted(strategy.server.v)
         grid.dead = {NODES[i] for i in corrections.AWAY.get(t, [])}
 
     strategy.start(grid, ArrayRecord([np.zeros(3, np.float32)]), corrections.ROUNDS, evaluate_fn=between)
-    assert all(not report.refused for report in strategy.reports)
-    assert {len(report.heard) for report in strategy.reports} == {1, 2, 3}
+    assert all(not report.rejected for report in strategy.reports)
+    assert {len(report.accepted) for report in strategy.reports} == {1, 2, 3}
     return xs
 
 

@@ -73,9 +73,9 @@ def test_a_bad_reply_is_refused_by_name_and_the_round_goes_on(why):
 
     strategy, result = run("MIFA", make_grid(spoil), 2)
     for report in strategy.reports:
-        assert [node for node, _ in report.refused] == [bad]
-        assert len(report.refused[0][1]) < 500
-        assert len(report.heard) == 4
+        assert [node for node, _ in report.rejected] == [bad]
+        assert len(report.rejected[0][1]) < 500
+        assert len(report.accepted) == 4
     expected = simulate("MIFA", METHODS["MIFA"], 2 * [[i for i in ORDER if i != 2]])
     np.testing.assert_array_equal(strategy.server.x, expected.x)
     assert result.train_metrics_clientapp.keys() == {1, 2}
@@ -96,7 +96,7 @@ def test_a_bad_second_vector_is_refused(why):
     strategy, _ = run("SCAFFOLDMVR", make_grid(spoil), 2)
     expected = simulate("SCAFFOLDMVR", {}, 2 * [[i for i in ORDER if i != 0]])
     np.testing.assert_array_equal(strategy.server.x, expected.x)
-    assert [[node for node, _ in report.refused] for report in strategy.reports] == [[NODES[0]], [NODES[0]]]
+    assert [[node for node, _ in report.rejected] for report in strategy.reports] == [[NODES[0]], [NODES[0]]]
 
 
 def test_float64_and_fortran_order_count():
@@ -117,12 +117,12 @@ def test_incomplete_work_counts_by_scheme_C():
     from fedcore import Server
     from tests.adapters.flower.federation import BATCH, SEED, InProcess, make_module
 
-    server = Server(strategy.algorithm, make_module(), 5, lr=0.1, client_sizes=[len(part) for part in parts])
+    server = Server(make_module(), strategy.algorithm, dict(enumerate([len(part) for part in parts])), lr=0.1)
     sent, updates = server.broadcast(ORDER), []
     for i in ORDER:
         engine = InProcess(make_module(), dataset, parts, batch=BATCH, steps=steps[i], seed=SEED)
         [update] = engine.updates(server.broadcast([i]))
-        updates.append(update._replace(model=update.model.copy()))
+        updates.append(update._replace(value=update.value.copy()))
     assert sent.round == 0
     server.round(updates)
     np.testing.assert_array_equal(strategy.server.x, server.x)
@@ -138,7 +138,7 @@ def test_nodes_tell_their_examples_when_they_are_asked_and_later_if_they_were_aw
     strategy, _ = run("FlexibleFedAvg", grid, 4, before_round=before_round)
     first = [i for i in range(5) if i != 1]
     without = [i for i in ORDER if i != 1]
-    assert [len(report.heard) for report in strategy.reports] == [4, 4, 5, 5]
+    assert [len(report.accepted) for report in strategy.reports] == [4, 4, 5, 5]
     assert strategy.server.clients.number(NODES[1]) == 4  # it came last
     assert set(strategy.server.clients) == set(NODES)
     assert [kind for kind, node, _ in grid.sent if node == NODES[1]] == ["query", "query", "query", "train", "train"]
@@ -154,25 +154,25 @@ def test_replies_after_the_deadline_count_later_against_the_x_that_they_started_
         if t == 3:
             grid.go(slow)
 
-    strategy, _ = run("MIFA", grid, 5, before_round=before_round, timeout=0.05, late_rounds=3)
+    strategy, _ = run("MIFA", grid, 5, before_round=before_round, timeout=0.05, max_staleness=3)
     rest = [i for i in ORDER if i != 3]
-    assert [sorted(map(NODES.index, report.heard)) for report in strategy.reports] == [
+    assert [sorted(map(NODES.index, report.accepted)) for report in strategy.reports] == [
         [0, 1, 2, 3, 4], [0, 1, 2, 4], [0, 1, 2, 4], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4],
     ]  # fmt: skip
     assert [t for t, (kind, node, _) in enumerate(grid.sent) if node == slow] == [2, 7, 20]  # not asked while at work
-    server = simulate("MIFA", METHODS["MIFA"], [ORDER], late_rounds=3)
-    from fedcore.engines import InProcess
+    server = simulate("MIFA", METHODS["MIFA"], [ORDER], max_staleness=3)
+    from fedcore.simulation.in_process import InProcess
     from tests.adapters.flower.federation import BATCH, SEED, STEPS, make_module
 
     dataset, parts = make_data()
     engine = InProcess(make_module(), dataset, parts, batch=BATCH, steps=STEPS, seed=SEED)
-    [late] = [update._replace(model=update.model.copy(), round=1) for update in engine.updates(server.broadcast([3]))]
+    [late] = [update._replace(value=update.value.copy(), round=1) for update in engine.updates(server.broadcast([3]))]
     server.round(engine.updates(server.broadcast(rest)))
     server.round(engine.updates(server.broadcast(rest)))
     with server.open_round() as opened:
         for update in engine.updates(server.broadcast(rest)):
-            opened.add_update(update)
-        opened.add_update(late)
+            opened.add_batch([update])
+        opened.add_batch([late])
     server.round(engine.updates(server.broadcast(ORDER)))
     np.testing.assert_array_equal(strategy.server.x, server.x)
 
@@ -188,7 +188,7 @@ def test_a_round_does_not_wait_past_its_deadline_and_late_replies_are_dropped_by
     began = time.monotonic()
     strategy, _ = run("FedAvg", grid, 2, before_round=before_round, timeout=0.2)
     assert 0.2 < time.monotonic() - began < 5
-    assert [len(report.heard) for report in strategy.reports] == [4, 5]
+    assert [len(report.accepted) for report in strategy.reports] == [4, 5]
     expected = simulate("FedAvg", {}, [[i for i in ORDER if i != 0], ORDER])
     np.testing.assert_array_equal(strategy.server.x, expected.x)
 
@@ -213,7 +213,7 @@ def test_metrics_are_weighted_means_of_those_heard_and_odd_ones_are_left_out():
     _, parts = make_data()
     sizes = np.array([len(part) for part in parts])[1:]
     assert result.train_metrics_clientapp[1]["loss"] == pytest.approx((sizes @ np.arange(1, 5)) / sizes.sum())
-    assert len(strategy.reports[0].heard) == 5
+    assert len(strategy.reports[0].accepted) == 5
 
 
 def test_config_says_round_and_rate():

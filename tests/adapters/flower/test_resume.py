@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 
-from fedcore import Server
+from fedcore import Server, Storage
 from fedcore.errors import CheckpointError
 from tests.adapters.flower.federation import METHODS, NODES, initial_arrays, make_app, make_data, make_strategy, run
 from tests.adapters.flower.local_grid import LocalGrid
@@ -57,14 +57,14 @@ def strategy_rounds():
     [strategy] = [thing for thing in gc.get_objects() if isinstance(thing, ServerStrategy)]
     return strategy.reports
 grid.spoil = spoil
-run({method!r}, grid, ROUNDS, before_round=drop_out(grid), fraction_train=0.6, store="mmap:{tmp_path}/state")
+run({method!r}, grid, ROUNDS, before_round=drop_out(grid), fraction_train=0.6, storage="{tmp_path}/state")
 """
     killed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ, timeout=120, capture_output=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()[-2000:]
-    assert Server.load(tmp_path / "state", medium="ram").round_number == 3
+    assert Server.load(tmp_path / "state", storage=Storage(medium="ram")).round_number == 3
     grid = make_grid()
     resumed, result = run(
-        method, grid, ROUNDS, before_round=drop_out(grid), fraction_train=0.6, store=f"mmap:{tmp_path}/state"
+        method, grid, ROUNDS, before_round=drop_out(grid), fraction_train=0.6, storage=f"{tmp_path}/state"
     )
     expected, _ = straight(method)
     assert [report.round for report in resumed.reports] == [3, 4, 5]
@@ -92,12 +92,12 @@ def test_from_a_saved_copy_and_nothing_left_to_do(tmp_path):
 def test_a_changed_working_directory_changes_no_path(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    strategy = make_strategy("MIFA", store="mmap:state")
+    strategy = make_strategy("MIFA", storage="state")
     monkeypatch.chdir("/")
     strategy.start(make_grid(), initial_arrays(), 1)
     strategy.server.save("~/copy")
     strategy.server.close()
-    for how in ({"store": "mmap:~/state"}, {"resume": "~/copy"}):
+    for how in ({"storage": "~/state"}, {"resume": "~/copy"}):
         strategy, _ = run("MIFA", make_grid(), 2, **how)
         assert [report.round for report in strategy.reports] == [1]
         strategy.server.close()
@@ -106,7 +106,7 @@ def test_a_changed_working_directory_changes_no_path(tmp_path, monkeypatch):
 def test_refuses_to_go_on_with_another_model_or_method(tmp_path):
     strategy, _ = run("MIFA", make_grid(), 1)
     strategy.server.save(tmp_path / "copy")
-    with pytest.raises(CheckpointError, match="another model"):
+    with pytest.raises(CheckpointError, match="model"):
         make_strategy("MIFA", resume=tmp_path / "copy").start(make_grid(), ArrayRecord([np.zeros(3, np.float32)]), 2)
     with pytest.raises(CheckpointError, match="algorithm"):
         make_strategy("MimiC", resume=tmp_path / "copy").start(make_grid(), initial_arrays(), 2)
@@ -116,5 +116,5 @@ def test_refuses_to_go_on_with_another_model_or_method(tmp_path):
 def test_who_listens_hears_each_round_also_after_a_resumption(tmp_path):
     seen = []
     for rounds in (2, 3):
-        run("MimiC", make_grid(), rounds, store=f"mmap:{tmp_path}/state", on_report=seen.append)
+        run("MimiC", make_grid(), rounds, storage=f"{tmp_path}/state", callbacks=[seen.append])
     assert [report.round for report in seen] == [0, 1, 2]

@@ -41,7 +41,7 @@ def test_phantoms_change_nothing(method):
     for phantoms in ([], PHANTOMS):
         strategy, _ = run(method.split(",")[0], grid_of(phantoms), 3, timeout=0.3, **how)
         assert set(strategy.server.clients) == set(NODES)
-        assert [len(report.heard) for report in strategy.reports] == [5, 5, 5]
+        assert [len(report.accepted) for report in strategy.reports] == [5, 5, 5]
         xs.append(strategy.server.x)
     np.testing.assert_array_equal(*xs)
     assert strategy.reports[-1].gamma > 0
@@ -75,7 +75,7 @@ def test_a_silent_node_that_answers_at_last_comes_then():
             grid.go(NODES[2])
 
     strategy, _ = run("MIFA", grid, 2, before_round=before_round, timeout=0.3, wait=True)
-    assert [NODES[2] in report.heard for report in strategy.reports] == [False, True]
+    assert [NODES[2] in report.accepted for report in strategy.reports] == [False, True]
     assert set(strategy.server.clients) == set(NODES)
 
 

@@ -6,9 +6,9 @@ import torch
 from fedcore import Server
 from fedcore.adapters.nvflare import Trainer, order, reply
 from fedcore.algorithms import REGISTRY, named
-from fedcore.data import Dataset
-from fedcore.engines import InProcess
-from fedcore.local_rules import minibatches
+from fedcore.simulation.data import Dataset
+from fedcore.simulation.in_process import InProcess
+from fedcore.simulation.local_rules import minibatches
 
 NAMES, ROUNDS = ["site-1", "site-2", "site-3"], 4
 
@@ -56,13 +56,13 @@ def engine():
 def straight(algorithm, rounds, cohorts):
     """fedcore's own simulation of the same participation, of clients that come with the first round that hears them."""
     simulated = engine()
-    server = Server(algorithm, net(), [], lr=0.1)
+    server = Server(net(), algorithm, [], lr=0.1)
     for round in range(rounds):
         new = [client for client in cohorts[round] if client not in server.clients]
         updates = simulated.updates(server.broadcast(cohorts[round], newcomers=new))
         with server.open_round(newcomers=new) as opened:
             for update in updates:
-                opened.add_update(update)
+                opened.add_batch([update])
     return server
 
 

@@ -9,6 +9,7 @@ from nvflare.app_common.app_constant import AppConstants
 
 from fedcore import Server, Update, errors
 from fedcore.adapters.nvflare import Aggregator, reply
+from fedcore.rules import Mean, RejectLong
 
 NAMES = ["site-1", "site-2", "site-3"]
 
@@ -40,7 +41,7 @@ def test_fedavg_is_nvflare_s_own_where_weights_are():
 
 @pytest.mark.parametrize("name", ["MIFA", "MimiC"])
 def test_methods_that_nvflare_has_not_equal_the_server_by_itself(name):
-    aggregator, server = Aggregator(name, lr=0.2, model=x0(), clients=NAMES), Server(name, x0(), NAMES, lr=0.2)
+    aggregator, server = Aggregator(name, lr=0.2, model=x0(), clients=NAMES), Server(x0(), name, NAMES, lr=0.2)
     for round in range(4):
         aggregator.reset_stats()
         cohort = [NAMES[round % 3], NAMES[(round + 1) % 3]]
@@ -64,14 +65,14 @@ def test_a_lying_client_is_refused_by_name_and_the_round_goes_on():
         aggregator.accept_model(model)
     aggregator.aggregate_model()
     [report] = aggregator.reports
-    assert report.heard == ("site-1",)
-    assert {name for name, _ in report.refused} == {"site-2", "site-3", "nan", "shape", "stranger", "site-1"}
+    assert report.accepted == ("site-1",)
+    assert {name for name, _ in report.rejected} == {"site-2", "site-3", "nan", "shape", "stranger", "site-1"}
 
 
 def test_a_later_job_goes_on_from_the_last_finished_round(tmp_path):
     def job(rounds):
         model = x0()
-        aggregator = Aggregator("MIFA", lr=0.1, model=model, clients=NAMES, store=f"mmap:{tmp_path / 'rows'}")
+        aggregator = Aggregator("MIFA", lr=0.1, model=model, clients=NAMES, storage=str(tmp_path / "rows"))
         aggregator.reset_stats()
         start = {key: array.copy() for key, array in model.items()}
         for seed in rounds:
@@ -100,15 +101,15 @@ def test_clients_that_nobody_named_count_from_their_first_answer():
         aggregator.accept_model(nan)
         aggregator.aggregate_model()
         assert set(aggregator.server.clients) == set(NAMES[: seed + 2])
-    server = Server("MIFA", x0(), NAMES[:2], lr=0.1)
+    server = Server(x0(), "MIFA", NAMES[:2], lr=0.1)
     server.round([Update(name, answer(name, 0).params, 5) for name in NAMES[:2]])
-    server.arrive(NAMES[2])
+    server.add_clients(NAMES[2])
     server.round([Update(name, answer(name, 1).params, 5) for name in NAMES])
     np.testing.assert_array_equal(aggregator.server.x, server.x)
 
 
 def test_the_job_s_model_is_the_first_one_and_its_log_says_who_was_refused(caplog):
-    aggregator, server = Aggregator("MIFA", clients=NAMES), Server("MIFA", x0(), NAMES, lr=0.1)
+    aggregator, server = Aggregator("MIFA", clients=NAMES), Server(x0(), "MIFA", NAMES, lr=0.1)
     aggregator.fl_ctx = FLContext()
     aggregator.fl_ctx.set_prop(AppConstants.GLOBAL_MODEL, make_model_learnable(x0(), {}))
     aggregator.reset_stats()
@@ -121,9 +122,9 @@ def test_the_job_s_model_is_the_first_one_and_its_log_says_who_was_refused(caplo
 
 
 def test_out_of_order():
-    with pytest.raises(errors.RoundError, match="open round"):
+    with pytest.raises(errors.RoundError, match="open"):
         Aggregator(model=x0(), clients=NAMES).aggregate_model()
-    with pytest.raises(errors.RangeError, match="plain local steps"):
+    with pytest.raises(errors.RangeError, match=r"^algorithm\b"):
         Aggregator("SCAFFOLD")
     with pytest.raises(errors.ArrayError, match="first model"):
         Aggregator(clients=NAMES).reset_stats()
@@ -131,9 +132,9 @@ def test_out_of_order():
 
 @pytest.mark.parametrize("name", ["FedAvg", "MIFA", "MimiC", "LocalDescent"])
 def test_a_site_that_scales_its_update_is_refused_by_name_and_the_others_result_stands(name):
-    limits = {"max_norm_ratio": 30}
-    aggregator = Aggregator(name, lr=0.2, model=x0(), clients=NAMES, limits=limits)
-    server = Server(name, x0(), NAMES, lr=0.2)
+    aggregation = RejectLong(30)
+    aggregator = Aggregator(name, lr=0.2, model=x0(), clients=NAMES, aggregation=aggregation)
+    server = Server(x0(), name, NAMES, lr=0.2)
     for round in range(3):
         aggregator.reset_stats()
         with server.open_round() as opened:
@@ -145,9 +146,9 @@ def test_a_site_that_scales_its_update_is_refused_by_name_and_the_others_result_
                     opened.add(client, model.params, steps=5, examples=5)
                 aggregator.accept_model(model)
         aggregator.aggregate_model()
-    assert [[client for client, _ in report.refused] for report in aggregator.reports] == [["site-1"]] * 3
+    assert [[client for client, _ in report.rejected] for report in aggregator.reports] == [["site-1"]] * 3
     np.testing.assert_array_equal(aggregator.server.x, server.x)
-    with pytest.raises(errors.UnknownNameError, match="limits: 'norm' is unknown"):
+    with pytest.raises(errors.UnknownNameError, match=r"Limits.*'norm'"):
         Aggregator(name, limits={"norm": 3})
 
 
@@ -225,9 +226,13 @@ POLICIES = {"sites": {"a": 1.0, "b": 3.0}, "claims": lambda claims: 1 + 2 * (cla
 @pytest.mark.parametrize("weights", POLICIES.values(), ids=POLICIES)
 def test_weights_by_policy_also_of_a_job_that_goes_on(weights, tmp_path):
     for _ in range(2):
-        store = f"mmap:{tmp_path / 'state'}"
+        storage = str(tmp_path / "state")
         aggregator = Aggregator(
-            "FedAvg", model={"w": np.zeros(1, np.float32)}, store=store, weights=weights, clients=["a", "b"]
+            "FedAvg",
+            model={"w": np.zeros(1, np.float32)},
+            storage=storage,
+            aggregation=[Mean(weights)],
+            clients=["a", "b"],
         )
         aggregator.reset_stats()
         for name, value, steps in (("a", 0, 1), ("b", 4, 2)):
@@ -259,7 +264,7 @@ def test_metrics_of_a_rejected_or_hostile_result_spoil_no_mean():
     raising.metrics = Raising()
     assert not aggregator.accept_model(raising)
     assert aggregator.aggregate_model().metrics == {"accuracy": 0.5}
-    assert aggregator.reports[0].heard == ("site-1", "site-2")
+    assert aggregator.reports[0].accepted == ("site-1", "site-2")
 
 
 @pytest.mark.parametrize(

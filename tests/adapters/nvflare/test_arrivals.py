@@ -35,7 +35,9 @@ class ShuffledController(LocalController):
 def test_sites_in_any_order_give_the_same_bits(name):
     found, orders = set(), set()
     for seed in range(6):
-        controller = ShuffledController(seed, sites(), x0(), name, lr=0.1, num_rounds=ROUNDS, accumulate="exact")
+        controller = ShuffledController(
+            seed, sites(), x0(), name, lr=0.1, num_rounds=ROUNDS, compute={"accumulator": "exact"}
+        )
         controller.run()
         server = controller.server
         rows = [server.store.read(site).tobytes() for site in NAMES if server.algorithm.keeps_rows]
@@ -50,7 +52,7 @@ def test_answers_to_an_aggregator_in_any_order_give_the_same_bits_and_in_other_s
     def models(accumulate):
         found = set()
         for seed in range(8):
-            aggregator = Aggregator("FedAvg", model=x0(), clients=MANY, accumulate=accumulate)
+            aggregator = Aggregator("FedAvg", model=x0(), clients=MANY, compute={"accumulator": accumulate})
             for t in range(2):
                 aggregator.reset_stats()
                 for i in np.random.default_rng([seed, t]).permutation(len(MANY)):

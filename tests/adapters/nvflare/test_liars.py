@@ -13,7 +13,7 @@ TOLD_NO_SIZES = [method for method in PLAIN if made(method)[1] is None]  # as NV
 
 def answer(update):
     """The reply that says what an Update does."""
-    return reply(update.model, steps=update.steps, examples=update.examples, lr=update.lr, control=update.control)
+    return reply(update.value, steps=update.steps, examples=update.examples, lr=update.lr, control=update.control)
 
 
 def site_of(method, kind, client):
@@ -34,7 +34,7 @@ def test_one_liar_of_ten_sites_moves_the_result_by_its_bound_at_most(method, kin
         lr=LR,
         num_rounds=ROUNDS,
         client_sizes=sizes and dict(zip(SITES, sizes, strict=True)),
-        limits=options(kind),
+        **options(kind),
     )
     controller.run()
     assert_bounded(method, kind, controller.server.tensors(), controller.reports, SITES)
@@ -42,7 +42,7 @@ def test_one_liar_of_ten_sites_moves_the_result_by_its_bound_at_most(method, kin
 
 @pytest.mark.parametrize(("method", "kind"), cases(TOLD_NO_SIZES))
 def test_one_liar_of_ten_sites_of_nvflare_s_own_workflow_moves_the_result_by_its_bound_at_most(method, kind):
-    aggregator = Aggregator(made(method)[0], lr=LR, model={**MODEL}, limits=options(kind))
+    aggregator = Aggregator(made(method)[0], lr=LR, model={**MODEL}, **options(kind))
     aggregator._names = lambda: SITES
     for t in range(ROUNDS):
         aggregator.reset_stats()

@@ -60,14 +60,14 @@ def context_of(name):
 
 def assert_as_without_liars(server, reports, algorithm, clients):
     """The server is, bit for bit, one that never had a malformed result."""
-    due = Server(algorithm, x0(), clients, lr=LR)
+    due = Server(x0(), algorithm, clients, lr=LR)
     assert len(reports) == ROUNDS
     for number, report in enumerate(reports):
         sent_in_round = results(number)
         assert_only_the_valid_count(report, HONEST, LIARS)
         new = [name for name in (*HONEST, *LIARS) if name not in due.clients]
         with due.open_round(newcomers=new) as opened:
-            for name in report.heard:
+            for name in report.accepted:
                 sent = model_of(name)
                 steps = FLModelUtils.from_shareable(sent_in_round[name]).meta["NUM_STEPS_CURRENT_ROUND"]  # 1.0, say
                 opened.add(name, sent.params, steps=int(steps), control=sent.meta["fedcore"]["control"])
@@ -82,8 +82,8 @@ def test_results_that_are_no_models_are_rejected_by_name_in_scatter_and_gather()
         aggregator.reset_stats()
         accepted = {name: aggregator.accept(sent, context_of(name)) for name, sent in results(round).items()}
         aggregator.aggregate(context_of(""))
-        heard = aggregator.reports[-1].heard
-        assert accepted == {name: name in heard for name in accepted}
+        counted = aggregator.reports[-1].accepted
+        assert accepted == {name: name in counted for name in accepted}
     assert_as_without_liars(aggregator.server, aggregator.reports, "MIFA", [*HONEST, *LIARS])
 
 
@@ -102,7 +102,7 @@ def test_models_that_are_none_are_rejected_by_name_where_the_workflow_makes_them
             sent.meta["client_name"] = name
         assert aggregator.accept_model(sent) is False  # for want of steps, at least
     aggregator.aggregate_model()
-    assert aggregator.reports[0].heard == tuple(HONEST)
+    assert aggregator.reports[0].accepted == tuple(HONEST)
 
 
 class ThroughTasks(LocalController):
@@ -145,7 +145,7 @@ def test_nobody_speaks_in_another_s_name():
             result.set_header(ServerCommandKey.FL_CLIENT, Client(header, "token"))
         assert aggregator.accept(result, context_of(peer)) is True
     aggregator.aggregate_model()
-    assert aggregator.reports[0].heard == ("site-1", "site-3")
+    assert aggregator.reports[0].accepted == ("site-1", "site-3")
 
 
 def test_what_is_not_the_sites_fault_is_raised():

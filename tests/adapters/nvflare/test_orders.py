@@ -7,9 +7,9 @@ from nvflare.app_common.abstract.fl_model import FLModel
 
 from fedcore import errors
 from fedcore.adapters.nvflare import Aggregator, Controller, Trainer, order, reply
-from fedcore.adapters.nvflare.wire import KEY
+from fedcore.adapters.nvflare.client import KEY
 from fedcore.algorithms import MBSTORM, SCAFFOLD, LocalDescent, MimiC
-from fedcore.local import LocalOptions
+from fedcore.simulation.sgd import LocalOptions
 from tests.adapters.nvflare.local import LocalController
 from tests.adapters.orders import OF_STEPS, ORDERS, PLAIN, assert_crossed
 
@@ -40,7 +40,7 @@ def test_every_field_crosses(name):
     )
     controller.run()
     assert seen == names * 3
-    assert [len(report.heard) for report in controller.reports] == [2, 2, 2]
+    assert [len(report.accepted) for report in controller.reports] == [2, 2, 2]
 
 
 @pytest.mark.parametrize("name", ORDERS)
@@ -48,13 +48,13 @@ def test_the_aggregator_whose_clients_get_the_model_alone_takes_plain_steps_alon
     if name in PLAIN:
         Aggregator(ORDERS[name])
     else:
-        with pytest.raises(errors.RangeError, match="plain local steps"):
+        with pytest.raises(errors.RangeError, match=r"^algorithm\b"):
             Aggregator(ORDERS[name])
 
 
 @pytest.mark.parametrize("component", [Controller, Aggregator])
 def test_a_rate_of_each_step_is_refused_by_name(component):
-    with pytest.raises(errors.RangeError, match="lr: expected one rate for all steps of a round"):
+    with pytest.raises(errors.RangeError, match=r"^lr\b"):
         component("FedAvg", lr=OF_STEPS)
 
 
@@ -73,7 +73,7 @@ def train(model, options=None, size=6):
 
 @pytest.mark.parametrize("options", [LocalOptions(momentum=0.9), LocalOptions(clip=1.0)], ids=["momentum", "clip"])
 def test_momentum_and_clipping_are_refused_where_the_server_derives_gradients(options):
-    with pytest.raises(errors.RangeError, match="options: expected no momentum and no clip"):
+    with pytest.raises(errors.RangeError, match=r"^options\b"):
         train(received("SCAFFOLD"), options)
     train(received(SCAFFOLD(control="sent")), options)
     train(received("MIFA"), options)
@@ -83,21 +83,21 @@ def test_momentum_and_clipping_are_refused_where_the_server_derives_gradients(op
     "algorithm", [SCAFFOLD(placement="client"), MimiC(placement="client")], ids=["SCAFFOLD", "MimiC"]
 )
 def test_rows_on_clients_are_refused_by_who_keeps_none(algorithm):
-    with pytest.raises(errors.RangeError, match="keeps_row: expected false"):
+    with pytest.raises(errors.RangeError, match=r"^keeps_row\b"):
         train(received(algorithm))
 
 
 def test_the_full_gradient_is_of_all_examples():
-    with pytest.raises(errors.RangeError, match=r"batches: expected minibatches of all 6 examples.*got one of 3"):
+    with pytest.raises(errors.RangeError, match=r"^batches\b.*6.*3"):
         train(received(LocalDescent(full_gradient=True)), size=3)
     train(received(LocalDescent(full_gradient=True)), size=6)
 
 
 ODD = {
-    "a term too few": (lambda told: told.pop("plain"), errors.ConfigError, r"without \['plain'\]"),
-    "a term too many": (lambda told: told.update(clip=1.0), errors.ConfigError, r"with \['clip'\]"),
-    "a vector too few": (lambda told: told.pop("offset"), errors.ConfigError, "expected the vectors"),
-    "no x_prev": (lambda told: told.update(x_prev=None), errors.ArrayError, "x_prev: expected the model of the round"),
+    "a term too few": (lambda told: told.pop("plain"), errors.ConfigError, "'plain'"),
+    "a term too many": (lambda told: told.update(clip=1.0), errors.ConfigError, "'clip'"),
+    "a vector too few": (lambda told: told.pop("offset"), errors.ConfigError, "vectors"),
+    "no x_prev": (lambda told: told.update(x_prev=None), errors.ArrayError, r"^x_prev\b"),
     "a rule that nobody knows": (lambda told: told.update(local_rule="sdg"), errors.UnknownNameError, "'sgd'"),
 }
 
@@ -120,7 +120,7 @@ def test_who_has_not_looked_at_the_terms_is_not_believed_to_have_followed_them(n
     controller = LocalController({"knows": knows, "stock": stock}, MODEL, name, lr=0.1, num_rounds=1)
     controller.run()
     [report] = controller.reports
-    assert report.heard == ("knows",)
-    [(client, reason)] = report.refused
+    assert report.accepted == ("knows",)
+    [(client, reason)] = report.rejected
     assert client == "stock"
     assert reason.startswith(f"steps: expected those of fedcore's reply, since {name} is a method whose clients")

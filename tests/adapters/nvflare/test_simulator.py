@@ -14,12 +14,12 @@ import numpy as np
 import psutil
 import pytest
 
-from fedcore import ClientStore, Server
-from fedcore.data import divide, load
-from fedcore.engines import InProcess
+from fedcore import ClientStore, Server, Storage
 from fedcore.errors import FedcoreError
-from fedcore.local import build
 from fedcore.sampling import without_replacement
+from fedcore.simulation.data import divide, load
+from fedcore.simulation.in_process import InProcess
+from fedcore.simulation.nets import build
 
 JOB = Path(__file__).parents[3] / "examples" / "nvflare_job.py"
 SITES, ROUNDS = 4, 6
@@ -71,7 +71,9 @@ def test_exact_sums_have_the_bits_of_any_other_run(tmp_path, method):
     """Sites answer in whatever order the machine lets them; one of the runs is killed and goes on."""
     killed_and_gone_on(method, tmp_path / "killed", "exact")
     assert start(method, tmp_path / "unbroken", "exact").wait(timeout=500) == 0
-    one, other = (Server.load(tmp_path / name / "rows", medium="ram") for name in ("killed", "unbroken"))
+    one, other = (
+        Server.load(tmp_path / name / "rows", storage=Storage(medium="ram")) for name in ("killed", "unbroken")
+    )
     assert one.round_number == other.round_number == ROUNDS
     assert one.x.tobytes() == other.x.tobytes()
     for site in one.clients:
@@ -85,16 +87,16 @@ def test_a_killed_job_s_successor_ends_where_an_unbroken_run_does(tmp_path, meth
     digits = load("digits")
     parts = divide(digits, "label-k", SITES, seed=0, classes_per_client=4)
     simulated = InProcess(build("mlp", seed=0), digits, parts, batch=32, epochs=1, seed=0)
-    straight = Server(method, build("mlp", seed=0), [], lr=0.1)
+    straight = Server(build("mlp", seed=0), method, [], lr=0.1)
     for round in range(ROUNDS):
         cohort = sorted(without_replacement(SITES, 3, seed=0, round=round).tolist())
         new = [site for site in cohort if site not in straight.clients]
         updates = simulated.updates(straight.broadcast(cohort, newcomers=new))
         with straight.open_round(newcomers=new) as opened:
             for update in updates:
-                opened.add_update(update)
+                opened.add_batch([update])
 
-    found = Server.load(tmp_path / "rows", medium="ram")
+    found = Server.load(tmp_path / "rows", storage=Storage(medium="ram"))
     assert found.round_number == ROUNDS
     np.testing.assert_allclose(found.x, straight.x, rtol=1e-5, atol=1e-6)
     for site in range(SITES):

@@ -46,13 +46,13 @@ def statistics(seed):
 
 
 def assert_as_without_liars(method):
-    server = Server("MIFA", {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}, USERS, lr=0.1)
+    server = Server({name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}, "MIFA", USERS, lr=0.1)
     assert len(method.reports) == ROUNDS
     for report in method.reports:
         assert_only_the_valid_count(report, HONEST, LIARS)
         with server.open_round() as opened:
-            for user in report.heard:
-                opened.add(user, delta=delta_of(user), steps=5)
+            for user in report.accepted:
+                opened.add(user, value=delta_of(user), kind="delta", steps=5)
     np.testing.assert_array_equal(method.server.x, server.x)
 
 
@@ -98,9 +98,9 @@ def test_a_backend_goes_on_with_the_users_that_can_be_read():
     assert gathered(method, {user: worst[user] for user in ("liar-0", "liar-1")}, 0).num_parameters == 0
     assert gathered(method, worst | {user: MappedVectorStatistics(delta_of(user)) for user in HONEST}, 1)
     nobody, report = method.reports
-    assert {user for user, _ in nobody.refused} == {"liar-0", "liar-1"}
-    assert set(report.heard) == {*HONEST}
-    assert {user for user, _ in report.refused} == {*worst}
+    assert {user for user, _ in nobody.rejected} == {"liar-0", "liar-1"}
+    assert set(report.accepted) == {*HONEST}
+    assert {user for user, _ in report.rejected} == {*worst}
     assert set(method.server.layout.names) == {*SHAPES}
 
 
@@ -111,8 +111,8 @@ def test_a_user_that_nobody_knows_or_that_comes_twice_is_rejected():
     for user in (HONEST[0], "nobody"):
         method.postprocess_one_user(stats=MappedVectorStatistics(delta_of(user)), user_context=UserContext(5, 0, user))
     method.postprocess_server(stats=None, central_context=None, aggregate_metrics=None)
-    assert method.reports[0].heard == tuple(HONEST)
-    assert [user for user, _ in method.reports[0].refused] == [HONEST[0], "nobody"]
+    assert method.reports[0].accepted == tuple(HONEST)
+    assert [user for user, _ in method.reports[0].rejected] == [HONEST[0], "nobody"]
 
 
 def test_where_no_two_users_agree_no_model_is_made_of_the_first_one():
@@ -121,5 +121,5 @@ def test_where_no_two_users_agree_no_model_is_made_of_the_first_one():
         for user, delta in zip(HONEST, came, strict=False):
             method.postprocess_one_user(stats=MappedVectorStatistics(delta), user_context=UserContext(5, 0, user))
         method.postprocess_server(stats=None, central_context=None, aggregate_metrics=None)
-    assert [len(report.heard) for report in method.reports] == [0, 2]
-    assert [len(report.refused) for report in method.reports] == [2, 0]
+    assert [len(report.accepted) for report in method.reports] == [0, 2]
+    assert [len(report.rejected) for report in method.reports] == [2, 0]

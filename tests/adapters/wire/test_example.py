@@ -8,7 +8,7 @@ from shutil import which
 
 import pytest
 
-from fedcore import Server
+from fedcore import Server, Storage
 from tests.adapters.wire.deployment import Deployment, wait_for
 from tests.adapters.wire.test_wire import LOOPBACK_ALONE
 
@@ -39,7 +39,7 @@ def test_flwr_run(tmp_path):
         assert "refused ()" in log
         assert "'accuracy': 0." in log
     assert "Going on after round 1" in logs[1]
-    server = Server.load(tmp_path / "state", medium="ram")
+    server = Server.load(tmp_path / "state", storage=Storage(medium="ram"))
     assert server.round_number == 2
     assert len(server.clients) == NODES
 

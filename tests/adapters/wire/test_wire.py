@@ -14,7 +14,7 @@ from shutil import which
 import numpy as np
 import pytest
 
-from fedcore import Server
+from fedcore import Compute, Server, Storage
 from tests.adapters.wire.app.fedapp.task import CLIENTS, LR, STEPS, initial_model, load_part, train_locally
 
 pytestmark = pytest.mark.deployment
@@ -37,14 +37,14 @@ def test_nodes_and_server_are_killed_and_the_model_is_that_of_the_same_participa
 
     assert sorted(number.values()) == list(range(CLIENTS))
     assert [line["round"] for line in rounds] == list(range(6))  # the one that was interrupted happened once
-    heard = [sorted(number[node] for node in line["heard"]) for line in rounds]
-    assert heard[:3] == [[0, 1, 2, 3], [0, 2, 3], [0, 2, 3]]
-    assert all({0, 2, 3} <= set(clients) <= {0, 2, 3, 4} for clients in heard[3:])
-    assert heard[-1] == [0, 2, 3, 4]
+    accepted = [sorted(number[node] for node in line["heard"]) for line in rounds]
+    assert accepted[:3] == [[0, 1, 2, 3], [0, 2, 3], [0, 2, 3]]
+    assert all({0, 2, 3} <= set(clients) <= {0, 2, 3, 4} for clients in accepted[3:])
+    assert accepted[-1] == [0, 2, 3, 4]
     assert [(number[node], code) for node, code in rounds[1]["failed"]] == [(1, 5)]
     assert {line["grid"] for line in rounds} == {"HttpGrid"}
 
-    server = Server(method, initial_model(), [], lr=LR, accumulate=accumulate)
+    server = Server(initial_model(), method, [], lr=LR, compute=Compute(accumulator=accumulate))
     for line in rounds:
         new = [node for node in line["heard"] if node not in server.clients]
         sent = server.broadcast(line["heard"], newcomers=new)
@@ -56,7 +56,7 @@ def test_nodes_and_server_are_killed_and_the_model_is_that_of_the_same_participa
                     server.tensors(), *load_part(out, client), client=client, offset=sent.offset(node), **how
                 )
                 opened.add(node, y, steps=STEPS, examples=len(load_part(out, client)[1]))
-    deployed = Server.load(out / "state", medium="ram")
+    deployed = Server.load(out / "state", storage=Storage(medium="ram"))
     assert deployed.round_number == 6
     assert np.abs(deployed.x).max() > 0.1
     np.testing.assert_allclose(deployed.x, server.x, rtol=1e-5, atol=1e-6)

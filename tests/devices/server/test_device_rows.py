@@ -5,12 +5,13 @@ import threading
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Server
+from fedcore import ClientStore, Compute, Server
+from fedcore.arrays import to_host
 from fedcore.errors import CorruptionError, DeviceMemoryError, RangeError, StoreError
-from fedcore.memory import to_host
 from fedcore.native import core
-from fedcore.store import device_slots, pinning
-from fedcore.store.device_rows import DeviceRows
+from fedcore.store import device_store as pinning
+from fedcore.store import slots as device_slots
+from fedcore.store.device_store import DeviceRows
 from tests.devices.server.twins import everything, go_on, server
 
 n = 600
@@ -45,7 +46,7 @@ def held(rows, clients=range(8)):
 
 def in_store(rows):
     """The same in the store behind it."""
-    return [float(ClientStore._row(rows, i, slot)[0]) if slot else 0.0 for i, slot in slots(rows)]
+    return [0.0 if row is None else float(row[0]) for row in ClientStore._read(rows, np.arange(8))]
 
 
 def slots(rows):
@@ -223,7 +224,7 @@ def test_a_cohort_is_prefetched_though_no_row_stays(cuda_driver):
 
 
 def test_a_row_without_memory_takes_that_of_rows_nobody_asked_for(cuda_driver, monkeypatch):
-    monkeypatch.setattr(device_slots, "CHUNK", 1)  # a row each
+    monkeypatch.setattr(device_slots, "DEVICE_CHUNK", 1)  # a row each
     with DeviceRows(ClientStore(8, n), "cuda:0") as rows:
         write(rows, {i: i + 1 for i in range(3)}, round=0)
         cuda_driver.set_limit(cuda_driver.live_bytes(0))
@@ -260,14 +261,14 @@ def test_an_undo_takes_back_rows_that_are_here_and_staged_and_on_their_way(cuda_
 
 
 def test_rows_that_lie_on_the_device_alone_cannot_be_taken_back(cuda_device, tmp_path):
-    with pytest.raises(RangeError, match=r'undoable: expected False, or medium="mmap" .*, got True with medium="cuda"'):
+    with pytest.raises(RangeError, match=r"^undoable\b"):
         ClientStore(8, n, medium="cuda", undoable=True)
     ClientStore(8, n, medium="mmap", path=tmp_path / "rows", undoable=True).close()
-    with pytest.raises(RangeError, match=r'got True with medium="cuda:0"'):
+    with pytest.raises(RangeError, match=r"^undoable\b.*cuda:0"):
         ClientStore.open(tmp_path / "rows", medium="cuda:0", undoable=True)
     with ClientStore(8, n, medium="cuda") as rows:
         assert (rows.undoable, rows.previous) == (False, None)
-        with pytest.raises(StoreError, match="undo: expected a store opened with undoable=True"):
+        with pytest.raises(StoreError, match=r"^undo\b"):
             rows.undo()
 
 
@@ -276,8 +277,8 @@ def with_a_damaged_row(folder, method):
     with server(method, "mmap", "f32", "cpu", folder) as s:
         go_on(s, 3)
         first = s.store.clients_of(2)[0]
-        slot = s._state.store._content.rows.slot_of(first)
-        geometry = s._state.store._content.rows.slots.geometry
+        slot = s._backend.store._content.rows.slot_of(first)
+        geometry = s._backend.store._content.rows.slots.geometry
     with (folder / "rows.slots").open("r+b") as file:
         file.seek(geometry.begin + (slot - 1) * geometry.stride + 100)
         file.write(b"\xff")
@@ -289,10 +290,10 @@ def test_a_client_whose_row_is_damaged_goes_as_on_the_cpu(cuda_device, tmp_path,
     found = []
     for device in ("cpu", "cuda"):
         client = with_a_damaged_row(tmp_path / device, method)
-        with Server.load(tmp_path / device, device=device) as s:
-            s.depart(client)
+        with Server.load(tmp_path / device, compute=Compute(device=device)) as s:
+            s.remove_client(client)
             without = everything(s)
-            s.arrive(client, client_sizes=1)
+            s.add_clients({client: 1})
             found.append((without, go_on(s, 2), everything(s)))
     assert found[0] == found[1]
 

@@ -7,9 +7,9 @@ import pytest
 
 from fedcore.errors import ConfigError
 from fedcore.experiment import load_preset, run_experiment
-from fedcore.experiment.loop import run_trial
-from fedcore.experiment.records import read, read_folder
-from fedcore.experiment.trial import Trial
+from fedcore.experiment.results import read, read_folder
+from fedcore.experiment.schema import Trial
+from fedcore.experiment.trial import run_trial
 from tests.cli.command import invoke
 
 METHODS = ["FedAvg", "MIFA", "MimiC", "SCAFFOLDMVR"]
@@ -58,6 +58,6 @@ def test_a_device_is_no_other_experiment():
 
 
 def test_the_command_line_says_where_servers_are(cuda_device, tmp_path):
-    options = ["--rounds", 1, "--seeds", 1, "--jobs", 0, "--server-device", "cuda:1"]
+    options = ["--rounds", 1, "--seeds", 1, "--workers", 0, "--server-device", "cuda:1"]
     assert invoke("run", "quickstart", *options, "--out", tmp_path / "run").status == 0
     assert json.loads((tmp_path / "run" / "config.json").read_text())["server_device"] == "cuda:1"

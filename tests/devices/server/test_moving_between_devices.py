@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fedcore import Server
+from fedcore import Compute, Server, Storage
 from fedcore.errors import RangeError
 from tests.devices import fake_driver
 from tests.devices.server.twins import everything, go_on, server
@@ -31,14 +31,16 @@ def test_a_run_moves_between_devices(cuda_device, tmp_path, method, first, secon
             s.save(tmp_path / f"saved{i}")
         for onward in PLACES[second[:4]] if i == 0 else [None]:
             copy = tmp_path / f"saved{i}"
-            with Server.load(copy, device=second, medium="ram" if onward == "mmap" else onward) as s:
+            with Server.load(
+                copy, storage=Storage(medium="ram" if onward == "mmap" else onward), compute=Compute(device=second)
+            ) as s:
                 go_on(s, 3)
                 assert everything(s) == due
-    with Server.load(tmp_path / "rows1", device=second) as s:  # goes on in the folder itself
+    with Server.load(tmp_path / "rows1", compute=Compute(device=second)) as s:  # goes on in the folder itself
         go_on(s, 1)
-    with Server.load(tmp_path / "rows1", device="cpu") as s:
+    with Server.load(tmp_path / "rows1", compute=Compute(device="cpu")) as s:
         go_on(s, 1)
-    with Server.load(tmp_path / "rows1", device=second) as s:
+    with Server.load(tmp_path / "rows1", compute=Compute(device=second)) as s:
         go_on(s, 1)
         assert everything(s) == due
 
@@ -49,25 +51,25 @@ def test_a_run_goes_on_where_it_was_unless_told(cuda_device, tmp_path):
     s.save(tmp_path / "saved")
     loaded = Server.load(tmp_path / "saved")
     assert (loaded.device, loaded.store.medium) == ("cuda:0", "cuda")
-    loaded = Server.load(tmp_path / "saved", device="cpu")
+    loaded = Server.load(tmp_path / "saved", compute=Compute(device="cpu"))
     assert (loaded.device, loaded.store.medium) == ("cpu", "ram")
     with pytest.raises(RangeError, match="medium"):
-        Server.load(tmp_path / "saved", device="cpu", medium="cuda")
+        Server.load(tmp_path / "saved", storage=Storage(medium="cuda"), compute=Compute(device="cpu"))
 
 
 KILLED = """
 import os, sys
-from fedcore import Server
+from fedcore import Compute, Server
 from tests.devices.server.twins import go_on, replies
 from fedcore.store.files import index
-server = Server.load(sys.argv[1], device="cuda")
+server = Server.load(sys.argv[1], compute=Compute(device="cuda"))
 go_on(server, 1)
 if sys.argv[2] == "in the round":
     opened = server.open_round()
     for update in replies(server):
-        opened.add_update(update)
+        opened.add_batch([update])
 elif sys.argv[2] == "in the commit":  # the rows are back, and the index does not name them yet
-    server._state.store._folder.publish = lambda *_: os.kill(os.getpid(), 9)
+    server._backend.store._folder.publish = lambda *_: os.kill(os.getpid(), 9)
     go_on(server, 1)
 os.kill(os.getpid(), 9)
 """
@@ -80,8 +82,8 @@ def test_a_process_that_is_killed_leaves_the_last_round(cuda_device, tmp_path, w
     command = [sys.executable, "-c", KILLED, tmp_path / "rows", when]
     assert subprocess.run(command, env=fake_driver.environment(PYTHONPATH=".")).returncode == -9
     for device in ("cpu", "cuda"):
-        with Server.load(tmp_path / "rows", device=device, medium="ram") as s:
+        with Server.load(tmp_path / "rows", storage=Storage(medium="ram"), compute=Compute(device=device)) as s:
             assert everything(s) == straight("MimiC", "bf16", 3)
-    with Server.load(tmp_path / "rows", device="cuda") as s:
+    with Server.load(tmp_path / "rows", compute=Compute(device="cuda")) as s:
         go_on(s, 1)
         assert everything(s) == straight("MimiC", "bf16", 4)

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from fedcore import Server, Update, optimizers
-from fedcore.algorithms import named
-from fedcore.memory import empty
-from fedcore.store import pinning
+from fedcore import Compute, Server, Update
+from fedcore.algorithms import named, optimizers
+from fedcore.arrays import empty
+from fedcore.rules import RejectLong
+from fedcore.store import device_store as pinning
 from tests.devices.memory import Stream
 from tests.devices.server.twins import Tensor, apart, everything, go_on, host, on_device, replies, server, told
 from tests.devices.tensors import TorchTensor
@@ -16,7 +17,7 @@ MEDIA = {"f32": "ram", "bf16": "mmap", "int8": "cuda"}
 
 
 def keeps_rows(method):
-    arguments = {name: value for name, value in METHODS[method].items() if name != "history_rounds"}
+    arguments = {name: value for name, value in METHODS[method].items() if name != "history"}
     return named(arguments.pop("name", method), **arguments).keeps_rows
 
 
@@ -26,7 +27,7 @@ CASES = [(method, codec) for method in METHODS for codec in MEDIA if codec == "f
 @pytest.mark.parametrize(("method", "codec"), CASES)
 def test_every_method_has_the_bits_of_the_cpu(cuda_device, tmp_path, method, codec):
     here = server(method, "ram", codec, "cpu")
-    with server(method, MEDIA[codec], codec, "cuda", tmp_path / "rows", hot_rows=None) as there:
+    with server(method, MEDIA[codec], codec, "cuda", tmp_path / "rows", cached_rows=None) as there:
         for _ in range(4):
             updates = replies(here)
             there.broadcast([update.client for update in updates])
@@ -41,8 +42,8 @@ def test_every_medium_and_codec(cuda_device, tmp_path, monkeypatch, medium, code
         monkeypatch.setattr(pinning, "LEAST", 1)
         medium = "ram"
     here = server("MimiC, short history", "ram", codec, "cpu")
-    bounded = {} if medium == "cuda" else {"hot_rows": 2}
-    with server("MimiC, short history", medium, codec, "cuda", tmp_path / "rows", fold=2, **bounded) as there:
+    bounded = {} if medium == "cuda" else {"cached_rows": 2}
+    with server("MimiC, short history", medium, codec, "cuda", tmp_path / "rows", batch_size=2, **bounded) as there:
         assert go_on(there, 5) == go_on(here, 5)
         assert everything(there) == everything(here)
 
@@ -69,8 +70,10 @@ def test_replies_that_lie_on_the_device_go_in_as_they_are(cuda_driver, method, c
 
 def test_replies_that_are_kept_were_taken_in_under_several_streams(cuda_device, monkeypatch):
     """What a library does under each stream is there when the fold comes, which is under another one."""
-    there = Server("FedAvg", np.zeros(3000, np.float32), clients=4, lr=0.1, device="cuda", fold=4)
-    here = Server("FedAvg", np.zeros(3000, np.float32), clients=4, lr=0.1, fold=4)
+    there = Server(
+        np.zeros(3000, np.float32), "FedAvg", clients=4, lr=0.1, compute=Compute(device="cuda", batch_size=4)
+    )
+    here = Server(np.zeros(3000, np.float32), "FedAvg", clients=4, lr=0.1, compute=Compute(batch_size=4))
     ys = np.random.default_rng(0).normal(size=(4, 3000)).astype(np.float32)
     there.x.to_host()  # nothing is queued that everybody would wait for
     streams = [Stream() for _ in ys]
@@ -98,9 +101,9 @@ def test_replies_that_lie_partly_on_the_device(cuda_device):
     updates = replies(here)
     mixed = []
     for update in updates:
-        tensors = on_device(update, whole=False).model
-        tensors["bias"] = apart(update).model["bias"]
-        mixed.append(update._replace(model=tensors))
+        tensors = on_device(update, whole=False).value
+        tensors["bias"] = apart(update).value["bias"]
+        mixed.append(update._replace(value=tensors))
     assert told(there.round(mixed)) == told(here.round([apart(update) for update in updates]))
     assert everything(there) == everything(here)
 
@@ -109,7 +112,7 @@ def test_replies_that_lie_partly_on_the_device(cuda_device):
 def test_replies_of_other_dtypes(cuda_device, dtype):
     torch = pytest.importorskip("torch")
     here, there = server("FedAvg", "ram", "f32", "cpu"), server("FedAvg", "ram", "f32", "cuda")
-    updates = [u._replace(model=torch.from_numpy(u.model).to(getattr(torch, dtype))) for u in replies(here)]
+    updates = [u._replace(value=torch.from_numpy(u.value).to(getattr(torch, dtype))) for u in replies(here)]
     assert told(there.round(updates)) == told(here.round(updates))
     assert everything(there) == everything(here)
 
@@ -125,7 +128,7 @@ def test_every_optimizer(cuda_device, kind):
 def test_models_of_16_bits(cuda_device, dtype):
     torch = pytest.importorskip("torch")
     x0 = {"w": torch.linspace(-1, 1, 2100).to(getattr(torch, dtype)), "b": torch.ones(5), "steps": torch.tensor(3)}
-    made = [Server("MIFA", x0, clients=6, lr=0.1, device=device) for device in ("cpu", "cuda")]
+    made = [Server(x0, "MIFA", clients=6, lr=0.1, compute=Compute(device=device)) for device in ("cpu", "cuda")]
     for _ in range(3):
         sent = [s.broadcast([0, 1]).on_host().x for s in made]
         np.testing.assert_array_equal(*sent)
@@ -137,13 +140,13 @@ def test_models_of_16_bits(cuda_device, dtype):
 
 
 def test_late_replies_and_limits(cuda_device):
-    options = dict(late_rounds=2, max_norm_ratio=3)
+    options = dict(max_staleness=2, reject_long=3)
     made = [server("FedAvg", "ram", "f32", device, **options) for device in ("cpu", "cuda")]
     for s in made:
         go_on(s, 2)
         updates = replies(s, seed=5)
         late = [update._replace(round=s.round_number - 1) for update in updates]
-        long = late[0]._replace(model=late[0].model * np.float32(1e4))
+        long = late[0]._replace(value=late[0].value * np.float32(1e4))
         s.round([long, *late[1:]])
     assert everything(made[0]) == everything(made[1])
 
@@ -151,7 +154,10 @@ def test_late_replies_and_limits(cuda_device):
 def test_replies_there_that_wait_for_each_other_count_as_they_came(cuda_device):
     """Lengths are judged by the median of all: until then the memory of each is the caller's again."""
     x0 = np.zeros(2100, np.float32)
-    made = [Server("FedAvg", x0, 4, lr=0.1, device=device, max_norm_ratio=9) for device in ("cpu", "cuda")]
+    made = [
+        Server(x0, "FedAvg", 4, lr=0.1, aggregation=[RejectLong(9)], compute=Compute(device=device))
+        for device in ("cpu", "cuda")
+    ]
     again = empty(2100, device="cuda")
     for s in made:
         with s.open_round() as opened:
@@ -170,8 +176,8 @@ def test_arrivals_departures_and_a_warm_start(cuda_device):
         rng = np.random.default_rng(0)
         s.warm_start({i: rng.normal(size=2077).astype(np.float32) for i in range(4)})
         go_on(s, 2)
-        s.depart(2)
-        s.arrive("late", client_sizes=3)
+        s.remove_client(2)
+        s.add_clients({"late": 3})
         updates = [update for update in replies(s, seed=9) if update.client in s.clients]
         s.round([*updates, updates[0]._replace(client="late")])
         made.append(s)

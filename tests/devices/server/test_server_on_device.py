@@ -7,9 +7,10 @@ import sys
 import numpy as np
 import pytest
 
-from fedcore import ClientStore, Server, Update, optimizers
+from fedcore import ClientStore, Compute, Server, Storage, Update
+from fedcore.algorithms import optimizers
+from fedcore.arrays import to_host
 from fedcore.errors import DeviceError, DeviceMemoryError, DivergedError, RangeError, RoundError, UnknownNameError
-from fedcore.memory import to_host
 from fedcore.native import core
 from tests.devices.server.twins import Tensor, everything, go_on, host, model, replies, server, told
 
@@ -18,7 +19,7 @@ OUT_OF_MEMORY = 2
 
 
 def test_two_clients_by_hand(cuda_device):
-    with Server("MIFA", np.float32([1, 1]), clients=2, lr=0.5, server_lr=0.5, device="cuda") as s:
+    with Server(np.float32([1, 1]), "MIFA", clients=2, lr=0.5, server_lr=0.5, compute=Compute(device="cuda")) as s:
         assert s.device == "cuda:0"
         with s.open_round() as round:
             round.add(0, Tensor(np.float32([0, 3])), steps=2)  # h = (1 - y) / (0.5 * 2) = (1, -2)
@@ -39,7 +40,7 @@ def test_vectors_come_out_where_they_lie(cuda_device):
         assert isinstance(vector, core.DeviceArray)
         assert vector.__dlpack_device__() == (2, 0)
     assert not s.x.writeable
-    assert s.x.address == s._state.snapshot.x.address
+    assert s.x.address == s._backend.snapshot.x.address
     here = broadcast.on_host()
     np.testing.assert_array_equal(here.x, to_host(broadcast.x))
     np.testing.assert_array_equal(here.offset(0), to_host(broadcast.offset(0)))
@@ -62,7 +63,7 @@ def test_x_is_copied_into_a_model_wherever_it_lies(cuda_device):
 
 def test_a_model_on_the_device_is_a_first_one(cuda_device):
     first = {name: Tensor(tensor) for name, tensor in model().items()}
-    made = Server("FedAvg", first, clients=2, lr=0.1, device="cuda")
+    made = Server(first, "FedAvg", clients=2, lr=0.1, compute=Compute(device="cuda"))
     for name, tensor in model().items():
         np.testing.assert_array_equal(made.tensors(library="numpy")[name], tensor)
 
@@ -73,7 +74,7 @@ def test_a_buffer_of_the_server_is_written_there(cuda_device):
     with there.open_round() as round:
         for update in updates:
             y = round.buffer()
-            y.copy_from(update.model)
+            y.copy_from(update.value)
             round.add(update.client, y, steps=update.steps, examples=update.examples)
     assert told(round.report) == told(here.round(updates))
     assert everything(there) == everything(here)
@@ -85,21 +86,21 @@ def test_what_is_no_update_is_refused_alike(cuda_device):
     for s in made:
         go_on(s, 1)
         updates = replies(s)
-        nan, negative = updates[0].model.copy(), updates[1].model.copy()
+        nan, negative = updates[0].value.copy(), updates[1].value.copy()
         nan[70], negative[-1] = np.nan, -1
-        bad = [updates[0]._replace(model=nan), updates[1]._replace(model=negative), *updates[2:]]
+        bad = [updates[0]._replace(value=nan), updates[1]._replace(value=negative), *updates[2:]]
         reports.append(told(s.round(bad)))
-    assert len(reports[0]["refused"]) == 2
+    assert len(reports[0]["rejected"]) == 2
     assert reports[0] == reports[1]
     assert everything(made[0]) == everything(made[1])
 
 
 def test_a_tensor_of_another_device_is_refused_by_name(cuda_device):
-    s = Server("FedAvg", np.zeros(5, np.float32), clients=2, lr=0.1, device="cuda")
+    s = Server(np.zeros(5, np.float32), "FedAvg", clients=2, lr=0.1, compute=Compute(device="cuda"))
     report = s.round([Update(0, Tensor(np.ones(5, np.float32), device=1), steps=1)])
-    assert "expected float32[5] in CPU memory or on cuda:0" in report.refused[0][1]
-    on_cpu = Server("FedAvg", np.zeros(5, np.float32), clients=2, lr=0.1)
-    assert "in CPU memory" in on_cpu.round([Update(0, Tensor(np.ones(5, np.float32)), steps=1)]).refused[0][1]
+    assert "expected float32[5] in CPU memory or on cuda:0" in report.rejected[0][1]
+    on_cpu = Server(np.zeros(5, np.float32), "FedAvg", clients=2, lr=0.1)
+    assert "in CPU memory" in on_cpu.round([Update(0, Tensor(np.ones(5, np.float32)), steps=1)]).rejected[0][1]
 
 
 @pytest.mark.parametrize("medium", ["ram", "mmap", "cuda"])
@@ -109,7 +110,7 @@ def test_a_round_that_is_given_up_leaves_nothing(cuda_device, tmp_path, medium):
         before = everything(s)
         with s.open_round() as round:
             for update in replies(s):
-                round.add_update(update)
+                round.add_batch([update])
             round.abort()
         assert everything(s) == before
         twin = server("MimiC", "ram", "int8", "cpu")
@@ -178,26 +179,29 @@ def test_a_call_that_fails_leaves_the_server_as_it_was(cuda_driver, tmp_path, ca
 
 def test_devices_and_stores_that_do_not_go_together(cuda_device, tmp_path):
     x0 = np.zeros(5, np.float32)
-    with pytest.raises(UnknownNameError, match="device: 'gpu' is unknown"):
-        Server("FedAvg", x0, clients=2, lr=0.1, device="gpu")
-    with pytest.raises(DeviceError, match="device: expected one of the 2"):
-        Server("FedAvg", x0, clients=2, lr=0.1, device="cuda:7", store=f"mmap:{tmp_path}/new")
+    with pytest.raises(UnknownNameError, match=r"^device\b.*'gpu'"):
+        Server(x0, "FedAvg", clients=2, lr=0.1, compute=Compute(device="gpu"))
+    with pytest.raises(DeviceError, match=r"^device\b"):
+        Server(x0, "FedAvg", clients=2, lr=0.1, storage=f"{tmp_path}/new", compute=Compute(device="cuda:7"))
     assert not (tmp_path / "new").exists()
-    for store, device in (("cuda", "cpu"), (ClientStore(2, 5, medium="cuda"), "cpu")):
-        clients = 2 if store == "cuda" else None
-        with pytest.raises(RangeError, match=r"store: .*cuda"):
-            Server("MIFA", x0, clients=clients, lr=0.1, store=store, device=device)
-    with pytest.raises(RangeError, match=r"store: expected rows in host memory, in files or on cuda:0.*cuda:1"):
-        Server("MIFA", x0, lr=0.1, store=ClientStore(2, 5, medium="cuda:1"), device="cuda")
-    with pytest.raises(RangeError, match="hot_rows"):
-        Server("MIFA", x0, clients=2, lr=0.1, hot_rows=3)
-    with pytest.raises(RangeError, match="hot_rows"):
-        Server("MIFA", x0, clients=2, lr=0.1, device="cuda", hot_rows=-1)
-    with pytest.raises(RangeError, match="hot_rows"):
-        Server("MIFA", x0, clients=2, lr=0.1, device="cuda", store="cuda", hot_rows=3)
-    with pytest.raises(UnknownNameError, match="medium: 'ram:1' is unknown"):
+    with pytest.raises(RangeError, match=r"^medium\b"):
+        Server(x0, "MIFA", clients=2, lr=0.1, storage=Storage(medium="cuda"), compute=Compute(device="cpu"))
+    for of in ("cuda:0", "cuda:1"):
+        with pytest.raises(RangeError, match=rf"^storage\b.*{of}"):
+            Server(x0, "MIFA", lr=0.1, storage=ClientStore(2, 5, medium=of), compute=Compute(device="cpu"))
+    with pytest.raises(RangeError, match=r"^storage\b"):
+        Server(x0, "MIFA", lr=0.1, storage=ClientStore(2, 5, medium="cuda:1"), compute=Compute(device="cuda"))
+    with pytest.raises(RangeError, match=r"^cached_rows\b"):
+        Server(x0, "MIFA", clients=2, lr=0.1, storage=Storage(cached_rows=3))
+    with pytest.raises(RangeError, match=r"^cached_rows\b"):
+        Server(x0, "MIFA", clients=2, lr=0.1, storage=Storage(cached_rows=-1), compute=Compute(device="cuda"))
+    with pytest.raises(RangeError, match=r"^cached_rows\b"):
+        Server(
+            x0, "MIFA", clients=2, lr=0.1, storage=Storage(medium="cuda", cached_rows=3), compute=Compute(device="cuda")
+        )
+    with pytest.raises(UnknownNameError, match=r"^medium\b.*'ram:1'"):
         ClientStore(2, 5, medium="ram:1")
-    s = Server("MIFA", x0, clients=2, lr=0.1, device="cuda:1", store="cuda")
+    s = Server(x0, "MIFA", clients=2, lr=0.1, storage=Storage(medium="cuda"), compute=Compute(device="cuda:1"))
     assert (s.device, s.store.device, s.store.medium, s.x.device) == ("cuda:1", "cuda:1", "cuda", 1)
 
 
@@ -210,10 +214,10 @@ def test_a_round_too_early_for_a_warm_start(cuda_device):
 
 NO_DRIVER = """
 import numpy as np, os
-from fedcore import ClientStore, Server
+from fedcore import ClientStore, Compute, Server
 from fedcore.errors import DeviceError
 for make in (
-    lambda: Server("MIFA", np.zeros(2, np.float32), clients=2, lr=0.1, device="cuda", store="mmap:rows"),
+    lambda: Server(np.zeros(2, np.float32), "MIFA", 2, lr=0.1, storage="rows", compute=Compute(device="cuda")),
     lambda: ClientStore(2, 2, medium="cuda"),
 ):
     try:
@@ -223,7 +227,7 @@ for make in (
     else:
         raise AssertionError
 assert os.listdir() == []
-server = Server("MIFA", np.zeros(2, np.float32), clients=2, lr=0.1)
+server = Server(np.zeros(2, np.float32), "MIFA", 2, lr=0.1)
 """
 
 

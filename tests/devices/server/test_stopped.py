@@ -5,8 +5,8 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from fedcore import Server, Update, algorithms
-from fedcore.memory import to_host
+from fedcore import Compute, Server, Update, algorithms
+from fedcore.arrays import to_host
 from tests.server.stopping import Stopped, by_a_signal, each_line, from_outside, raising_handlers
 
 CLIENTS = ["a", "b", 7, "d"]
@@ -17,7 +17,9 @@ def a_round(server, value=50, clients=CLIENTS):
 
 
 def a_server(device):
-    server = Server(algorithms.MIFA(wait=False), np.zeros(6, np.float32), CLIENTS, lr=0.1, device=device)
+    server = Server(
+        np.zeros(6, np.float32), algorithms.MIFA(wait=False), CLIENTS, lr=0.1, compute=Compute(device=device)
+    )
     a_round(server, 0, CLIENTS[:3])
     return server
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedcore import ClientStore, Server
-from fedcore.server.transactions import go_back, transactions
+from fedcore import ClientStore, Compute, Server
+from fedcore.server.folder import go_back, transactions
 from tests.devices.server.twins import everything, go_on, model, n_parameters
 from tests.server.rounds import N, made
 
@@ -12,7 +12,7 @@ from tests.server.rounds import N, made
 @pytest.mark.parametrize("method", ["MIFA", "MimiC, short history", "SCAFFOLD"])
 def test_a_round_on_a_device_taken_back_has_never_been(method, there, cuda_device, tmp_path):
     rows = ClientStore(N, n_parameters, medium="mmap", path=tmp_path / "run", undoable=True)
-    with made(method, model(), clients=None, store=rows, device="cuda") as server:
+    with made(method, model(), storage=rows, device="cuda") as server:
         go_on(server, 3)
         before = everything(server)
         go_on(server, 1)
@@ -20,10 +20,10 @@ def test_a_round_on_a_device_taken_back_has_never_been(method, there, cuda_devic
     rows = ClientStore.open(tmp_path / "run", undoable=True)
     assert transactions(rows) == (4, 3)
     assert go_back(rows, 3)
-    with Server.load(rows, device=there) as server:
+    with Server.load(rows, compute=Compute(device=there)) as server:
         assert server.device == there
         assert everything(server) == before
         go_on(server, 1)
         assert everything(server) == after
     with Server.load(tmp_path / "run") as server:
-        assert (server.device, server._state.store.undoable) == (there, True)
+        assert (server.device, server._backend.store.undoable) == (there, True)

@@ -5,11 +5,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fedcore import Server, Update
-from fedcore.aggregation import Replies
+from fedcore import Compute, Server, Storage, Update
 from fedcore.algorithms import Claims
-from fedcore.server.upload import Upload
+from fedcore.server.aggregation import UpdateBatch
+from fedcore.server.state import Upload
 from tests.devices.server.twins import Tensor
+from tests.kit import place
 
 WAITS = {"cuStreamSynchronize", "cuCtxSynchronize", "cuMemAlloc", "cuMemFree", "cuMemHostAlloc"}
 n = 3000
@@ -29,7 +30,14 @@ def round_of(cuda_driver, s, rounds=4):
 # The fold's norms decide which replies count, and so what the step's weights are; |x'|^2 decides whether the step does.
 @pytest.mark.parametrize(("method", "kernels"), [("FedAvg", 2), ("MIFA", 2), ("MimiC", 2), ("SCAFFOLD", 3)])
 def test_a_round_waits_for_the_norms_of_the_fold_and_of_the_step(cuda_driver, method, kernels):
-    s = Server(method, np.zeros(n, np.float32), clients=4, lr=0.1, device="cuda", store="cuda")
+    s = Server(
+        np.zeros(n, np.float32),
+        method,
+        clients=4,
+        lr=0.1,
+        storage=Storage(medium="cuda"),
+        compute=Compute(device="cuda"),
+    )
     calls = round_of(cuda_driver, s)
     assert Counter(call.name for call in calls if call.name in WAITS) == {"cuStreamSynchronize": 2}
     launched = [call.kernel for call in calls if call.kernel is not None]
@@ -40,14 +48,14 @@ def test_a_round_waits_for_the_norms_of_the_fold_and_of_the_step(cuda_driver, me
 
 
 def test_a_method_that_says_the_length_of_its_step_waits_for_it(cuda_driver):
-    s = Server("FedExP", np.zeros(n, np.float32), clients=4, lr=0.1, device="cuda")
+    s = Server(np.zeros(n, np.float32), "FedExP", clients=4, lr=0.1, compute=Compute(device="cuda"))
     calls = round_of(cuda_driver, s)
     assert Counter(call.name for call in calls if call.name in WAITS) == {"cuStreamSynchronize": 3}
 
 
 def test_buffers_that_may_not_become_negative_are_looked_at_in_one_wait_a_reply(cuda_driver):
     x0 = {"w": np.zeros(n, np.float32)} | {f"{i}.running_var": np.ones(8, np.float32) for i in range(5)}
-    s = Server("FedAvg", x0, clients=4, lr=0.1, device="cuda")
+    s = Server(x0, "FedAvg", clients=4, lr=0.1, compute=Compute(device="cuda"))
     for number in range(4):
         rng = np.random.default_rng(number)
         sent = [{name: Tensor(rng.random(x.shape, np.float32)) for name, x in x0.items()} for _ in range(4)]
@@ -59,7 +67,7 @@ def test_buffers_that_may_not_become_negative_are_looked_at_in_one_wait_a_reply(
 
 
 def test_rows_in_host_memory_go_back_behind_no_more_waits_of_the_kernels(cuda_driver):
-    s = Server("MIFA", np.zeros(n, np.float32), clients=4, lr=0.1, device="cuda")
+    s = Server(np.zeros(n, np.float32), "MIFA", clients=4, lr=0.1, compute=Compute(device="cuda"))
     calls = round_of(cuda_driver, s)
     assert Counter(call.name for call in calls if call.name in WAITS) == {"cuStreamSynchronize": 2}
     rows = [call for call in calls if call.name == "cuMemcpyDtoHAsync" and call.said("bytes") == 4 * n]
@@ -71,7 +79,7 @@ def test_rows_in_host_memory_go_back_behind_no_more_waits_of_the_kernels(cuda_dr
 def test_vectors_go_and_come_in_one_piece_through_pinned_memory_of_their_own_size(cuda_driver, tmp_path):
     before = cuda_driver.pinned_bytes()
     x0, store = np.zeros(n, np.float32), f"mmap:{tmp_path / 's'}"
-    with Server("FedAvg", x0, clients=4, lr=0.1, device="cuda", store=store) as s:
+    with Server(x0, "FedAvg", clients=4, lr=0.1, storage=place(store), compute=Compute(device="cuda")) as s:
         cuda_driver.calls()
         s.round([Update(i, np.full(n, i, np.float32), steps=2) for i in range(4)])
         calls = cuda_driver.calls()
@@ -86,7 +94,7 @@ def test_vectors_go_and_come_in_one_piece_through_pinned_memory_of_their_own_siz
 def test_replies_are_brought_as_many_at_a_time_as_may_be_unless_all_are_there(cuda_device, there, due):
     ys = [Tensor(np.full(n, i, np.float32)) if i in there else np.full(n, i, np.float32) for i in range(5)]
     ones = np.ones(5)
-    replies = Replies(
+    replies = UpdateBatch(
         clients=list(range(5)),
         vectors=ys,
         bases=[None] * 5,
@@ -109,7 +117,9 @@ def test_replies_are_brought_as_many_at_a_time_as_may_be_unless_all_are_there(cu
 @pytest.mark.parametrize(("method", "medium"), [("FedAvg", "ram"), ("MIFA", "ram"), ("MIFA", "cuda")])
 def test_replies_from_host_memory_take_no_more_memory_with_every_round(cuda_driver, method, medium):
     long = 300_000  # enough for copies beside the kernels
-    s = Server(method, np.zeros(long, np.float32), clients=4, lr=0.1, device="cuda", store=medium)
+    s = Server(
+        np.zeros(long, np.float32), method, clients=4, lr=0.1, storage=place(medium), compute=Compute(device="cuda")
+    )
     taken = []
     for number in range(5):
         s.broadcast(range(4))

@@ -5,8 +5,8 @@ import dataclasses
 
 import numpy as np
 
-from fedcore import ClientStore, Update
-from fedcore.memory import to_host
+from fedcore import Storage, Update
+from fedcore.arrays import to_host
 from tests.devices.tensors import TorchTensor
 from tests.server.rounds import N, made, steps_of
 
@@ -46,11 +46,10 @@ def model(seed=7):
     return tensors | {"running_var": np.abs(tensors["running_var"]) + np.float32(0.5)}
 
 
-def server(method, medium, codec, device, folder=None, **options):
+def server(method, medium, codec, device, folder=None, *, cached_rows=None, **options):
     """A server of a method on rows of a medium and codec."""
-    path = {"path": folder} if medium == "mmap" else {}
-    store = ClientStore(N, n_parameters, medium=medium, codec=codec, **path)
-    return made(method, model(), clients=None, store=store, device=device, diagnostics=True, **options)
+    place = Storage(folder if medium == "mmap" else None, medium=medium, codec=codec, cached_rows=cached_rows)
+    return made(method, model(), storage=place, device=device, diagnostics=True, **options)
 
 
 def host(vector):
@@ -60,7 +59,7 @@ def host(vector):
 
 def everything(server):
     """All that a server knows, as bytes."""
-    now, rows = server._state.snapshot, server._state.store
+    now, rows = server._backend.snapshot, server._backend.store
     vectors = {name: host(v).tobytes() for name, v in now.vectors(server.algorithm).items()}
     held = {client: host(rows.read(client)).tobytes() for client in server.clients}
     written = {client: rows.round_of(client) for client in server.clients}
@@ -99,14 +98,14 @@ def apart(update):
     tensors, start = {}, 0
     for name, shape in SHAPES.items():
         size = int(np.prod(shape))
-        tensors[name] = update.model[start : start + size].reshape(shape)
+        tensors[name] = update.value[start : start + size].reshape(shape)
         start += size
-    return update._replace(model=tensors)
+    return update._replace(value=tensors)
 
 
 def on_device(update, whole=True):
     """The same update with its vectors on the device: the model as one tensor, or as one for each name."""
     control = None if update.control is None else Tensor(update.control)
     if whole:
-        return update._replace(model=Tensor(update.model), control=control)
-    return update._replace(model={name: Tensor(v) for name, v in apart(update).model.items()}, control=control)
+        return update._replace(value=Tensor(update.value), control=control)
+    return update._replace(value={name: Tensor(v) for name, v in apart(update).value.items()}, control=control)

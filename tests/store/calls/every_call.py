@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcore import ClientStore, Server, Update, algorithms, errors
+from fedcore import ClientStore, Server, Storage, Update, algorithms, errors
+from tests.kit import place, with_history
 from tests.server.invariant import contradictions
 from tests.server.stopping import lasting
 from tests.store.calls.failing import Calls
@@ -25,7 +26,7 @@ N, CLIENTS = 3000, 4
 
 
 def a_server(method, store):
-    return Server(METHODS[method], np.zeros(N, np.float32), CLIENTS, lr=0.1, store=store, history_rounds=3)
+    return Server(np.zeros(N, np.float32), with_history(METHODS[method], 3), CLIENTS, lr=0.1, storage=place(store))
 
 
 def a_round(server, number):
@@ -34,11 +35,11 @@ def a_round(server, number):
 
 
 def an_arrival(server, number):
-    server.arrive(f"client {number}")
+    server.add_clients(f"client {number}")
 
 
 def a_departure(server, number):
-    server.depart(sorted(server.clients, key=str)[number % len(server.clients)])
+    server.remove_client(sorted(server.clients, key=str)[number % len(server.clients)])
 
 
 def a_compaction(server, number):
@@ -116,8 +117,8 @@ class Trial:
 
     def check_server(self, done, operation=None):
         """Memory and folder are both as before an operation, or both as after it; and the server goes on."""
-        if self.server._state.store._commits.broken is not None:
-            self.expect(not done, f"expected an error, since {self.server._state.store._commits.broken}")
+        if self.server._backend.store._session.commits.broken is not None:
+            self.expect(not done, f"expected an error, since {self.server._backend.store._session.commits.broken}")
             self.reopen()
         if operation is not None and (done or lasting(self.server) != lasting(self.twin)):
             operation(self.twin, self.number)
@@ -125,7 +126,7 @@ class Trial:
         found = contradictions(self.server) + self.server.store.verify()
         self.expect(not found, str(found))
         if self.server.store.medium == "mmap":
-            left = Server.load(self.path, medium="ram")
+            left = Server.load(self.path, storage=Storage(medium="ram"))
             self.expect(lasting(left) == lasting(self.twin), "expected the folder as memory is")
         self.change(a_round)
         while len(self.twin.clients) > CLIENTS + 1:
@@ -149,7 +150,7 @@ class Trial:
 
         def check(done):
             nonlocal kept
-            now = lasting(Server.load(self.copy, medium="ram"))
+            now = lasting(Server.load(self.copy, storage=Storage(medium="ram")))
             self.expect(now == lasting(self.twin) or (not done and now == kept), "expected the older copy or the new")
             self.expect(not done or os.listdir(self.folder).count("copy") == 1, "expected a copy")
             self.check_server(done)
@@ -220,10 +221,10 @@ class Trial:
             with ClientStore.open(path, readonly=True) as reader:
                 reader.verify()
                 reader.refresh()
-            Server.load(path, medium="ram")
+            Server.load(path, storage=Storage(medium="ram"))
 
         def check(done):
-            self.expect(Server.load(path, medium="ram").round_number > 0, "expected a server")
+            self.expect(Server.load(path, storage=Storage(medium="ram")).round_number > 0, "expected a server")
 
         return self.each(f"a look at {path.name}", look, check, stride)
 

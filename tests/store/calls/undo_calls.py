@@ -12,8 +12,8 @@ from pathlib import Path
 
 from fedcore import ClientStore, errors
 from tests.store.calls.failing import Calls
+from tests.store.kit import assert_is_at, died, made, play
 from tests.store.test_format import FORMATS, values
-from tests.store.undoing import assert_is_at, died, made, play
 
 CLIENTS = [0, 1, 2, "a"]
 # Rows by the rounds that wrote them, clients, and what an undo goes back to, by the round.
@@ -80,7 +80,7 @@ def each(calls, folder, name, error, stride):
         with calls.failing(at, error) as failed:
             done = attempt(lambda: act(store), folder)  # noqa: B023  # it is called at once
         assert failed or done
-        if store._commits.broken is not None:
+        if store._session.commits.broken is not None:
             died(store)
             store = ClientStore.open(path, undoable=True)
         store.rollback()

@@ -5,6 +5,7 @@ import hashlib
 import numpy as np
 
 from fedcore import Server, Update, algorithms
+from tests.kit import with_history
 from tests.server.stopping import lasting
 
 METHODS = {"MIFA": algorithms.MIFA(wait=False), "MimiC": "MimiC"}
@@ -21,8 +22,8 @@ def digest(server):
 
 def a_round(server):
     t = server.round_number
-    heard = [client for i, client in enumerate(sorted(server.clients, key=str)) if (i + t) % 3]
-    return server.round([Update(c, server.x + np.float32(1 + t + i), 1) for i, c in enumerate(heard)])
+    accepted = [client for i, client in enumerate(sorted(server.clients, key=str)) if (i + t) % 3]
+    return server.round([Update(c, server.x + np.float32(1 + t + i), 1) for i, c in enumerate(accepted)])
 
 
 def step(server, letter, folder):
@@ -31,9 +32,9 @@ def step(server, letter, folder):
         case "r":
             a_round(server)
         case "d":
-            server.depart(sorted(server.clients, key=str)[1])
+            server.remove_client(sorted(server.clients, key=str)[1])
         case "a":
-            server.arrive([f"client {server.round_number}", f"and {server.round_number}"])
+            server.add_clients([f"client {server.round_number}", f"and {server.round_number}"])
         case "c":
             server.compact()
         case "s" | "S":
@@ -46,10 +47,8 @@ def step(server, letter, folder):
 
 def play(folder, method, acknowledge):
     """All steps; after each, ``acknowledge`` is told what the server and the copy are by now."""
-    options = {"history_rounds": 3} if method == "MimiC" else {}
-    server = Server(
-        METHODS[method], np.zeros(N, np.float32), CLIENTS, lr=0.1, store=f"mmap:{folder / 'run'}", **options
-    )
+    method = with_history(METHODS[method], 3)
+    server = Server(np.zeros(N, np.float32), method, CLIENTS, lr=0.1, storage=folder / "run")
     a_round(server)
     copy = None
     acknowledge(digest(server), copy)

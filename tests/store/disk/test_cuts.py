@@ -1,17 +1,18 @@
-"""The power goes after a write, or the disk refuses one: the acknowledged round is there, or the one under way."""
+"""The power goes, or the disk fails, at any write."""
 
 import os
 import traceback
 from functools import partial
 
+import numpy as np
 import pytest
 
-from fedcore import Server, errors
+from fedcore import ClientStore, Server, Storage, Update, errors
+from fedcore.store.files import disk as calls
 from tests.server.invariant import contradictions
+from tests.store.disk import scenario, undo_scenario
 from tests.store.disk.cuts import cuts
 from tests.store.disk.failing import built, failing_disk
-from tests.store.disk.scenario import a_round, digest, play
-from tests.store.disk.test_failed_sync import died
 from tests.store.disks import SIZES, mounted
 
 LONG = pytest.mark.endurance
@@ -33,14 +34,14 @@ class Acknowledged:
         """The folder and the copy are as after this step, or as after the next; and the server goes on."""
         servers, copies = zip(*self.states[last : last + 2], strict=True)
         with Server.load(place / "run") as server:
-            assert digest(server) in servers, (why, last, server.round_number)
+            assert scenario.digest(server) in servers, (why, last, server.round_number)
             assert server.store.verify() + contradictions(server) == [], why
-            a_round(server)
-            server.arrive("one more")
-            a_round(server)
+            scenario.a_round(server)
+            server.add_clients("one more")
+            scenario.a_round(server)
             assert contradictions(server) == [], why
             if (place / "copy").exists():
-                assert digest(Server.load(place / "copy", medium="ram")) in copies, why
+                assert scenario.digest(Server.load(place / "copy", storage=Storage(medium="ram"))) in copies, why
             else:
                 assert None in copies, why
             server.save(place / "copy")
@@ -54,7 +55,7 @@ def test_the_power_goes_after_any_write(tmp_path, kind, method, stride):
     with failing_disk(program, kind, tmp_path / "whole") as disk:
         disk.record(log, base)
         acknowledged = Acknowledged(lambda number: disk.tell(f"mark {number}"))
-        play(disk.folder, method, acknowledged)
+        scenario.play(disk.folder, method, acknowledged)
     checked = 0
     for cut, (last, why) in enumerate(cuts(log, base, image, stride, seed=1)):
         with mounted(image, tmp_path / f"cut{cut}") as place:
@@ -71,7 +72,7 @@ def test_the_disk_refuses_any_one_write(tmp_path, kind, method, stride):
     at, refused = 1 + stride // 2, True
     expected = Acknowledged(lambda number: None)
     (tmp_path / "sound").mkdir()
-    play(tmp_path / "sound", method, expected)
+    scenario.play(tmp_path / "sound", method, expected)
     while refused:
         place = tmp_path / f"disk{at}"
         said = place / "acknowledged"
@@ -94,10 +95,115 @@ def plays(folder, method, said):
     """0 if it came to the end, 1 if there was an error of fedcore's."""
     with open(said, "wb", buffering=0) as file:
         try:
-            play(folder, method, lambda *_: file.write(b"."))
+            scenario.play(folder, method, lambda *_: file.write(b"."))
         except errors.FedcoreError:
             return 1
         except BaseException:
             traceback.print_exc()
             os._exit(98)
     return 0
+
+
+FEW_UNDO = [("ext4", 30), ("xfs", 60)]
+EVERY_UNDO = [pytest.param(kind, 1, marks=LONG) for kind in SIZES]
+
+
+def check(place, states, why):
+    """The folder is as after one of these steps, goes back to what was before it, and goes on."""
+    with ClientStore.open(place / "run", undoable=True) as store:
+        found = undo_scenario.digest(store)
+        assert store.verify() == [], why
+        possible = {previous for now, previous in states if now == found}
+        assert possible, (why, store.round)
+        went_back = store.undo()
+        assert (undo_scenario.digest(store) if went_back else None) in possible, (why, went_back)
+        assert not store.undo(), why
+        before = undo_scenario.digest(store)
+        undo_scenario.a_round(store, 99)
+        assert store.verify() == [], why
+        assert store.undo(), why
+        assert undo_scenario.digest(store) == before, why
+
+
+@pytest.mark.parametrize(("kind", "stride"), [*FEW_UNDO, *EVERY_UNDO])
+def test_the_power_goes_after_any_write_of_what_can_be_undone(tmp_path, kind, stride):
+    program = built(tmp_path)
+    log, base, image = tmp_path / "log", tmp_path / f"base.{kind}", tmp_path / f"left.{kind}"
+    states = []
+    with failing_disk(program, kind, tmp_path / "whole") as disk:
+        disk.record(log, base)
+
+        def acknowledged(*state):
+            states.append(state)
+            disk.tell(f"mark {len(states) - 1}")
+
+        undo_scenario.play(disk.folder, acknowledged)
+    checked = 0
+    for cut, (last, why) in enumerate(cuts(log, base, image, stride, seed=1)):
+        with mounted(image, tmp_path / f"cut{cut}") as place:
+            if last >= 1:  # before, it was being made
+                check(place, states[last : last + 2], why)
+                checked += 1
+    assert checked > 60 / stride
+
+
+N = 2000
+
+
+def died(work):
+    """Work in a process that never closes anything; what it returns is its exit status."""
+    child = os.fork()
+    if child == 0:
+        status = 99
+        try:
+            status = work()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def play_rounds(server, rounds):
+    for _ in range(rounds):
+        server.round([Update(i, server.x + 1 + i + server.round_number, 1) for i in range(4)])
+    return server.round_number
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+def test_rounds_after_a_failed_sync_survive_a_loss_of_power(tmp_path, kind):
+    program = built(tmp_path)
+    with failing_disk(program, kind, tmp_path / "first") as disk:
+        folder = disk.folder / "run"
+
+        def begins():
+            return play_rounds(Server(np.zeros(N, np.float32), "MIFA", 4, lr=0.1, storage=folder), 5)
+
+        def fails():
+            server, commit = Server.load(folder), calls.commit
+
+            def failing(connection):
+                disk.tell("fail 1")  # the slots are durable by now: the log alone is refused
+                commit(connection)
+
+            calls.commit = failing
+            try:
+                play_rounds(server, 1)
+            except errors.StoreError:
+                return server.round_number
+            return 98
+
+        assert died(begins) == 5
+        assert died(fails) == 5
+        disk.tell("fail 0")
+        last = died(lambda: play_rounds(Server.load(folder), 3))
+        assert last in (8, 9)  # the round that failed may count, as it was said
+        left = disk.dump(tmp_path / "left")
+    with (
+        failing_disk(program, kind, tmp_path / "second", image=left) as disk,
+        Server.load(disk.folder / "run") as again,
+    ):
+        assert again.round_number == last
+        assert again.store.verify() == []
+        assert contradictions(again) == []
+        play_rounds(again, 1)

@@ -3,7 +3,7 @@
 import hashlib
 
 from fedcore import ClientStore
-from tests.store.contents import content, write
+from tests.store.kit import content, write
 
 N = 2000
 STEPS = "rruradurCrurcrurrCur"  # see ``step``

@@ -21,6 +21,8 @@ class FedACG(Algorithm):
 
     unit = "model"
     takes_server_rate = False
+    keeps_momentum = True
+    looks_ahead = True
 
     @property
     def direction(self) -> Direction:

@@ -1,6 +1,6 @@
 """A participation pattern of one's own."""
 
-from fedcore.participation import Active, Participation
+from fedcore.simulation.participation import Active, Participation
 
 
 class OddAndEven(Participation):

@@ -1,7 +1,7 @@
 """Names for all of these, as an import adds them."""
 
-from fedcore import algorithms, data, participation
-from fedcore.local import nets
+from fedcore import algorithms
+from fedcore.simulation import data, nets, participation
 from mine.data import clouds
 from mine.methods import FedACG
 from mine.models import line

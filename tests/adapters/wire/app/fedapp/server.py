@@ -8,6 +8,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp import ServerApp
 
 from fedapp.task import LR, initial_model
+from fedcore import Compute
 from fedcore.adapters import flower
 
 app = ServerApp()
@@ -19,8 +20,8 @@ def main(grid, context):
     (out / "pid").write_text(str(os.getpid()))
     strategy = getattr(flower, context.run_config["method"])(
         lr=LR,
-        store=f"mmap:{out / 'state'}",
-        accumulate=context.run_config["accumulate"],
+        storage=out / "state",
+        compute=Compute(accumulator=context.run_config["accumulate"]),
         fraction_evaluate=0.0,
         min_train_nodes=3,
         min_available_nodes=4,
@@ -30,7 +31,7 @@ def main(grid, context):
         strategy.min_available_nodes = 3  # four at the start; then one may die
         if strategy.reports:
             report = strategy.reports[-1]
-            line = {"round": report.round, "heard": report.heard, "known": [*strategy.server.clients]}
+            line = {"round": report.round, "heard": report.accepted, "known": [*strategy.server.clients]}
             line |= {
                 "failed": [(failure.node, failure.code) for failure in strategy.failures],
                 "grid": type(grid).__name__,

@@ -12,7 +12,7 @@ CLIENTS, BATCH, STEPS, SEED, LR = 5, 16, 6, 7, 0.5
 
 def save_data(out):
     """The digits, and who holds which: two classes each."""
-    from fedcore.data import load
+    from fedcore.simulation.data import load
 
     digits = load("digits")
     order = np.argsort(digits.train_y, kind="stable")

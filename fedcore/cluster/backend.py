@@ -1,0 +1,660 @@
+"""The backend of a server in shards: each has a range of the parameters, with its part of every row, on its own disk.
+
+``fedcore.Server`` uses it with ``Compute(shards=...)``. The rounds and the bits are those of a server of one piece.
+"""
+
+import os
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from threading import Lock, RLock
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.arguments import absolute
+from fedcore.arrays import CPU, F32, empty
+from fedcore.atomic_file import followed
+from fedcore.cluster.coordinator import Coordinator, GatheredVectors
+from fedcore.cluster.manifest import (
+    NAME,
+    Manifest,
+    Range,
+    clean_up,
+    cut,
+    folders_of,
+    locked,
+    make_folder,
+    older_copy,
+    prepare,
+    ranges_of,
+    require_elementwise,
+    write_intent,
+)
+from fedcore.cluster.placement import LocalThreads
+from fedcore.cluster.shard import Finished, UpdateHeader, concatenate, settings_of_shard
+from fedcore.errors import ClusterError, FedcoreError, RangeError, RoundError, StoreError
+from fedcore.model import Layout
+from fedcore.native import core
+from fedcore.options import Callback, Compute, Settings, Storage, given_again
+from fedcore.server.broadcast import SentVectors
+from fedcore.server.report import Report, tell
+from fedcore.server.round import LOGGER, SECOND, Round, one_call
+from fedcore.server.server import require_named_rates
+from fedcore.server.state import NewClients
+from fedcore.server.step import Sizes
+from fedcore.server.update import Kind, Slices, Update, as_vector, bytes_of, read_counters, read_vector
+from fedcore.server.validation import never_negative
+from fedcore.store import ClientStore
+from fedcore.store.registry import ClientId, Registry
+
+
+class ShardedRound(Round):
+    """An open round of a server in shards. It cuts updates and sends their slices to the shards, some at a time.
+
+    ``Slices`` in place of a vector are passed on to the shards. A model of named tensors is flattened first, so that
+    its length has the bits of a flat vector's.
+    """
+
+    def __init__(
+        self, backend: "ShardedBackend", *, batch_size: int, may_hold: bool, callbacks: Sequence[Callback] = ()
+    ) -> None:
+        self.report: Report | None = None
+        self.is_open = True
+        self._backend, self._coordinator, self._settings = backend, backend.coordinator, backend.settings
+        self._ranges, self._registry = backend.ranges, backend.registry
+        self._batch_size, self._may_hold, self._callbacks = batch_size, may_hold, callbacks
+        self._number, self._opening = self._coordinator.state.round_number, self._coordinator.openings
+        self._turn, self._inside, self._is_ending = RLock(), Lock(), False
+        self._new: list[ClientId] = []
+        self._held: list[tuple[UpdateHeader, list[list[Any]]]] = []
+        self._known: set[ClientId] = set()
+        self._rejected: list[tuple[ClientId, str]] = []
+        self._bytes, self._seconds = 0, 0.0
+
+    def begin(self, newcomers: NewClients) -> None:
+        """Begin the round at the shards."""
+        listed = dict(newcomers) if isinstance(newcomers, Mapping) else list(newcomers)
+        try:
+            self._coordinator.call("begin_round", listed)
+            self._opening = self._coordinator.openings
+            self._new = list(listed)
+            self._learn_clients()
+        except BaseException:
+            self.is_open = False
+            raise
+
+    def _learn_clients(self) -> None:
+        if self._new:
+            self._backend.learn_clients(self._new)
+        self._registry = self._backend.registry
+
+    def _facts(self) -> dict[str, Any]:
+        if not self.is_open:
+            return {"is_open": False, "report": self.report}
+        accepted, rejected = len(self._known), len(self._rejected)
+        counts = {"accepted": accepted, "rejected": rejected, "shards": len(self._ranges)}
+        return {"round": self._number, "is_open": True, **counts}
+
+    @property
+    def rejected(self) -> tuple[tuple[ClientId, str], ...]:
+        """The clients whose updates were rejected so far, with the reasons."""
+        return tuple(self._rejected)
+
+    def _require_open(self) -> None:
+        super()._require_open()
+        if self._coordinator.openings != self._opening:
+            self._abort()
+            raise ClusterError("round: a shard was lost and the round was rolled back; open it again")
+
+    def buffer(self) -> F32:
+        """See ``Round.buffer``."""
+        self._require_open()
+        return empty(self._settings.layout.n)
+
+    def add_batch(self, updates: Sequence[Update]) -> list[bool]:
+        """See ``Round.add_batch``."""
+        return [self._add(update) for update in updates]
+
+    @one_call
+    def _add(self, update: Update) -> bool:
+        began = time.perf_counter()
+        self._require_open()
+        client = self._check(update, self._registry)
+        if self._is_second(client):
+            self._rejected.append((client, SECOND))
+            return False
+        for name, vector in ((update.kind, update.value), ("control", update.control)):
+            if isinstance(vector, Slices):
+                vector.require(name, len(self._ranges))
+        header = UpdateHeader(update._replace(client=client, value=None, control=None))
+        slices: list[list[Any]] = [[] for _ in self._ranges]
+        header, is_fixed = self._take(header, update, slices)
+        if header.error is None and self._settings.algorithm.second_vector is not None:
+            header, is_control_fixed = self._take_control(header, update.control, slices)
+            is_fixed = is_fixed and is_control_fixed
+        self._hold(header, slices, may_wait=self._may_hold or update.keep or is_fixed)
+        self._seconds += time.perf_counter() - began
+        return client in self._known
+
+    def add_partial_sum(self, *_: Any, **__: Any) -> None:
+        """Reject a partial sum.
+
+        Raises:
+            RangeError: always.
+        """
+        raise RangeError("add_partial_sum: partial sums are not supported with shards; use Compute(shards=1)")
+
+    def partial_sum(self) -> Any:
+        """Reject to make a partial sum.
+
+        Raises:
+            RangeError: always.
+        """
+        raise RangeError("partial_sum: partial sums are not supported with shards; use Compute(shards=1)")
+
+    @one_call
+    def reject(self, client: ClientId, reason: str) -> None:
+        """See ``Round.reject``."""
+        self._require_open()
+        self._rejected.append((client, reason))
+
+    def finish(self) -> Report:
+        """Take the server's step and close the round.
+
+        Raises:
+            RoundError: the round is closed.
+            DivergedError: x would become infinite or NaN. The server stays as it was before the round.
+            ClusterError: a shard was lost. The round was rolled back and may be run again; or it counts, as
+                ``Server.round_number`` shows, and its report is lost.
+            StoreError: a disk is full, for example; the round was rolled back in all shards.
+        """
+        finished, report = self._finish()
+        for record in finished.records:
+            if LOGGER.isEnabledFor(record.levelno):
+                LOGGER.handle(record)
+        tell(self._callbacks, report, LOGGER)
+        return report
+
+    @one_call
+    def _finish(self) -> tuple[Finished, Report]:
+        began = time.perf_counter()
+        self._require_open()
+        try:
+            self._fold_held()
+            finished: Finished = self._coordinator.change("finish", rounds=1)
+        except BaseException:
+            self._abort()
+            raise
+        self.is_open = False
+        self._learn_clients()
+        seconds = self._seconds + time.perf_counter() - began
+        rejected = (*self._rejected, *finished.rejected)
+        self.report = replace(finished.report, rejected=rejected, seconds=seconds, bytes=self._bytes)
+        return finished, self.report
+
+    def _abort(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            self._held.clear()
+            if self._coordinator.openings == self._opening:  # otherwise no shard has the round
+                with suppress(FedcoreError):  # the next call raises it
+                    self._coordinator.call("abort")
+            with suppress(FedcoreError):
+                self._learn_clients()
+
+    def _take(self, header: UpdateHeader, update: Update, slices: list[list[Any]]) -> tuple[UpdateHeader, bool]:
+        """Append the slices of an update's vector, or note its error; return also whether its memory is immutable."""
+        y = update.value
+        if isinstance(y, Slices):
+            _append(slices, y.parts)
+            return header._replace(digests=y.digests), True
+        try:
+            vector, is_fixed = read_vector(update, self._settings.layout, apart=False)
+            counters = read_counters(update, self._settings.layout)
+        except FedcoreError as error:
+            self._bytes += bytes_of(y)
+            return header._replace(error=error), True
+        self._cut(vector, update.kind, slices)
+        return header._replace(counters=counters, is_named=not bytes_of(y)), is_fixed
+
+    def _cut(self, vector: Any, kind: Kind, slices: list[list[Any]]) -> None:
+        put, has_buffers = self._coordinator.placement.put, kind != "gradient"
+        _append(slices, [put(vector[span.start : span.stop if has_buffers else span.end]) for span in self._ranges])
+
+    def _take_control(self, header: UpdateHeader, control: Any, slices: list[list[Any]]) -> tuple[UpdateHeader, bool]:
+        """Append the slices of a second vector, as ``_take`` does."""
+        if isinstance(control, Slices):
+            _append(slices, control.parts)
+            return header._replace(control=True, control_digests=control.digests), True
+        p = self._settings.layout.n_parameters
+        try:
+            vector = as_vector("control", control, p)
+        except FedcoreError as error:
+            return header._replace(control=error), True
+        if vector is None:
+            return header, True  # the shards raise the error
+        self._cut(vector, "gradient", slices)
+        return header._replace(control=True), core.are_immutable([vector])
+
+    def _hold(self, header: UpdateHeader, slices: list[list[Any]], *, may_wait: bool) -> None:
+        """Hold an update; fold the held ones if it may not wait."""
+        self._held.append((header, slices))
+        self._known.add(header.update.client)
+        if len(self._held) >= self._batch_size or not (may_wait or self._coordinator.placement.copies):
+            self._fold_held()
+
+    def _fold_held(self) -> None:
+        """Send the held updates to the shards; a rejected client may send another one."""
+        held, self._held = self._held, []
+        if not held:
+            return
+        try:
+            headers = [header for header, _ in held]
+            without_counters = [header._replace(counters=None) for header in headers]
+            each = []
+            for k in range(len(self._ranges)):
+                vectors = [vector for _, slices in held for vector in slices[k]]
+                each.append((headers if k == 0 else without_counters, *vectors))
+            rejected, sizes = zip(*self._coordinator.call("add", each=each), strict=True)
+        except BaseException:
+            self._abort()
+            raise
+        self._bytes += sum(sizes)
+        self._rejected += rejected[0]
+        self._known.difference_update(client for client, _ in rejected[0])
+
+
+def _append(slices: Sequence[list[Any]], parts: Sequence[Any]) -> None:
+    """Add a slice to each shard's list."""
+    for own, part in zip(slices, parts, strict=True):
+        own.append(part)
+
+
+class ShardedBackend:
+    """The state of a ``Server`` in shards, with the methods of ``fedcore.server.state.State`` that ``Server`` calls.
+
+    A round, a change of clients or options and a warm start count once the last shard's transaction is durable. After a
+    crash, ``saved_backend`` lets the shards that are ahead roll back.
+
+    Attributes:
+        settings: of the whole server.
+        coordinator: calls all shards.
+        manifest: the ranges, and the folders.
+        home: the manifest's folder; None in memory.
+    """
+
+    def __init__(self, settings: Settings, manifest: Manifest, home: Path | None, coordinator: Coordinator) -> None:
+        self.settings, self.manifest, self.home, self.coordinator = settings, manifest, home, coordinator
+        self._registry: Registry | None = None
+        self._registry_at = 0  # the coordinator's ``openings`` when it was read
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        """The elements of each shard."""
+        return self.manifest.ranges
+
+    @property
+    def registry(self) -> Registry:
+        """The registered clients, which a shard is asked for once."""
+        if self._registry is None:
+            self.read_registry()
+        assert self._registry is not None
+        return self._registry
+
+    def read_registry(self) -> None:
+        """Read the registered clients from a shard."""
+        registry = Registry.restore(*self._first("registry"))
+        self._registry, self._registry_at = registry, self.coordinator.openings
+
+    def learn_clients(self, clients: Iterable[ClientId]) -> None:
+        """Learn the numbers of clients that a change may have added or removed, in time proportional to these.
+
+        If a shard is lost meanwhile, this is no error, since the change has happened: all clients are read when needed.
+        """
+        known, self._registry = self._registry, None
+        if known is None or self._registry_at != self.coordinator.openings:
+            return
+        with suppress(FedcoreError):
+            listed = list(clients)
+            numbers: list[int | None] = self._first("client_numbers", listed)
+            freed = {known.number(client): None for client in listed if client in known}
+            known.reassign(freed | {n: client for n, client in zip(numbers, listed, strict=True) if n is not None})
+            self._registry = known
+
+    @property
+    def round_number(self) -> int:
+        """The number of finished rounds."""
+        return self.coordinator.state.round_number
+
+    @property
+    def transactions(self) -> int:
+        """The number of transactions."""
+        return self.coordinator.state.transactions
+
+    @property
+    def holds_files(self) -> bool:
+        """True: shards cannot be copied."""
+        return True
+
+    def facts(self) -> dict[str, Any]:
+        """Facts to show."""
+        return {"shards": len(self.ranges), "storage": "ram" if self.home is None else str(self.home)}
+
+    def rows(self) -> Any:
+        """Reject to give all rows.
+
+        Raises:
+            RangeError: always.
+        """
+        raise RangeError("store: a server in shards has one store in each shard; row(client) reads a row")
+
+    def row(self, client: ClientId) -> F32:
+        """A client's row."""
+        row: F32 = self._gather("row", client)
+        return row
+
+    def client_sizes(self) -> npt.NDArray[np.int64] | None:
+        """n_k, the smallest first."""
+        sizes: npt.NDArray[np.int64] | None = self._first("client_sizes")
+        return sizes
+
+    def vector(self, name: str) -> Any:
+        """x, ``next`` (the model that clients start from), or v, gathered."""
+        return self._gather("vector", "sent" if name == "next" else name)
+
+    def slices(self, name: str = "sent") -> list[Any]:
+        """A vector as each shard has it: arrays, or on Ray references to them."""
+        return self.coordinator.fetch("vector", name)
+
+    def counters(self) -> Any:
+        """The integer counters and constants by name."""
+        return self._first("counters")
+
+    def correction(self, client: ClientId) -> npt.NDArray[np.float64]:
+        """c_i, gathered."""
+        correction: npt.NDArray[np.float64] = self._gather("correction", client)
+        return correction
+
+    def total(self) -> npt.NDArray[np.float64] | None:
+        """T, gathered."""
+        total: npt.NDArray[np.float64] = self._gather("total")
+        return total
+
+    def audit_log(self) -> list[dict[str, Any]]:
+        """The documents: none."""
+        return []
+
+    def verify(self) -> list[str]:
+        """The damage found, by shard."""
+        found = self.coordinator.call("verify")
+        return [f"shard {k}: {line}" for k, lines in enumerate(found) for line in lines]
+
+    def _first(self, name: str, *arguments: Any) -> Any:
+        return self.coordinator.call(name, *arguments)[0]
+
+    def _gather(self, name: str, *arguments: Any) -> Any:
+        return concatenate(self.coordinator.call(name, *arguments))
+
+    def may_be_whole(self) -> bool:
+        """False: rounds go through the coordinator."""
+        return False
+
+    def new_round(self, kind: Any, batch_size: int, *, may_hold: bool, callbacks: Sequence[Callback]) -> ShardedRound:
+        """A round that has not begun."""
+        return ShardedRound(self, batch_size=batch_size, may_hold=may_hold, callbacks=callbacks)
+
+    def require_open_store(self) -> None:
+        """Nothing: the shards raise the error themselves."""
+
+    def forget_newcomers(self) -> None:
+        """Nothing: the next round does it."""
+
+    def abandon(self) -> None:
+        """Nothing: each shard abandons what a dropped round left before it changes."""
+
+    def sent_vectors(self, clients: Sequence[ClientId], new: Collection[ClientId]) -> SentVectors:
+        """The vectors of a broadcast; workers on Ray read their slices from the shards."""
+        number, fetch = self.round_number, self.coordinator.fetch
+        if self.settings.algorithm.keeps_rows:
+            self.coordinator.call("prefetch", [client for client in clients if client not in new])
+
+        def offset(client: ClientId) -> list[Any]:
+            if self.round_number != number:
+                raise RoundError(
+                    f"offset: the broadcast was for round {number}, and round {self.round_number} is next; make a new "
+                    "broadcast"
+                )
+            return fetch("offset", client, client in new and client not in self.registry)
+
+        x_prev = fetch("vector", "x_prev") if self.settings.algorithm.direction.b else None
+        return GatheredVectors(self.coordinator, self.ranges, fetch("vector", "sent"), x_prev, offset)
+
+    def add_clients(self, clients: list[ClientId], sizes: Sizes | None) -> None:
+        """See ``Server.add_clients``."""
+        try:
+            self.coordinator.change("add_clients", clients, sizes)
+        finally:
+            self.learn_clients(clients)
+
+    def update_clients(self, sizes: Mapping[ClientId, int]) -> None:
+        """See ``Server.update_clients``."""
+        self.coordinator.change("update_clients", dict(sizes))
+
+    def remove_client(self, client: ClientId, from_objective: bool) -> None:
+        """See ``Server.remove_client``."""
+        try:
+            self.coordinator.change("remove_client", client, from_objective)
+        finally:
+            self.learn_clients([client])
+
+    def change(self, options: Mapping[str, Any]) -> None:
+        """See ``Server.change``."""
+        changed, due = self.settings.changed(options), self.transactions + 1
+        require_named_rates(changed, options)
+        require_without_weights(changed)
+        try:
+            self.coordinator.change("change", dict(options))
+        finally:
+            if self.transactions == due:
+                self.settings = changed
+
+    def warm_start(self, gradients: Mapping[ClientId, Any]) -> None:
+        """See ``Server.warm_start``."""
+        parts = [self._slices_of(f"gradients[{client!r}]", g) for client, g in gradients.items()]
+        digests = [g.digests if isinstance(g, Slices) else None for g in gradients.values()]
+        each = [
+            ([None if own is None else own[k] for own in digests], *(own[k] for own in parts))
+            for k in range(len(self.ranges))
+        ]
+        self.coordinator.change("warm_start", list(gradients), each=each)
+
+    def _slices_of(self, name: str, gradient: Any) -> Sequence[Any]:
+        """A gradient's slices, on their way to the shards."""
+        if isinstance(gradient, Slices):
+            gradient.require(name, len(self.ranges))
+            return gradient.parts
+        vector, put = as_vector(name, gradient, self.settings.layout.n_parameters), self.coordinator.placement.put
+        return [put(vector[span.start : span.end]) for span in self.ranges]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a copy of each shard on its own machine, and the manifest last.
+
+        A save that is killed leaves the older copy. The next one deletes its files: ``cluster.json.intent`` lists them.
+        """
+        home = absolute(path)
+        place = followed(home)
+        if self.home is not None and place == Path(os.path.realpath(self.home)):
+            raise StoreError(f"{home}: the server's own folder has every round already; save to another one")
+        make_folder(home)
+        with locked(home):
+            clean_up(home, self._delete)
+            before = older_copy(home)
+            if before is not None:
+                self.coordinator.call("require_unused", [info.folder for info in before.shards(home)])
+            mark = uuid4().hex[:8]
+            folders = tuple(f"shard-{k}-{mark}" for k in range(len(self.ranges)))
+            copy = replace(self.manifest, folders=folders, is_copy=True)
+            write_intent(home, new=copy, old=before)
+            try:
+                self.coordinator.call("save", each=[(info.folder,) for info in copy.shards(home)])
+                copy.write(home / NAME)
+            except FedcoreError:
+                with suppress(FedcoreError):  # the next save tries again
+                    clean_up(home, self._delete, deletes_old=False)
+                raise
+            clean_up(home, self._delete)
+
+    def _delete(self, cluster: str, folders: Sequence[str]) -> bool:
+        """Delete parts of a copy, each by the shard that wrote it; return whether all are deleted."""
+        return all(self.coordinator.call("delete_copy", cluster, list(folders)))
+
+    def checkpoint(self) -> None:
+        """See ``Server.checkpoint``."""
+        self.coordinator.call("checkpoint")
+
+    def compact(self) -> None:
+        """See ``Server.compact``."""
+        self.coordinator.call("compact")
+
+    def close(self) -> None:
+        """Close the shards."""
+        self.coordinator.drop()
+
+
+def new_backend(
+    model: Any,
+    settings: Settings,
+    clients: int | Iterable[ClientId] | None,
+    sizes: Sizes | None,
+    storage: Storage,
+    compute: Compute,
+    given: ClientStore | None,
+) -> ShardedBackend:
+    """The backend of a new server in shards; arguments and errors are those of ``Server``.
+
+    Raises:
+        RangeError: an option does not work with shards; there are more shards than blocks of 16,384 parameters.
+    """
+    layout = settings.layout
+    require_elementwise(settings.optimizer)
+    require_without_weights(settings)
+    _require_supported(storage, compute)
+    if given is not None:
+        raise RangeError("storage: a ClientStore has rows of one piece; give Storage(path=...)")
+    if storage.path is None and storage.folders is not None:
+        raise RangeError("folders: give path= too, the folder of the manifest")
+    if clients is None:
+        raise RangeError("clients: give their number or their ids")
+    ranges = ranges_of(layout, compute.shards)
+    x, is_new = _flat(model, layout)
+    settings = replace(settings, nonnegative=never_negative(layout, x, settings.limits.signed_buffers))
+    home = None if storage.path is None else Path(storage.path)
+    named = None if home is None else folders_of([f"shard-{k}" for k in range(len(ranges))], storage.folders)
+    manifest = Manifest(uuid4().hex, layout, ranges, named)
+    if home is not None:
+        prepare(home)
+    listed = clients if isinstance(clients, int) else list(clients)
+    again = given_again(settings.algorithm, settings.lr, settings.server_lr, settings.optimizer)
+    placement = LocalThreads() if compute.executor is None else compute.executor
+    check = partial(manifest.require_current, (home or Path()) / NAME)
+    infos = manifest.shards(home, storage.folders)
+    backend = ShardedBackend(settings, manifest, home, Coordinator(placement, infos, storage.durability, again, check))
+    counters = layout.read_counters(model)
+    each = [
+        (
+            settings_of_shard(settings, cut(layout, span, counters=k == 0)),
+            x[span.start : span.stop],
+            counters if k == 0 else {},
+        )
+        for k, span in enumerate(ranges)
+    ]
+    backend.coordinator.make(listed, sizes, storage.codec, storage.durability, is_new, each=each)
+    try:
+        if home is not None:
+            manifest.write(home / NAME)
+        backend.read_registry()
+    except BaseException:
+        backend.close()
+        raise
+    return backend
+
+
+def saved_backend(
+    file: Path, given: Mapping[str, Any], storage: Storage, compute: Compute
+) -> tuple[ShardedBackend, dict[str, Any]]:
+    """The backend of a manifest as its last finished round left it, and the saved settings.
+
+    Args:
+        given: the objects that the caller passes again; see ``given_again``.
+        storage: ``folders``, if the shards are not beside the manifest, and ``durability``.
+        compute: the executor, and ``batch_size``.
+
+    Raises:
+        StoreError, CheckpointError, CorruptionError: as ``Server.load``; or a shard is elsewhere, and ``folders`` does
+            not name it; or the shards do not belong together, or are further apart than one transaction; or the
+            manifest was replaced meanwhile.
+        RangeError: the optimizer does not step element by element; or an option contradicts what was saved.
+        LockedError: another process has a shard, for longer than 10 seconds.
+    """
+    _require_supported(storage, compute)
+    if storage.medium == "ram":
+        raise RangeError("medium='ram': a server in shards goes on in its folders; leave it out")
+    manifest = Manifest.read(file)
+    if compute.shards not in (1, len(manifest.ranges)):
+        raise RangeError(
+            f"shards={compute.shards}: the server has {len(manifest.ranges)}; fedcore.cluster.reshard changes that"
+        )
+    infos = manifest.shards(file.parent, storage.folders)
+    placement = LocalThreads() if compute.executor is None else compute.executor
+    check = partial(manifest.require_current, file)
+    coordinator = Coordinator(placement, infos, storage.durability, given, check)
+    coordinator.open()
+    try:
+        assert coordinator.settings is not None
+        saved = coordinator.settings | {"layout": manifest.layout.to_state()}
+        settings = Settings.from_state(saved, given, compute)
+        if compute.diagnostics not in (None, saved.get("diagnostics")):
+            raise RangeError(f"diagnostics={compute.diagnostics}: the server was saved otherwise; leave it out")
+        require_elementwise(settings.optimizer)
+        backend = ShardedBackend(settings, manifest, file.parent, coordinator)
+        backend.read_registry()
+    except BaseException:
+        coordinator.drop()
+        raise
+    return backend, saved
+
+
+def _require_supported(storage: Storage, compute: Compute) -> None:
+    """Reject options that shards do not have.
+
+    Raises:
+        RangeError: one is given.
+    """
+    for name, is_given, reason in (
+        ("medium", storage.medium == "cuda", "shards are on CPUs"),
+        ("device", compute.device not in (None, CPU), "shards are on CPUs"),
+        ("cached_rows", storage.cached_rows is not None, "shards are on CPUs"),
+        ("keep_previous", bool(storage.keep_previous), "each shard keeps the transaction before the last anyway"),
+        ("audit", storage.audit, "shards see slices only"),
+    ):
+        if is_given:
+            raise RangeError(f"{name}: not supported with shards: {reason}; leave it out")
+
+
+def require_without_weights(settings: Settings) -> None:
+    """Reject weights of a ``Mean``, which shards do not have."""
+    if settings.rules.weights is not None:
+        raise RangeError("weights: not supported with shards; give the weight of each update, add(weight=...)")
+
+
+def _flat(model: Any, layout: Layout) -> tuple[F32, bool]:
+    """The first model as one vector, and whether that is new memory."""
+    if isinstance(model, np.ndarray) and model.dtype == np.float32 and model.ndim == 1 and model.flags.c_contiguous:
+        return model, False
+    return layout.flatten(model), True

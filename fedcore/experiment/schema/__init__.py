@@ -1,1 +1,0 @@
-"""The tables of an experiment's configuration, and how each is checked."""

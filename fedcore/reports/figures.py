@@ -1,0 +1,306 @@
+"""The pictures: curves over rounds, presets over what they vary, and the examples that each client holds."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from textwrap import fill
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib import colormaps, rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import ListedColormap, PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, StrMethodFormatter
+from pandas import DataFrame, Series, concat
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from fedcore.atomic_file import draft_of
+from fedcore.experiment.results import Record
+from fedcore.reports.papers import ACCURACY, CROSSING, POINTS, RECOVERY, Comparison
+from fedcore.reports.statistics import accuracies, by_algorithm, losses
+
+Counts = npt.NDArray[np.int64]
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
+"""Okabe and Ito's palette, made for every kind of colour vision. The line styles repeat the difference: the two blues,
+and the two oranges, have different ones."""
+STYLES = ("solid", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
+INK, FAINT = "#333333", "#dddddd"
+TITLE, NOTE, NAME = 12, 9.5, 10
+"""Points: a title, the lines below it, and the names of axes and curves."""
+STYLE: dict[Any, Any] = {
+    **{f"axes.spines.{side}": False for side in ("top", "right", "left")},
+    **{f"{axis}tick.{which}.size": 0 for axis in "xy" for which in ("major", "minor")},
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.edgecolor", "grid.color"), FAINT),
+    **{"axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "axes.titlelocation": "left"},
+    **{"axes.titlesize": NOTE, "axes.labelsize": NAME, "legend.fontsize": NAME, "legend.frameon": False},
+    **{"figure.constrained_layout.use": True, "figure.dpi": 150, "savefig.dpi": "figure", "lines.linewidth": 1.8},
+    "text.parse_math": False,  # a dollar in a title is a dollar
+}
+WIDTH, HEIGHT = 8.0, 4.8
+WIDE = 10
+"""The ratio of the largest value to the smallest from which an axis is logarithmic."""
+AXES = {"rounds": "round", "uploadings": "uploadings (rounds × vectors that a client sends in one)"}
+MEASURES = {
+    "accuracy": ("Test accuracy (%)", accuracies, 100.0),
+    "loss": ("Test loss (mean cross entropy)", losses, 1.0),
+}
+KINDS = {
+    ACCURACY: "Test accuracy (%)",
+    POINTS: "Difference of accuracies (points)",
+    RECOVERY: "Rounds until the accuracy is what it was",
+    CROSSING: "Rounds until the first's test loss is below the second's",
+}
+"""The kinds of a paper's figures in the order of their panels, with the title of each."""
+BARS, NO_BAR = "▁▂▃▄▅▆▇█", "·"
+
+
+def draw_curves(
+    records: Sequence[Record],
+    path: Path,
+    paper: Comparison | None = None,
+    *,
+    over: str = "rounds",
+    changed: str = "",
+    measure: Literal["accuracy", "loss"] = "accuracy",
+    shifts: Sequence[int] = (),
+) -> None:
+    """Draw a line for each algorithm's mean, and a band over its seeds, as a PNG.
+
+    A curve ends where the first of its seeds ends, so that a mean never jumps because a seed stopped early.
+
+    Args:
+        records: of one experiment.
+        path: the file.
+        paper: its accuracies at the end are dotted lines.
+        over: "rounds", or "uploadings" (rounds where a record of an older version does not have them).
+        changed: the changes of the experiment from the preset of its title.
+        measure: what is drawn.
+        shifts: the first rounds with another objective, as after an arrival: dashed lines where the axis is rounds.
+    """
+    accuracy = paper.accuracy if paper and measure == "accuracy" else {}
+    if any(line.uploadings is None for record in records for line in record.rounds):
+        over = "rounds"
+    shifts = shifts if over == "rounds" else ()
+    groups, means, waits = by_algorithm(records), [], False
+    names = [_name(label) for label in groups]
+    with _picture(path, WIDTH, max(HEIGHT, _height(names) + 1.8)) as figure:
+        axes = figure.add_subplot()
+        for name, (label, group) in zip(names, groups.items(), strict=True):
+            curve = band(group, over, measure)
+            if curve.empty:
+                continue
+            colour, style = look(group[0].header.order)
+            axes.fill_between(curve.index, curve["min"], curve["max"], color=colour, alpha=0.13, linewidth=0)
+            axes.plot(curve["mean"], color=colour, linestyle=style, label=name)
+            stayed = [replace(one, rounds=[line for line in one.rounds if line.awaited]) for one in group]
+            waited = curve[curve.index.isin({place for one in stayed for place in band([one], over, measure).index})]
+            if len(waited):
+                waits = True
+                axes.plot(waited["mean"], color=colour, linestyle="none", marker="x", markersize=5)
+            means += list(curve["mean"])
+            if label in accuracy:
+                axes.axhline(accuracy[label], color=colour, linestyle=":", linewidth=1)
+        for shift in shifts:
+            axes.axvline(shift + 1, color="0.5", linestyle="--", linewidth=1, zorder=0)
+        seeds = len({record.header.seed for record in records})
+        notes = [f"mean of {seeds} seeds, band from the lowest to the highest" if seeds > 1 else "one seed"]
+        if accuracy:
+            notes.append("dotted: the paper's" + (f" (CUT SHORT here: {paper.short})" if paper and paper.short else ""))
+        notes += ["dashed: clients arrived or departed"] if shifts else []
+        notes += ["crosses: the model stays, waiting for clients"] if waits else []
+        below = [", ".join([MEASURES[measure][0], *notes]), *([f"changed: {changed}"] if changed else [])]
+        _head(figure, axes, records[0].header.title, "\n".join(below))
+        axes.set_xlabel(AXES[over])
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+        axes.margins(x=0)
+        if measure == "loss" and 0 < WIDE * min(means, default=0.0) < max(means, default=0.0):
+            axes.set_yscale("log")
+        _legend(axes)
+
+
+def band(group: Sequence[Record], over: str, measure: str = "accuracy") -> DataFrame:
+    """Return the lowest, mean and highest value in the picture's unit, by the place on the axis, counted from 1."""
+    _, curve_of, unit = MEASURES[measure]
+    curves = [Series(curve) for curve in map(curve_of, group) if curve]
+    if not curves:
+        return DataFrame(columns=["min", "mean", "max"], dtype=float)
+    values = (unit * concat(curves, axis=1, join="inner")).agg(["min", "mean", "max"], axis=1)
+    sent = {line.round: line.uploadings or 0 for record in group for line in record.rounds}
+    values.index = [sent[round] if over == "uploadings" else round + 1 for round in values.index]
+    return values
+
+
+def draw_family(path: Path, title: str, notes: str, label: str, figures: DataFrame) -> None:
+    """Draw what several presets came to over the value that they vary, as a PNG with a panel for each kind of figure.
+
+    Means over the seeds, bars from the lowest to the highest; the paper's figures as hollow diamonds.
+
+    Args:
+        path: the file.
+        title, notes: of the picture.
+        label: of the x axis.
+        figures: see ``sweeps.Family``.
+    """
+    xs = sorted(figures["x"].unique())
+    log = xs[0] > 0 and xs[-1] >= WIDE * xs[0]
+    panels = {kind: list(lines.groupby("label", sort=False)) for kind, lines in figures.groupby("kind")}
+    tallest = max(_height(_name(name) for name, _ in lines) for lines in panels.values())
+    with _picture(path, WIDTH, max(3.9, tallest + 1) * len(panels) + 0.6) as figure:
+        rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+        for axes, (kind, lines) in zip(rows, panels.items(), strict=True):
+            for number, (name, line) in enumerate(lines):
+                shift = 0.008 * (number - (len(lines) - 1) / 2)  # part of the axis, to tell the bars of lines apart
+                places = line["x"] * (xs[-1] / xs[0]) ** shift if log else line["x"] + shift * (xs[-1] - xs[0])
+                colour, style = look(line["order"].iloc[0])
+                bars = [line["mean"] - line["low"], line["high"] - line["mean"]]
+                options = {"marker": "o", "markersize": 4, "capsize": 2.5, "elinewidth": 1, "label": _name(name)}
+                axes.errorbar(places, line["mean"], bars, color=colour, linestyle=style, **options)
+                printed = line["paper"].notna()
+                if printed.any():
+                    hollow = {"marker": "D", "markersize": 6, "markerfacecolor": "white"}
+                    axes.plot(
+                        places[printed], line["paper"][printed], color=colour, linestyle=":", linewidth=1, **hollow
+                    )
+            if kind in (RECOVERY, CROSSING):
+                axes.set_ylim(bottom=0)
+            elif kind == POINTS:
+                axes.axhline(0, color=INK, linewidth=0.8)
+            first = axes is rows[0]
+            _head(figure, axes, title if first else "", f"{KINDS[kind]}\n{notes}" if first else KINDS[kind])
+            _legend(axes)
+        rows[-1].set_xscale("log" if log else "linear")
+        rows[-1].set_xlabel(_wrapped(label, WIDTH - 2.6, NAME))
+        rows[-1].xaxis.set_major_locator(FixedLocator(_apart(xs, log)))
+        rows[-1].xaxis.set_minor_locator(NullLocator())
+        rows[-1].xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+
+
+def draw_holdings(counts: Counts, path: Path, *, title: str) -> None:
+    """Draw the holdings as a PNG: clients x classes as a heat map, and above it the clients' sizes.
+
+    Args:
+        counts: int64[N, C], examples of each class at each client.
+        path: the file.
+        title: what the picture shows.
+    """
+    clients, classes = counts.shape
+    width, height = min(max(6.0, 3 + 0.1 * clients), 14.0), min(max(4.2, 2.4 + 0.2 * classes), 14.0)
+    with _picture(path, width, height) as figure:
+        bars, heat = figure.subplots(2, 1, sharex=True, height_ratios=[1, max(2.0, 0.18 * classes)])
+        _head(figure, bars, title, _holdings_summary(counts).replace(": ", "\n"))
+        bars.bar(np.arange(clients), counts.sum(axis=1), color=COLOURS[0], width=0.8)
+        bars.set_ylabel("examples")
+        bars.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+        bars.grid(visible=False)
+        heat.grid(visible=False)
+        # A square root, so that a client with few examples is seen beside one with many. Only zero is white.
+        shades = heat.imshow(
+            np.ma.masked_equal(counts.T, 0),
+            aspect="auto",
+            cmap=ListedColormap(colormaps["Blues"](np.linspace(0.2, 1, 256))),
+            norm=PowerNorm(0.5, 0, max(counts.max(), 1)),
+        )
+        heat.set_xlabel("client")
+        heat.set_ylabel("class")
+        for axis in (heat.xaxis, heat.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        bar = figure.colorbar(shades, ax=heat, pad=0.01, aspect=30, label="examples of the class")
+        bar.outline.set_visible(False)
+
+
+def holdings_table(counts: Counts, *, title: str, most: int | None = None) -> Group:
+    """Return the holdings for a terminal: a line for each client, and in it a bar for each class.
+
+    Args:
+        counts: int64[N, C].
+        title: what the table shows.
+        most: the number of lines; the other clients are only counted. Default: all.
+    """
+    classes = counts.shape[1]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("client", "examples", "classes"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("".join(map(str, range(classes))) if classes <= 10 else f"0 .. {classes - 1}", overflow="fold")
+    for client, row in enumerate(counts[:most]):
+        highest = max(int(row.max()), 1)
+        bars = [BARS[(count * len(BARS) - 1) // highest] if count else NO_BAR for count in row.tolist()]
+        table.add_row(str(client), f"{row.sum():,}", str(np.count_nonzero(row)), "".join(bars))
+    below = [f"{_holdings_summary(counts)}. A bar is as high as its share of the client's most frequent class."]
+    if most is not None and len(counts) > most:
+        below.insert(0, f"... and {len(counts) - most} more clients")
+    return Group(Text(title, style="bold"), table, *(Text(line, style="dim") for line in below))
+
+
+def look(order: int) -> tuple[str, Any]:
+    """Return colour and line style of the algorithm at this place of the comparison."""
+    return COLOURS[order % len(COLOURS)], STYLES[order % len(STYLES)]
+
+
+@contextmanager
+def _picture(path: Path, width: float, height: float) -> Iterator[Figure]:
+    """Give an empty picture of so many inches, and write it at the end in the format of the path's ending."""
+    with rc_context(STYLE), draft_of(path) as draft:
+        figure = Figure(figsize=(width, height))
+        FigureCanvasAgg(figure)  # draws without a display
+        yield figure
+        figure.savefig(draft, format=path.suffix[1:])
+
+
+def _head(figure: Figure, axes: Any, title: str, notes: str) -> None:
+    """Write the title of a picture, and the lines above axes."""
+    width = figure.get_figwidth()
+    if title:
+        figure.suptitle(_wrapped(title, width - 0.3, TITLE), x=0.01, ha="left", fontsize=TITLE, fontweight="bold")
+    axes.set_title(_wrapped(notes, width - 1, NOTE))
+
+
+def _legend(axes: Any) -> None:
+    """Write the names of the curves to the right of the axes."""
+    curves, names = axes.get_legend_handles_labels()
+    if curves:
+        axes.legend(curves, names, loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0, handlelength=2.6)
+
+
+def _wrapped(text: str, inches: float, size: float) -> str:
+    """Return the text on as many lines as letters of usual width need."""
+    columns = int(inches * 72 / (0.66 * size))
+    return "\n".join(fill(line, columns) for line in text.split("\n"))
+
+
+def _name(label: str) -> str:
+    """Return a label for the legend; matplotlib leaves out those that begin with an underscore."""
+    return _wrapped(f" {label}" if label.startswith("_") else label, 2.6, NAME)
+
+
+def _height(names: Iterable[str]) -> float:
+    """Return the inches that a legend takes."""
+    return sum(0.05 + 0.18 * (name.count("\n") + 1) for name in names)
+
+
+def _apart(xs: Sequence[float], log: bool) -> list[float]:
+    """Return the values whose labels have room beside each other on the axis."""
+    places = np.log(xs) if log else np.asarray(xs, float)
+    places = (places - places[0]) / (places[-1] - places[0])
+    kept = [0]
+    for number, place in enumerate(places):
+        if place - places[kept[-1]] > 0.08:
+            kept.append(number)
+    return [xs[number] for number in kept]
+
+
+def _holdings_summary(counts: Counts) -> str:
+    """Return ``60,000 examples at 30 clients: 1,889 to 2,248 each (median 1,981), 2 classes each``."""
+    sizes, held = counts.sum(axis=1), np.count_nonzero(counts, axis=1)
+    each = f"{sizes.min():,} to {sizes.max():,} each (median {np.median(sizes):,.0f})"
+    if sizes.min() == sizes.max():
+        each = f"{sizes.min():,} each"
+    kinds = f"{held.min()} to {held.max()}" if held.min() < held.max() else f"{held.min()}"
+    return f"{sizes.sum():,} examples at {len(counts)} clients: {each}, {kinds} of {counts.shape[1]} classes each"

@@ -1,0 +1,375 @@
+"""Statistics of a run's records: of each trial first, then over the seeds; and the tables that show them."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean, median, stdev
+from typing import Any
+
+from pandas import DataFrame
+from scipy.special import stdtrit
+
+from fedcore.experiment.results import Record, RoundRecord
+
+LAST = 10
+"""The number of evaluated rounds at the end of a trial whose mean is its result."""
+CONFIDENCE = 0.95
+NONE = "–"
+"""The cell of a table that has no value."""
+DIAGNOSTICS = ("diversity", "correction_norm", "staleness")
+COST_NOTE = (
+    "Means over trials: model vectors that one client sends in a round, MB up and down (float32, the active clients), "
+    "and seconds by what they went to. Medians over rounds and trials: gradient diversity, the correction's length, "
+    "and the rounds since the clients heard were heard last; – where a method has none."
+)
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """Mean and sample standard deviation over seeds; None where there are too few values."""
+
+    mean: float | None = None
+    deviation: float | None = None
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> "Statistic":
+        """Return the statistic of one value for each seed; values of None are left out.
+
+        >>> Statistic.of([1.0, 3.0])
+        Statistic(mean=2.0, deviation=1.4142135623730951)
+        """
+        known = [value for value in values if value is not None]
+        return cls(fmean(known) if known else None, stdev(known) if len(known) > 1 else None)
+
+    def text(self, scale: float = 1, mean: str = ".1f", deviation: str = ".1f") -> str:
+        """Return ``71.3 ± 2.0``, both multiplied with ``scale`` and in these formats.
+
+        >>> Statistic(0.713, 0.02).text(100, "+.1f")
+        '+71.3 ± 2.0'
+        """
+        if self.mean is None:
+            return NONE
+        spread = "" if self.deviation is None else f" ± {scale * self.deviation:{deviation}}"
+        return f"{scale * self.mean:{mean}}{spread}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One algorithm.
+
+    Attributes:
+        algorithm: its label.
+        seeds: the seeds that have at least one evaluated round.
+        rounds: rounds done in the shortest of these trials.
+        final: accuracy, the mean over the last 10 evaluated rounds.
+        best: the highest accuracy in any round.
+        oscillation: standard deviation of the accuracy over those last 10 rounds.
+        loss: the test loss (mean cross entropy), the mean over the last 10 evaluated rounds that have one.
+        difference: ``final`` minus that of the first algorithm with the same seed, over the rounds that both
+            did; None for the first algorithm itself.
+        seconds: wall time of one trial.
+    """
+
+    algorithm: str
+    seeds: tuple[int, ...]
+    rounds: int
+    final: Statistic
+    best: Statistic
+    oscillation: Statistic
+    loss: Statistic
+    difference: Statistic | None
+    seconds: Statistic
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The algorithms of a run, in the order of the comparison.
+
+    Attributes:
+        title: of the experiment.
+        rows: one for each algorithm.
+        notes: on trials that are not complete, and on models that waited for clients.
+        last: the fewest and the most evaluated rounds that the accuracy of a trial is the mean of.
+        changed: the changes of the experiment from the preset of its title; empty without any.
+    """
+
+    title: str
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+    last: tuple[int, int] = (LAST, LAST)
+    changed: str = ""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Accuracy of one algorithm minus that of another, seed by seed.
+
+    Attributes:
+        of, over: their labels.
+        values: fractions, over the last rounds that both evaluated.
+        apart: seeds that are left out because the two did not have the same active clients.
+    """
+
+    of: str
+    over: str
+    values: tuple[float, ...]
+    apart: tuple[int, ...] = ()
+
+    @property
+    def mean(self) -> float | None:
+        """The mean over the seeds; None without any."""
+        return Statistic.of(self.values).mean
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the mean by Student's t; None with fewer than two seeds.
+
+        >>> low, high = Difference("A", "B", (0.01, 0.03)).interval
+        >>> round(low, 3), round(high, 3)
+        (-0.107, 0.147)
+        """
+        return interval_of(self.values)
+
+    def interval_text(self) -> str:
+        """Return the interval in points.
+
+        >>> Difference("A", "B", (0.02, 0.02, 0.02)).interval_text()
+        '95 %: +2.0 .. +2.0'
+        """
+        ends = self.interval
+        if ends is None:
+            return "one seed" if self.values else "no seed"
+        return f"95 %: {100 * ends[0]:+.1f} .. {100 * ends[1]:+.1f}"
+
+
+def interval_of(values: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95 % interval of a mean by Student's t; None with fewer than two values."""
+    if len(values) < 2:
+        return None
+    half = stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2) * stdev(values) / sqrt(len(values))
+    return fmean(values) - float(half), fmean(values) + float(half)
+
+
+def by_algorithm(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Return the records of each algorithm, by its label, in the order of the records."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record.header.algorithm, []).append(record)
+    return groups
+
+
+def accuracies(record: Record) -> dict[int, float]:
+    """Return the accuracy of each round that was evaluated."""
+    return {line.round: line.accuracy for line in record.rounds if line.accuracy is not None}
+
+
+def losses(record: Record) -> dict[int, float]:
+    """Return the test loss of each round that was evaluated and whose loss is finite."""
+    return {line.round: line.loss for line in record.rounds if line.loss is not None}
+
+
+def waiting(record: Record) -> set[int]:
+    """Return the rounds in which the model stayed, since the method waits for the first update of each client."""
+    return {line.round for line in record.rounds if line.awaited}
+
+
+def final(record: Record, curve: Callable[[Record], dict[int, float]] = accuracies) -> float | None:
+    """Return a trial's result: the mean accuracy, or loss, of the last 10 evaluated rounds; None without any."""
+    last = list(curve(record).values())[-LAST:]
+    return fmean(last) if last else None
+
+
+def paired(record: Record, baseline: Record) -> float | None:
+    """Return the difference of two trials' accuracies over the last rounds that both evaluated; None without any."""
+    curve, other = accuracies(record), accuracies(baseline)
+    shared = [round for round in curve if round in other][-LAST:]
+    return fmean(curve[round] - other[round] for round in shared) if shared else None
+
+
+def difference(records: Iterable[Record], of: str, over: str) -> Difference:
+    """Return the difference of two algorithms of a comparison.
+
+    Args:
+        records: of one experiment.
+        of, over: labels. Seeds that only one of them has are left out, and so are those whose active sets differ.
+    """
+    groups = by_algorithm(records)
+    one, other = ({record.header.seed: record for record in groups.get(label, ())} for label in (of, over))
+    values, apart = [], []
+    for seed in sorted(one.keys() & other.keys()):
+        rounds = zip(one[seed].rounds, other[seed].rounds, strict=False)
+        if any(a.active != b.active for a, b in rounds):
+            apart.append(seed)
+        elif (value := paired(one[seed], other[seed])) is not None:
+            values.append(value)
+    return Difference(of, over, tuple(values), tuple(apart))
+
+
+def differences_to_first(records: Sequence[Record]) -> list[Difference]:
+    """Return the difference of each algorithm to the first of the comparison."""
+    first, *others = by_algorithm(records)
+    return [difference(records, other, first) for other in others]
+
+
+def summarise(records: Sequence[Record], changed: str = "", notes: Iterable[str] = ()) -> Summary:
+    """Return the statistics of a run.
+
+    Args:
+        records: of one experiment, as ``read_folder`` returns them: at least one.
+        changed: the changes of the experiment from the preset of its title.
+        notes: to be shown before those on the records.
+    """
+    lasts = [min(len(curve), LAST) for curve in map(accuracies, records) if curve]
+    groups = by_algorithm(records)
+    first = {record.header.seed: record for record in records if record.header.order == 0}
+    return Summary(
+        title=records[0].header.title,
+        rows=tuple(_row(label, group, first) for label, group in groups.items()),
+        notes=(
+            *notes,
+            *(note for record in records for note in _notes(record)),
+            *(note for label, group in groups.items() for note in _waiting_notes(label, group)),
+        ),
+        last=(min(lasts), max(lasts)) if lasts else (LAST, LAST),
+        changed=changed,
+    )
+
+
+def legend(*summaries: Summary) -> str:
+    """Return the meaning of the columns of these summaries, as a sentence."""
+    fewest, most = min(one.last[0] for one in summaries), max(one.last[1] for one in summaries)
+    if fewest == LAST:
+        over = f"the last {LAST} evaluated rounds"
+    elif fewest < most:
+        over = f"the last {LAST} evaluated rounds, or as many as there are (from {fewest} on)"
+    else:
+        over = "the one evaluated round there is" if fewest == 1 else f"the {fewest} evaluated rounds there are"
+    return (
+        f"Accuracy: mean over {over}; oscillation: its standard deviation over them; mean ± sample standard deviation "
+        "over seeds, in points; vs: paired by seed, same clients in each round; test loss: mean cross entropy, "
+        "over the same rounds."
+    )
+
+
+def frame(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> DataFrame:
+    """Return a table of the cells as they are: pandas infers no type."""
+    return DataFrame(rows, columns=list(headings), dtype=object)
+
+
+def summary_table(summary: Summary) -> DataFrame:
+    """Return the table that people read: points of accuracy, rounded."""
+    headings = ("algorithm", "accuracy %", f"vs {summary.rows[0].algorithm}", "best %", "oscillation")
+    return frame(
+        (*headings, "test loss", "seeds", "rounds", "s / trial"),
+        [
+            (
+                row.algorithm,
+                row.final.text(100),
+                "" if row.difference is None else row.difference.text(100, "+.1f"),
+                row.best.text(100),
+                row.oscillation.text(100),
+                row.loss.text(1, ".3f" if (row.loss.mean or 0) < 1e4 else ".3g", ".3g"),
+                str(len(row.seeds)),
+                str(row.rounds),
+                Statistic(row.seconds.mean).text(),
+            )
+            for row in summary.rows
+        ],
+    )
+
+
+def summary_csv(summary: Summary) -> str:
+    """Return the table for programs: fractions, not points, in full precision; empty where there is no value."""
+    names = ("final", "best", "oscillation", "loss", "difference", "seconds")
+    rows = []
+    for row in summary.rows:
+        values = [getattr(row, name) or Statistic() for name in names]
+        # No spreadsheet must take a label for a formula.
+        label = f"'{row.algorithm}" if row.algorithm.startswith(("=", "+", "-", "@", "\t", "\r")) else row.algorithm
+        numbers = [number for value in values for number in (value.mean, value.deviation)]
+        rows.append((label, len(row.seeds), row.rounds, *numbers))
+    spread = [f"{name}_{part}" for name in names for part in ("mean", "std")]
+    return csv_text(frame(("algorithm", "seeds", "rounds", *spread), rows))
+
+
+def csv_text(table: DataFrame) -> str:
+    """Return a table as CSV."""
+    text: str = table.to_csv(index=False, lineterminator="\n")
+    return text
+
+
+def difference_table(differences: Iterable[Difference]) -> DataFrame:
+    """Return a table with a row for each pair."""
+    rows = []
+    for one in differences:
+        apart = f"; not the same clients: seeds {list(one.apart)}" if one.apart else ""
+        points = NONE if one.mean is None else f"{100 * one.mean:+.1f}"
+        rows.append((f"{one.of} - {one.over}", points, one.interval_text() + apart, str(len(one.values))))
+    return frame(("paired by seed", "points", "interval", "seeds"), rows)
+
+
+def cost_table(records: Sequence[Record]) -> DataFrame:
+    """Return what the rounds took, with a row for each algorithm: traffic, seconds by part and diagnostics."""
+    parts = list(dict.fromkeys(part for record in records for line in record.rounds for part in line.seconds))
+    headings = ("algorithm", "vectors up", "MB up", "MB down", *(f"{part} s" for part in parts), *DIAGNOSTICS)
+    rows = []
+    for label, group in by_algorithm(record for record in records if record.rounds).items():
+        lines = [line for record in group for line in record.rounds]
+        ends = [record.rounds[-1] for record in group]
+        vectors = [end.uploadings / (end.round + 1) for end in ends if end.uploadings is not None]
+        down = all(line.bytes_down is not None for line in lines)
+        cells = [label, f"{fmean(vectors):g}" if vectors else NONE, _mean_sum(group, lambda line: line.bytes, 1e6)]
+        cells.append(_mean_sum(group, lambda line: line.bytes_down or 0, 1e6) if down else NONE)
+        cells += [_mean_sum(group, lambda line: line.seconds.get(part, 0.0)) for part in parts]  # noqa: B023
+        for name in DIAGNOSTICS:
+            known = [value for line in lines if (value := getattr(line, name)) is not None]
+            cells.append(f"{median(known):.3g}" if known else NONE)
+        rows.append(cells)
+    return frame(headings, rows)
+
+
+def _mean_sum(group: Sequence[Record], of: Callable[[RoundRecord], float], unit: float = 1) -> str:
+    """Return the mean over trials of a sum over rounds."""
+    return f"{fmean(sum(map(of, record.rounds)) for record in group) / unit:.1f}"
+
+
+def _row(label: str, group: Sequence[Record], first: dict[int, Record]) -> Row:
+    curves = {record.header.seed: curve for record in group if (curve := accuracies(record))}
+    lasts = [list(curve.values())[-LAST:] for curve in curves.values()]
+    pairs = [paired(record, first[record.header.seed]) for record in group if record.header.seed in first]
+    return Row(
+        algorithm=label,
+        seeds=tuple(curves),
+        rounds=min((len(record.rounds) for record in group if record.header.seed in curves), default=0),
+        final=Statistic.of(map(fmean, lasts)),
+        best=Statistic.of(max(curve.values()) for curve in curves.values()),
+        oscillation=Statistic.of(stdev(last) for last in lasts if len(last) > 1),
+        loss=Statistic.of(final(record, losses) for record in group),
+        difference=None if group[0].header.order == 0 else Statistic.of(pairs),
+        seconds=Statistic.of(sum(sum(line.seconds.values()) for line in record.rounds) for record in group),
+    )
+
+
+def _notes(record: Record) -> list[str]:
+    header, notes = record.header, []
+    name = f"{header.algorithm}, seed {header.seed}"
+    if not record.is_complete:
+        notes.append(f"{name}: stopped after {len(record.rounds)} of {header.rounds} rounds")
+    if record.torn:
+        notes.append(f"{name}: the last line of its record was cut off and is left out")
+    return notes
+
+
+def _waiting_notes(label: str, group: Sequence[Record]) -> list[str]:
+    """Return the note on an algorithm whose model waited, with the fewest and the most rounds of its seeds."""
+    waited = [len(waiting(record)) for record in group]
+    if not any(waited):
+        return []
+    few, most = min(waited), max(waited)
+    rounds = max(len(record.rounds) for record in group)
+    missing = max((record.rounds[-1].awaited or 0 for record in group if record.rounds), default=0)
+    still = f", and is still waiting for {missing}" if missing else ""
+    return [
+        f"{label}: the model stayed as it was in {few if few == most else f'{few} to {most}'} of {rounds} rounds, "
+        f"waiting for clients without any update so far{still}; wait=false starts without them"
+    ]

@@ -1,0 +1,1 @@
+"""The local work of many clients at once, as batched products."""

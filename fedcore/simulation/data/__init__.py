@@ -1,0 +1,143 @@
+"""Data sets by name, and their partitions among clients."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedcore.errors import RangeError
+from fedcore.registries import Registry
+from fedcore.simulation.data import synthetic
+from fedcore.simulation.data.arrays import Dataset, from_arrays, from_hf, from_torch, holdings
+from fedcore.simulation.data.datasets import PUBLISHED, find_files, load_cifar10, load_digits, load_idx
+from fedcore.simulation.data.partitions import (
+    dirichlet,
+    divide,
+    from_flower,
+    iid,
+    iid_pareto,
+    label_k,
+    natural,
+    one_label,
+    shards,
+)
+
+__all__ = [
+    "REGISTRY",
+    "Dataset",
+    "Source",
+    "dirichlet",
+    "divide",
+    "find",
+    "from_arrays",
+    "from_flower",
+    "from_hf",
+    "from_torch",
+    "holdings",
+    "iid",
+    "iid_pareto",
+    "label_k",
+    "load",
+    "natural",
+    "one_label",
+    "shards",
+]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set that can be loaded by name.
+
+    Attributes:
+        load: loads it; its parameters are the data set's options.
+        about: one line for listings.
+        shape: of one example.
+        classes: the number of classes.
+        generated: whether ``load`` generates it with ``clients`` and ``seed``, and gives its clients.
+        find: finds or downloads its files, without reading them. Default: it has no files.
+    """
+
+    load: Callable[..., Dataset]
+    about: str
+    shape: tuple[int, ...]
+    classes: int
+    generated: bool = False
+    find: Callable[[], list[Path]] | None = None
+
+
+_ROWS: dict[str, Source] = {
+    "digits": Source(load_digits, "1,797 handwritten digits, in scikit-learn", (1, 8, 8), 10),
+    **{
+        name: Source(
+            load_cifar10 if name == "cifar-10" else partial(load_idx, name),
+            published.about,
+            published.shape,
+            published.classes,
+            find=partial(find_files, name),
+        )
+        for name, published in PUBLISHED.items()
+    },
+    "synthetic": Source(
+        synthetic.load, "SYNTHETIC(alpha, beta), a law for each client", (synthetic.FEATURES,), 10, generated=True
+    ),
+    "synthetic-iid": Source(
+        synthetic.load_iid, "SYNTHETIC, one law for all clients", (synthetic.FEATURES,), 10, generated=True
+    ),
+}
+REGISTRY: Registry[Source] = Registry(
+    "data",
+    _ROWS,
+    due="a fedcore.simulation.data.Source",
+    fits=lambda row: isinstance(row, Source),
+    group="fedcore.data",
+)
+"""The data sets by name."""
+FILLED_IN = ("clients", "seed")
+"""Parameters that are not options of a data set: ``load`` gives them to generated ones."""
+
+
+def find(name: str) -> list[Path]:
+    """Return the paths of a data set's files, downloaded first if needed; empty for one without files.
+
+    The files are not read: ``load`` does that.
+
+    Args:
+        name: a key of ``REGISTRY``, an entry point's, or ``module:Name`` of your own ``Source``.
+
+    Raises:
+        UnknownNameError: there is no such data set.
+        MissingDataError, MissingDependencyError: a file, or the package that downloads it, is missing.
+
+    >>> find("synthetic")
+    []
+    """
+    source = REGISTRY.find(name)
+    return [] if source.find is None else source.find()
+
+
+def load(name: str, *, clients: int | None = None, seed: int | None = None, **options: Any) -> Dataset:
+    """Load the data set of that name.
+
+    Args:
+        name: a key of ``REGISTRY``, an entry point's, or ``module:Name`` of your own ``Source``.
+        clients, seed: for generated data sets; the others ignore them.
+        options: the data set's own arguments.
+
+    Raises:
+        UnknownNameError: there is no such data set.
+        RangeError: an option is outside its range, or ``clients`` or ``seed`` is missing.
+        MissingDataError, MissingDependencyError: a file, or a package that it needs, is missing.
+
+    >>> load("synthetic", clients=3, seed=0, alpha=1.0, beta=1.0, largest=100).train_x.shape
+    (237, 60)
+    """
+    source = REGISTRY.find(name)
+    if source.generated:
+        if clients is None or seed is None:
+            raise RangeError(f"clients, seed: expected both, since {name!r} is generated, got {clients} and {seed}")
+        options |= {"clients": clients, "seed": seed}
+    loaded = source.load(**options)
+    if not isinstance(loaded, Dataset):
+        raise RangeError(f"data: expected a fedcore.simulation.data.Dataset from {name!r}, got {loaded!r:.200}")
+    return loaded

@@ -1,0 +1,302 @@
+"""A labelled data set in memory, and data sets from arrays, from torch and from Hugging Face."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.errors import ArrayError, DtypeError, RangeError, ShapeError, UnknownNameError
+from fedcore.representation import Represented
+
+Inputs = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Dataset(Represented):
+    """Training and test examples with their labels.
+
+    Attributes:
+        name: its name in ``load``.
+        train_x: float32[m, ...], pixels in [0, 1] as [m, channels, height, width].
+        train_y: int64[m], in 0 .. classes-1.
+        test_x: float32[m', ...], of the same example shape.
+        test_y: int64[m'].
+        classes: the number of classes.
+        parts: the training examples of each client, int64[m_i] each, if the data has clients. None is held twice.
+        test_parts: likewise, the test examples of each client.
+
+    Raises:
+        DtypeError, ShapeError, RangeError: an array is not as above.
+    """
+
+    name: str
+    train_x: Inputs
+    train_y: Labels
+    test_x: Inputs
+    test_y: Labels
+    classes: int
+    parts: tuple[Indices, ...] | None = None
+    test_parts: tuple[Indices, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for part, x, y, parts in (
+            ("train", self.train_x, self.train_y, self.parts),
+            ("test", self.test_x, self.test_y, self.test_parts),
+        ):
+            if x.dtype != np.float32:
+                raise DtypeError(f"{part}_x: expected float32[m, ...], got {x.dtype}")
+            if y.dtype != np.int64:
+                raise DtypeError(f"{part}_y: expected int64[m], got {y.dtype}")
+            if x.ndim < 2 or x.shape[1:] != self.train_x.shape[1:]:
+                raise ShapeError(f"{part}_x: expected float32[m, ...] of one example shape, got {x.shape}")
+            if y.shape != x.shape[:1]:
+                raise ShapeError(f"{part}_y: expected int64[{len(x)}], got shape {y.shape}")
+            if y.size and not 0 <= y.min() <= y.max() < self.classes:
+                raise RangeError(f"{part}_y: expected 0 .. {self.classes - 1}, got {y.min()} .. {y.max()}")
+            if parts is not None:
+                _check_parts("parts" if part == "train" else "test_parts", parts, len(y))
+
+
+def _check_parts(name: str, parts: tuple[Indices, ...], examples: int) -> None:
+    for client, held in enumerate(parts):
+        if held.dtype != np.int64 or held.ndim != 1:
+            raise DtypeError(f"{name}[{client}]: expected int64[m_i], got {held.dtype}{list(held.shape)}")
+    every = np.concatenate([np.empty(0, np.int64), *parts])
+    if every.size and not 0 <= every.min() <= every.max() < examples:
+        raise RangeError(f"{name}: expected 0 .. {examples - 1}, got {every.min()} .. {every.max()}")
+    if len(np.unique(every)) < len(every):
+        raise RangeError(f"{name}: expected each example once at most, got one twice")
+
+
+def holdings(labels: npt.NDArray[np.integer[Any]], parts: Sequence[Indices], classes: int) -> npt.NDArray[np.int64]:
+    """Count each client's examples of each class.
+
+    Args:
+        labels: int[m], in 0 .. classes-1, read-only.
+        parts: N arrays of indices into ``labels``.
+        classes: C.
+
+    Returns:
+        int64[N, C].
+
+    >>> holdings(np.array([0, 1, 1]), [np.array([0, 1]), np.array([2])], 2).tolist()
+    [[1, 1], [0, 1]]
+    """
+    return np.array([np.bincount(labels[part], minlength=classes) for part in parts], np.int64)
+
+
+def from_arrays(
+    train_x: Any,
+    train_y: Any,
+    test_x: Any,
+    test_y: Any,
+    *,
+    classes: int | None = None,
+    parts: Sequence[Indices] | None = None,
+    clients: Any = None,
+    name: str = "arrays",
+) -> Dataset:
+    """Make a data set of arrays in memory.
+
+    Nothing is scaled: divide bytes of pixels first.
+
+    Args:
+        train_x, test_x: floating[m, ...]: NumPy arrays, CPU tensors or other array-likes. Converted to float32;
+            float32 arrays are not copied.
+        train_y, test_y: int[m], likewise; converted to int64.
+        classes: their number. Default: the highest label plus one.
+        parts: the indices of each client's training examples, for the partition "natural".
+        clients: int[m] or str[m], the client of each training example, in the place of ``parts``. The clients are
+            numbered in ascending order.
+        name: the name in messages.
+
+    Raises:
+        DtypeError: inputs are not floating, or labels are not integers.
+        RangeError: an input is not finite in float32, or a label is not below ``classes``.
+        ArrayError, ShapeError: an argument is not an array of a fitting shape, or parts and clients are both given.
+
+    >>> x, y = np.random.default_rng(0).random((6, 3)), np.array([0, 1, 2, 0, 1, 2])
+    >>> from_arrays(x[:4], y[:4], x[4:], y[4:]).classes
+    3
+    >>> from_arrays(x[:4], y[:4], x[4:], y[4:], clients=["b", "a", "b", "c"]).parts
+    (array([1]), array([0, 2]), array([3]))
+    """
+    if parts is not None and clients is not None:
+        raise ArrayError("clients: expected either parts or clients, got both: leave one out")
+    inputs = _inputs("train_x", train_x), _inputs("test_x", test_x)
+    labels = _labels("train_y", train_y), _labels("test_y", test_y)
+    if classes is None:
+        classes = 1 + max((int(y.max()) for y in labels if y.size), default=-1)
+    if clients is not None:
+        parts = _parts_of(clients, len(labels[0]))
+    held = None if parts is None else tuple(parts)
+    return Dataset(name, inputs[0], labels[0], inputs[1], labels[1], classes, parts=held)
+
+
+class MapStyle(Protocol):
+    """The interface of a torch data set: a length, and ``dataset[i]``, a pair of an input and a label."""
+
+    def __len__(self) -> int:
+        """The number of examples."""
+        ...
+
+    def __getitem__(self, index: int, /) -> tuple[Any, Any]:
+        """One example and its label."""
+        ...
+
+
+def from_torch(train: MapStyle, test: MapStyle, *, classes: int | None = None, name: str = "torch") -> Dataset:
+    """Read two of torch's map-style data sets into memory once.
+
+    torch itself is not needed: any object with a length and pairs ``(input, label)`` works.
+
+    Args:
+        train, test: inputs are floating arrays of one shape (torchvision's ``ToTensor`` makes such arrays), labels are
+            whole numbers.
+        classes, name: as in ``from_arrays``.
+
+    Raises:
+        ArrayError: an entry is not a pair, or a data set is empty.
+        ShapeError: the inputs differ in shape.
+        DtypeError, RangeError: as in ``from_arrays``.
+
+    Determinism: random transforms are drawn once, here, from the data sets' own generators.
+
+    >>> from_torch([([0.0, 1.0], 1)], [([1.0, 0.0], 0)]).train_x
+    array([[0., 1.]], dtype=float32)
+    """
+    train_x, train_y = _stack("train", train)
+    test_x, test_y = _stack("test", test)
+    return from_arrays(train_x, train_y, test_x, test_y, classes=classes, name=name)
+
+
+def from_hf(
+    train: Any,
+    test: Any,
+    input: str,
+    label: str,
+    *,
+    client: str | None = None,
+    classes: int | None = None,
+    name: str = "hf",
+) -> Dataset:
+    """Read two splits of a Hugging Face data set into memory once.
+
+    Images (columns of the feature ``datasets.Image``, and other uint8[H, W] or [H, W, C]) become float32[C, H, W] in
+    [0, 1], the layout of torch's networks. Nothing else is scaled.
+
+    Args:
+        train, test: ``datasets.Dataset``; read a streamed one first.
+        input, label: the names of their columns. Inputs have one shape; labels are integers or ``ClassLabel``.
+        client: the column of ``train`` with the client of each example, for the partition "natural". Clients are its
+            values, in ascending order.
+        classes: their number. Default: that of ``ClassLabel``, or else the highest label plus one.
+        name: the name in messages.
+
+    Raises:
+        UnknownNameError: there is no such column.
+        ArrayError: a split is not a ``datasets.Dataset``.
+        ShapeError: inputs differ in shape.
+        DtypeError, RangeError: as in ``from_arrays``.
+
+    Example:
+
+        splits = datasets.load_dataset("mnist")
+        data = fedcore.simulation.data.from_hf(splits["train"], splits["test"], "image", "label")
+    """
+    inputs = [_images(_column("train", train, input)), _images(_column("test", test, input))]
+    labels = [_column("train", train, label), _column("test", test, label)]
+    if classes is None:
+        classes = getattr(train.features[label], "num_classes", None)
+    clients = None if client is None else _column("train", train, client)
+    return from_arrays(inputs[0], labels[0], inputs[1], labels[1], classes=classes, clients=clients, name=name)
+
+
+def _array(name: str, value: Any) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(value.detach() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, RuntimeError) as error:  # torch's, for a tensor on a device or in bfloat16
+        raise ArrayError(f"{name}: expected an array in CPU memory: {error}") from None
+
+
+def _inputs(name: str, value: Any) -> Inputs:
+    array = _array(name, value)
+    if not np.issubdtype(array.dtype, np.floating):
+        raise DtypeError(f"{name}: expected floating[m, ...] (scale integers first), got {array.dtype}")
+    with np.errstate(over="ignore"):
+        inputs = np.ascontiguousarray(array, dtype=np.float32)
+    if not np.isfinite(inputs).all():
+        raise RangeError(f"{name}: expected finite numbers in float32's range, got others")
+    return inputs
+
+
+def _labels(name: str, value: Any) -> Labels:
+    array = _array(name, value)
+    if not np.issubdtype(array.dtype, np.integer):
+        raise DtypeError(f"{name}: expected int[m], got {array.dtype}")
+    return array.astype(np.int64)
+
+
+def _parts_of(clients: Any, examples: int) -> list[Indices]:
+    """The indices of each client's examples, the clients in ascending order."""
+    array = _array("clients", clients)
+    if array.shape != (examples,):
+        raise ShapeError(f"clients: expected one for each of {examples} training examples, got shape {array.shape}")
+    if not (array.dtype.kind in "iuU" or all(isinstance(client, str) for client in array)):
+        odd = next((client for client in array.tolist() if not isinstance(client, str)), None)
+        raise DtypeError(f"clients: expected integers or strings, got {odd!r}")
+    _, numbers, sizes = np.unique(array, return_inverse=True, return_counts=True)
+    return np.split(np.argsort(numbers, kind="stable").astype(np.int64), np.cumsum(sizes)[:-1])
+
+
+def _stack(name: str, examples: MapStyle) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    inputs, labels = [], []
+    for index, (x, y) in enumerate(_pairs(name, examples)):
+        inputs.append(_array(f"{name}[{index}]", x))
+        labels.append(_array(f"{name}[{index}]", y))
+        if inputs[-1].shape != inputs[0].shape:
+            raise ShapeError(f"{name}[{index}]: expected an input of {inputs[0].shape}, got {inputs[-1].shape}")
+        if labels[-1].size != 1:
+            raise ShapeError(f"{name}[{index}]: expected one label, got {labels[-1].shape}")
+    if not inputs:
+        raise ArrayError(f"{name}: expected at least one example, got none")
+    return np.stack(inputs), np.concatenate([label.reshape(1) for label in labels])
+
+
+def _pairs(name: str, examples: MapStyle) -> Iterator[tuple[Any, Any]]:
+    for index in range(len(examples)):
+        example = examples[index]
+        if not isinstance(example, tuple | list) or len(example) != 2:
+            raise ArrayError(f"{name}[{index}]: expected a pair of an input and a label, got {type(example).__name__}")
+        yield example[0], example[1]
+
+
+def _column(split: str, data: Any, column: str) -> npt.NDArray[Any]:
+    """A column of a Hugging Face data set."""
+    if not hasattr(data, "with_format") or not hasattr(data, "__len__"):
+        raise ArrayError(
+            f"{split}: expected a datasets.Dataset, got {type(data).__name__}: choose a split, load a streamed one"
+        )
+    if column not in data.column_names:
+        raise UnknownNameError.of(f"column of {split}", column, data.column_names)
+    values = data.select_columns([column]).with_format("numpy")[:][column] if len(data) else np.zeros((0, 1))
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        array = np.empty(0, object)
+    if array.dtype == object and not (len(values) and all(isinstance(value, str) for value in values)):
+        shapes = sorted({np.shape(value) for value in values})[:4]
+        raise ShapeError(f"{split}: expected values of {column!r} of one shape, got {shapes}")
+    return array
+
+
+def _images(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Images in torch's layout, scaled to [0, 1]; other values unchanged."""
+    if values.dtype != np.uint8 or values.ndim not in (3, 4):
+        return values
+    channels_last = values[..., None] if values.ndim == 3 else values
+    return np.ascontiguousarray(channels_last.transpose(0, 3, 1, 2), dtype=np.float32) / np.float32(255)

@@ -1,0 +1,126 @@
+"""torch's devices and random numbers."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from fedcore.arrays import F32, KNOWN
+from fedcore.errors import DeviceError, UnknownNameError
+from fedcore.randomness import generator
+
+CPU = torch.device("cpu")
+_NAME = re.compile(r"cpu|cuda(:\d{1,4})?")
+
+
+def torch_device(name: str) -> torch.device:
+    """Return torch's device of that name: ``"cpu"``, or ``"cuda:0"``, or ``"cuda"`` for the first GPU.
+
+    Raises:
+        UnknownNameError: there is no such kind of device.
+        DeviceError: torch has no such device; the message gives the reason.
+
+    >>> torch_device("cpu")
+    device(type='cpu')
+    """
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise UnknownNameError.of("device", name, KNOWN)
+    if name == "cpu":
+        return CPU
+    if (reason := _missing()) is not None:
+        raise DeviceError(f"device: expected a GPU for {name!r} that torch can use, got none: {reason}")
+    number = int(name[5:] or 0)
+    if number >= (count := torch.cuda.device_count()):
+        raise DeviceError(f"device: expected one of the {count} that torch knows, 'cuda:0' on, got {name!r}")
+    return torch.device("cuda", number)
+
+
+def device_facts(name: str) -> dict[str, str]:
+    """Return the facts of a device for records: its name, and of a GPU also its model and torch's CUDA.
+
+    Raises:
+        UnknownNameError, DeviceError: as in ``torch_device``.
+
+    >>> device_facts("cpu")
+    {'name': 'cpu'}
+    """
+    device = torch_device(name)
+    if device.type == "cpu":
+        return {"name": name}
+    return {"name": name, "is": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
+
+
+def moved(array: F32, device: torch.device) -> torch.Tensor:
+    """Copy an array, float32 of any shape, to a device."""
+    return torch.from_numpy(array.copy()).to(device)
+
+
+def on_host(tensor: torch.Tensor) -> F32:
+    """Return a tensor as a NumPy array: a view in host memory, or a copy from a GPU."""
+    array: F32 = tensor.numpy() if tensor.device.type == "cpu" else tensor.cpu().numpy()
+    return array
+
+
+def chosen(indices: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    """Copy minibatches' indices, int64[b] each, to a device in one copy."""
+    if not indices:
+        return []
+    whole = torch.from_numpy(np.concatenate(indices)).to(device)
+    return list(torch.split(whole, [len(one) for one in indices]))
+
+
+@contextmanager
+def repeatable(device: torch.device) -> Iterator[None]:
+    """Compute a GPU's products and convolutions in float32, by algorithms with reproducible bits.
+
+    That excludes TensorFloat-32, and cuDNN's algorithms that add in a random order or are chosen by a benchmark. On the
+    CPU, nothing changes. The settings are torch's for the whole process, and are restored at the end.
+    """
+    if device.type == "cpu":
+        yield
+        return
+    products = torch.backends.cuda.matmul.allow_tf32
+    flags = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
+    with flags:
+        torch.backends.cuda.matmul.allow_tf32 = False
+        try:
+            yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = products
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for all operations of a device."""
+    if device.type != "cpu":
+        torch.cuda.synchronize(device)
+
+
+def _missing() -> str | None:
+    """The reason why torch has no GPU, or None if it has one."""
+    if torch.cuda.is_available():
+        return None
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built for CPUs only; install one that is built for CUDA, or take 'cpu'"
+    return f"torch {torch.__version__} finds no GPU or no driver for CUDA {torch.version.cuda}; see nvidia-smi"
+
+
+@contextmanager
+def seeded(seed: int, purpose: str, *, round: int = 0, client: int = 0, device: torch.device = CPU) -> Iterator[None]:
+    """Seed torch's random numbers inside the block by the arguments, and restore their state afterwards.
+
+    Args:
+        seed, purpose, round, client: those of ``fedcore.randomness.generator``.
+        device: the device to seed beside the CPU. A GPU draws other numbers than the CPU from the same seed.
+
+    Cost: about 45 microseconds.
+    """
+    number = int(generator(seed, purpose, round=round, client=client).integers(2**63))
+    with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device]):
+        # Not torch.manual_seed: it would seed all accelerators, whose state is not forked here.
+        torch.default_generator.manual_seed(number)
+        if device.type != "cpu":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(number)
+        yield

@@ -1,0 +1,100 @@
+"""Server optimisers against a float64 transcription of Reddi et al. 2021, Algorithm 2."""
+
+import numpy as np
+import pytest
+
+from fedcore import ClientStore, Server, Update
+from fedcore.algorithms import optimizers
+from fedcore.errors import CheckpointError, RangeError, UnknownNameError
+
+n, rounds = 7, 25
+OPTIMIZERS = {
+    "SGD": optimizers.SGD(momentum=0.7),
+    "Adagrad": optimizers.Adagrad(beta1=0.3, tau=0.05),
+    "Adam": optimizers.Adam(beta1=0.8, beta2=0.95, tau=0.01),
+    "Yogi": optimizers.Yogi(beta1=0.8, beta2=0.95, tau=0.01),
+}
+
+
+def transcribed(name, options, x, deltas, eta):
+    """x after steps with these pseudo-gradients Delta_t = the clients' mean of y - x."""
+    m = np.zeros(n)
+    v = np.zeros(n) if name == "SGD" else np.full(n, options.tau**2)
+    for delta in deltas:
+        if name == "SGD":
+            m = options.momentum * m + delta
+            x = x + eta * m
+            continue
+        m = options.beta1 * m + (1 - options.beta1) * delta
+        if name == "Adagrad":
+            v = v + delta**2
+        elif name == "Adam":
+            v = options.beta2 * v + (1 - options.beta2) * delta**2
+        else:
+            v = v - (1 - options.beta2) * delta**2 * np.sign(v - delta**2)
+        x = x + eta * m / (np.sqrt(v) + options.tau)
+    return x
+
+
+@pytest.mark.parametrize("server_lr", [None, 0.1])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_step_is_the_papers(name, server_lr):
+    rng = np.random.default_rng(0)
+    x0, lr, steps = rng.normal(size=n).astype(np.float32), 0.25, 2
+    server = Server(x0, "FedAvg", clients=3, lr=lr, server_lr=server_lr, optimizer=OPTIMIZERS[name])
+    deltas = []
+    for _ in range(rounds):
+        sent = rng.normal(size=(3, n)).astype(np.float32)
+        deltas.append(sent.mean(axis=0, dtype=np.float64))
+        server.round([Update(i, value=sent[i], kind="delta", steps=steps) for i in range(3)])
+    # With a server rate v is a mean gradient, Delta / (eta K).
+    unit = 1.0 if server_lr is None else 1 / (lr * steps)
+    eta = server_lr or (1.0 if name == "SGD" else OPTIMIZERS[name].eta)
+    due = transcribed(name, OPTIMIZERS[name], x0.astype(np.float64), unit * np.array(deltas), eta)
+    np.testing.assert_allclose(server.x, due, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "MIFA"])
+def test_the_rate_is_the_optimizer_s_where_the_server_has_none(method):
+    rng = np.random.default_rng(1)
+    one, other = (
+        Server(np.zeros(n, np.float32), method, 2, lr=0.5, optimizer=optimizers.Adam(), **more)
+        for more in ({}, {"server_lr": 0.1})
+    )
+    for server in (one, other):
+        report = server.round([Update(i, value=rng.normal(size=n), kind="delta", steps=4) for i in range(2)])
+        assert report.gamma == 0.1
+    plain = Server(np.zeros(n, np.float32), method, 2, lr=0.5, optimizer=optimizers.Adam(eta=None))
+    report = plain.round([Update(i, value=np.ones(n), kind="delta", steps=4) for i in range(2)])
+    assert report.gamma == (1.0 if method == "FedAvg" else 2.0)
+
+
+def test_kingma_and_ba_s_correction_makes_the_first_step_eta_long():
+    adam = optimizers.Adam(eta=0.3, s0=0.0, tau=1e-9, corrected_from=1)
+    server = Server(np.zeros(n, np.float32), "FedAvg", 2, lr=1.0, optimizer=adam)
+    for k in range(1, 4):
+        server.round([Update(i, value=np.full(n, 7.0), kind="delta", steps=1) for i in range(2)])
+        np.testing.assert_allclose(server.x, 0.3 * k, rtol=1e-6)  # m and s, corrected, are 7 and 49 in every round
+
+
+def test_a_folder_of_before_the_optimizers_had_a_rate_goes_on_without_one(tmp_path):
+    server = Server(np.zeros(n, np.float32), "FedAvg", 2, lr=1.0, optimizer=optimizers.Adam(eta=None))
+    server.save(tmp_path / "run")
+    with ClientStore.open(tmp_path / "run") as rows:
+        state = rows.state
+        for option in ("eta", "s0", "corrected_from"):
+            del state["settings"]["optimizer"]["options"][option]
+        rows.commit(0, state=state)
+    for given in (None, optimizers.Adam(eta=None)):
+        with Server.load(tmp_path / "run", optimizer=given) as loaded:
+            assert loaded.round([Update(0, value=np.ones(n), kind="delta", steps=1)]).gamma == 1.0
+    with pytest.raises(CheckpointError, match=r"^optimizer\b"):
+        Server.load(tmp_path / "run", optimizer=optimizers.Adam())
+
+
+def test_an_unknown_name_and_wrong_numbers_are_refused():
+    with pytest.raises(UnknownNameError, match=r"^optimizer\b.*Adam"):
+        optimizers.named("Adma")
+    for wrong in (dict(beta2=1.5), dict(tau=0.0), dict(beta1=-0.1)):
+        with pytest.raises(RangeError):
+            optimizers.Adam(**wrong)

@@ -1,0 +1,253 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fedcore
+from bench.papers.theory.local_sgd import largest_alpha, largest_full_gradient_rate
+from fedcore import errors
+from fedcore.algorithms.rates import (
+    REGISTRY,
+    Constant,
+    Exponential,
+    Horizon,
+    InverseRound,
+    InverseStep,
+    PerCohort,
+    Staircase,
+    as_rate,
+    rate_at,
+    rate_of_steps,
+)
+
+
+def test_rates_by_hand():
+    assert [Exponential(8, 0.5)(t) for t in range(4)] == [8, 4, 2, 1]
+    assert Constant(3)(100) == 3
+    assert as_rate(0.1)(7) == 0.1
+    twice = lambda round: 2.0 * round  # noqa: E731
+    assert as_rate(twice) is twice
+    assert [Horizon(L=5, K=4, T=100)(t) for t in (0, 9)] == [0.04, 0.04]
+
+
+def test_the_staircase_counts_from_one():
+    assert [Staircase(12)(t) for t in range(4)] == [12, 6, 4, 3]
+
+
+def test_theorem_3_1s_rate_by_hand():
+    """16 E / (mu w) / (t E + gamma): here 16 * 5 / (2 * 4) / (5 t + 10) = 10 / (5 t + 10)."""
+    rate = InverseRound(mu=2.0, E=5, work=4.0, gamma=10.0)
+    assert [rate(t) for t in range(3)] == pytest.approx([1, 10 / 15, 10 / 20])
+    assert [rate.restarted(2)(t) for t in range(4)] == pytest.approx([1, 10 / 15, 1, 10 / 15])
+    with pytest.raises(errors.RangeError, match="work"):
+        InverseRound(mu=2.0, E=5, work=0.0, gamma=10.0)
+
+
+def test_the_staircase_begins_anew():
+    rate = Staircase(12, restarts=[5, 2])
+    assert [rate(t) for t in range(8)] == [12, 6, 12, 6, 4, 12, 6, 4]
+    assert Staircase(12, [0])(0) == 12
+    assert rate == Staircase(12).restarted(5).restarted(2).restarted(2)
+    assert hash(rate) == hash(Staircase(12, (2, 5)))
+
+
+def test_an_arrival_of_a_schedule_is_a_restart():
+    """The newcomer's first round has eta_0 / 1: the paper's eta_0 / (t - t0) in its round t0 + 1."""
+    schedule = fedcore.participation.Schedule(3, arrivals={2: 7})
+    rate = Staircase(1.0, restarts=list(schedule.arrivals.values()))
+    first = next(t for t in range(20) if 2 in schedule.active(t).clients)
+    assert (rate(first - 1), rate(first), rate(first + 1)) == (1 / 7, 1, 1 / 2)
+
+
+def test_inverse_steps_by_hand():
+    rate = InverseStep(mu=2, alpha=3, E=2)  # a = 10
+    assert [rate.of_step(*t) for t in ((0, 0), (0, 1), (1, 0), (1, 1), (15, 0))] == [0.2, 4 / 22, 4 / 24, 4 / 26, 0.05]
+    assert [rate(t) for t in (0, 1, 15)] == [rate.of_step(t, 0) for t in (0, 1, 15)]
+
+
+def test_rates_of_steps_are_checked():
+    class Odd:
+        def __call__(self, round):
+            return 0.1
+
+        def of_step(self, round, step):
+            return [0.1, -0.1, float("nan"), 0.0][step]
+
+    of_step = rate_of_steps(Odd(), 7)
+    assert of_step(0) == 0.1
+    for step in (1, 2, 3):
+        with pytest.raises(errors.RangeError, match=rf"^rate\b.*step {step}\b.*round 7"):
+            of_step(step)
+    assert rate_of_steps(Staircase(1.0), 7) is None
+
+
+def test_the_rate_per_cohort_by_hand():
+    rule = PerCohort(c=2, beta=4)
+    assert [rule(t, S) for t, S in ((0, 2), (4, 2), (4, 6))] == [1, 0.5, 1.5]
+    assert rule(0, 0) == rule(0, 1) == 0.5
+
+
+def test_the_rate_per_cohort_is_told_where_to_look():
+    pattern = fedcore.participation.Uniform(9, 3)
+    rule = PerCohort(c=2, beta=4)
+    rate = rule.over(lambda t: len(pattern.active(t)))
+    assert [rate(t) for t in range(5)] == [rule(t, 3) for t in range(5)]
+    server = fedcore.Server(np.zeros(1, np.float32), "MimiC", clients=9, lr=0.1, server_lr=rate)
+    for t in range(3):
+        before = server.x.copy()
+        report = server.round([fedcore.Update(i, before - np.float32(0.1), steps=1) for i in range(3)])
+        assert report.gamma == rule(t, 3)
+        np.testing.assert_allclose(server.x, before - report.gamma, rtol=1e-6)
+    with pytest.raises(errors.RangeError, match=r"^rate\b"):
+        fedcore.Server(np.zeros(1, np.float32), "MimiC", clients=9, lr=0.1, server_lr=rule)
+
+
+@given(st.floats(1, 1e4), st.floats(1, 1e6), st.integers(1, 1000))
+def test_the_largest_alpha_is_at_the_edge(kappa, diversity, K):
+    bound = kappa * math.sqrt(192 * diversity * (K + 1) / K)
+    alpha = largest_alpha(kappa, diversity, K)
+    assert alpha * math.exp(-2 / alpha) <= bound
+    beyond = alpha * (1 + 1e-9)
+    assert beyond * math.exp(-2 / beyond) > bound
+
+
+@given(st.floats(0.01, 1), st.integers(1, 60), st.floats(1, 1e4))
+def test_the_largest_full_gradient_rate_is_at_the_edge(mu, E, diversity):
+    def left(eta):
+        return eta * (1 + 4 * (1 / mu) * E / (1 - mu * eta) ** (E - 1))
+
+    eta = largest_full_gradient_rate(1.0, mu, E, diversity)
+    assert left(eta) <= 1 / diversity * (1 + 1e-12)
+    assert left(eta * (1 + 1e-9)) > 1 / diversity
+    assert largest_full_gradient_rate(8.0, 8 * mu, E, diversity) == pytest.approx(
+        _by_hand(8.0, 8 * mu, E, diversity), rel=1e-6
+    )
+
+
+def _by_hand(L, mu, E, diversity):
+    """The same edge by a scan of eq. 46 as it is printed."""
+    low, high = 0.0, 1 / (L * diversity)
+    for _ in range(200):
+        eta = (low + high) / 2
+        denominator = (1 - mu * eta) ** (E - 1)
+        if denominator > 0 and eta * (L + 4 * (L / mu) * L * E / denominator) <= 1 / diversity:
+            low = eta
+        else:
+            high = eta
+    return low
+
+
+@given(st.floats(0.01, 1), st.integers(1, 60), st.floats(1, 1e4), st.sampled_from([2.0**-10, 0.5, 2.0**7]))
+def test_the_rate_is_in_the_unit_of_the_objective(mu, E, diversity, c):
+    """f and c f have one kappa and one lambda, so eta c f' must be the same step: eq. 19 as printed fails."""
+    of_f, of_cf = (largest_full_gradient_rate(L, L * mu, E, diversity) for L in (1.0, c))
+    assert of_cf * c == pytest.approx(of_f, rel=1e-12)
+
+
+def test_many_local_steps_leave_a_rate():
+    assert 0 < largest_full_gradient_rate(1.0, 1.0, 5000, 1.0) < 1e-3
+
+
+def test_full_gradients_with_that_rate_contract_as_the_paper_says():
+    """Eq. 20 on least squares whose clients share a minimiser: f(x_t) <= exp(-mu eta t) f(x_0), t counting steps."""
+    rng, clients, E, rounds = np.random.default_rng(2), 4, 3, 150
+    A = [np.linalg.qr(rng.normal(size=(6, 6)))[0] @ np.diag(np.linspace(1, 1.5, 6)) for _ in range(clients)]
+    H = [a.T @ a for a in A]
+    mean = sum(H) / clients
+    mu, L = np.linalg.eigvalsh(mean)[0], max(np.linalg.eigvalsh(h)[-1] for h in H)
+    start = rng.normal(size=6)
+
+    def run(eta):
+        x, values, diversity = start, [], 1.0
+        for _ in range(rounds):
+            gradients = [h @ x for h in H]
+            square = np.square(sum(gradients) / clients).sum()
+            diversity = max(diversity, np.mean([np.square(g).sum() for g in gradients]) / square)
+            values.append(x @ mean @ x / 2)
+            ys = []
+            for h in H:
+                y = x
+                for _ in range(E):
+                    y = y - eta * h @ y
+                ys.append(y)
+            x = sum(ys) / clients
+        return np.array(values), diversity
+
+    diversity = 1.0
+    for _ in range(5):  # lambda is the largest diversity met with the rate that it allows
+        eta = largest_full_gradient_rate(L, mu, E, diversity)
+        values, met = run(eta)
+        if met <= diversity:
+            break
+        diversity = met
+    assert met <= diversity < 1.2
+    bound = np.exp(-mu * eta * E * np.arange(rounds)) * values[0]
+    assert (values <= bound * (1 + 1e-12)).all()
+    assert values[-1] < 0.9 * values[0]
+
+
+VALUES = [0, -1, float("nan"), float("inf"), "1", True, None]
+
+
+@pytest.mark.parametrize("value", VALUES[:4])
+def test_values_out_of_range(value):
+    with pytest.raises(errors.RangeError, match=r"^rate\b"):
+        as_rate(value)
+    with pytest.raises(errors.RangeError, match=r"^decay\b"):
+        Exponential(1, -abs(value))
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda bad: Constant(bad), "rate"),
+        (lambda bad: Exponential(bad, 0.5), "initial"),
+        (lambda bad: Staircase(bad), "initial"),
+        (lambda bad: Horizon(bad, 1, 1), "L"),
+        (lambda bad: InverseStep(bad, 1, 1), "mu"),
+        (lambda bad: InverseStep(1, bad, 1), "alpha"),
+        (lambda bad: PerCohort(bad, 1), "c"),
+        (lambda bad: PerCohort(1, bad), "beta"),
+        (lambda bad: largest_full_gradient_rate(bad, 1, 1, 1), "L"),
+        (lambda bad: largest_full_gradient_rate(1, bad, 1, 1), "mu"),
+    ],
+)
+def test_what_must_be_positive(call, name, value):
+    with pytest.raises(errors.RangeError, match=rf"^{name}\b"):
+        call(value)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Horizon(1, 0, 1), r"K\b"),
+        (lambda: Horizon(1, 1, 1.0), r"T\b"),
+        (lambda: InverseStep(1, 1, 0), r"E\b"),
+        (lambda: Exponential(1, 1.5), r"decay\b"),
+        (lambda: Exponential(1, "0.5"), r"decay\b"),
+        (lambda: Staircase(1, [-1]), r"restarts\b"),
+        (lambda: Staircase(1, [1.0]), r"restarts\b"),
+        (lambda: Staircase(1, "12"), r"restarts\b"),
+        (lambda: Staircase(1, [True]), r"restarts\b"),
+        (lambda: largest_alpha(0.5, 1, 1), r"kappa\b"),
+        (lambda: largest_alpha(1, 0.5, 1), r"diversity\b"),
+        (lambda: largest_alpha(1, 1, 0), r"K\b"),
+        (lambda: largest_full_gradient_rate(1, 2, 1, 1), r"mu\b"),
+        (lambda: rate_at(Exponential(1, 1e-300), 2), r"rate\b"),
+        (lambda: as_rate("0.1"), r"rate\b"),
+        (lambda: as_rate(True), r"rate\b"),
+    ],
+)
+def test_other_arguments_are_named(call, message):
+    with pytest.raises(errors.RangeError, match=rf"^{message}"):
+        call()
+
+
+def test_every_rate_is_registered_by_its_name_and_cites_its_source():
+    for name, kind in REGISTRY.items():
+        assert kind.__name__ == name
+        assert name == "Constant" or "Reference:" in kind.__doc__
+        assert ">>>" in kind.__doc__

@@ -1,0 +1,186 @@
+import sys
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcore.errors import FedcoreError, MissingDependencyError, RangeError
+from fedcore.network.topology import NAMES, Topology, ring
+from fedcore.sampling import bernoulli
+
+EXAMPLES = [
+    ("complete", 1, {}),
+    ("complete", 7, {}),
+    ("ring", 2, {}),
+    ("ring", 9, {}),
+    ("ring", 10, {}),
+    ("star", 6, {}),
+    ("torus", 12, {}),
+    ("torus", 16, {"rows": 2}),
+    ("erdos-renyi", 20, {"probability": 0.4, "seed": 3}),
+]
+
+
+def assert_mixes(topology, tolerance):
+    W = topology.W
+    np.testing.assert_array_equal(W, W.T)
+    np.testing.assert_allclose(W.sum(axis=0), 1, atol=tolerance)
+    np.testing.assert_allclose(W.sum(axis=1), 1, atol=tolerance)
+    assert (W >= 0).all()
+    assert (np.diag(W) > 0).all()
+    assert 0 <= topology.zeta < 1
+
+
+def test_every_name_is_tested():
+    assert {name for name, _, _ in EXAMPLES} == set(NAMES)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(("name", "nodes", "options"), EXAMPLES)
+def test_matrices_are_symmetric_and_doubly_stochastic(name, nodes, options, dtype):
+    topology = Topology.named(name, nodes, dtype=dtype, **options)
+    assert topology.W.dtype == dtype
+    assert topology.W.shape == (nodes, nodes)
+    assert len(topology) == nodes
+    assert_mixes(topology, 1e-15 * nodes if dtype == "float64" else 1e-7)
+
+
+@given(st.integers(1, 14), st.floats(0, 1), st.integers(0, 2**32))
+def test_any_connected_graph(nodes, probability, seed):
+    rng = np.random.default_rng(seed)
+    graph = nx.path_graph(nodes)  # connected, whatever else is there
+    graph.add_edges_from((i, j) for i in range(nodes) for j in range(nodes) if rng.random() < probability)  # loops too
+    assert_mixes(Topology(graph), 1e-14)
+
+
+def test_metropolis_weights_by_hand():
+    """A star of three: the middle has two neighbours, the others one."""
+    np.testing.assert_allclose(
+        Topology.named("star", 3).W, [[1 / 3, 1 / 3, 1 / 3], [1 / 3, 2 / 3, 0], [1 / 3, 0, 2 / 3]], rtol=1e-15
+    )
+    path = Topology(nx.path_graph(3)).W
+    np.testing.assert_allclose(path, [[2 / 3, 1 / 3, 0], [1 / 3, 1 / 3, 1 / 3], [0, 1 / 3, 2 / 3]], rtol=1e-15)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 8, 30])
+def test_the_complete_graph_takes_the_mean(nodes):
+    topology = Topology.named("complete", nodes)
+    np.testing.assert_allclose(topology.W, 1 / nodes, rtol=1e-13)
+    assert topology.zeta < 1e-14
+
+
+@pytest.mark.parametrize("nodes", [4, 5, 8, 33])
+def test_zeta_of_a_ring_by_its_formula(nodes):
+    """W is circulant: its eigenvalues are (1 + 2 cos(2 pi k / p)) / 3."""
+    values = np.sort(np.abs((1 + 2 * np.cos(2 * np.pi * np.arange(nodes) / nodes)) / 3))
+    assert Topology.named("ring", nodes).zeta == pytest.approx(values[-2], abs=1e-12)
+
+
+def test_zeta_of_a_torus_by_its_formula():
+    k, m = np.meshgrid(np.arange(5), np.arange(6))
+    values = np.abs(1 + 2 * np.cos(2 * np.pi * k / 5) + 2 * np.cos(2 * np.pi * m / 6)) / 5
+    assert Topology.named("torus", 30).zeta == pytest.approx(np.sort(values.ravel())[-2], abs=1e-12)
+
+
+def test_zeta_is_what_a_mixing_leaves_of_the_worst_disagreement():
+    topology = Topology.named("erdos-renyi", 15, probability=0.3, seed=1)
+    values, vectors = np.linalg.eigh(topology.W)
+    worst = vectors[:, -2] if values[-2] > -values[0] else vectors[:, 0]
+    assert np.linalg.norm(topology.W @ worst) == pytest.approx(topology.zeta)
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        y = rng.normal(size=15)
+        assert np.linalg.norm(topology.W @ y - y.mean()) <= topology.zeta * np.linalg.norm(y - y.mean()) * (1 + 1e-12)
+
+
+def test_more_neighbours_mix_faster():
+    zetas = [Topology.named(name, 36).zeta for name in ("complete", "torus", "ring")]
+    assert zetas == sorted(zetas)
+    assert zetas[0] < 0.01 < zetas[1] < 0.9 < zetas[2]
+
+
+def test_the_nodes_of_a_graph_are_in_its_order():
+    graph = nx.Graph([("c", "a"), ("a", "b")])
+    topology = Topology(graph, name="three friends")
+    assert topology.nodes == ("c", "a", "b")
+    assert topology.W[0, 2] == topology.W[2, 0] == 0
+    assert repr(topology) == "three friends: zeta 0.6667"
+    with pytest.raises(ValueError, match="read-only"):
+        topology.W[0, 0] = 1
+
+
+def test_a_random_graph_is_a_function_of_its_seed():
+    def graph(seed):
+        return Topology.named("erdos-renyi", 20, probability=0.4, seed=seed).W
+
+    np.testing.assert_array_equal(graph(3), graph(3))
+    assert not np.array_equal(graph(3), graph(4))
+
+
+def test_a_random_graph_is_drawn_pair_by_pair_from_a_stream_of_its_own():
+    """So that a paper's graph is the same after any change: pairs in the order (0, 1), (0, 2), ... of one draw."""
+    drawn = set(bernoulli(15, 0.7, seed=3, round=0, purpose="topology: erdos-renyi").tolist())
+    pairs = [(i, j) for i in range(6) for j in range(i + 1, 6)]
+    W = Topology.named("erdos-renyi", 6, probability=0.7, seed=3).W
+    assert [pair for pair in pairs if W[pair] > 0] == [pair for at, pair in enumerate(pairs) if at in drawn]
+
+
+def test_a_random_graph_has_each_edge_with_its_probability():
+    edges = sum((Topology.named("erdos-renyi", 40, probability=0.3, seed=s).W > 0).sum() - 40 for s in range(40)) / 2
+    pairs = 40 * 40 * 39 / 2
+    assert abs(edges / pairs - 0.3) < 4.5 * np.sqrt(0.21 / pairs)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Topology.named("rign", 3), "topology: 'rign' is unknown; did you mean 'ring'"),
+        (lambda: Topology.named("ring", 0), "nodes: expected an integer in 1"),
+        (lambda: Topology.named("ring", 3.5), "nodes: expected an int"),
+        (lambda: Topology.named("ring", 3, rows=3), "option of ring: 'rows' is unknown"),
+        (lambda: Topology.named("ring", 3, dtype="float16"), "dtype: 'float16' is unknown"),
+        (lambda: Topology.named("torus", 7), "nodes: expected rows x columns with at least two of each, got 7"),
+        (lambda: Topology.named("torus", 2), "nodes: expected rows x columns with at least two of each, got 2"),
+        (lambda: Topology.named("torus", 12, rows=5), r"rows: expected one of \[2, 3, 4, 6\], which divide 12, got 5"),
+        (lambda: Topology.named("torus", 12, rows=12), "rows: expected one of"),
+        (lambda: Topology.named("erdos-renyi", 5), "probability: expected a value, since the graph is erdos-renyi"),
+        (lambda: Topology.named("erdos-renyi", 5, probability=1.5), r"probability: expected a number in \[0, 1\]"),
+        (lambda: Topology.named("erdos-renyi", 5, probability="x"), "probability: expected"),
+        (lambda: Topology.named("erdos-renyi", 5, probability=1, seed=-1), "seed: expected"),
+        (
+            lambda: Topology.named("erdos-renyi", 5, probability=0.0),
+            r"graph: expected a connected one, got erdos-renyi\(nodes=5, probability=0, seed=0\), which has 5 parts",
+        ),
+        (
+            lambda: Topology(nx.Graph([(0, 1), (2, 3)]), name="two pairs"),
+            "graph: expected a connected one, got two pairs, which has 2 parts",
+        ),
+        (lambda: Topology(nx.DiGraph([(0, 1)])), "graph: expected an undirected one, got graph, which is directed"),
+        (lambda: Topology(nx.Graph()), "graph: expected at least one node"),
+        (lambda: Topology(np.eye(3)), "graph: expected a networkx graph, got ndarray"),
+    ],
+)
+def test_what_is_refused_is_named(call, message):
+    with pytest.raises(FedcoreError, match=rf"^{message}"):
+        call()
+
+
+def test_a_graph_has_no_more_nodes_than_a_dense_matrix_has_room_for():
+    assert len(ring(2**14)[0]) == 2**14
+    with pytest.raises(RangeError, match=r"nodes: expected an integer in 1\.\.16384, got 16385"):
+        ring(2**14 + 1)
+
+
+def test_without_networkx_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "networkx", None)
+    with pytest.raises(MissingDependencyError, match=r"topology: need networkx; pip install 'fedcore-fl\[sim\]'"):
+        Topology.named("ring", 3)
+
+
+def test_edges_named_twice_are_edges():
+    doubled = nx.MultiGraph([(0, 1), (0, 1), (1, 2)])
+    np.testing.assert_array_equal(Topology(doubled).W, Topology(nx.path_graph(3)).W)
+    with pytest.raises(RangeError, match="directed"):
+        Topology(nx.MultiDiGraph([(0, 1)]))

@@ -1,0 +1,81 @@
+"""The definition of each native function in a few lines of NumPy or Python, with which tests compare its results.
+
+Same names, arguments and results as in ``fedcore._core``, without its checks.
+"""
+
+from tests.oracle.exact import accumulate_exact, combine_exact, exchange_exact, read_exact
+from tests.oracle.kernels import (
+    accumulate,
+    checksum,
+    combination,
+    combine,
+    combined_square,
+    dequantise,
+    direction_step,
+    exchange,
+    gradient,
+    mix,
+    numbers,
+    optimizer_step,
+    quantise,
+    server_step,
+    squared_norms,
+    squares_of_blocks,
+    weighted_sum,
+    weighted_sum_segments,
+)
+from tests.oracle.messages import (
+    are_immutable,
+    column_range,
+    column_sum,
+    read_npy,
+    read_plain_tensors,
+    read_plain_updates,
+)
+from tests.oracle.sampling import (
+    bernoulli,
+    permutation,
+    random_words,
+    unit,
+    weighted_without_replacement,
+    with_replacement,
+    without_replacement,
+)
+
+__all__ = [
+    "accumulate",
+    "accumulate_exact",
+    "are_immutable",
+    "bernoulli",
+    "checksum",
+    "column_range",
+    "column_sum",
+    "combination",
+    "combine",
+    "combine_exact",
+    "combined_square",
+    "dequantise",
+    "direction_step",
+    "exchange",
+    "exchange_exact",
+    "gradient",
+    "mix",
+    "numbers",
+    "optimizer_step",
+    "permutation",
+    "quantise",
+    "random_words",
+    "read_exact",
+    "read_npy",
+    "read_plain_tensors",
+    "read_plain_updates",
+    "server_step",
+    "squared_norms",
+    "squares_of_blocks",
+    "unit",
+    "weighted_sum",
+    "weighted_sum_segments",
+    "weighted_without_replacement",
+    "with_replacement",
+    "without_replacement",
+]

@@ -1,0 +1,146 @@
+"""Definitions of the kernels of exact sums."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.arrays import F32, F64
+from fedcore.kernels import Terms
+from tests.oracle.kernels import BLOCK, added, decoded, exchange, gradient, sizes_of, squares_of_blocks, whole
+
+Words = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+LONGEST = 2.0**39
+
+
+def rounded(t: F64) -> Words:
+    """The nearest multiple of 2^-10, and of what that leaves the nearest of 2^-60, ties to even: as integers."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        coarse = np.rint(t * 2.0**10)
+        fine = np.rint((t - coarse * 2.0**-10) * 2.0**60)
+        return coarse.astype(np.int64), fine.astype(np.int64)
+
+
+def add(sum: Words, words: Words, times: int = 1) -> None:
+    """sum += times words, in the one form: 0 <= low < 2^50."""
+    high, low = sum
+    wide = [int(a) + times * int(b) for a, b in zip(low, words[1], strict=True)] if abs(times) > 2**11 else None
+    if wide is not None:
+        high += np.int64(times) * words[0] + np.array([number >> 50 for number in wide], np.int64)
+        low[:] = [number & (1 << 50) - 1 for number in wide]
+        return
+    low += np.int64(times) * words[1]
+    high += np.int64(times) * words[0] + (low >> np.int64(50))
+    low &= np.int64((1 << 50) - 1)
+
+
+def begin(acc: Words | None, out: Words) -> None:
+    """out = acc, or zeros."""
+    for word in (0, 1):
+        out[word][:] = 0 if acc is None else acc[word]
+
+
+def held(squares: F64, weights: F64) -> F64:
+    """The squares, infinite where |weight h| is 2^39 or more."""
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        longest = LONGEST / np.asarray(weights, np.float64)
+        return np.where(squares < longest * longest, squares, np.inf)
+
+
+def accumulate_exact(
+    acc: Words | None,
+    out: Words,
+    bases: Sequence[F32 | None],
+    ys: Sequence[Any],
+    scales: F64,
+    weights: F64,
+    partials: F64 | None = None,
+) -> F64:
+    """out = acc + sum_i rounded(weights[i] h_i), acc zero if None; the squared norm of each h_i."""
+    begin(acc, out)
+    hs = [gradient(*sent) for sent in zip(bases, map(whole, ys), scales, strict=True)]
+    for h, weight in zip(hs, weights, strict=True):
+        add(out, rounded(weight * h.astype(np.float64)))
+    return held(added(squares_of_blocks(hs, sizes_of(ys)), partials), weights)
+
+
+def exchange_exact(
+    acc: Words,
+    out: Words,
+    bases: Sequence[F32 | None],
+    ys: Sequence[Any],
+    scales: F64,
+    weights: F64,
+    old_rows: Sequence[Any],
+    anchors: Sequence[F32 | None],
+    new_rows: Sequence[Any],
+    *,
+    row: Terms,
+    adds: Terms,
+    keys: npt.NDArray[np.uint64] | None,
+    sums: npt.NDArray[np.uint64] | None = None,
+    first: int = 0,
+    partials: F64 | None = None,
+) -> F64:
+    """``exchange``, each term of ``adds`` rounded by itself with (weights[i] coefficient)."""
+    begin(acc, out)
+    hs = [gradient(*sent) for sent in zip(bases, ys, scales, strict=True)]
+    n = len(out[0])
+    before = [decoded(old, n) for old in old_rows]
+    unused = np.zeros(n)
+    shares = np.empty((-(-n // BLOCK), len(hs)))
+    exchange(
+        unused,
+        unused,
+        bases,
+        ys,
+        scales,
+        weights,
+        old_rows,
+        anchors,
+        new_rows,
+        row=row,
+        adds=adds,
+        keys=keys,
+        sums=sums,
+        first=first,
+        partials=shares,
+    )
+    most = max(abs(adds.row * row.h), abs(adds.h), abs(adds.row))
+    for i, (h, weight) in enumerate(zip(hs, weights, strict=True)):
+        stored = decoded(new_rows[i], n)
+        terms = ((adds.row, stored), (adds.r, before[i]), (adds.h, h), (adds.q, decoded(anchors[i], n)))
+        for coefficient, term in terms:
+            if coefficient:
+                add(out, rounded((weight * coefficient) * term.astype(np.float64)))
+        weighted = np.abs(stored).astype(np.float64) * max(abs(adds.row), abs(adds.r)) * abs(weight)
+        largest = [weighted[start : start + BLOCK].max() for start in range(0, n, BLOCK)]
+        shares[~(np.array(largest) < 2 * LONGEST), i] = np.inf
+    return held(added(shares, partials), most * np.asarray(weights))
+
+
+def combine_exact(terms: Sequence[Any], coefficients: npt.NDArray[np.int64], out: Words) -> bool:
+    """out = sum_i coefficients[i] terms[i], vectors rounded to the grid; whether every sum on the way is below 2^62."""
+    n = len(out[0])
+    parts = [term if isinstance(term, tuple) else rounded(np.asarray(term, np.float64)) for term in terms]
+    total = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    most = 0.0
+    for (high, low), term, times in zip(parts, terms, coefficients, strict=True):
+        add(total, (np.asarray(high), np.asarray(low)), int(times))
+        if isinstance(term, tuple):
+            largest = float(np.maximum(high, ~np.asarray(high)).max(initial=0)) + 1
+        elif not np.abs(term).max(initial=0) < 2.0**40:
+            return False
+        else:
+            largest = 2.0**50
+        most += abs(int(times)) * (largest + 1)
+    begin(total, out)
+    return most < 2.0**62 or n == 0
+
+
+def read_exact(sum: Words, out: F32 | F64) -> None:
+    """out = float64(high) 2^-10 + low 2^-60, rounded once, and from there to float32 once more."""
+    high, low = (np.asarray(word).astype(np.float64) for word in sum)
+    out[:] = high * 2.0**-10 + low * 2.0**-60

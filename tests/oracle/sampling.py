@@ -1,0 +1,170 @@
+"""Definitions of the draws; all results equal the native bits. ``key`` is (seed, round, client, purpose).
+
+Reference: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Threefry4x64-20).
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import count as counting
+from itertools import pairwise
+from math import isqrt
+
+import numpy as np
+import numpy.typing as npt
+
+from fedcore.arrays import F64, I64
+
+Key = Sequence[int]
+U64 = npt.NDArray[np.uint64]
+
+# The second word of the counter: what the words are used for.
+WITHOUT_REPLACEMENT, WEIGHTED_WITHOUT_REPLACEMENT, WITH_REPLACEMENT, BERNOULLI, PERMUTATION = range(1, 6)
+FAN = 32
+
+_ROTATIONS = [(14, 16), (52, 57), (23, 40), (5, 37), (25, 33), (46, 12), (58, 22), (32, 32)]
+_MASK = 2**64 - 1
+
+
+def _blocks(key: Key, use: Sequence[int], counters: U64) -> U64:
+    """uint64[blocks, 4]: Threefry4x64-20 of the counters (counters[i], *use)."""
+
+    def rotated(x: U64, bits: int) -> U64:
+        return (x << np.uint64(bits)) | (x >> np.uint64(64 - bits))
+
+    schedule = [*key, 0x1BD11BDAA9FC1A22 ^ key[0] ^ key[1] ^ key[2] ^ key[3]]
+    x = [counters, *(np.full_like(counters, word) for word in use)]
+    x = [x[i] + np.uint64(key[i]) for i in range(4)]
+    for r in range(20):
+        for a, b, bits in zip((0, 2), (1, 3) if r % 2 == 0 else (3, 1), _ROTATIONS[r % 8], strict=True):
+            x[a] = x[a] + x[b]
+            x[b] = rotated(x[b], bits) ^ x[a]
+        if r % 4 == 3:
+            s = r // 4 + 1
+            x = [x[i] + np.uint64((schedule[(s + i) % 5] + (s if i == 3 else 0)) & _MASK) for i in range(4)]
+    return np.stack(x, axis=1)
+
+
+def random_words(key: Key, use: Sequence[int], first: int, blocks: int) -> U64:
+    """The words of blocks first .. first + blocks - 1."""
+    return _blocks(key, use, np.arange(blocks, dtype=np.uint64) + np.uint64(first)).ravel()
+
+
+def _words(key: Key, use: int) -> Iterator[int]:
+    """The words of one use, one by one."""
+    for first in counting(0, 64):
+        yield from random_words(key, (use, 0, 0), first, 64).tolist()
+
+
+def unit(words: U64) -> F64:
+    """Multiples of 2^-53 in [0, 1)."""
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def without_replacement(population: int, k: int, key: Key) -> I64:
+    """The first k places of a shuffle that exchanges place j with a uniform one of j .. population - 1."""
+    words, moved, drawn = _words(key, WITHOUT_REPLACEMENT), dict[int, int](), []
+    for j in range(k):
+        bound = population - j
+        product = next(words) * bound
+        while product & _MASK < 2**64 % bound:  # one of the 2^64 mod bound words too many
+            product = next(words) * bound
+        place = j + (product >> 64)
+        drawn.append(moved.get(place, place))
+        moved[place] = moved.get(j, j)
+    return np.array(drawn, np.int64)
+
+
+def _sums(s: F64) -> F64:
+    """The sums of each 32 numbers, the last ones padded by zeros: eight lanes, folded in a tree."""
+    rows = np.append(s, np.zeros(-len(s) % FAN)).reshape(-1, 4, 8)
+    lanes = ((rows[:, 0] + rows[:, 1]) + rows[:, 2]) + rows[:, 3]
+    l0, l1, l2, l3 = (lanes[:, j] + lanes[:, j + 4] for j in range(4))
+    return (l0 + l2) + (l1 + l3)
+
+
+def _tree(weights: F64) -> list[F64] | None:
+    """The weights, the sums of 32 of them, and so on up to the total; None if they are no weights."""
+    levels = [weights, _sums(weights)]
+    while len(levels[-1]) > 1:
+        levels.append(_sums(levels[-1]))
+    return levels if np.isfinite(levels[-1][0]) and (weights >= 0).all() else None
+
+
+def _choose(levels: list[F64], units: Sequence[float]) -> int:
+    """Down from the root, one of 32 children a level."""
+    node = 0
+    for level, u in zip(range(len(levels) - 2, -1, -1), units, strict=True):
+        children = levels[level][FAN * node : FAN * (node + 1)]
+        child = int(np.searchsorted(np.cumsum(children), u * levels[level + 1][node], side="right"))
+        if child == len(children):  # the running sum fell short of the total by rounding
+            child = int(np.flatnonzero(children)[-1])
+        node = FAN * node + child
+    return node
+
+
+def weighted_without_replacement(weights: F64, k: int, key: Key) -> I64 | None:
+    """Draw by the weights, make the one that was drawn zero, add up the sums above it, and again."""
+    if len(weights) == 0:
+        return np.empty(0, np.int64)
+    levels = _tree(np.array(weights, np.float64))
+    if levels is None:
+        return None
+    words, drawn = _words(key, WEIGHTED_WITHOUT_REPLACEMENT), list[int]()
+    while len(drawn) < k and levels[-1][0] > 0:
+        units = unit(np.array([next(words) for _ in levels[1:]], np.uint64)).tolist()
+        i = _choose(levels, units)
+        drawn.append(i)
+        levels[0][i] = 0
+        for below, above in pairwise(levels):
+            i //= FAN
+            above[i] = _sums(below[FAN * i : FAN * (i + 1)])[0]
+    return np.array(drawn, np.int64)
+
+
+def with_replacement(weights: F64, k: int, key: Key) -> I64 | None:
+    """Draw by the weights k times."""
+    if len(weights) == 0:
+        return np.empty(0, np.int64)
+    levels = _tree(np.asarray(weights))
+    if levels is None:
+        return None
+    if not levels[-1][0] > 0:
+        return np.empty(0, np.int64)
+    depth = len(levels) - 1
+    words = random_words(key, (WITH_REPLACEMENT, 0, 0), 0, -(-k * depth // 4))
+    units = unit(words[: k * depth]).reshape(k, depth)
+    return np.array([_choose(levels, row) for row in units.tolist()], np.int64)
+
+
+def bernoulli(population: int, p: float | F64, key: Key) -> I64 | None:
+    """i is in exactly if its own uniform number is below p_i."""
+    chances = np.broadcast_to(np.asarray(p, np.float64), population)
+    if not ((chances >= 0) & (chances <= 1)).all():
+        return None
+    words = random_words(key, (BERNOULLI, 0, 0), 0, -(-population // 4))[:population]
+    return np.flatnonzero(unit(words) < chances)
+
+
+def _round_values(key: Key, round: int, half: U64, modulus: int) -> U64:
+    """The word of index ``half`` in the round's own stream, scaled to [0, modulus), modulus < 2^32."""
+    blocks = _blocks(key, (PERMUTATION, round, 0), half // np.uint64(4))
+    words = blocks[np.arange(len(half)), half % np.uint64(4)]
+    m, shift = np.uint64(modulus), np.uint64(32)
+    values: U64 = ((words >> shift) * m + (((words & np.uint64(2**32 - 1)) * m) >> shift)) >> shift
+    return values
+
+
+def permutation(population: int, start: int, count: int, key: Key) -> I64:
+    """A Feistel network on (l, r) of [0, rows) x [0, columns), repeated until the result is inside."""
+    rows = isqrt(population - 1) + 1  # the least whose square reaches the population
+    rows += rows % 2
+    columns = -(-population // rows)
+    x = np.arange(count, dtype=np.uint64) + np.uint64(start)
+    outside = np.arange(count)
+    while len(outside):
+        left, right = x[outside] // np.uint64(columns), x[outside] % np.uint64(columns)
+        for round in range(0, 64 if population <= 4096 else 12, 2):
+            left = (left + _round_values(key, round, right, rows)) % np.uint64(rows)
+            right = (right + _round_values(key, round + 1, left, columns)) % np.uint64(columns)
+        x[outside] = left * np.uint64(columns) + right
+        outside = outside[x[outside] >= np.uint64(population)]
+    return x.astype(np.int64)

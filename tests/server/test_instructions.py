@@ -1,0 +1,135 @@
+"""One value for what a client is asked to do: what crosses a wire comes back equal, and nothing else crosses."""
+
+import pickle
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from fedcore import Server
+from fedcore.algorithms.rates import InverseStep
+from fedcore.errors import ArrayError, ConfigError, RangeError, UnknownNameError
+from fedcore.server import Broadcast
+from fedcore.server.instructions import NUMBERS, VECTORS
+from fedcore.server.instructions import Instructions as Assignment
+from tests.simulation.outsider import Share
+
+FULL = Assignment(
+    round=7,
+    lr=0.25,
+    a=0.5,
+    b=-0.5,
+    mu=0.125,
+    second_vector="mean gradient",
+    local_rule=Share(0.25),
+    keeps_row=True,
+    plain=True,
+    offset=np.float32([1, 2]),
+    x_prev=np.float32([3, 4, 5]),
+)
+PLAIN = Assignment(round=0, lr=0.1, plain=True)
+
+
+def test_every_field_crosses_or_is_refused():
+    assert {*NUMBERS, *VECTORS, "lr_of_step"} == {field.name for field in fields(Assignment)} | {
+        "rule_options",
+        "vectors",
+    }
+    default = Assignment(round=0, lr=0.1)
+    for field in fields(Assignment):
+        if field.name not in ("lr_of_step", "lr", "round"):
+            assert getattr(FULL, field.name) is not getattr(default, field.name)
+
+
+@pytest.mark.parametrize("assignment", [FULL, PLAIN])
+def test_what_crosses_comes_back_equal(assignment):
+    assert Assignment.read(assignment.numbers(), assignment.vectors()) == assignment
+    assert pickle.loads(pickle.dumps(assignment)) == assignment
+
+
+def test_any_other_field_makes_another_assignment():
+    numbers, vectors = FULL.numbers(), FULL.vectors()
+    plain = PLAIN.numbers() | {"local_rule": "tests.simulation.outsider:Other"}
+    other_value = (
+        plain | {name: "other" for name, value in plain.items() if value == ""} | {"round": 7, "b": 0.75, "mu": 0.75}
+    )
+    others = [(numbers | {name: other_value[name]}, vectors) for name in NUMBERS if name != "vectors"]
+    others += [(numbers, vectors | {name: vectors[name] + 1}) for name in VECTORS]
+    others += [(numbers | {"vectors": "x_prev"}, {"x_prev": vectors["x_prev"]})]
+    for other in others:
+        told = Assignment.read(*other)
+        assert (told == FULL) == (other[0] == numbers and other[1] is vectors)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("round", "seven"),
+        ("lr", np.nan),
+        ("mu", "x"),
+        ("a", None),
+        ("plain", "false"),
+        ("keeps_row", 1),
+        ("vectors", 3),
+    ],
+)
+def test_a_field_of_another_kind_is_refused_by_name(name, value):
+    with pytest.raises(ConfigError, match=rf"^{name}\b"):
+        Assignment.read(FULL.numbers() | {name: value}, FULL.vectors())
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_field_that_is_missing_is_refused_by_name(name):
+    with pytest.raises(ConfigError, match=f"'{name}'"):
+        Assignment.read({key: value for key, value in FULL.numbers().items() if key != name}, FULL.vectors())
+
+
+def test_a_field_that_nobody_knows_is_refused_by_name():
+    with pytest.raises(ConfigError, match="'clip'"):
+        Assignment.read({**FULL.numbers(), "clip": 1.0}, FULL.vectors())
+    with pytest.raises(ConfigError, match="'controls'"):
+        Assignment.read(FULL.numbers(), FULL.vectors() | {"controls": np.zeros(2, np.float32)})
+    with pytest.raises(ConfigError, match="keeps_row"):
+        Assignment.read({**FULL.numbers(), "keeps_row": "nowhere"}, FULL.vectors())
+    with pytest.raises(UnknownNameError, match=r"^local_rule\b"):
+        Assignment.read({**FULL.numbers(), "local_rule": "not.here:Rule"}, FULL.vectors())
+    with pytest.raises(ConfigError, match="rule_options"):
+        Assignment.read({**FULL.numbers(), "rule_options": "half"}, FULL.vectors())
+    with pytest.raises(ArrayError, match=r"^x_prev\b"):
+        Assignment.read(FULL.numbers(), {})
+    for vectors in ({"x_prev": FULL.x_prev}, {}):
+        with pytest.raises(ConfigError, match=r"^order\b"):
+            Assignment.read({**FULL.numbers(), "b": 0.0}, vectors)
+
+
+def test_rates_of_steps_are_handed_on_and_do_not_cross():
+    rate = InverseStep(mu=0.5, alpha=3.0, E=4)
+    told = Server(np.zeros(2, np.float32), "FedAvg", 2, lr=rate).broadcast([0]).of(0)
+    assert [told.lr_of_step(k) for k in range(3)] == [rate.of_step(0, k) for k in range(3)]
+    assert pickle.loads(pickle.dumps(told)) == told
+    with pytest.raises(RangeError, match=r"^lr\b"):
+        told.numbers()
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "SCAFFOLD", "SCAFFOLDMVR", "MBSTORM", "LocalDescent", "MimiC"])
+def test_a_broadcast_gives_its_clients_what_it_says(method):
+    broadcast = Server(np.ones(3, np.float32), method, 2, lr=0.5).broadcast([0, 1])
+    told = broadcast.of(1)
+    shared = {field.name for field in fields(Assignment)} - {"offset"}
+    for name in shared:
+        assert getattr(told, name) is getattr(broadcast, name) or getattr(told, name) == getattr(broadcast, name)
+    assert (told.offset is None) == (not broadcast.has_offset)
+    beside = {"ids", "direction", "has_offset", "bytes", "vectors"}
+    assert {field.name for field in fields(Broadcast)} - beside == shared - {"a", "b", "mu", "x_prev"}
+
+
+def test_fedcore_s_own_steps_refuse_what_they_would_not_follow():
+    PLAIN.require_followed(plain=True)
+    Assignment(round=0, lr=0.1).require_followed(plain=False)
+    with pytest.raises(RangeError, match=r"^options\b"):
+        PLAIN.require_followed(plain=False)
+    Assignment(round=0, lr=0.1, second_vector="mean gradient").require_followed(plain=True)
+    with pytest.raises(RangeError, match=r"^second_vector\b"):
+        Assignment(round=0, lr=0.1, second_vector="my own").require_followed(plain=True)
+    with pytest.raises(RangeError, match=r"^keeps_row\b"):
+        FULL.require_followed(plain=True)

@@ -1,0 +1,105 @@
+"""The chain of rules: composition, names, folders, and a rule of an outsider."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from fedcore import Limits, Server, Update
+from fedcore.errors import RangeError, UnknownNameError
+from fedcore.rules import OPEN, CapExamples, CapSteps, Chain, ClipToMedian, Mean, RejectLong, Rule
+
+X = np.zeros(4, np.float32)
+
+
+@dataclass(frozen=True)
+class RejectFew(Rule):
+    """A rule of an outsider: it rejects clients with few examples, and halves updates of many steps."""
+
+    least: int = 10
+    many: int = 100
+
+    def decide(self, group):
+        for i, examples in enumerate(group.examples):
+            if examples < self.least:
+                group.reject(i, f"examples={examples:g}: must be at least {self.least}")
+            if group.steps[i] > self.many:
+                group.scale(i, 0.5)
+
+
+def updates(*examples, steps=5):
+    return [Update(k, np.full(4, k + 1, np.float32), steps, examples=n) for k, n in enumerate(examples)]
+
+
+@pytest.mark.parametrize("rule", [RejectFew(), f"{__name__}:RejectFew"], ids=["object", "dotted name"])
+def test_a_rule_of_an_outsider(rule):
+    server = Server(X, "FedAvg", 3, lr=0.1, aggregation=[rule])
+    report = server.round(updates(20, 5, 60))
+    assert report.accepted == (0, 2)
+    assert report.rejected == ((1, "examples=5: must be at least 10"),)
+    np.testing.assert_array_equal(server.x, np.full(4, np.float32(20 * 1 + 60 * 3) / 80))
+
+
+def test_a_rule_of_an_outsider_scales():
+    server = Server(X, "FedAvg", 2, lr=0.1, aggregation=[RejectFew(least=1)])
+    report = server.round([*updates(10, steps=200), Update(1, np.full(4, 3, np.float32), 5, examples=10)])
+    assert report.factors.tolist() == [0.5, 1]
+    np.testing.assert_array_equal(server.x, np.full(4, np.float32((0.5 * 1 + 3) / 2)))
+
+
+def test_one_by_one_and_in_a_batch_have_the_same_bits():
+    chain = [RejectFew(least=2), CapExamples(2), RejectLong(3), ClipToMedian(), Mean()]
+    rng = np.random.default_rng(0)
+    sent = [
+        Update(
+            k, rng.normal(size=4).astype(np.float32) * 10.0 ** rng.integers(-1, 2), 5, examples=int(rng.integers(1, 50))
+        )
+        for k in range(30)
+    ]
+    batch, single = (Server(X, "FedAvg", 30, lr=0.1, aggregation=chain) for _ in range(2))
+    together = batch.round(sent)
+    with single.open_round() as opened:
+        for update in sent:
+            opened.add_batch([update])
+    assert opened.report.accepted == together.accepted
+    assert dict(opened.report.rejected) == dict(together.rejected)
+    assert single.x.tobytes() == batch.x.tobytes()
+    assert together.rejected
+
+
+def test_a_folder_keeps_the_chain(tmp_path):
+    chain = [CapSteps(3), CapExamples(4), RejectFew(least=7), RejectLong(5), ClipToMedian()]
+    with Server(X, "FedAvg", 2, lr=0.1, aggregation=chain, limits=Limits(max_norm=9), storage=tmp_path / "s") as server:
+        expected = server.aggregation
+    with Server.load(tmp_path / "s") as again:
+        assert again.aggregation == expected == (*chain, Mean())
+        assert again.limits == Limits(max_norm=9)
+
+
+def test_the_rules_change_between_rounds():
+    server = Server(X, "FedAvg", 3, lr=0.1)
+    server.change(aggregation=[RejectFew()])
+    report = server.round(updates(20, 5, 60))
+    assert report.accepted == (0, 2)
+    assert report.changed == {"aggregation": ["RejectFew(least=10, many=100)", "Mean(weights=None)"]}
+
+
+def test_names_of_chains_and_rules():
+    assert Chain.of("open").rules == OPEN
+    assert Chain.of(None) == Chain.of("mean") == Chain.of([]) == Chain((Mean(),))
+    assert Chain.of(["CapExamples", "ClipToMedian"]).rules == (CapExamples(), ClipToMedian(), Mean())
+
+
+@pytest.mark.parametrize("chain", ["clip", ["Clip"], [3], ["os:path"]])
+def test_unknown_rules(chain):
+    with pytest.raises(UnknownNameError):
+        Chain.of(chain)
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [[Mean(), ClipToMedian()], [CapExamples(2), CapExamples(3)], lambda: [CapExamples(0.5)], lambda: [RejectLong("a")]],
+)
+def test_chains_that_contradict_themselves(chain):
+    with pytest.raises(RangeError):
+        Chain.of(chain() if callable(chain) else chain)

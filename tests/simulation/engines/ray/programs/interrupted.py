@@ -1,0 +1,34 @@
+"""Tasks of which one takes for ever, until somebody interrupts it, on a Ray of this program's own."""
+
+import signal
+import tempfile
+import warnings
+from contextlib import closing, suppress
+from pathlib import Path
+
+from fedcore.simulation.executor import Pool, Session
+from fedcore.simulation.ray_engine import Tasks
+from tests.simulation.engines.ray.light import light
+
+
+def main(folder):
+    """Say that the task is begun, and wait for it."""
+    begun = Path(folder, "begun")
+    with Session(cpus=1) as session, closing(Pool(session, light(), 1, cpus=1, gpus=0, arguments=())) as pool:
+        tasks = Tasks(pool, 1, lambda _: (str(begun),), lambda _: "the task")
+        pool.complete()
+        tasks.start(1)
+        while not begun.exists():
+            pass
+        print("working", flush=True)
+        tasks.wait()
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with tempfile.TemporaryDirectory() as place, suppress(KeyboardInterrupt):
+        try:
+            main(place)
+        finally:
+            print("interrupted, and closed", flush=True)

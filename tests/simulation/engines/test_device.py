@@ -1,0 +1,203 @@
+"""The engine on a GPU that is pretended: real arithmetic in host memory, which fails where a GPU would."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedcore import algorithms
+from fedcore.errors import DeviceError, RangeError, UnknownNameError
+from fedcore.server import Server
+from fedcore.simulation import torch_device
+from fedcore.simulation.data import Dataset
+from fedcore.simulation.in_process import InProcess
+from fedcore.simulation.nets import build
+from fedcore.simulation.participation import Active
+from fedcore.simulation.sgd import LocalOptions
+from fedcore.simulation.torch_device import seeded
+from tests.simulation.pretended import GPU, MixedDevicesError, Pretended
+
+CLIENTS = 3
+PARTS = [np.arange(0, 30), np.arange(30, 41), np.arange(41, 60)]
+OPTIONS = LocalOptions(weight_decay=0.01, clip=0.5)
+NEAR = {"rtol": 1e-3, "atol": 2e-6}
+"""What a trained model's parameters may differ by, of one way of training and another."""
+
+
+@pytest.fixture(scope="module")
+def dataset():
+    random = np.random.default_rng(0)
+    y = np.arange(90) % 3
+    x = (random.random((3, 1, 8, 8))[y] + random.normal(size=(90, 1, 8, 8)) / 4).astype(np.float32)
+    return Dataset("made up", x[:60], y[:60], x[60:], y[60:], classes=3)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU that torch is pretended to have."""
+    monkeypatch.setattr(torch_device, "_missing", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with Pretended() as pretended:
+        yield pretended
+
+
+def convolution():
+    with seeded(1, "tests"):
+        return nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 3))
+
+
+class Nested(nn.Module):
+    """A network that has no products of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(1, 4, 3, groups=1), nn.GELU(), nn.AvgPool2d(2))
+        self.norm, self.scores = nn.GroupNorm(2, 4), nn.Linear(36, 3)
+
+    def forward(self, images):
+        return self.scores(self.norm(self.features(images)).flatten(1))
+
+
+def nested():
+    with seeded(1, "tests"):
+        return Nested()
+
+
+def normed():
+    with seeded(1, "tests"):
+        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 3))
+
+
+MODULES = {"perceptron": partial(build, "mlp", seed=1), "convolution": convolution, "nested": nested, "normed": normed}
+
+
+def engine(dataset, module, **options):
+    return InProcess(MODULES[module](), dataset, PARTS, **({"batch": 8, "epochs": 2, "seed": 5} | options))
+
+
+def trained(work, algorithm="FedAvg", rounds=2):
+    """The server's model after some rounds, of parts of the work too, and how that is judged."""
+    sizes = dict(enumerate(map(len, PARTS)))
+    server = Server(work.initial, algorithm, clients=sizes, lr=0.1)
+    for cohort in ([0, 1, 2], [2, 0], [1])[:rounds]:
+        active = Active(np.array(cohort), shares=np.linspace(0.6, 1, len(cohort)))
+        report = server.round(work.updates(server.broadcast(cohort), active))
+        assert report.accepted == tuple(cohort)
+    return server.x.copy(), work.evaluate(server.x)
+
+
+@pytest.mark.parametrize(
+    ("module", "together"),
+    [
+        ("perceptron", False),
+        ("perceptron", True),
+        ("convolution", False),
+        ("convolution", True),
+        ("convolution", "vmap"),
+        ("nested", False),
+        ("nested", True),  # by vmap: a GPU's clients are trained together wherever they can be
+        ("normed", False),
+    ],
+)
+def test_rounds_on_a_gpu_are_those_on_the_cpu_but_for_rounding(dataset, gpu, module, together):
+    """Client by client on the CPU is the measure of every way on a GPU."""
+    there = engine(dataset, module, together=together, device="cuda", options=OPTIONS)
+    here = engine(dataset, module, together=False, options=OPTIONS)
+    assert there.together == bool(together)
+    np.testing.assert_array_equal(there.initial, here.initial)
+    for rounds in (1, 2):
+        (x, judged), (due, due_judged) = trained(there, rounds=rounds), trained(here, rounds=rounds)
+        np.testing.assert_allclose(x, due, **NEAR)
+        assert np.abs(due - here.initial).max() > 1e-2
+        assert judged.loss == pytest.approx(due_judged.loss, rel=1e-4)
+        assert judged.accuracy == due_judged.accuracy
+    assert gpu.made > 10
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("name", sorted({*algorithms.REGISTRY} - {"LocalDescent"}))  # of nodes without a server
+def test_every_method_on_a_gpu(dataset, gpu, name, together):
+    algorithm = algorithms.named(name, **({"local_steps": 8} if name == "FlexibleFedAvg" else {}))
+    options = LocalOptions(weight_decay=0.01, momentum=0.0 if algorithm.needs_plain_steps else 0.5)
+    there = engine(dataset, "convolution", together=together, device="cuda:0", options=options)
+    here = engine(dataset, "convolution", together=False, options=options)
+    (x, _), (due, _) = (trained(work, algorithm, rounds=3) for work in (there, here))
+    np.testing.assert_allclose(x, due, rtol=2e-3, atol=1e-5)
+
+
+def test_first_gradients_on_a_gpu(dataset, gpu):
+    there, here = (
+        engine(dataset, "convolution", together=way, **on) for way, on in ((True, {"device": "cuda"}), (False, {}))
+    )
+    server = Server(here.initial, "MIFA", clients=CLIENTS, lr=0.1)
+    found, due = (work.gradients(server.broadcast([0, 2]), 3) for work in (there, here))
+    for client in (0, 2):
+        np.testing.assert_allclose(found[client], due[client], **NEAR)
+
+
+def test_updates_from_a_gpu_have_memory_of_their_own(dataset, gpu):
+    work = engine(dataset, "normed", device="cuda", together=False)
+    server = Server(work.initial, "FedAvg", clients=CLIENTS, lr=0.1)
+    updates = list(work.updates(server.broadcast([0, 1])))
+    assert all(update.keep and isinstance(update.value, np.ndarray) for update in updates)
+    assert np.abs(updates[0].value - updates[1].value).max() > 1e-3
+
+
+def test_threads_are_the_cpus_alone(dataset, gpu):
+    assert engine(dataset, "convolution", device="cuda", threads=4)._threads == 1
+    assert engine(dataset, "convolution", threads=4)._threads == 4
+
+
+def test_what_is_set_for_a_gpu_is_set_back(gpu):
+    cudnn = torch.backends.cudnn
+    before = cudnn.allow_tf32, cudnn.deterministic, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        with torch_device.repeatable(GPU):
+            assert (cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark) == (False, True, False)
+            assert torch.backends.cuda.matmul.allow_tf32 is False
+        assert torch.backends.cuda.matmul.allow_tf32 is True
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before[2]
+    assert (cudnn.allow_tf32, cudnn.deterministic) == before[:2]
+
+
+def test_without_a_gpu_the_error_says_what_is_missing(dataset, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match=r"^device\b"):
+        engine(dataset, "convolution", device="cuda")
+    with pytest.raises(UnknownNameError, match="device"):
+        engine(dataset, "convolution", device="gpu")
+
+
+def test_a_gpu_that_is_not_there(dataset, gpu):
+    with pytest.raises(DeviceError, match=r"^device\b.*'cuda:3'"):
+        engine(dataset, "convolution", device="cuda:3")
+
+
+def test_what_torch_cannot_batch_is_refused_by_name(dataset):
+    with pytest.raises(RangeError, match=r"^together\b"):
+        engine(dataset, "normed", together="vmap")
+    with pytest.raises(RangeError, match=r"^together\b"):
+        engine(dataset, "convolution", together="yes")
+
+
+FAULTS = {
+    "on the CPU": lambda there: torch.zeros(3, device=GPU) + torch.ones(3),
+    "indices": lambda there: there.index_select(0, torch.tensor([0])),
+    "in place": lambda there: torch.ones(3).add_(there),
+    "a buffer": lambda there: torch.bmm(there.view(1, 1, 3), there.view(1, 3, 1), out=torch.empty(1, 1, 1)),
+    "read": lambda there: there.numpy(),
+    "a view": lambda there: there[1:].numpy(),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_the_pretence_finds_what_a_gpu_would(gpu, fault):
+    there = torch.ones(3).to(GPU)
+    assert there.device == there[1:].device == GPU
+    with pytest.raises(MixedDevicesError):
+        fault(there)
+    np.testing.assert_array_equal(there.cpu().numpy(), np.ones(3))

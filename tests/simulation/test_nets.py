@@ -1,0 +1,241 @@
+"""The models by name."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fedcore.errors import RangeError, ShapeError, UnknownNameError
+from fedcore.model import Layout
+from fedcore.simulation.nets import (
+    CNNCIFAR10,
+    CNNEMNIST,
+    MLP,
+    REGISTRY,
+    VGG11,
+    LeNet,
+    MaxPool2,
+    ResNet18,
+    build,
+    logistic,
+    mlp_cifar10,
+    mlp_mnist,
+    relu_mnist,
+    scores,
+)
+
+MODELS = {
+    "lenet": (44_426, (1, 28, 28), 10),
+    "vgg11": (9_750_922, (3, 32, 32), 10),
+    "logistic": (610, (60,), 10),
+    "mlp": (4_810, (1, 8, 8), 10),
+    "mlp-mnist": (199_210, (1, 28, 28), 10),
+    "cnn-emnist": (1_690_046, (1, 28, 28), 62),
+    "cnn-cifar10": (62_006, (3, 32, 32), 10),
+    "mlp-cifar10": (656_810, (3, 32, 32), 10),
+    "relu-mnist": (159_010, (1, 28, 28), 10),
+    "resnet18": (11_173_962, (3, 32, 32), 10),
+}
+
+
+def parameters(module):
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+def test_every_model_is_measured():
+    assert MODELS.keys() == REGISTRY.keys()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sizes(name):
+    count, shape, classes = MODELS[name]
+    module = build(name, seed=0).eval()
+    assert parameters(module).numel() == count
+    assert f"{count:,} parameters" in (REGISTRY[name].__doc__ or "")
+    with torch.no_grad():
+        assert module(torch.zeros(2, *shape)).shape == (2, classes)
+    assert scores(name, shape) == classes
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_gradient_reaches_every_parameter(name):
+    _, shape, classes = MODELS[name]
+    module = build(name, seed=0)
+    inputs = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
+    torch.nn.functional.cross_entropy(module(inputs), torch.arange(4) % classes).backward()
+    for parameter in module.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.norm() > 1e-6
+
+
+def test_weights_depend_on_the_seed_alone():
+    torch.manual_seed(1)
+    first = parameters(build("mlp", seed=5))
+    torch.manual_seed(2)
+    assert torch.equal(parameters(build("mlp", seed=5)), first)
+    assert not torch.equal(parameters(build("mlp", seed=6)), first)
+
+
+def test_torchs_random_state_is_left_alone():
+    torch.manual_seed(3)
+    due = torch.rand(4)
+    torch.manual_seed(3)
+    build("lenet", seed=0)
+    scores("vgg11", (3, 32, 32))
+    assert torch.equal(torch.rand(4), due)
+
+
+def test_options_reach_the_model():
+    assert build("mlp", seed=0, hidden=[3, 5])[1].out_features == 3
+    assert scores("cnn-emnist", (1, 28, 28), classes=47) == 47
+
+
+@pytest.mark.parametrize(("name", "shape"), [("lenet", (1, 8, 8)), ("mlp", (60,)), ("resnet18", (60,))])
+def test_examples_that_a_model_does_not_take(name, shape):
+    with pytest.raises(ShapeError, match=rf"^'{name}': expected .*[^.]\)$"):
+        scores(name, shape)
+
+
+def test_an_option_out_of_range():
+    with pytest.raises(RangeError, match="hidden: expected an integer >= 1, got 0"):
+        scores("mlp", (1, 8, 8), hidden=[0])
+
+
+def test_an_unknown_name():
+    with pytest.raises(UnknownNameError, match="model: 'lenett' is unknown; did you mean 'lenet'"):
+        build("lenett", seed=0)
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 4, 6), (3, 2, 5, 7), (2, 8, 8)])
+def test_pooling_is_torchs_own(shape):
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    due = torch.nn.functional.max_pool2d(images, 2)
+    with torch.inference_mode():
+        assert torch.equal(MaxPool2()(images), due)
+    (gradient,) = torch.autograd.grad(MaxPool2()(images.relu()).sum(), images)  # of several zeros the first counts
+    assert torch.equal(gradient, torch.autograd.grad(torch.nn.functional.max_pool2d(images.relu(), 2).sum(), images)[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "due"),
+    [
+        (LeNet, ["Conv2d", "ReLU", "MaxPool2"] * 2 + ["Flatten", "Linear", "ReLU", "Linear", "ReLU", "Linear"]),
+        (CNNEMNIST, ["Conv2d", "ReLU", "MaxPool2"] * 2 + ["Flatten", "Linear", "ReLU", "Linear"]),
+        (lambda: MLP(4, [3, 2]), ["Flatten", "Linear", "ReLU", "Linear", "ReLU", "Linear"]),
+        (logistic, ["Flatten", "Linear"]),
+    ],
+)
+def test_the_layers_of_sequences(make, due):
+    assert [type(layer).__name__ for layer in make()] == due
+
+
+def test_other_classes_of_emnist():
+    assert sum(p.numel() for p in CNNEMNIST(classes=47).parameters()) == 1_682_351
+    assert "1,682,351 for 47" in (CNNEMNIST.__doc__ or "")
+
+
+@pytest.mark.parametrize("make", [CNNEMNIST, CNNCIFAR10, ResNet18])
+def test_no_classes(make):
+    with pytest.raises(RangeError, match="classes: expected an integer >= 1, got 0"):
+        make(classes=0)
+
+
+def widths(module):
+    return [layer.out_features for layer in module if isinstance(layer, torch.nn.Linear)]
+
+
+def test_other_sizes():
+    assert MLP(inputs=6, hidden=[5], classes=3)(torch.zeros(2, 2, 3)).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "due"),
+    [(mlp_mnist, [200, 200, 10]), (relu_mnist, [200, 10]), (mlp_cifar10, [200, 200, 10]), (logistic, [10])],
+)
+def test_the_papers_widths(make, due):
+    assert widths(make()) == due
+
+
+@pytest.mark.parametrize("make", [mlp_mnist, relu_mnist, mlp_cifar10])
+def test_widths_that_no_paper_gives_are_arguments(make):
+    assert widths(make(hidden=[7])) == [7, 10]
+
+
+@pytest.mark.parametrize("sizes", [{"inputs": 0}, {"hidden": [3, 0]}, {"classes": -1}])
+def test_sizes_below_one(sizes):
+    with pytest.raises(RangeError, match=f"{next(iter(sizes))}: expected an integer >= 1"):
+        MLP(**sizes)
+
+
+@pytest.fixture(scope="module")
+def resnet():
+    torch.manual_seed(0)
+    return ResNet18()
+
+
+def test_batchnorm_statistics_are_buffers_and_its_counters_stay_outside(resnet):
+    layout = Layout.of(resnet)
+    assert (layout.n_parameters, layout.n - layout.n_parameters, len(layout.counters)) == (11_173_962, 9_600, 20)
+    assert "11,173,962 parameters and 9,600 BatchNorm statistics" in (ResNet18.__doc__ or "")
+
+
+def test_eighteen_layers_with_weights(resnet):
+    weights = [m for m in resnet.modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
+    shortcuts = [m for m in weights if isinstance(m, torch.nn.Conv2d) and m.kernel_size == (1, 1)]
+    assert (len(weights) - len(shortcuts), len(shortcuts)) == (18, 3)
+
+
+def test_images_shrink_to_a_quarter_of_a_quarter(resnet):
+    with torch.no_grad():
+        features = resnet.blocks(resnet.conv(torch.zeros(1, 3, 32, 32)))
+    assert features.shape == (1, 512, 4, 4)
+
+
+def test_a_block_is_the_identity_plus_a_correction(resnet):
+    """With its last normalisation at zero a block without a change of shape gives relu(x)."""
+    block = resnet.blocks[1].eval()
+    torch.nn.init.zeros_(block.bn2.weight)
+    x = torch.randn(2, 64, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(block(x), x.relu())
+    torch.nn.init.ones_(block.bn2.weight)
+
+
+@pytest.fixture(scope="module")
+def vgg():
+    torch.manual_seed(0)
+    return VGG11()
+
+
+def test_the_layers(vgg):
+    marks = {"Conv2d": "c", "ReLU": "", "MaxPool2": "M"}
+    assert "".join(marks[type(layer).__name__] for layer in vgg.features) == "cMcMccMccMccM"
+    convolutions = [layer for layer in vgg.features if isinstance(layer, nn.Conv2d)]
+    assert [layer.out_channels for layer in convolutions] == [64, 128, 256, 256, 512, 512, 512, 512]
+    assert not any("norm" in type(layer).__name__.lower() for layer in vgg.modules())
+
+
+def test_the_initial_weights_keep_the_signal(vgg):
+    for layer in vgg.features:
+        if isinstance(layer, nn.Conv2d):
+            assert layer.weight.std().item() == pytest.approx(math.sqrt(2 / (9 * layer.out_channels)), rel=0.05)
+            assert not layer.bias.any()
+    with torch.no_grad():
+        features = vgg.features(torch.randn(4, 3, 32, 32))
+    assert 0.1 < features.std() < 10
+
+
+def test_dropout_is_there_in_training_only(vgg):
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert not torch.equal(vgg.train()(x), vgg(x))
+        assert torch.equal(vgg.eval()(x), vgg(x))
+        none = VGG11(dropout=0.0).train()
+        assert torch.equal(none(x), none(x))
+
+
+@pytest.mark.parametrize("dropout", [1.0, -0.1, float("nan")])
+def test_a_chance_out_of_range(dropout):
+    with pytest.raises(RangeError, match=r"dropout: expected a number in \[0, 1\)"):
+        VGG11(dropout=dropout)

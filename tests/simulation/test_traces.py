@@ -1,0 +1,143 @@
+""""""
+
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedcore.errors import FedcoreError, MissingDataError, RangeError
+from fedcore.simulation.participation import Generated, Recorded, Trace, read_traces
+
+MEAN = [1, 0.85, 0.75, 0.65, 0.55, 0.40, 0.55, 0.70]
+"""This project's own: every committed figure over traces stands on them."""
+STDEV = [0, 0.148, 0.113, 0.117, 0.148, 0.233, 0.223, 0.183]
+
+
+def test_the_packaged_traces_have_the_papers_standard_deviations():
+    traces = read_traces("flexible")
+    assert [trace.stdev for trace in traces] == STDEV
+    assert [trace.mean for trace in traces] == MEAN
+    assert [trace.least > 0 for trace in traces] == [True] * 5 + [False] * 3
+
+
+def test_the_packaged_file_marks_its_means_as_stand_ins():
+    from importlib import resources
+
+    text = (resources.files("fedcore.simulation") / "flexible_traces.csv").read_text()
+    assert "THIS PROJECT'S OWN stand-in" in text
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_shares_have_the_mean_and_standard_deviation_that_are_written(number):
+    trace = read_traces("flexible")[number]
+    shares = trace.draw(np.random.default_rng(number), 100_000)
+    assert shares.min() >= trace.least
+    assert shares.max() <= 1
+    assert abs(shares.mean() - trace.mean) <= 4.5 * trace.stdev / np.sqrt(100_000)
+    assert abs(shares.std() - trace.stdev) < 0.003
+
+
+NORMALS = np.array([NormalDist().inv_cdf((i + 0.5) / 4000) for i in range(4000)])
+
+
+class Quantiles:
+    """Equally spaced quantiles instead of random numbers: the moments are then nearly exact."""
+
+    def standard_normal(self, count):
+        assert count == len(NORMALS)
+        return NORMALS
+
+
+@pytest.mark.parametrize(
+    ("mean", "stdev", "least"),
+    [
+        (0.5, 0.1, 0.0),
+        (0.5, 0.3, 0.2),
+        (0.9, 0.2, 0.0),
+        (0.3, 0.35, 0.0),
+        (0.6, 0.35, 0.1),
+        (0.75, 0.2, 0.5),
+        (0.5, 1e-4, 0.0),
+        (0.3, 0.45, 0.0),
+    ],
+)
+def test_moments_survive_clipping_at_either_end_and_at_both(mean, stdev, least):
+    shares = Generated("x", mean, stdev, least).draw(Quantiles(), len(NORMALS))
+    assert abs(shares.mean() - mean) < 1e-4
+    assert abs(shares.std() - stdev) < 1e-3
+
+
+def test_without_a_standard_deviation_every_share_is_the_mean():
+    assert set(Generated("x", 0.9, 0).draw(np.random.default_rng(0), 50).tolist()) == {0.9}
+
+
+@given(st.floats(0.01, 0.99), st.floats(0.0, 0.9), st.floats(0.0, 0.5))
+def test_any_moments_that_there_can_be_are_met(mean, part, least):
+    mean = least + (1 - least) * mean
+    stdev = part * np.sqrt((mean - least) * (1 - mean))
+    shares = Generated("x", mean, stdev, least).draw(Quantiles(), len(NORMALS))
+    assert abs(shares.mean() - mean) < 2e-3
+    assert abs(shares.std() - stdev) < 4e-3
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Generated("a", 1.5, 0), r"trace 'a': mean: expected a number in \[0, 1\], got 1.5"),
+        (lambda: Generated("a", 0.1, 0, least=0.2), "trace 'a': mean: expected"),
+        (lambda: Generated("a", 0.5, 0.5), r"trace 'a': stdev: expected a number in \[0, 0.5\), .* got 0.5"),
+        (lambda: Generated("a", 0.5, 0.4, least=0.2), r"trace 'a': stdev: expected a number in \[0, 0.3873\)"),
+        (lambda: Generated("a", 0.5, -0.1), "trace 'a': stdev: expected"),
+        (lambda: Generated("a", 1.0, 0.1), "trace 'a': stdev: expected"),
+        (lambda: Generated("a", 0.5, float("nan")), "trace 'a': stdev: expected"),
+        (lambda: Generated("a", 0.5, 0.1, least=-1), "trace 'a': least: expected"),
+        (lambda: Recorded("a", ()), "trace 'a': expected at least one share"),
+        (lambda: Recorded("a", (0.5, 1.5)), r"trace 'a': share 1: expected a number in \[0, 1\], got 1.5"),
+    ],
+)
+def test_impossible_traces_are_refused(call, message):
+    with pytest.raises(RangeError, match=rf"^{message}"):
+        call()
+
+
+def test_a_file_of_moments(tmp_path):
+    file = tmp_path / "mine.csv"
+    file.write_text("# mine\ntrace,mean,stdev,least\nslow, 0.25, 0.1, 0\n\n# and\nfast,0.9,0,0.5\n")
+    assert read_traces(file) == (Generated("slow", 0.25, 0.1), Generated("fast", 0.9, 0, 0.5))
+    assert Trace(4, str(file)).traces == read_traces(str(file))
+
+
+def test_a_file_of_shares(tmp_path):
+    file = tmp_path / "mine.csv"
+    file.write_text("# measured\nphone,tablet\n0.5,1\n0,0.25\n1,1\n")
+    assert read_traces(file) == (Recorded("phone", (0.5, 0, 1)), Recorded("tablet", (1, 0.25, 1)))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected a header and at least one row, got 0 lines"),
+        ("phone,tablet\n", "expected a header and at least one row, got 1 lines"),
+        ("a,b\n0.5,1\n0.5\n", "expected 2 cells in line 3, got 1"),
+        ("a,b\n0.5,x\n", "could not convert string to float: 'x'"),
+        ("a\n0.5\n1.5\n", r"trace 'a': share 1: expected a number in \[0, 1\], got 1.5"),
+        ("a\nnan\n", "trace 'a': share 0: expected"),
+        ("trace,mean,stdev,least\nslow,0.5,0.9,0\n", "trace 'slow': stdev: expected"),
+        ("trace,mean,stdev,least\nslow,0.5,half,0\n", "could not convert string to float: 'half'"),
+    ],
+)
+def test_a_damaged_file_says_where(tmp_path, text, message):
+    file = tmp_path / "mine.csv"
+    file.write_text(text)
+    with pytest.raises(MissingDataError, match=rf"traces: {file}: {message}"):
+        read_traces(file)
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    with pytest.raises(MissingDataError, match=r"traces: cannot read .*nowhere\.csv"):
+        read_traces(tmp_path / "nowhere.csv")
+    (tmp_path / "bytes.csv").write_bytes(b"a\n\xff\n")
+    with pytest.raises(FedcoreError, match="traces: cannot read"):
+        read_traces(tmp_path / "bytes.csv")

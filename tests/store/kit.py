@@ -1,0 +1,123 @@
+"""Contents that are a function of a key, other users, and moves in a folder at chosen moments."""
+
+import os
+import shutil
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from fedcore import ClientStore, kernels
+from fedcore.arrays import copy_into, to_host
+from fedcore.kernels import Codes
+
+
+def content(n, *key):
+    """float32[n], a pure function of the key, that every codec stores without loss."""
+    rng = np.random.default_rng([int.from_bytes(part.encode()) if isinstance(part, str) else part for part in key])
+    values = rng.integers(-127, 128, n).astype(np.float32)
+    values[::64] = 127  # a block's scale is then 1
+    return values
+
+
+def write(store, client, values):
+    """Stage a row with these values."""
+    slot = store.stage(client)
+    if not isinstance(slot, Codes):
+        copy_into(slot, np.float32(values))
+    elif isinstance(slot.codes, np.ndarray):
+        kernels.quantise(np.float32(values), slot.codec, out=slot)
+    else:
+        for there, here in zip(arrays(slot), arrays(kernels.quantise(np.float32(values), slot.codec)), strict=True):
+            there.copy_from(here)
+
+
+def read(store, client):
+    """A copy of the client's row in host memory."""
+    return to_host(store.read(client))
+
+
+def arrays(row):
+    """The arrays of a row, wherever they lie."""
+    return [array for array in row[1:] if array is not None] if isinstance(row, Codes) else [row]
+
+
+def address(array):
+    return array.ctypes.data if isinstance(array, np.ndarray) else array.address
+
+
+N = 40_000  # 160,000 bytes: three blocks
+CALLS = ("resize", "reserve", "sync", "sync_path", "write", "commit")
+
+
+def made(path, n=N, **options):
+    return ClientStore([0, 1, 2, "a"], n, medium="mmap", path=path, undoable=True, **options)
+
+
+def play(store, round, clients=(0, 1)):
+    for client in clients:
+        write(store, client, content(store.n, str(client), round))
+    store.commit(round, {"x": content(100, round), f"of{round}": content(100 + round, round)}, {"round": round})
+
+
+def assert_is_at(store, round, rows):
+    """Rows by the rounds that wrote them."""
+    assert (store.round, store.state) == (round, None if round is None else {"round": round})
+    assert {client: store.round_of(client) for client in store.registry if store.row(client) is not None} == rows
+    for client, written in rows.items():
+        np.testing.assert_array_equal(store.read(client), content(store.n, str(client), written))
+    assert set(store.vector_names()) == (set() if round is None else {"x", f"of{round}"})
+    if round is not None:
+        np.testing.assert_array_equal(store.vector("x"), content(100, round))
+        np.testing.assert_array_equal(store.vector(f"of{round}"), content(100 + round, round))
+    assert store.verify() == []
+
+
+def died(store):
+    """Leave the folder as a process that ends at once does."""
+    store._session._finalizer()
+
+
+@contextmanager
+def opened_to_all(folder):
+    """A copy of a store in a place where every user may read and write (pytest's folders are the user's own)."""
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        place.chmod(0o777)
+        copy = shutil.copytree(folder, place / "store")
+        for entry in [copy, *copy.rglob("*")]:
+            entry.chmod(0o777 if entry.is_dir() else 0o666)
+        yield copy
+
+
+@contextmanager
+def as_user(number):
+    """In a fork: be another user from here on; an error ends the process with its traceback."""
+    os.setgroups([])
+    os.setgid(2000)
+    os.setuid(number)
+    try:
+        yield
+    except BaseException:
+        traceback.print_exc()
+        os._exit(3)
+
+
+OPENING, OPENED = "sqlite3.connect", "sqlite3.connect/handle"
+_moves: list[Mapping[str, Callable[..., object]]] = []
+
+
+@contextmanager
+def meanwhile(moves: Mapping[str, Callable[..., object]]) -> Iterator[None]:
+    """Call moves with the facts of the interpreter's audit events, by their names, as these happen."""
+    if not _moves:
+        sys.addaudithook(lambda event, facts: _moves[-1][event](*facts) if event in _moves[-1] else None)
+    _moves.append(moves)
+    try:
+        yield
+    finally:
+        _moves.append({})

@@ -1,0 +1,639 @@
+"""A folder is made, replaced and deleted in one step, and found again wherever the process works."""
+
+import errno
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedcore
+from fedcore import ClientStore, Compute, Server, Storage, Update, errors
+from fedcore.cluster import LocalThreads, reshard
+from fedcore.errors import RangeError, StoreError
+from fedcore.model import write_model
+from fedcore.network import Network
+from fedcore.server.folder import read_model
+from fedcore.store.files import disk
+from fedcore.store.files import folder as atomic_folder
+from fedcore.store.files import folder as store_folder
+from fedcore.store.files.inventory import draft_of
+from fedcore.store.files.locks import WriterLock
+from tests.store.kit import content, write
+
+N = 40
+DRAFT = "run.draft-0123456789ab"
+
+
+def made(path, round=0):
+    with ClientStore(3, N, medium="mmap", path=path) as store:
+        write(store, 1, content(N, round))
+        store.commit(round)
+
+
+def saved(path, round=1):
+    """Save a store in memory, at this round, to the path."""
+    store = ClientStore(3, N)
+    write(store, 1, content(N, round))
+    store.commit(round)
+    store.save(path)
+
+
+def round_of(path):
+    with ClientStore.open(path, readonly=True) as store:
+        assert store.verify() == []
+        return store.round
+
+
+def tree(folder):
+    """Every path below a folder, with what is in it."""
+    return {
+        str(path.relative_to(folder)): os.readlink(path)
+        if path.is_symlink()
+        else path.read_bytes()
+        if path.is_file()
+        else None
+        for path in folder.rglob("*")
+    }
+
+
+def left_behind(parent, name=DRAFT):
+    """A draft whose process has died."""
+    made(parent / "other")
+    (parent / "other").rename(parent / name)
+    WriterLock(parent / name, disposable=True).close()
+    return parent / name
+
+
+def test_the_draft_of_a_process_that_died_is_deleted(tmp_path):
+    left = left_behind(tmp_path)
+    (left / "readers" / f"1234-{'0' * 32}").touch()
+    made(tmp_path / "run")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("act", [made, saved])
+def test_a_store_that_is_called_like_a_draft_stays(tmp_path, act):
+    """Another user of the parent folder can rename it so; its own lock file says that it is no draft."""
+    made(tmp_path / "thesis")
+    (tmp_path / "thesis").rename(tmp_path / DRAFT)
+    before = tree(tmp_path)
+    act(tmp_path / "run")
+    saved(tmp_path / "run", 2)
+    assert before.items() <= tree(tmp_path).items()
+
+
+def test_a_draft_of_another_user_stays(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    os.chown(left_behind(tmp_path), 1001, 1001)
+    before = tree(tmp_path)
+    saved(tmp_path / "run")
+    assert before.items() <= tree(tmp_path).items()
+
+
+def test_a_folder_without_a_store_is_not_removed(tmp_path):
+    folder = tmp_path / "data"
+    (folder / "readers").mkdir(parents=True)
+    for name in ("rows.slots", "vectors-8.slots", f"readers/1-{'0' * 32}"):
+        (folder / name).write_text("years of work")
+    before = tree(tmp_path)
+    atomic_folder.remove(folder)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("act", [made, saved])
+@pytest.mark.parametrize(
+    "name",
+    ["run.draft-notes", "run.draft-2024", "run.draft-0123456789abc", "run.draft-0123456789aB", "run.draft-"],
+)
+def test_a_folder_of_another_name_stays(tmp_path, act, name):
+    left_behind(tmp_path, name)
+    before = tree(tmp_path)
+    act(tmp_path / "run")
+    assert {path: before[path] for path in before} == {path: tree(tmp_path)[path] for path in before}
+
+
+def a_text(draft):
+    (draft / "thesis.tex").write_text("years of work")
+
+
+def a_folder(draft):
+    (draft / "chapters").mkdir()
+
+
+def a_text_among_readers(draft):
+    (draft / "readers" / "1.tex").write_text("years of work")
+
+
+def a_link(draft):
+    (draft / "vectors-8.slots").symlink_to(draft.parent / "elsewhere")
+
+
+def a_folder_for_a_file(draft):
+    (draft / "lock").unlink()
+    (draft / "lock").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("name", "act"),
+    [(DRAFT, made), (DRAFT, saved), (DRAFT, atomic_folder.remove), ("run", atomic_folder.remove)],
+)
+@pytest.mark.parametrize("lock", [None, b"", b"process 1\n", b"to be deleted\n", b"process 1\nto be deleted\nmine"])
+def test_a_folder_that_is_empty_but_for_a_lock_without_the_mark_stays(tmp_path, name, act, lock):
+    """Somebody has just made it, for data of his own; or has it open."""
+    folder = tmp_path / name
+    folder.mkdir()
+    if lock is not None:
+        (folder / "lock").write_bytes(lock)
+    found, before = folder.stat(), tree(folder)
+    act(tmp_path / "run")
+    assert os.path.samestat(folder.stat(), found)
+    assert tree(folder) == before
+
+
+def test_a_folder_with_only_a_marked_lock_is_deleted(tmp_path):
+    (tmp_path / DRAFT).mkdir()
+    WriterLock(tmp_path / DRAFT, disposable=True).close()
+    made(tmp_path / "run")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("add", [a_text, a_folder, a_text_among_readers, a_link, a_folder_for_a_file])
+def test_a_draft_that_holds_anything_else_stays(tmp_path, add):
+    add(left_behind(tmp_path))
+    before = tree(tmp_path)
+    made(tmp_path / "run")
+    assert before.items() <= tree(tmp_path).items()
+
+
+def test_files_and_links_that_are_called_like_drafts_stay(tmp_path):
+    real = left_behind(tmp_path, "kept")
+    (tmp_path / DRAFT).symlink_to(real)
+    (tmp_path / "run.draft-111111111111").write_text("a file")
+    (tmp_path / "run.draft-222222222222").symlink_to(tmp_path / "nowhere")
+    before = tree(tmp_path)
+    made(tmp_path / "run")
+    saved(tmp_path / "run")
+    assert before.items() <= tree(tmp_path).items()
+
+
+def test_a_name_with_brackets_is_no_pattern(tmp_path):
+    left_behind(tmp_path, "run1.draft-0123456789ab")
+    mine = left_behind(tmp_path, "run[12].draft-0123456789ab")
+    made(tmp_path / "run[12]")
+    assert (tmp_path / "run1.draft-0123456789ab").exists()
+    assert not mine.exists()
+    with pytest.raises(errors.StoreError, match="got nothing there"):
+        made(tmp_path / "run1.previous-000000000000")
+        ClientStore.open(tmp_path / "run[1]")
+
+
+def test_a_draft_that_another_process_is_writing_stays(tmp_path):
+    left = left_behind(tmp_path)
+    lock = WriterLock(left, disposable=True)
+    made(tmp_path / "run")
+    assert left.exists()
+    lock.close()
+    saved(tmp_path / "run")
+    assert not left.exists()
+
+
+def test_a_draft_that_is_swept_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
+    """Another process sweeps between the making of the folder and the making of the lock in it."""
+    mkdir, swept = Path.mkdir, []
+
+    def swept_once(path, *arguments, **options):
+        mkdir(path, *arguments, **options)
+        if ".draft-" in path.name and not swept:
+            swept.append(path)
+            path.rmdir()
+
+    monkeypatch.setattr(Path, "mkdir", swept_once)
+    made(tmp_path / "run")
+    assert len(swept) == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+def test_saving_over_a_copy_with_something_of_the_users_in_it_is_refused(tmp_path):
+    made(tmp_path / "run")
+    (tmp_path / "run" / "notes.txt").write_text("what I found")
+    with pytest.raises(errors.StoreError, match=r"expected a store and nothing else, got notes\.txt in it: move it"):
+        saved(tmp_path / "run")
+    assert (tmp_path / "run" / "notes.txt").read_text() == "what I found"
+    assert round_of(tmp_path / "run") == 0
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
+OPENER = """
+import sys
+from fedcore import ClientStore, errors
+try:
+    ClientStore.open(sys.argv[1]).close()
+    print("opened")
+except errors.LockedError as error:
+    print("locked")
+"""
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_copy_that_is_being_replaced_cannot_be_opened_for_writing(tmp_path, monkeypatch, exchanges):
+    """Whoever opened it meanwhile would commit to files that are about to be deleted."""
+    copy, tried = tmp_path / "copy", []
+    made(copy)
+
+    def attempt(act):
+        def acting(*arguments):
+            program = [sys.executable, "-c", OPENER, copy]
+            tried.append(subprocess.run(program, capture_output=True, text=True, timeout=300, check=True).stdout)
+            return act(*arguments)
+
+        return acting
+
+    monkeypatch.setattr(disk, "exchange", attempt(disk.exchange if exchanges else lambda *_: False))
+    saved(copy)
+    assert tried == ["locked\n"]
+    monkeypatch.undo()
+    assert round_of(copy) == 1
+    with ClientStore.open(copy):  # and the lock is given back
+        assert [entry.name for entry in tmp_path.iterdir()] == ["copy"]
+
+
+def test_a_lock_that_was_deleted_meanwhile_is_no_lock(tmp_path):
+    """A process that waits at the lock of a store which is then deleted must not believe that it has the new one."""
+    made(tmp_path / "run")
+    flock, path = fcntl.flock, tmp_path / "run" / "lock"
+    replaced = []
+
+    def late(fd, how):
+        if not replaced:
+            replaced.append(path.unlink())
+            path.touch()
+        return flock(fd, how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fcntl, "flock", late)
+        lock = WriterLock(tmp_path / "run")
+    assert replaced
+    with pytest.raises(errors.LockedError):
+        ClientStore.open(tmp_path / "run")
+    lock.close()
+
+
+@pytest.mark.parametrize("act", [made, saved])
+def test_a_link_is_followed_and_stays_a_link(tmp_path, act):
+    big, link = tmp_path / "big", tmp_path / "run"
+    big.mkdir()
+    link.symlink_to(big / "run")
+    if act is saved:
+        made(big / "run")
+    act(link, 1)
+    assert link.is_symlink()
+    assert round_of(link) == round_of(big / "run") == 1
+    assert [entry.name for entry in big.iterdir()] == ["run"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["big", "run"]
+
+
+def test_a_server_is_saved_through_a_link(tmp_path):
+    server = Server(np.zeros(8, np.float32), "MIFA", clients=2, lr=0.1)
+    server.save(tmp_path / "real")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for _ in range(2):
+        server.save(tmp_path / "link")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link", "real"]
+    assert Server.load(tmp_path / "link").round_number == 0
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
+@pytest.mark.parametrize("over", [True, False])
+def test_an_error_at_the_end_of_a_save_is_told_as_it_is(tmp_path, monkeypatch, error, over):
+    copy, real = tmp_path / "copy", disk.sync_path
+    if over:
+        made(copy)
+
+    def failing(path):
+        if Path(path) == tmp_path:
+            raise error
+        real(path)
+
+    monkeypatch.setattr(disk, "sync_path", failing)
+    due = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else errors.StoreError
+    with pytest.raises(due) as raised:
+        saved(copy)
+    assert due is KeyboardInterrupt or str(raised.value).endswith("failed: Input/output error")
+    monkeypatch.undo()
+    assert round_of(copy) == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["copy"]
+
+
+def test_every_folder_that_was_made_is_made_durable(tmp_path, monkeypatch):
+    synced, real = [], disk.sync_path
+    monkeypatch.setattr(disk, "sync_path", lambda path: (synced.append(Path(path)), real(path)))
+    made(tmp_path / "a" / "b" / "run")
+    assert {tmp_path, tmp_path / "a", tmp_path / "a" / "b"} <= set(synced)
+
+
+def test_a_store_that_is_carried_is_the_same_elsewhere(tmp_path):
+    made(tmp_path / "here", round=2)
+    made(tmp_path / "there")
+    files = atomic_folder.carried(tmp_path / "here")
+    atomic_folder.put(tmp_path / "there", files)
+    own = [path.name for path in (tmp_path / "here").iterdir() if path.is_file() and path.name != "lock"]
+    assert sorted(files) == sorted(own)
+    for name in own:
+        assert (tmp_path / "there" / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
+    assert round_of(tmp_path / "there") == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"here", "there"}
+
+
+@pytest.mark.parametrize("name", ["../rows.slots", "lock", "run.sh", "readers"])
+def test_what_is_carried_has_the_names_of_a_stores_files(name, tmp_path):
+    made(tmp_path / "here")
+    before = tree(tmp_path)
+    with pytest.raises(errors.StoreError, match="expected the files of a store, got"):
+        atomic_folder.put(tmp_path / "here", {name: atomic_folder.CarriedFile(3, [])})
+    assert tree(tmp_path) == before
+
+
+def test_a_full_disk_while_a_store_is_put_down_leaves_the_old_one(tmp_path, monkeypatch):
+    made(tmp_path / "here", round=1)
+    files = atomic_folder.carried(tmp_path / "here")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(disk, "sync", full)
+    with pytest.raises(errors.StoreError):
+        atomic_folder.put(tmp_path / "here", files)
+    monkeypatch.undo()
+    assert round_of(tmp_path / "here") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+
+
+def held(value, path):
+    """A copy, at a path, of a store with one row of this value, and a vector."""
+    with ClientStore(2, 5) as store:
+        write(store, 1, np.full(5, value, np.float32))
+        store.commit(0, {"x": np.full(5, value)}, {"value": value})
+        store.save(path)
+
+
+@pytest.mark.parametrize("options", [{"medium": "ram"}, {"readonly": True}], ids=["into memory", "beside a writer"])
+@pytest.mark.parametrize("moment", ["it is made", "it is replaced", "it is replaced again and again"])
+def test_what_comes_to_a_folder_s_place_while_it_is_opened_is_read(tmp_path, monkeypatch, options, moment):
+    path, count, saving = tmp_path / "store", [], []
+    if moment != "it is made":
+        held(1.0, path)
+
+    def then(act, most):
+        def acted(*arguments, **named):
+            result = act(*arguments, **named)
+            if len(count) < most and not saving:
+                count.append(0)
+                saving.append(0)
+                held(2.0, path)
+                saving.clear()
+            return result
+
+        return acted
+
+    if moment == "it is made":
+        monkeypatch.setattr(store_folder, "_hint", then(store_folder._hint, 1))
+    else:
+        most = 1 if moment == "it is replaced" else store_folder.TRIES - 2
+        monkeypatch.setattr(store_folder.Index, "head", then(store_folder.Index.head, most))
+    with ClientStore.open(path, **options) as store:
+        assert (store.state, store.vector("x")[0], store.read(1)[0]) == ({"value": 2.0}, 2.0, 2.0)
+    assert len(count) == (store_folder.TRIES - 2 if "again" in moment else 1)
+
+
+def test_a_folder_that_stays_is_looked_at_once(tmp_path, monkeypatch):
+    looked = []
+    monkeypatch.setattr(store_folder, "_hint", lambda path: looked.append(path) or "")
+    with pytest.raises(errors.StoreError, match="expected the folder of a store"):
+        ClientStore.open(tmp_path / "none", medium="ram")
+    assert len(looked) == 1
+
+
+def test_a_server_that_is_just_being_made_says_so(tmp_path):
+    ClientStore(3, N, medium="mmap", path=tmp_path / "state").close()  # its first commit is still to come
+    with pytest.raises(errors.CheckpointError, match="is just being made, it is there in a moment: load it again"):
+        Server.load(tmp_path / "state", storage=Storage(medium="ram"))
+
+
+@pytest.mark.parametrize("links", [False, True])
+def test_a_run_is_not_replaced_by_a_copy_of_another(tmp_path, links):
+    """A copy is what nothing was committed to since it was written. A link in a shared folder may lead to a run."""
+    run, place = tmp_path / "months-of-work", tmp_path / "shared"
+    with Server(np.zeros(N, np.float32), "MimiC", 3, lr=0.1, storage=run) as server:
+        server.round([Update(i, np.ones(N, np.float32), 5) for i in range(3)])
+    if links:
+        place.symlink_to(run)
+    before = tree(run)
+    for save in (Server(np.zeros(N, np.float32), "FedAvg", 3, lr=0.1).save, saved):
+        with pytest.raises(errors.StoreError, match="got a store that went on"):
+            save(place if links else run)
+    assert tree(run)["rows.slots"] == before["rows.slots"]
+    assert Server.load(run, storage=Storage(medium="ram")).round_number == 1
+
+
+def test_a_copy_that_went_on_as_a_run_is_none_any_more(tmp_path):
+    server = Server(np.zeros(N, np.float32), "FedAvg", 3, lr=0.1)
+    server.save(tmp_path / "copy")
+    server.save(tmp_path / "copy")
+    with Server.load(tmp_path / "copy", storage=Storage(medium="mmap")) as run:
+        run.round([Update(i, np.ones(N, np.float32), 5) for i in range(3)])
+    with pytest.raises(errors.StoreError, match="got a store that went on"):
+        server.save(tmp_path / "copy")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link away")
+def test_another_user_s_link_is_not_followed(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "place").symlink_to(tmp_path / "elsewhere")
+    saved(tmp_path / "place")
+    assert round_of(tmp_path / "elsewhere") == 1
+    os.lchown(tmp_path / "place", 12345, 12345)
+    (tmp_path / "mine").symlink_to(tmp_path / "place")
+    for make in (saved, made):
+        for place in (tmp_path / "place", tmp_path / "mine", tmp_path / "place" / "below"):
+            with pytest.raises(errors.StoreError, match=r"got another user's link at .*: it is not followed"):
+                make(place)
+    with pytest.raises(errors.StoreError, match="got another user's link"):
+        Server(np.zeros(N, np.float32), "FedAvg", 3, lr=0.1, compute=Compute(executor=LocalThreads())).save(
+            tmp_path / "place"
+        )
+
+
+def test_what_a_link_in_a_copy_names_is_not_written(tmp_path):
+    """SQLite writes to the shared memory of an index even where it reads."""
+    saved(tmp_path / "copy")
+    (tmp_path / "precious").write_text("mine")
+    os.link(tmp_path / "precious", tmp_path / "copy" / "index.sqlite-shm")
+    with pytest.raises(errors.StoreError, match="hard links"):
+        saved(tmp_path / "copy")
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+def test_the_error_of_a_damaged_copy_says_what_to_do(tmp_path):
+    saved(tmp_path / "copy")
+    index = tmp_path / "copy" / "index.sqlite"
+    index.write_bytes(index.read_bytes().replace(b'"codec"', b'"cedoc"'))
+    with pytest.raises(errors.StoreError, match="delete it, then save again"):
+        saved(tmp_path / "copy")
+
+
+def test_a_compacted_copy_is_one_still(tmp_path):
+    for round in range(3):
+        saved(tmp_path / "copy", round)
+        with ClientStore.open(tmp_path / "copy") as copy:
+            copy.compact()
+    assert round_of(tmp_path / "copy") == 2
+
+
+def test_an_empty_draft_goes_if_its_name_is_one_that_fedcore_gives(tmp_path):
+    (tmp_path / DRAFT).mkdir()
+    draft_of(tmp_path / "run").mkdir()
+    draft_of(tmp_path / "run").symlink_to(tmp_path)
+    (taken := draft_of(tmp_path / "run")).mkdir()
+    (taken / "thesis").touch()
+    saved(tmp_path / "run")
+    left = {path.name for path in tmp_path.iterdir()} - {"run", DRAFT, taken.name}
+    assert [(tmp_path / name).is_symlink() for name in left] == [True]
+    assert (tmp_path / DRAFT).exists()
+    assert (taken / "thesis").exists()
+
+
+X0 = np.zeros(20_000, np.float32)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """The working directory, with another one in it; it is the home directory, too."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    return tmp_path
+
+
+def play(server, client=0):
+    with server.open_round() as round:
+        round.add(client, X0 + 1, steps=1)
+
+
+def test_a_changed_working_directory_changes_nothing(here):
+    server = Server(X0, "MIFA", clients=9, lr=0.1, storage=Storage(path="state", keep_previous=True))
+    many = Server(X0, "MIFA", 9, lr=0.1, storage=Storage(path="many", folders=["a", "b"]), compute=Compute(shards=2))
+    reader = ClientStore.open("state", readonly=True)
+    os.chdir("other")
+    for one in (server, many):
+        play(one)
+        one.add_clients("new")
+        play(one, "new")
+        one.checkpoint()
+    reader.refresh()
+    assert reader.round == 1
+    if not (child := os.fork()):
+        status = 1
+        try:
+            assert reader.read("new")[0] == pytest.approx(-10)
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    server.compact()
+    server.save("copy")
+    many.save("copies")
+    for opened in (reader, server, many):
+        opened.close()
+    os.chdir(here)
+    assert sorted(os.listdir()) == ["a", "b", "many", "other", "state"]
+    for path in ("state", "other/copy"):
+        with Server.load(path) as again:
+            os.chdir("other")
+            play(again)
+            assert again.round_number == 3
+            os.chdir(here)
+    for path, folders in (("many", ["a", "b"]), ("other/copies", None)):
+        with Server.load(path, storage=Storage(folders=folders)) as again:
+            os.chdir("other")
+            play(again)
+            assert again.round_number == 3
+            os.chdir(here)
+
+
+def test_the_home_directory_is_meant_by_a_tilde(here):
+    os.chdir("other")
+    ClientStore(2, 3, medium="mmap", path="~/rows").save("~/saved")
+    ClientStore.open("~/saved", readonly=True).close()
+    with Server(X0, "FedAvg", clients=2, lr=0.1, storage="~/state") as server:
+        server.save("~/copy")
+        write_model({"w": X0}, "~/model.npz")
+    Server.load("~/copy", storage=Storage(medium="ram"))
+    assert read_model("~/copy").round_number == 0
+    Network([X0] * 2, np.full((2, 2), 0.5), lr=0.1).save("~/network")
+    Network.load("~/network")
+    Server(
+        X0, "FedAvg", 2, lr=0.1, storage=Storage(path="~/many", folders=["~/a", "~/b"]), compute=Compute(shards=2)
+    ).close()
+    with Server.load("~/many", storage=Storage(folders=["~/a", "~/b"])) as many:
+        many.save("~/copies")
+    reshard("~/many", 1, to="~/one", current_folders=["~/a", "~/b"])
+    names = "a b copies copy many model.npz network one other rows saved state"
+    assert sorted(os.listdir(here)) == names.split()
+    assert os.listdir() == []
+    with Server(X0, "FedAvg", clients=2, lr=0.1, storage="./~"):  # a folder of this name
+        assert os.listdir() == ["~"]
+
+
+def test_a_home_directory_that_there_is_not(here):
+    for make in (
+        lambda: Server(X0, "FedAvg", clients=2, lr=0.1, storage="~no-such-user/state"),
+        lambda: Server.load("~no-such-user/state"),
+        lambda: fedcore.experiment.read_records("~no-such-user/runs"),
+    ):
+        with pytest.raises(RangeError, match="path: expected a home directory for ~, got none for '~no-such-user/"):
+            make()
+    os.chdir("other")
+    (here / "other").rmdir()
+    with pytest.raises(StoreError, match="state: expected a working directory, got a deleted one"):
+        Server(X0, "FedAvg", clients=2, lr=0.1, storage="state")
+
+
+@pytest.mark.parametrize("how", ["moved", "deleted"])
+def test_a_folder_that_is_gone_is_named_and_works_again_where_it_was(here, how):
+    server = Server(X0, "MIFA", clients=9, lr=0.1, storage=Storage(path="state", keep_previous=True))
+    play(server)
+    reader = ClientStore.open("state", readonly=True)
+    if how == "moved":
+        os.rename("state", "moved")
+    else:
+        shutil.rmtree("state")
+    calls = [
+        lambda: play(server, 1),
+        lambda: server.add_clients("new"),
+        lambda: server.remove_client(0),
+        lambda: server.change(lr=0.2),
+        server.checkpoint,
+        server.compact,
+        server.store.info,
+        reader.info,
+    ]
+    for call in calls:
+        with pytest.raises(StoreError, match=r"/state: expected the folder of an open store, .*moved or deleted"):
+            call()
+    assert (server.round_number, server.transactions) == (1, 1)
+    server.save("copy")  # what is open can still be read
+    with Server.load("copy") as copy:
+        play(copy, 1)
+        if how == "moved":
+            os.rename("moved", "state")
+            play(server, 1)
+            np.testing.assert_array_equal(server.x, copy.x)
+    reader.close()
+    server.close()
+    assert os.path.exists("state") == (how == "moved")

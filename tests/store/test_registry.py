@@ -1,0 +1,396 @@
+import copy
+import enum
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fedcore import ClientStore, _core, errors
+from fedcore.store.registry import Registry
+
+MILLION = 1_000_000
+IDS = [0, 7, 2**64 - 1, "", "7", "client", "zürich", "\0", "\ue000", "x" * 5000]
+
+
+class Loud(str):
+    def __str__(self):
+        return "something else"
+
+
+class Code(enum.IntEnum):
+    seven = 7
+
+
+class Unshowable:
+    def __repr__(self):
+        raise RuntimeError("no")
+
+
+def test_a_count_registers_its_numbers():
+    registry = Registry(3)
+    assert (len(registry), registry.capacity, list(registry)) == (3, 3, [0, 1, 2])
+    assert [registry.number(client) for client in (0, 2, np.uint8(1))] == [0, 2, 1]
+    assert 2 in registry
+    assert 3 not in registry
+    assert "2" not in registry
+
+
+def test_ids_get_numbers_in_their_order_and_keep_them():
+    registry = Registry(IDS)
+    registry.remove("7")
+    assert registry.add("late") == 4  # the lowest that is free
+    assert registry.add("later") == len(IDS)
+    assert [registry.number(client) for client in IDS if client != "7"] == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+    assert list(registry) == ["late" if client == "7" else client for client in IDS] + ["later"]
+    assert [registry.id_of(number) for number in range(registry.capacity)] == list(registry)
+
+
+def test_an_empty_registry_fills_up():
+    for empty in (Registry(), Registry(0), Registry([]), Registry(np.zeros(0, np.uint64)), Registry(iter(()))):
+        assert (len(empty), empty.capacity, list(empty)) == (0, 0, [])
+        assert 0 not in empty
+        with pytest.raises(errors.UnknownClientError, match=r"client: expected a registered id \(0 are registered\)"):
+            empty.number(0)
+        assert [empty.add("a"), empty.add(0)] == [0, 1]
+
+
+def test_a_counted_client_returns_to_its_own_number():
+    registry = Registry(4)
+    assert registry.remove(1) == 1
+    assert registry.add("x") == 4
+    assert (1 in registry, len(registry), registry.capacity) == (False, 4, 5)
+    with pytest.raises(errors.UnknownClientError, match=r"\(4 are registered\), got 1"):
+        registry.number(1)
+    assert registry.add(1) == 1
+    assert list(registry) == [0, 1, 2, 3, "x"]
+
+
+def test_the_highest_numbers_are_forgotten_with_their_clients():
+    for leavers in (("b", "c", "d"), ("d", "c", "b"), ("c", "d", "b")):
+        registry = Registry(["a", "b", "c", "d"])
+        for client in leavers:
+            registry.remove(client)
+        assert registry.capacity == 1
+        assert [registry.add(client) for client in ("e", "f", "g", "h")] == [1, 2, 3, 4]
+
+
+def test_given_numbers_leave_those_between_free():
+    index = _core.ClientIndex(bytes(16), 0)
+    index.add_all(["a", "b", "c", "d"], str)
+    for client in ("c", "d", "b"):
+        index.remove(client)
+    assert index.add_at(["x", "y", "y"], np.array([3, 6, 7])) == 2
+    assert [index.add(client) for client in "ijklm"] == [1, 2, 4, 5, 7]
+    assert index.ids(0, index.capacity) == ["a", "i", "j", "x", "k", "l", "y", "m"]
+
+
+@pytest.mark.parametrize(
+    "clients",
+    [
+        np.array([3, 5, 2**63 - 1]),
+        np.array([3, 5, 255], np.uint8),
+        np.array([3, 5, 2**64 - 1], np.uint64),
+        np.arange(20, dtype=np.int16)[3::7],
+        np.array([3, 5], ">i8"),
+        np.array(["a", "bc", ""]),
+        np.array([3, "a", 2**70 - 2**70], object),
+        (np.int64(3), "a"),
+        {"a": 1, 3: 2},
+        range(5, 9),
+    ],
+)
+def test_ids_come_in_arrays_and_iterables(clients):
+    due = [client if isinstance(client, str) else int(client) for client in clients]
+    registry = Registry(clients)
+    assert list(registry) == due
+    assert {type(client) for client in registry} <= {int, str}
+    np.testing.assert_array_equal(registry.numbers(clients), np.arange(len(due)))
+    assert list(Registry(client for client in clients)) == due
+    with pytest.raises(errors.RangeError, match="each once, got "):
+        Registry([*clients, due[-1]])
+
+
+NO_IDS = [-1, 2**64, True, False, np.True_, 1.0, np.float32(1), None, b"7", (7,), [7], {7}, 10**5000, -(10**5000)]
+NO_IDS += [np.array(7), np.int64(-1), np.datetime64(7, "s"), Unshowable(), object]
+NO_IDS += ["\ud800", "site-\udcff", "\ud83d\ude00", Loud("\udfff")]  # lone surrogates: no file could hold them
+
+
+@pytest.mark.parametrize("client", NO_IDS, ids=range(len(NO_IDS)))  # some have no name that could be printed
+def test_what_is_no_id_is_refused(client):
+    registry = Registry([1, 7, 2**64 - 1])
+    for refuse in (
+        registry.check,
+        registry.number,
+        registry.add,
+        registry.remove,
+        lambda it: registry.numbers([7, it]),
+    ):
+        with pytest.raises(
+            errors.UnknownClientError, match=r"client: expected an int in 0\.\.2\*\*64 - 1 or a str, got "
+        ):
+            refuse(client)
+    assert client not in registry
+    with pytest.raises(errors.UnknownClientError):
+        registry.add_all([8, "new", client])
+    assert list(registry) == [1, 7, 2**64 - 1]
+
+
+def test_a_message_is_short():
+    with pytest.raises(errors.UnknownClientError) as caught:
+        Registry(5).number("x" * 10**6)
+    assert len(str(caught.value)) < 300
+    assert str(caught.value).startswith("client: expected a registered id (0..4), got 'xxx")
+
+
+@pytest.mark.parametrize("client", [Loud("client"), np.str_("client"), "client", Code.seven, np.uint16(7)])
+def test_check_gives_the_plain_id(client):
+    registry = Registry(["client", 7])
+    known = registry.check(client)
+    assert known in ("client", 7)
+    assert type(known) in (str, int)
+    assert registry.id_of(registry.number(client)) == known
+    with pytest.raises(errors.RangeError, match=r"client: expected a new id, got .* which is registered already"):
+        registry.add(client)
+    registry.remove(client)
+    registry.add_all([client])
+    assert registry.check(known) is known
+
+
+def test_a_number_and_its_text_and_its_bytes_are_different_clients():
+    ids = [0x3837363534333231, "12345678", str(0x3837363534333231)]  # the number's bytes are the text's
+    registry = Registry(ids)
+    assert registry.numbers(ids).tolist() == [0, 1, 2]
+    registry.remove(ids[0])
+    assert ids[0] not in registry
+    assert ids[1] in registry
+
+
+@pytest.mark.parametrize(
+    ("clients", "error", "message"),
+    [
+        (-1, errors.RangeError, r"clients: expected an integer in 0\.\.2\*\*62, got -1"),
+        (2**62 + 1, errors.RangeError, r"clients: expected an integer in 0\.\.2\*\*62, got"),
+        pytest.param(10**5000, errors.RangeError, r"clients: .* got an unprintable int", id="unprintable"),
+        (True, errors.RangeError, "clients: expected a count or the ids, got True"),
+        (2.0, errors.RangeError, "clients: expected a count or the ids, got 2.0"),
+        (None, errors.RangeError, "clients: expected a count or the ids, got None"),
+        ("abc", errors.RangeError, "clients: expected a count or the ids, got 'abc'"),
+        (b"abc", errors.RangeError, "clients: expected a count or the ids, got b'abc'"),
+        (np.zeros((2, 2), int), errors.ShapeError, r"clients: expected a vector of ids, got int64\[2, 2\]"),
+        (np.array(3), errors.ShapeError, r"clients: expected a vector of ids, got int64\[\]"),
+        (np.array([1.0]), errors.UnknownClientError, "client: expected an int in"),
+        (np.array([True]), errors.UnknownClientError, "client: expected an int in"),
+        (np.array([0], "M8[ns]"), errors.UnknownClientError, "client: expected an int in"),
+        (np.array([3, -2]), errors.UnknownClientError, r"client: expected an int in .* got .*-2"),
+    ],
+)
+def test_what_a_registry_cannot_be_made_of(clients, error, message):
+    with pytest.raises(error, match=message):
+        Registry(clients)
+
+
+def test_no_number_of_nobody():
+    registry = Registry(3)
+    registry.add("a")
+    registry.remove(1)
+    for number in (1, 4, -1, 2**63, True, 1.5, "a", None):
+        with pytest.raises(errors.RangeError, match="number: expected one of a registered client, below 4, got "):
+            registry.id_of(number)
+
+
+def raising():
+    yield "new"
+    raise OSError("the source broke")
+
+
+@pytest.mark.parametrize(
+    ("clients", "error"),
+    [
+        (["new", "x", "newer"], errors.RangeError),
+        (["new", "new"], errors.RangeError),
+        ([1, 3, 1], errors.RangeError),  # 1 returns, and then comes twice
+        (np.array([9, 1, 11, 9]), errors.RangeError),
+        (["new", 1, 2.5], errors.UnknownClientError),
+        (raising(), OSError),
+    ],
+)
+def test_many_arrive_all_or_none(clients, error):
+    registry = Registry(3)
+    for client in ("w", "x", "y", "z"):
+        registry.add(client)
+    for client in (1, "y"):
+        registry.remove(client)
+    before = copy.copy(registry)
+    with pytest.raises(error):
+        registry.add_all(clients)
+    assert registry == before
+    assert registry.add_all([1, "a", 99, "b"]).tolist() == [1, 5, 7, 8]
+
+
+def test_an_iterable_may_change_the_registry_it_is_read_for():
+    registry = Registry(["a"])
+
+    def meddling():
+        yield "b"
+        registry.remove("b")
+        yield "c"
+        registry.add("d")
+        yield "a"  # a duplicate: the others go, as far as they are there
+
+    with pytest.raises(errors.RangeError):
+        registry.add_all(meddling())
+    assert list(registry) == ["a", "d"]
+
+
+def test_an_iteration_survives_changes():
+    registry = Registry(10_000)
+    seen = 0
+    for client in registry:
+        seen += 1
+        if seen % 2:
+            registry.remove(client)
+    assert seen >= 5_000
+    assert len(registry) == 10_000 - (seen + 1) // 2
+
+
+def test_numbers_of_many_name_the_first_that_is_unknown():
+    registry = Registry(5)
+    registry.remove(2)
+    assert registry.numbers(iter([4, np.int8(0)])).tolist() == [4, 0]
+    assert registry.numbers([]).dtype == np.int64
+    for clients in ([4, 2, 9], np.array([4, 2, 9]), (4, 2, 9)):
+        with pytest.raises(errors.UnknownClientError, match=r"\(4 are registered\), got .*2"):
+            registry.numbers(clients)
+    with pytest.raises(errors.UnknownClientError, match=r"got .*-3"):
+        registry.numbers(np.array([4, -3]))
+
+
+def test_a_state_lists_who_is_not_where_the_count_says():
+    registry = Registry(4)
+    registry.add_all(["a", 9])
+    for client in (3, 1, "a"):
+        registry.remove(client)
+    assert registry.explicit() == (4, [(1, None), (3, None), (5, 9)])
+    # in any order, and 2 may be told to have left and come back
+    assert Registry.restore(4, [(5, 9), (3, None), (2, 2), (1, None)]) == registry
+    assert Registry.restore(np.int64(4), {np.int8(1): None, np.uint64(5): np.uint8(9), 3: None}.items()) == registry
+    assert Registry.restore(0, []) == Registry()
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "message"),
+    [
+        ((3, [(1, None), (1, None)]), errors.RangeError, "listed: expected each number once, got 1 again"),
+        ((3, [(1, None), (1, 1)]), errors.RangeError, "listed: expected each number once, got 1 again"),
+        ((3, [(4, "a"), (3, "b"), (4, "c")]), errors.RangeError, "listed: expected each number once, got 4 again"),
+        ((3, [(2, "a")]), errors.RangeError, "listed: expected number 2 for client 2 alone, got 'a'"),
+        ((3, [(4, "a"), (3, "a")]), errors.RangeError, "listed: expected each client once, .* got 4 for 'a'"),
+        ((3, [(1, None), (3, 1)]), errors.RangeError, r"each client once, those below 3 in .* got 3 for 1"),
+        ((3, [(2**63, "a")]), errors.RangeError, r"expected an integer in 0\.\.2\*\*63 - 1, got 9223372036854775808"),
+        ((3, [(-1, "a")]), errors.RangeError, "listed: expected an integer in .* got -1"),
+        ((3, [(4.0, "a")]), errors.RangeError, "listed: expected an integer in .* got 4.0"),
+        ((3, [("a", 4), (4, "a")]), errors.RangeError, "listed: expected an integer in .* got 'a'"),
+        ((3, [(3, -1)]), errors.UnknownClientError, "client: expected an int in"),
+        ((3, [(3, None)]), errors.UnknownClientError, "client: expected an int in"),
+        ((-1, []), errors.RangeError, "clients: expected an integer in"),
+    ],
+)
+def test_a_state_that_contradicts_itself_is_refused(state, error, message):
+    with pytest.raises(error, match=message):
+        Registry.restore(*state)
+
+
+def test_copies_and_pickles_are_equal_and_their_own():
+    registry = Registry(2)
+    registry.add_all(IDS[2:])
+    registry.remove(0)
+    registry.remove("7")
+    for twin in (copy.copy(registry), copy.deepcopy(registry), pickle.loads(pickle.dumps(registry))):
+        assert twin == registry
+        assert twin.add("new") == registry.add("new")
+        registry.remove("new")
+        assert twin != registry
+    assert registry != Registry(2)
+    assert registry != "a registry"
+
+
+@pytest.mark.parametrize("clients", ["count", "array", "texts"])
+def test_a_million_clients(clients):
+    spread = np.random.default_rng(0).permutation(MILLION).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    ids = {
+        "count": MILLION,
+        "array": spread,  # with some hundred pairs whose 32 bits of hash are equal
+        "texts": [f"client-{number:013d}" for number in range(MILLION)],
+    }[clients]
+    registry = Registry(ids)
+    listed = np.arange(MILLION, dtype=np.uint64) if clients == "count" else ids
+    assert len(registry) == registry.capacity == MILLION
+    np.testing.assert_array_equal(registry.numbers(listed), np.arange(MILLION))
+    leavers = listed[::30]
+    for client in leavers.tolist() if clients != "texts" else leavers:
+        registry.remove(client)
+    stayed = np.flatnonzero(np.arange(MILLION) % 30)
+    staying = listed[stayed] if clients != "texts" else [listed[i] for i in stayed.tolist()]
+    np.testing.assert_array_equal(registry.numbers(staying), stayed)
+    with pytest.raises(errors.UnknownClientError):
+        registry.number(leavers[0])
+    np.testing.assert_array_equal(registry.add_all(leavers), np.arange(0, MILLION, 30))
+
+
+def test_those_that_come_and_go_leave_nothing_behind():
+    def resident():
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    registry = Registry([f"old-{i}" for i in range(1000)])
+    before = resident()
+    for i in range(5000):  # 250 MB of text, if it stayed
+        visitor = f"{i:050000}"
+        assert registry.add(visitor) == registry.remove(visitor) == 1000
+    for i in range(50_000):  # the table stays as large as 1001 clients need
+        assert registry.add(i) == registry.remove(i) == 1000
+    for _ in range(8):  # 170 MB of registries
+        Registry(np.arange(1_000_000, dtype=np.uint64))
+    assert resident() - before < 80e6
+    assert registry.numbers([f"old-{i}" for i in range(1000)]).tolist() == list(range(1000))
+
+
+def test_numbers_do_not_depend_on_the_process():  # each hashes under a key of its own
+    code = (
+        "from fedcore.store.registry import Registry\n"
+        "r = Registry(['a', 5, 'b', 7])\n"
+        "for i in range(200): r.add(f'c{i}')\n"
+        "for i in range(0, 200, 7): r.remove(f'c{i}')\n"
+        "print(list(r), r.add('new'), r.explicit())"
+    )
+    printed = {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout for _ in range(2)}
+    assert len(printed) == 1
+
+
+def test_siphash_known_answers():
+    key = bytes(range(16))
+    due = [0xABAC0158050FC4DC, 0xC9F49BF37D57CA93, 0xD3927D989BB11140, 0x369095118D299A8E, 0x25A48EB36C063DE4]
+    assert [_core.siphash(key, bytes(range(n))) for n in (0, 1, 7, 8, 9)] == due
+    assert _core.siphash(key, bytes(range(63))) == 0x9D199062B7BBB3A8
+
+
+@pytest.mark.parametrize("medium", ["ram", "mmap"])
+def test_an_id_that_no_file_could_hold_is_refused_where_it_is_registered(tmp_path, medium):
+    where = {"medium": medium} | ({"path": tmp_path / "store"} if medium == "mmap" else {})
+    with pytest.raises(errors.UnknownClientError, match=r"got 'site-\\udcff', whose lone surrogates UTF-8 cannot hold"):
+        ClientStore(["site-\udcff"], 4, **where)
+    with ClientStore(["a"], 4, durability="checkpoint", **where) as store:
+        for round in range(3):
+            store.stage("a")[:] = round
+            store.commit(round)
+        with pytest.raises(errors.UnknownClientError, match="whose lone surrogates UTF-8 cannot hold"):
+            store.add("site-\udcff")
+        store.add("site-é")
+        store.checkpoint()
+        assert list(store.registry) == ["a", "site-é"]
+    if medium == "mmap":
+        with ClientStore.open(tmp_path / "store") as store:
+            assert store.round == 2

@@ -1,0 +1,10 @@
+import doctest
+
+import pytest
+
+from bench.papers.theory import departure, local_sgd, momentum
+
+
+@pytest.mark.parametrize("module", [departure, local_sgd, momentum])
+def test_the_examples_of_the_docstrings(module):
+    assert doctest.testmod(module).failed == 0
