@@ -11,6 +11,7 @@ from fedcore.experiment import load_preset, run_experiment
 from fedcore.experiment.results import read, read_folder
 from fedcore.experiment.schema import trials
 from fedcore.experiment.trial import run_trial
+from fedcore.simulation.nets import REGISTRY
 from fedcore.simulation.ray_engine import Ray
 
 SMALL = ["rounds=4", "seeds=[0]", 'algorithms=["FedAvg", "SCAFFOLD"]', "together=true"]
@@ -64,8 +65,9 @@ def test_a_run_that_one_engine_began_goes_on_with_the_other(ray_session, in_proc
     assert figures(tmp_path) == [figures(in_process)[1]]
 
 
-def test_what_is_imported_is_imported_by_the_workers(ray_session, tmp_path, capsys):
+def test_what_is_imported_is_imported_by_the_workers(ray_session, tmp_path, capsys, monkeypatch):
     """The class of the model is in a file that no worker finds by its name."""
+    monkeypatch.setitem(REGISTRY, "net of a file", None)  # the file sets it; the test's end removes it
     own = tmp_path / "own_net_of_a_file.py"
     own.write_text(
         "from torch import nn\n"

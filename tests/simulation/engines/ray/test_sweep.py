@@ -13,6 +13,7 @@ from fedcore.errors import RangeError
 from fedcore.experiment import Sweep, executor, load_preset, run_sweep
 from fedcore.experiment.executor import RayTrials
 from fedcore.experiment.results import read, read_folder
+from fedcore.simulation.nets import REGISTRY
 
 ROUNDS = 24
 """More than a worker does between two messages, so that some are to come when the run is stopped."""
@@ -122,6 +123,7 @@ nets.REGISTRY["net that fails"] = net
 
 def test_trials_that_fail_and_that_end_their_workers_stop_no_others(ray_session, tmp_path, monkeypatch):
     monkeypatch.setattr(executor, "MOST_TRIES", 2)
+    monkeypatch.setitem(REGISTRY, "net that fails", None)  # the file sets it; the test's end removes it
     own = tmp_path / "own_net_that_fails.py"
     own.write_text(FAILING)
     main(["list", "--import", str(own)])  # imports it here too
